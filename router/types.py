@@ -1,0 +1,321 @@
+"""Values and protocols that every part shares: requests, workers, snapshots, policies.
+
+Standard library only. Loads and lengths are in KV tokens, times in seconds (suffix ``_s``); a time
+is on whatever clock the caller uses, and only differences of one clock are ever taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, Protocol
+
+SCHEMA_VERSION = 1
+DEFAULT_SLOTS = 256
+
+Role = Literal["both", "prefill", "decode"]
+
+
+class Dispatch(Enum):
+    """When a request leaves the router: as soon as a slot is free, or at once on arrival."""
+
+    POOL = "pool"
+    INSTANT = "instant"
+
+
+class PoolState(Enum):
+    """Whether requests of a group wait in the router; its imbalance is reported for both."""
+
+    EMPTY = "empty"
+    WAITING = "waiting"
+
+
+class Phase(Enum):
+    """Life of a request in the router; without prefill workers, arrived means ready."""
+
+    ARRIVED = "arrived"
+    PREFILLING = "prefilling"
+    READY = "ready"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+class Outcome(Enum):
+    """How a request ended."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the router knows of a request: never its output length.
+
+    Attributes:
+        id: the router's own token, unique per request, found again inside engine request ids.
+        group: the group of workers (one model, one barrier) that may serve it.
+        prompt_tokens: exact for token-id prompts, else an estimate.
+        slots: engine requests that it becomes (``n`` times the number of prompts).
+        max_tokens: the client's cap on the output, if any.
+        priority: lower goes first, as in vLLM.
+        arrival_s: when it reached the router.
+    """
+
+    id: str
+    group: str
+    prompt_tokens: int
+    slots: int = 1
+    max_tokens: int | None = None
+    priority: int = 0
+    arrival_s: float = 0.0
+
+    @property
+    def load_tokens(self) -> int:
+        """KV tokens that it brings to a worker when it enters (one prompt per engine request)."""
+        return self.prompt_tokens * self.slots
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker: a data-parallel rank behind an engine's HTTP server.
+
+    Attributes:
+        id: unique name, by default URL plus rank.
+        url: base URL of the engine.
+        group: barrier domain and model.
+        rank: sent as ``X-data-parallel-rank`` when several ranks share one URL.
+        slots: requests that run at once; None: what snapshots say, else ``DEFAULT_SLOTS``.
+        snapshots: ZMQ endpoint of the state stream, None where the engine has no plug-in.
+    """
+
+    id: str
+    url: str
+    group: str = "default"
+    role: Role = "both"
+    rank: int | None = None
+    slots: int | None = None
+    snapshots: str | None = None
+
+
+# --- what a policy sees and says ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A live worker as a policy sees it.
+
+    Attributes:
+        load_tokens: resident KV tokens, dispatches that no snapshot has shown yet included.
+        requests: engine requests running, queued or on their way.
+        capacity: engine requests that it may receive in this round.
+    """
+
+    id: str
+    load_tokens: int
+    requests: int
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One request to one worker."""
+
+    request_id: str
+    worker_id: str
+
+
+class Policy(Protocol):
+    """Assigns a pool of waiting requests to workers, jointly."""
+
+    def assign(
+        self, waiting: Sequence[Request], workers: Sequence[WorkerView]
+    ) -> Sequence[Assignment]:
+        """Choose who goes where in this round.
+
+        Args:
+            waiting: candidates, oldest first, all of one priority.
+            workers: the live workers of one group, in a fixed order.
+
+        Returns:
+            Assignments in the order of their choosing. Each request at most once; each to a
+            worker with capacity left (a request of several slots may overrun the last one); none
+            held back while capacity is left. ``rounds`` checks all three.
+        """
+        ...
+
+
+# --- snapshots (schema 1) -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRequest:
+    """One running engine request in a snapshot; ``id`` is the engine's own."""
+
+    id: str
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int = 0
+    prefill_left: int = 0
+    end_probability: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Block pool of one KV group; hybrid models have several."""
+
+    block_size: int
+    blocks_used: int
+    blocks_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """State of one worker after one step, schema 1.
+
+    A ``full`` snapshot lists all running requests. A ``delta`` lists those that are new or did
+    not grow by exactly one token; every other running request grew by one.
+
+    Attributes:
+        epoch: new at every start of the engine.
+        sequence: grows by one per message of an epoch; a full one repeats the latest.
+        step: the barrier step that has just ended; ranks of a barrier count alike.
+        time_s: wall clock (seconds since 1970) at the end of the step.
+        step_s: how long the step took.
+    """
+
+    kind: Literal["full", "delta"]
+    group: str
+    worker: str
+    rank: int
+    epoch: str
+    sequence: int
+    step: int
+    time_s: float
+    step_s: float
+    version: int = SCHEMA_VERSION
+    running: tuple[RunningRequest, ...] = ()
+    finished: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+    waiting: int = 0
+    waiting_tokens: int = 0
+    slots: int = DEFAULT_SLOTS
+    kv_groups: tuple[KvGroup, ...] = ()
+    admissible_kv_tokens: int | None = None
+    scheduled_prefill_tokens: int = 0
+    scheduled_decode_tokens: int = 0
+    preemptions_total: int = 0
+    power_w: float | None = None
+    energy_j: float | None = None
+
+
+# --- events of the cluster state machine ----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUp:
+    """A worker may be used: it joined, or answered its health check again."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDown:
+    """A worker may not be used any more, for the reason given."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReceived:
+    """A snapshot arrived from a worker."""
+
+    worker_id: str
+    snapshot: Snapshot
+    received_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A request was sent to a worker."""
+
+    request: Request
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """A request's stream has shown this many output tokens so far (workers without snapshots)."""
+
+    request_id: str
+    generated_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A dispatched request came back before its first byte, to be assigned anew."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A dispatched request ended."""
+
+    request_id: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStale:
+    """A worker's snapshots have stopped; until the next one the router's own counts hold."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChanged:
+    """The pool of a group became empty, or stopped being empty."""
+
+    group: str
+    state: PoolState
+
+
+Event = (
+    WorkerUp
+    | WorkerDown
+    | SnapshotReceived
+    | FeedStale
+    | Dispatched
+    | Progressed
+    | Returned
+    | Ended
+    | PoolChanged
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """Running sums over the barrier steps of a group; averages are differences of two of them.
+
+    Attributes:
+        imbalance_tokens: sum of G max L - sum L.
+        max_load_tokens: sum of max L.
+        load_tokens: sum of sum L.
+        worker_steps: sum of G.
+        step_s: sum of step times, in the engine's seconds.
+        energy_j: sum of power times step time, of workers that report power.
+        output_tokens: sum of decoded tokens.
+    """
+
+    steps: int = 0
+    imbalance_tokens: int = 0
+    max_load_tokens: int = 0
+    load_tokens: int = 0
+    worker_steps: int = 0
+    step_s: float = 0.0
+    energy_j: float = 0.0
+    output_tokens: int = 0
