@@ -1,17 +1,17 @@
 """The error tree; HTTP codes are given only where HTTP is spoken (``app.py``, ``proxy/``).
 
-    EvenstepError
-    ├── ConfigError            settings, command line
-    ├── InputError             a file or a value that the user gave
-    ├── RequestError           a client's request that cannot be served as it stands
-    │   ├── InvalidRequestError
-    │   └── UnknownModelError
-    ├── PoolFullError          no room to wait
-    ├── QueueTimeoutError      waited longer than allowed
-    ├── NoWorkerError          no live worker in the group
-    ├── PolicyError            a policy broke its contract
-    ├── SnapshotError          a state message that cannot be understood
-    └── UpstreamError          the engine could not be reached, or broke off
+EvenstepError
+├── ConfigError            settings, command line
+├── InputError             a file or a value that the user gave
+├── RequestError           a client's request that cannot be served as it stands
+│   ├── InvalidRequestError
+│   └── UnknownModelError
+├── PoolFullError          no room to wait
+├── QueueTimeoutError      waited longer than allowed
+├── NoWorkerError          no live worker in the group
+├── PolicyError            a policy broke its contract
+├── SnapshotError          a state message that cannot be understood
+└── UpstreamError          the engine could not be reached, or broke off
 """
 
 from __future__ import annotations

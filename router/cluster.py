@@ -1,0 +1,270 @@
+"""The cluster as the router knows it: a state machine that only events move.
+
+Two sources are kept apart and joined when asked: what each engine says in its snapshots (``Feed``)
+and what this router has sent and not yet seen there (``Worker``). A dispatch is therefore never
+forgotten between its sending and the first snapshot that shows it, however stale that one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from router.barrier import StepLedger
+from router.errors import ConfigError
+from router.feed import Feed
+from router.types import (
+    DEFAULT_SLOTS,
+    Dispatch,
+    Dispatched,
+    Ended,
+    Event,
+    FeedStale,
+    Outcome,
+    PoolChanged,
+    PoolState,
+    Progressed,
+    Request,
+    Returned,
+    Snapshot,
+    SnapshotReceived,
+    StepTotals,
+    WorkerDown,
+    WorkerSpec,
+    WorkerUp,
+    WorkerView,
+)
+
+UNBOUNDED = 1 << 30
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A dispatched request, and how many of its engine requests have ended."""
+
+    request: Request
+    finished: int = 0
+    generated_tokens: int = 0
+
+
+class Worker:
+    """One worker: its engine's feed, if it has one, and this router's requests on it.
+
+    Attributes:
+        live: may be given requests.
+        down_reason: why not, while it is not live.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.live = False
+        self.down_reason: str | None = "not checked yet"
+        self.feed: Feed | None = None
+        self.gaps = 0
+        self._in_flight: dict[str, _InFlight] = {}
+
+    @property
+    def slots(self) -> int:
+        """Engine requests that run at once: as configured, else as reported, else a default."""
+        return self.spec.slots or (self.feed.slots if self.feed else 0) or DEFAULT_SLOTS
+
+    @property
+    def in_flight(self) -> int:
+        """This router's requests that were sent here and have not ended."""
+        return len(self._in_flight)
+
+    @property
+    def load_tokens(self) -> int:
+        """KV tokens: running as the engine says, plus those of dispatches that it has not shown."""
+        unseen = sum(
+            parts * flight.request.prompt_tokens + flight.generated_tokens
+            for flight, parts in self._unseen()
+        )
+        return unseen + (self.feed.load_tokens if self.feed else 0)
+
+    @property
+    def requests(self) -> int:
+        """Engine requests running, queued in the engine, or on their way."""
+        unseen = sum(parts for _, parts in self._unseen())
+        if self.feed is None:
+            return unseen
+        return self.feed.running + max(unseen, self.feed.waiting)
+
+    @property
+    def free_slots(self) -> int:
+        """Engine requests that would start at the next step."""
+        return max(0, self.slots - self.requests)
+
+    def receive(self, snapshot: Snapshot, received_s: float) -> bool:
+        """Take in a snapshot; True if it reports a step that was not known yet."""
+        feed = self.feed or Feed()
+        before = (feed.epoch, feed.step)
+        ended = feed.apply(snapshot, received_s)
+        self.feed = feed
+        for token in ended or ():
+            if token in self._in_flight:
+                self._in_flight[token].finished += 1
+        return ended is not None and (feed.epoch, feed.step) != before
+
+    def lose_feed(self) -> None:
+        """Go on by own counts, from what the feed showed last."""
+        if self.feed is None:
+            return
+        for token, flight in self._in_flight.items():
+            flight.generated_tokens = self.feed.generated_by_token(token)
+        self.gaps += self.feed.gaps
+        self.feed = None
+
+    def add(self, request: Request) -> None:
+        """Count a request that is on its way here."""
+        self._in_flight[request.id] = _InFlight(request)
+
+    def progress(self, request_id: str, generated_tokens: int) -> None:
+        """Output tokens of a request, where no feed tells them."""
+        if self.feed is None:
+            self._in_flight[request_id].generated_tokens = generated_tokens
+
+    def remove(self, request_id: str, *, complete: bool) -> None:
+        """Stop counting a request; an incomplete one counts until the engine has dropped it."""
+        del self._in_flight[request_id]
+        if complete and self.feed is not None:
+            self.feed.forget(request_id)
+
+    def view(self, dispatch: Dispatch) -> WorkerView:
+        """What a policy sees of it."""
+        requests = self.requests
+        free = max(0, self.slots - requests)
+        return WorkerView(
+            id=self.spec.id,
+            load_tokens=self.load_tokens,
+            requests=requests,
+            capacity=free if dispatch is Dispatch.POOL else UNBOUNDED,
+        )
+
+    def _unseen(self) -> Iterable[tuple[_InFlight, int]]:
+        running: Mapping[str, int] = self.feed.running_by_token if self.feed else {}
+        for token, flight in self._in_flight.items():
+            parts = flight.request.slots - flight.finished - running.get(token, 0)
+            if parts > 0:
+                yield flight, parts
+
+
+class Group:
+    """A barrier domain: the workers that serve one model and step together."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.workers: dict[str, Worker] = {}
+        self.pool_state = PoolState.EMPTY
+        self._ledger = StepLedger()
+
+    @property
+    def totals(self) -> Mapping[PoolState, StepTotals]:
+        """Sums over steps, by whether requests were waiting when the step ended."""
+        return self._ledger.totals
+
+    def live_workers(self) -> list[Worker]:
+        """Workers that may be given requests, in the order of their configuration."""
+        return [worker for worker in self.workers.values() if worker.live]
+
+    def views(self, dispatch: Dispatch) -> Sequence[WorkerView]:
+        """What a policy sees of the live workers."""
+        return [worker.view(dispatch) for worker in self.live_workers()]
+
+    def receive(self, event: SnapshotReceived) -> bool:
+        """Take in a snapshot; True if all live workers have now reported the step."""
+        worker = self.workers[event.worker_id]
+        if worker.feed is not None and worker.feed.epoch != event.snapshot.epoch:
+            self._ledger.leave(event.worker_id)
+        if not worker.receive(event.snapshot, event.received_s) or not worker.feed:
+            return False
+        load = worker.feed.step_load_tokens
+        self._ledger.report(event.worker_id, load, event.snapshot, self.pool_state)
+        fed = [i for i, other in self.workers.items() if other.live and other.feed]
+        return self._ledger.complete(fed, self.pool_state)
+
+    def lose_feed(self, worker_id: str) -> None:
+        """The worker's snapshots no longer count."""
+        self.workers[worker_id].lose_feed()
+        self._ledger.leave(worker_id)
+
+
+class Cluster:
+    """All groups; ``apply`` is the only way to change them.
+
+    Raises:
+        ConfigError: two workers of one id.
+    """
+
+    def __init__(self, specs: Iterable[WorkerSpec]) -> None:
+        self.groups: dict[str, Group] = {}
+        self._group_of: dict[str, Group] = {}
+        self._worker_of: dict[str, Worker] = {}
+        for spec in specs:
+            self._join(spec)
+
+    def worker(self, worker_id: str) -> Worker:
+        """The worker of that id."""
+        return self._group_of[worker_id].workers[worker_id]
+
+    def group_of(self, worker_id: str) -> Group:
+        """The group that a worker belongs to."""
+        return self._group_of[worker_id]
+
+    def worker_of(self, request_id: str) -> Worker | None:
+        """Where a request was sent, None once it has ended or come back."""
+        return self._worker_of.get(request_id)
+
+    def apply(self, event: Event) -> bool:
+        """Move the state by one event.
+
+        Events of requests that are not in flight are ignored: they come late, after the end.
+
+        Returns:
+            True if the event completed a barrier step of its group.
+        """
+        match event:
+            case SnapshotReceived():
+                return self._group_of[event.worker_id].receive(event)
+            case Dispatched():
+                self._dispatch(event)
+            case Ended():
+                self._release(event.request_id, complete=event.outcome is Outcome.COMPLETED)
+            case Returned():
+                self._release(event.request_id, complete=False)
+            case Progressed():
+                worker = self._worker_of.get(event.request_id)
+                if worker is not None:
+                    worker.progress(event.request_id, event.generated_tokens)
+            case PoolChanged():
+                self.groups[event.group].pool_state = event.state
+            case _:
+                self._apply_health(event)
+        return False
+
+    def _apply_health(self, event: WorkerUp | WorkerDown | FeedStale) -> None:
+        worker = self.worker(event.worker_id)
+        match event:
+            case WorkerUp():
+                worker.live, worker.down_reason = True, None
+            case WorkerDown():
+                worker.live, worker.down_reason = False, event.reason
+                self._group_of[event.worker_id].lose_feed(event.worker_id)
+            case FeedStale():
+                self._group_of[event.worker_id].lose_feed(event.worker_id)
+
+    def _join(self, spec: WorkerSpec) -> None:
+        if spec.id in self._group_of:
+            raise ConfigError(f"two workers are called {spec.id!r}: give one of them another id")
+        group = self.groups.setdefault(spec.group, Group(spec.group))
+        group.workers[spec.id] = Worker(spec)
+        self._group_of[spec.id] = group
+
+    def _dispatch(self, event: Dispatched) -> None:
+        worker = self._worker_of[event.request.id] = self.worker(event.worker_id)
+        worker.add(event.request)
+
+    def _release(self, request_id: str, *, complete: bool) -> None:
+        worker = self._worker_of.pop(request_id, None)
+        if worker is not None:
+            worker.remove(request_id, complete=complete)

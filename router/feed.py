@@ -1,0 +1,175 @@
+"""One engine as its snapshots show it: running requests, their KV tokens, and what was missed.
+
+Growth is implicit (a delta lists only what did not grow by one), so each part keeps the tick at
+which it was last told and a delta costs what it lists, not what runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+from router.types import RunningRequest, Snapshot
+
+_TOKEN = re.compile(r"es-[0-9a-f]{20}")
+_TOMBSTONES = 4096
+
+
+def request_token(engine_id: str) -> str | None:
+    """The router's own token inside an engine's request id, None for somebody else's request."""
+    found = _TOKEN.search(engine_id)
+    return found.group() if found else None
+
+
+class _Part:
+    """One running engine request; its generated tokens grow with the feed's ticks."""
+
+    __slots__ = ("base_tokens", "generated_tokens", "prefill_left", "tick", "token")
+
+    def __init__(self, told: RunningRequest, token: str | None, tick: int) -> None:
+        self.token = token
+        self.base_tokens = told.prompt_tokens
+        self.generated_tokens = told.generated_tokens
+        self.prefill_left = told.prefill_left
+        self.tick = tick
+
+    def load_tokens(self, tick: int) -> int:
+        return self.base_tokens + self.generated_tokens + tick - self.tick
+
+
+class Feed:
+    """State of one engine, kept up to date from its snapshots.
+
+    Attributes:
+        load_tokens: KV tokens of the running requests, prompts still in prefill counted whole.
+        step_load_tokens: tokens resident in the step just reported, requests that it ended included.
+        full_wanted: something was missed, a full snapshot puts it right.
+        gaps: snapshots known to be lost.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = ""
+        self.sequence = 0
+        self.step = 0
+        self.received_s = 0.0
+        self.slots = 0
+        self.waiting = 0
+        self.power_w: float | None = None
+        self.load_tokens = 0
+        self.step_load_tokens = 0
+        self.full_wanted = True
+        self.gaps = 0
+        self._tick = 0
+        self._parts: dict[str, _Part] = {}
+        self._running: dict[str, int] = {}
+        self._prefill_left = 0
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def running(self) -> int:
+        """Engine requests that run, anybody's."""
+        return len(self._parts)
+
+    @property
+    def running_by_token(self) -> Mapping[str, int]:
+        """Engine requests that run, per request of this router."""
+        return self._running
+
+    def apply(self, snapshot: Snapshot, received_s: float) -> list[str] | None:
+        """Take in a snapshot.
+
+        Returns:
+            Tokens of this router's engine requests that ended, one for each; None for a late or
+            repeated snapshot, which changes nothing.
+        """
+        if snapshot.epoch != self.epoch:
+            self._restart(snapshot.epoch)
+        elif not self._is_news(snapshot):
+            return None
+        self._note(snapshot, received_s)
+        if snapshot.kind == "full":
+            self._replace(snapshot.running)
+        else:
+            self._grow()
+            self._tell(snapshot.running)
+        self.step_load_tokens = self.load_tokens - self._prefill_left
+        for engine_id in (*snapshot.finished, *snapshot.preempted):
+            self._drop(engine_id)
+        return [token for i in snapshot.finished if (token := request_token(i)) is not None]
+
+    def forget(self, token: str) -> None:
+        """A request's answer is complete: a late snapshot that still shows it is mistaken."""
+        self._forgotten[token] = None
+        if len(self._forgotten) > _TOMBSTONES:
+            self._forgotten.popitem(last=False)
+        if token in self._running:
+            for engine_id in [i for i, part in self._parts.items() if part.token == token]:
+                self._drop(engine_id)
+
+    def generated_by_token(self, token: str) -> int:
+        """Output tokens that the running parts of a request have so far."""
+        return sum(
+            part.load_tokens(self._tick) - part.base_tokens
+            for part in self._parts.values()
+            if part.token == token
+        )
+
+    def _is_news(self, snapshot: Snapshot) -> bool:
+        if snapshot.kind == "full":
+            return snapshot.sequence >= self.sequence
+        return snapshot.sequence > self.sequence
+
+    def _restart(self, epoch: str) -> None:
+        self.epoch = epoch
+        self.sequence = 0
+        self.full_wanted = True
+        self._replace(())
+
+    def _note(self, snapshot: Snapshot, received_s: float) -> None:
+        if snapshot.kind == "full":
+            self.full_wanted = False
+        elif snapshot.sequence > self.sequence + 1 and not self.full_wanted:
+            self.gaps += snapshot.sequence - self.sequence - 1
+            self.full_wanted = True
+        self.sequence = snapshot.sequence
+        self.step = snapshot.step
+        self.received_s = received_s
+        self.slots = snapshot.slots
+        self.waiting = snapshot.waiting
+        self.power_w = snapshot.power_w
+
+    def _grow(self) -> None:
+        self._tick += 1
+        self.load_tokens += len(self._parts)
+
+    def _replace(self, running: Iterable[RunningRequest]) -> None:
+        self._parts.clear()
+        self._running.clear()
+        self.load_tokens = self._prefill_left = 0
+        self._tell(running)
+
+    def _tell(self, running: Iterable[RunningRequest]) -> None:
+        for told in running:
+            self._drop(told.id)
+            token = request_token(told.id)
+            if token is None or token not in self._forgotten:
+                self._add(told, token)
+
+    def _add(self, told: RunningRequest, token: str | None) -> None:
+        part = self._parts[told.id] = _Part(told, token, self._tick)
+        self.load_tokens += part.load_tokens(self._tick)
+        self._prefill_left += part.prefill_left
+        if token is not None:
+            self._running[token] = self._running.get(token, 0) + 1
+
+    def _drop(self, engine_id: str) -> None:
+        part = self._parts.pop(engine_id, None)
+        if part is None:
+            return
+        self.load_tokens -= part.load_tokens(self._tick)
+        self._prefill_left -= part.prefill_left
+        if part.token is not None:
+            self._running[part.token] -= 1
+            if not self._running[part.token]:
+                del self._running[part.token]

@@ -1,0 +1,90 @@
+"""The waiting pool of a group: bounded, ordered by priority, fair to those who wait long.
+
+Times are on the caller's clock (seconds live, steps in a simulator) and come in as arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+
+from router.types import Request
+
+_Key = tuple[int, float, int]
+
+
+class Pool:
+    """Requests that wait for a slot, lowest priority number first, then in order of arrival.
+
+    Args:
+        limit: requests that may wait.
+        patience: time after which a request goes before all others of its priority; a policy that
+            chooses freely would otherwise never take an awkward one. Infinite: never.
+        timeout: time after which a request is given up. Infinite: never.
+    """
+
+    def __init__(self, limit: int, patience: float = math.inf, timeout: float = math.inf) -> None:
+        self._limit = limit
+        self._patience = patience
+        self._timeout = timeout
+        self._keys: dict[str, _Key] = {}
+        self._order: list[_Key] = []
+        self._requests: dict[_Key, Request] = {}
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._keys
+
+    def __iter__(self) -> Iterator[Request]:
+        return (self._requests[key] for key in self._order)
+
+    @property
+    def full(self) -> bool:
+        """No newcomer may enter; one that was assigned before may still come back."""
+        return len(self._order) >= self._limit
+
+    def add(self, request: Request) -> None:
+        """Let a request wait; one that comes back takes its old place by its arrival."""
+        self._serial += 1
+        key = (request.priority, request.arrival_s, self._serial)
+        self._keys[request.id] = key
+        self._requests[key] = request
+        insort(self._order, key)
+
+    def remove(self, request_id: str) -> Request | None:
+        """Take a request out, None if it does not wait here."""
+        key = self._keys.pop(request_id, None)
+        if key is None:
+            return None
+        del self._order[bisect_left(self._order, key)]
+        return self._requests.pop(key)
+
+    def expired(self, now: float) -> list[Request]:
+        """Requests that have waited for the timeout or longer."""
+        return [request for request in self if now - request.arrival_s >= self._timeout]
+
+    def next_expiry(self) -> float:
+        """When the next request expires; infinite if none ever does."""
+        return min((request.arrival_s for request in self), default=math.inf) + self._timeout
+
+    def tiers(self, now: float, capacity: int) -> list[Sequence[Request]]:
+        """Requests in groups that are to be served strictly one after the other.
+
+        Per priority: first those that have lost patience, as many of the oldest as surely get in;
+        then the rest, among whom a policy chooses freely.
+
+        Args:
+            now: the time.
+            capacity: engine requests that can be placed in all.
+        """
+        tiers: list[Sequence[Request]] = []
+        for priority in sorted({key[0] for key in self._order}):
+            waiting = [self._requests[key] for key in self._order if key[0] == priority]
+            overdue = sum(now - request.arrival_s >= self._patience for request in waiting)
+            urgent = min(overdue, capacity)
+            tiers += [tier for tier in (waiting[:urgent], waiting[urgent:]) if tier]
+        return tiers
