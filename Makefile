@@ -1,0 +1,74 @@
+# Every target sets itself up: a fresh machine needs make and Python 3.11 or newer, nothing else.
+# Another interpreter: make PYTHON=/path/to/python3.12 …
+
+PYTHON ?= python3.11 python3.12 python3.13 python3
+BIN := .venv/bin
+READY := .venv/.ready
+PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci
+PURE := $(addprefix router/,types.py errors.py wire.py barrier.py feed.py cluster.py pool.py rounds.py policies/*)
+
+.NOTPARALLEL:
+.PHONY: help venv engine demo test test-fast test-engine soak check format bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+venv: $(READY)  ## make .venv with evenstep and its development tools
+
+# The stamp is written last: an environment that was left half made is made again from the start.
+$(READY): pyproject.toml
+	@for python in $(PYTHON) ""; do \
+	    test -n "$$python" || { \
+	        echo "make: no usable Python: need 3.11 or newer with venv and pip (tried: $(PYTHON))." >&2; \
+	        echo "      Install one (Debian: python3-venv), or name it: make PYTHON=/path/to/python3" >&2; \
+	        exit 1; }; \
+	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	        2>/dev/null && break; \
+	done; \
+	test -e $@ || { echo "making .venv with $$python"; "$$python" -m venv --clear .venv; }
+	@rm -f $@
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+engine: $(READY)  ## build the real vLLM CPU engine outside the clone; prints its path last
+	@$(BIN)/python deploy/engine/build.py
+
+demo: $(READY)  ## compare policies on emulated workers, no GPU needed
+	@$(BIN)/evenstep demo
+
+test: check engine  ## everything but the slow proofs, real vLLM included (under 20 minutes)
+	EVENSTEP_REQUIRE_ENGINE=1 $(PYTEST) --cov -m "not slow"
+	@$(PURE_COVERAGE)
+
+test-fast: check  ## everything that needs no vLLM
+	$(PYTEST) --cov -m "not engine and not slow"
+	@$(PURE_COVERAGE)
+
+PURE_COVERAGE = echo "pure core, gate at 100 % of lines and branches:"; \
+	$(BIN)/coverage report --include="$$(echo '$(PURE)' | tr ' ' ,)" --fail-under=100
+
+test-engine: engine  ## the slow proofs on real vLLM
+	EVENSTEP_REQUIRE_ENGINE=1 $(PYTEST) -m "engine and slow"
+
+soak: $(READY)  ## the long runs on emulated workers
+	$(PYTEST) -m "slow and not engine"
+
+check: $(READY)  ## lint, formatting, types, import rules (what pre-commit runs)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## format, and fix what the linter can fix
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(READY)  ## every script in tests/bench
+	@for script in tests/bench/bench_*.py; do \
+	    echo "== $$script"; $(BIN)/python "$$script" || exit; \
+	done
+
+clean:  ## delete .venv, caches and build products (the engine stays)
+	rm -rf .venv .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist out
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
