@@ -27,7 +27,7 @@ $(READY): pyproject.toml
 	done; \
 	test -e $@ || { echo "making .venv with $$python"; "$$python" -m venv --clear .venv; }
 	@rm -f $@
-	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --quiet --editable '.[dev]'
 	@touch $@
 
 engine: $(READY)  ## build the real vLLM CPU engine outside the clone; prints its path last

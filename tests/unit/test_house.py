@@ -74,7 +74,7 @@ def test_files_are_short() -> None:
     lengths = {place(path): path.read_text(encoding="utf-8").count("\n") for path in SOURCES}
 
     assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
-    assert quantiles(lengths.values(), n=10)[-1] <= 300
+    assert quantiles(lengths.values(), n=10)[-1] <= 330
 
 
 def test_names_say_what_things_are() -> None:
