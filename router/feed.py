@@ -43,7 +43,7 @@ class Feed:
 
     Attributes:
         load_tokens: KV tokens of the running requests, prompts still in prefill counted whole.
-        step_load_tokens: tokens resident in the step just reported, requests that it ended included.
+        step_load_tokens: tokens resident in the step just reported, by requests that it ended too.
         full_wanted: something was missed, a full snapshot puts it right.
         gaps: snapshots known to be lost.
     """

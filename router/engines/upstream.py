@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
-from router.errors import UpstreamError
+from router.errors import UnreachableError, UpstreamError
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -46,6 +46,9 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._done:
+            self.abort()  # nobody asked: whatever this is, the next answer would not be in step
+            return
         self.heard = True
         try:
             self._parser.feed_data(data)
@@ -221,7 +224,8 @@ class HttpClient:
             body: sent whole.
 
         Raises:
-            UpstreamError: no connection, or no answer on it.
+            UnreachableError: no connection.
+            UpstreamError: no answer on it.
         """
         target = urlsplit(url)
         message = _encode(method, target, path, headers, body)
@@ -256,13 +260,13 @@ class HttpClient:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
                     lambda: _Connection(self._idle[url]),
-                    target.hostname,
+                    target.hostname or "",
                     target.port or (443 if secure else 80),
                     ssl=ssl.create_default_context() if secure else None,
                 )
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no connection within {self._connect_timeout_s:g} s"
-            raise UpstreamError(f"cannot connect to {url}: {reason}") from error
+            raise UnreachableError(f"cannot connect to {url}: {reason}") from error
         return connection
 
     async def _exchange(self, connection: _Connection, message: bytes) -> Response:

@@ -1,0 +1,159 @@
+"""The HTTP face: OpenAI-compatible completions, and what operators ask for."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, cast
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from router.cluster import Group, Worker
+from router.dispatch import Clock, Dispatcher
+from router.errors import EvenstepError
+from router.models import ModelTable
+from router.proxy.answers import error_answer
+from router.proxy.events import error_body
+from router.proxy.parse import ParsedRequest, parse
+from router.proxy.relay import Relay, RelayContext
+from router.types import Request as PoolRequest
+
+COMPLETION_PATHS = ("/v1/completions", "/v1/chat/completions")
+
+_KINDS = {404: "NotFoundError", 405: "MethodNotAllowedError"}
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class AppContext:
+    """What the routes need.
+
+    Attributes:
+        dispatcher: pools and cluster.
+        models: which group serves which model.
+        relay: shared by all relays.
+        metrics: renders the Prometheus text.
+        clock: the dispatcher's.
+    """
+
+    dispatcher: Dispatcher
+    models: ModelTable
+    relay: RelayContext
+    metrics: Callable[[], bytes]
+    clock: Clock
+
+
+def create_app(context: AppContext, lifespan: Lifespan | None = None) -> FastAPI:
+    """The application.
+
+    Args:
+        context: see ``AppContext``.
+        lifespan: starts and stops what runs beside it.
+    """
+    app = FastAPI(title="Evenstep", version=version("evenstep"), lifespan=lifespan)
+    _add_completions(app, context)
+    _add_information(app, context)
+    _add_errors(app)
+    return app
+
+
+def _add_completions(app: FastAPI, context: AppContext) -> None:
+    async def complete(request: Request) -> Response:
+        body = await request.body()
+        parsed = parse(body)
+        waiting = _pool_request(parsed, context.models.group(parsed.model), context.clock())
+        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        # Starlette only calls what it is given as an ASGI application, which a relay is.
+        return cast(Response, Relay(context.relay, waiting, target, body))
+
+    for path in COMPLETION_PATHS:
+        app.router.routes.append(Route(path, complete, methods=["POST"]))
+
+
+def _pool_request(parsed: ParsedRequest, group: str, now_s: float) -> PoolRequest:
+    return PoolRequest(
+        id=f"es-{secrets.token_hex(10)}",
+        group=group,
+        prompt_tokens=parsed.prompt_tokens,
+        slots=parsed.slots,
+        max_tokens=parsed.max_tokens,
+        priority=parsed.priority,
+        arrival_s=now_s,
+    )
+
+
+def _add_information(app: FastAPI, context: AppContext) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """Models that the workers serve."""
+        card = {"object": "model", "owned_by": "evenstep"}
+        return {"object": "list", "data": [{"id": name, **card} for name in context.models.names]}
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """200 while some worker can serve, else 503; the state of each worker either way."""
+        groups = context.dispatcher.cluster.groups.values()
+        up = any(group.live_workers() for group in groups)
+        body = {
+            "status": "ok" if up else "unavailable",
+            "groups": {group.name: _describe_group(group, context) for group in groups},
+        }
+        return JSONResponse(body, status_code=200 if up else 503)
+
+    @app.get("/version")
+    async def show_version() -> dict[str, str]:
+        """The router's version."""
+        return {"version": version("evenstep")}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(context.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
+    now = context.clock()
+    return {
+        "pool_requests": context.dispatcher.pool_size(group.name),
+        "workers": [_describe_worker(worker, now) for worker in group.workers.values()],
+    }
+
+
+def _describe_worker(worker: Worker, now_s: float) -> dict[str, Any]:
+    fed = "fresh" if worker.feed else "stale"
+    return {
+        "id": worker.spec.id,
+        "url": worker.spec.url,
+        "up": worker.live,
+        "down_reason": worker.down_reason,
+        "slots": worker.slots,
+        "free_slots": worker.free_slots,
+        "in_flight": worker.in_flight,
+        "load_tokens": worker.load_tokens,
+        "snapshots": fed if worker.spec.snapshots else "none",
+        "snapshot_age_s": round(now_s - worker.feed.received_s, 3) if worker.feed else None,
+    }
+
+
+def _add_errors(app: FastAPI) -> None:
+    async def on_error(_: Request, error: Exception) -> Response:
+        answer = error_answer(cast(EvenstepError, error))
+        headers = {name.decode(): value.decode() for name, value in answer.headers}
+        return Response(answer.body, answer.status, headers)
+
+    async def on_http_error(_: Request, error: Exception) -> Response:
+        error = cast(HTTPException, error)
+        kind = _KINDS.get(error.status_code, "HTTPError")
+        body = error_body(error.detail, kind, error.status_code)
+        headers = {**(error.headers or {}), "content-type": "application/json"}
+        return Response(body, error.status_code, headers)
+
+    app.add_exception_handler(EvenstepError, on_error)
+    app.add_exception_handler(HTTPException, on_http_error)

@@ -1,0 +1,341 @@
+"""The dispatch loop: events in, rounds when they can change something, assignments out.
+
+The proxy speaks to it through ``DispatchPort`` alone, so that pool and policy can live in another
+process than the connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from router import rounds
+from router.cluster import Cluster, Group
+from router.errors import (
+    EvenstepError,
+    NoWorkerError,
+    PolicyError,
+    PoolFullError,
+    QueueTimeoutError,
+)
+from router.pool import Pool
+from router.stats import GroupStats
+from router.types import (
+    Assignment,
+    Dispatch,
+    Dispatched,
+    Ended,
+    Event,
+    FeedStale,
+    Outcome,
+    Policy,
+    PoolChanged,
+    PoolState,
+    Progressed,
+    Request,
+    Returned,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerSpec,
+    WorkerView,
+)
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+_TICK_S = 0.25
+# Ranks of one barrier report within this of each other; a round waits for the last of them.
+_BARRIER_SKEW_S = 0.002
+
+
+class DispatchPort(Protocol):
+    """What the proxy may ask of the dispatcher."""
+
+    def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
+        """Let a request wait for a worker.
+
+        Returns:
+            The worker, once a slot is free. Its exceptions: NoWorkerError, QueueTimeoutError.
+
+        Raises:
+            NoWorkerError: nobody serves the group now.
+            PoolFullError: no room to wait.
+        """
+        ...
+
+    def withdraw(self, request: Request) -> None:
+        """The client left; the request may be waiting or assigned."""
+        ...
+
+    def give_back(self, request: Request) -> asyncio.Future[WorkerSpec]:
+        """The worker failed before the first byte: wait for another, at the old place."""
+        ...
+
+    def end(self, request: Request, outcome: Outcome) -> None:
+        """An assigned request has ended."""
+        ...
+
+    def progress(self, request: Request, generated_tokens: int) -> None:
+        """An assigned request's stream has shown so many output tokens."""
+        ...
+
+    def first_byte(self, request: Request, now_s: float) -> None:
+        """The first byte of an answer was passed on, at a time of the dispatcher's clock."""
+        ...
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A group with its pool, its policy, and those who wait for an answer."""
+
+    group: Group
+    pool: Pool
+    pool_limit: int
+    policy: Policy
+    fallback: Policy
+    stats: GroupStats = field(default_factory=GroupStats)
+    waiters: dict[str, asyncio.Future[WorkerSpec]] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | asyncio.Handle | None = None
+    hurried: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchSettings:
+    """Settings of the loop.
+
+    Attributes:
+        pool_limit: requests that may wait, per group.
+        patience_s: a request that waited longer enters at the next free slot.
+        queue_timeout_s: a request that waited longer is given up.
+        snapshot_stale_s: snapshots older than this no longer count.
+    """
+
+    dispatch: Dispatch = Dispatch.POOL
+    pool_limit: int = 1024
+    patience_s: float = 5.0
+    queue_timeout_s: float = 60.0
+    snapshot_stale_s: float = 3.0
+
+
+class Dispatcher:
+    """Owns cluster, pools and policies; everything runs on one event loop.
+
+    Args:
+        cluster: its state; changed here alone.
+        make_policy: called once per group.
+        fallback: stands in for a round in which the policy broke its contract.
+        settings: see ``DispatchSettings``.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        make_policy: Callable[[], Policy],
+        fallback: Callable[[], Policy],
+        settings: DispatchSettings,
+        clock: Clock,
+    ) -> None:
+        self.cluster = cluster
+        self._settings = settings
+        self._clock = clock
+        self._lanes = {
+            name: _Lane(
+                group,
+                Pool(settings.pool_limit, settings.patience_s, settings.queue_timeout_s),
+                settings.pool_limit,
+                make_policy(),
+                fallback(),
+            )
+            for name, group in cluster.groups.items()
+        }
+
+    @property
+    def stats(self) -> Mapping[str, GroupStats]:
+        """Counters per group."""
+        return {name: lane.stats for name, lane in self._lanes.items()}
+
+    def pool_size(self, group: str) -> int:
+        """Requests of a group that wait."""
+        return len(self._lanes[group].pool)
+
+    # what the proxy says
+
+    def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
+        """See ``DispatchPort.submit``."""
+        lane = self._lanes[request.group]
+        if not lane.group.live_workers():
+            lane.stats.unserved += 1
+            raise NoWorkerError(_no_worker(lane.group))
+        if lane.pool.full:
+            self._round(lane)
+        if lane.pool.full:
+            lane.stats.rejected += 1
+            raise PoolFullError(lane.pool_limit, retry_after_s=1)
+        return self._wait(lane, request)
+
+    def withdraw(self, request: Request) -> None:
+        """See ``DispatchPort.withdraw``."""
+        lane = self._lanes[request.group]
+        if lane.pool.remove(request.id) is None:
+            self.end(request, Outcome.ABORTED)
+            return
+        lane.waiters.pop(request.id).cancel()
+        lane.stats.outcomes[Outcome.ABORTED] += 1
+        self._note_pool(lane)
+
+    def give_back(self, request: Request) -> asyncio.Future[WorkerSpec]:
+        """See ``DispatchPort.give_back``."""
+        lane = self._lanes[request.group]
+        self.apply(Returned(request.id))
+        lane.stats.returned += 1
+        waiter = self._wait(lane, request)
+        self._fail_if_deserted(lane)
+        return waiter
+
+    def end(self, request: Request, outcome: Outcome) -> None:
+        """See ``DispatchPort.end``."""
+        if self.cluster.worker_of(request.id) is not None:
+            self._lanes[request.group].stats.outcomes[outcome] += 1
+            self.apply(Ended(request.id, outcome))
+
+    def progress(self, request: Request, generated_tokens: int) -> None:
+        """See ``DispatchPort.progress``."""
+        self.cluster.apply(Progressed(request.id, generated_tokens))
+
+    def first_byte(self, request: Request, now_s: float) -> None:
+        """See ``DispatchPort.first_byte``."""
+        self._lanes[request.group].stats.ttft_s.observe(now_s - request.arrival_s)
+
+    # what the engines say
+
+    def apply(self, event: Event) -> None:
+        """Move the cluster's state, and start a round where that may have freed a slot."""
+        step_complete = self.cluster.apply(event)
+        for lane in self._lanes_of(event):
+            if not lane.pool:
+                continue
+            if isinstance(event, SnapshotReceived) and not step_complete:
+                self._schedule(lane, hurry=False)
+            else:
+                self._schedule(lane, hurry=True)
+            if isinstance(event, WorkerDown):
+                self._fail_if_deserted(lane)
+
+    async def run(self) -> None:
+        """Watch the clock: snapshots that stop, requests that wait too long."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.tick()
+
+    def tick(self) -> None:
+        """Look at the clock once."""
+        now = self._clock()
+        for lane in self._lanes.values():
+            for worker in lane.group.live_workers():
+                if worker.feed and now - worker.feed.received_s > self._settings.snapshot_stale_s:
+                    log.warning(
+                        "%s: no snapshot for %.1f s, going on by own counts",
+                        worker.spec.id,
+                        now - worker.feed.received_s,
+                    )
+                    self.apply(FeedStale(worker.spec.id))
+            for request in lane.pool.expired(now):
+                waited = f"no slot became free within {self._settings.queue_timeout_s:g} s"
+                self._give_up(lane, request, Outcome.EXPIRED, QueueTimeoutError(waited))
+            self._note_pool(lane)
+
+    # rounds
+
+    def _wait(self, lane: _Lane, request: Request) -> asyncio.Future[WorkerSpec]:
+        lane.pool.add(request)
+        waiter = lane.waiters[request.id] = asyncio.get_running_loop().create_future()
+        self._note_pool(lane)
+        self._schedule(lane, hurry=True)
+        return waiter
+
+    def _schedule(self, lane: _Lane, *, hurry: bool) -> None:
+        if lane.timer is not None:
+            if lane.hurried or not hurry:
+                return
+            lane.timer.cancel()
+        loop = asyncio.get_running_loop()
+        lane.hurried = hurry
+        if hurry:
+            lane.timer = loop.call_soon(self._round, lane)
+        else:
+            lane.timer = loop.call_later(_BARRIER_SKEW_S, self._round, lane)
+
+    def _round(self, lane: _Lane) -> None:
+        if lane.timer is not None:
+            lane.timer.cancel()
+            lane.timer = None
+        views = lane.group.views(self._settings.dispatch)
+        capacity = sum(view.capacity for view in views)
+        if not lane.pool or not capacity:
+            return
+        now = self._clock()
+        for assignment in self._decide(lane, now, capacity, views):
+            self._send(lane, assignment, now)
+        self._note_pool(lane)
+        lane.stats.decision_s.observe(self._clock() - now)
+
+    def _decide(
+        self, lane: _Lane, now: float, capacity: int, views: Sequence[WorkerView]
+    ) -> Iterable[Assignment]:
+        lane.stats.rounds += 1
+        tiers = lane.pool.tiers(now, capacity)
+        try:
+            return rounds.assign(lane.policy, tiers, views)
+        except PolicyError:
+            reason = "broke its contract"
+        except Exception:  # noqa: BLE001 - a policy's bug must not stop the service
+            reason = "failed"
+        log.exception("the policy %s, this round is assigned by the fallback", reason)
+        lane.stats.policy_errors += 1
+        return rounds.assign(lane.fallback, tiers, views)
+
+    def _send(self, lane: _Lane, assignment: Assignment, now: float) -> None:
+        request = lane.pool.remove(assignment.request_id)
+        waiter = lane.waiters.pop(assignment.request_id)
+        assert request is not None
+        self.cluster.apply(Dispatched(request, assignment.worker_id))
+        lane.stats.assigned += 1
+        lane.stats.pool_wait_s.observe(now - request.arrival_s)
+        waiter.set_result(self.cluster.worker(assignment.worker_id).spec)
+
+    def _lanes_of(self, event: Event) -> Iterable[_Lane]:
+        match event:
+            case SnapshotReceived() | FeedStale():
+                return (self._lanes[self.cluster.group_of(event.worker_id).name],)
+            case _:
+                return self._lanes.values()
+
+    def _note_pool(self, lane: _Lane) -> None:
+        state = PoolState.WAITING if lane.pool else PoolState.EMPTY
+        if state is not lane.group.pool_state:
+            self.cluster.apply(PoolChanged(lane.group.name, state))
+
+    def _fail_if_deserted(self, lane: _Lane) -> None:
+        if not lane.group.live_workers():
+            for request in list(lane.pool):
+                error = NoWorkerError(_no_worker(lane.group))
+                self._give_up(lane, request, Outcome.FAILED, error)
+
+    def _give_up(
+        self, lane: _Lane, request: Request, outcome: Outcome, error: EvenstepError
+    ) -> None:
+        lane.pool.remove(request.id)
+        lane.stats.outcomes[outcome] += 1
+        waiter = lane.waiters.pop(request.id)
+        if not waiter.done():
+            waiter.set_exception(error)
+
+
+def _no_worker(group: Group) -> str:
+    states = ", ".join(f"{i}: {w.down_reason}" for i, w in group.workers.items())
+    return f"no worker of group {group.name!r} is up ({states})"

@@ -1,0 +1,107 @@
+"""Answers of the router's own, and the headers that may pass in either direction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.types import Send
+
+from router.errors import (
+    EvenstepError,
+    NoWorkerError,
+    PoolFullError,
+    QueueTimeoutError,
+    RequestError,
+    UnknownModelError,
+    UpstreamError,
+)
+from router.proxy.events import error_body
+
+Header = tuple[bytes, bytes]
+
+_HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
+    b" transfer-encoding upgrade".split()
+)
+_NOT_SENT_DOWN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
+# Not the client's to say, or set anew for the engine. Encodings are refused: events must be seen.
+_NOT_SENT_UP = _HOP_BY_HOP | {
+    *(b"host", b"content-length", b"expect", b"accept-encoding"),
+    *(b"x-request-id", b"x-data-parallel-rank"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer of the router's own."""
+
+    status: int
+    body: bytes
+    headers: tuple[Header, ...] = ()
+
+
+def error_answer(error: EvenstepError) -> Answer:
+    """The HTTP answer to an error."""
+    match error:
+        case UnknownModelError():
+            return _error(404, "NotFoundError", error.message, param="model")
+        case RequestError():
+            return _error(400, "BadRequestError", error.message, param=error.param)
+        case PoolFullError():
+            retry = (b"retry-after", str(error.retry_after_s).encode())
+            return _error(429, "TooManyRequestsError", str(error), headers=(retry,))
+        case NoWorkerError() | QueueTimeoutError():
+            retry = (b"retry-after", b"1")
+            return _error(503, "ServiceUnavailableError", str(error), headers=(retry,))
+        case UpstreamError():
+            return _error(502, "BadGatewayError", str(error))
+    return _error(500, "InternalServerError", str(error))
+
+
+def _error(
+    status: int,
+    kind: str,
+    message: str,
+    param: str | None = None,
+    headers: tuple[Header, ...] = (),
+) -> Answer:
+    json = (b"content-type", b"application/json")
+    return Answer(status, error_body(message, kind, status, param), (json, *headers))
+
+
+def headers_up(headers: Iterable[Header], request_id: str, rank: int | None) -> list[Header]:
+    """What the engine is told of the client's headers.
+
+    Args:
+        headers: the client's.
+        request_id: the router's own token, found again in the engine's request ids.
+        rank: of several behind one URL, None where there is one.
+    """
+    passed = [header for header in headers if header[0].lower() not in _NOT_SENT_UP]
+    passed.append((b"x-request-id", request_id.encode()))
+    if rank is not None:
+        passed.append((b"x-data-parallel-rank", str(rank).encode()))
+    return passed
+
+
+def headers_down(headers: Iterable[Header]) -> list[Header]:
+    """What the client is told of the engine's headers."""
+    return [header for header in headers if header[0].lower() not in _NOT_SENT_DOWN]
+
+
+def content_type(headers: Iterable[Header]) -> bytes:
+    """The content type, empty if none is said."""
+    return next((value for name, value in headers if name.lower() == b"content-type"), b"")
+
+
+async def send_head(send: Send, status: int, headers: Iterable[Header]) -> None:
+    """Start an answer."""
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+
+async def send_answer(send: Send, answer: Answer) -> None:
+    """Send an answer whole."""
+    length = (b"content-length", str(len(answer.body)).encode())
+    await send_head(send, answer.status, (*answer.headers, length))
+    await send({"type": "http.response.body", "body": answer.body})

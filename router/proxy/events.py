@@ -1,0 +1,60 @@
+"""Server-sent events: never cut one in two, and say an error inside a stream."""
+
+from __future__ import annotations
+
+import msgspec
+
+_DONE = b"data: [DONE]"
+
+
+class EventStream:
+    """Passes bytes on up to the last complete event, so that a stream can always be ended cleanly.
+
+    Attributes:
+        done: the closing ``[DONE]`` has been passed on.
+        events: complete events passed on.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self.events = 0
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be passed on once these bytes have come; the same bytes, unchanged."""
+        if self._rest:
+            data, self._rest = self._rest + data, b""
+        if not data.endswith((b"\n\n", b"\r\n\r\n")):
+            cut = _end_of_last_event(data)
+            data, self._rest = data[:cut], data[cut:]
+        if data:
+            self.events += data.count(b"data:")
+            self.done = self.done or _DONE in data[-64:]
+        return data
+
+    def rest(self) -> bytes:
+        """Bytes of an event that has not ended."""
+        return self._rest
+
+
+def _end_of_last_event(data: bytes) -> int:
+    bare, full = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
+    return max(bare + 2 if bare >= 0 else 0, full + 4 if full >= 0 else 0)
+
+
+def error_body(message: str, kind: str, code: int, param: str | None = None) -> bytes:
+    """An error as OpenAI's clients expect it.
+
+    Args:
+        message: what went wrong and what to do.
+        kind: the error's type, in vLLM's names.
+        code: HTTP status.
+        param: the offending field.
+    """
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return msgspec.json.encode({"error": error})
+
+
+def error_event(message: str, kind: str, code: int) -> bytes:
+    """The same inside a stream."""
+    return b"data: " + error_body(message, kind, code) + b"\n\n"

@@ -1,0 +1,56 @@
+"""Plain counters of the hot path, rendered by ``metrics.py`` when somebody scrapes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from router.types import Outcome
+
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+DECISION_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
+
+
+class Histogram:
+    """Counts per bucket, upper bounds inclusive, the last bucket unbounded.
+
+    Attributes:
+        counts: one entry per bound and one for what exceeds them all.
+        total: sum of the observed values.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@dataclass(slots=True)
+class GroupStats:
+    """What happened in one group since the start.
+
+    Attributes:
+        outcomes: requests by how they ended, those that never left the pool included.
+        rejected: requests turned away because the pool was full.
+        unserved: requests turned away because no worker was live.
+        returned: dispatches that came back before their first byte.
+        rounds: rounds in which a policy was asked; policy_errors: those that broke its contract.
+        pool_wait_s, ttft_s: per request; decision_s: per round.
+    """
+
+    outcomes: defaultdict[Outcome, int] = field(default_factory=lambda: defaultdict(int))
+    rejected: int = 0
+    unserved: int = 0
+    assigned: int = 0
+    returned: int = 0
+    rounds: int = 0
+    policy_errors: int = 0
+    pool_wait_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
+    ttft_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
+    decision_s: Histogram = field(default_factory=lambda: Histogram(DECISION_BOUNDS_S))
