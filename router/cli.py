@@ -1,0 +1,107 @@
+"""The command ``evenstep``; what a subcommand needs is imported when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from router.errors import ConfigError, EvenstepError, InputError
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    target: str
+    summary: str
+    example: str
+
+
+COMMANDS = {
+    "serve": _Command(
+        "router.serve_command:serve",
+        "Route requests to workers so that their KV loads stay even.",
+        "evenstep serve --port 8000 --worker http://127.0.0.1:8001,slots=64 "
+        "--worker http://127.0.0.1:8002,slots=64",
+    ),
+    "emulate": _Command(
+        "loadgen.emulator.command:emulate",
+        "Run emulated engines: the vLLM API without a model.",
+        "evenstep emulate --workers 4 --port 8100 --slots 64",
+    ),
+    "replay": _Command(
+        "loadgen.replay_command:replay",
+        "Send the requests of a trace to a router or an engine, and measure.",
+        "evenstep replay --url http://127.0.0.1:8000 --trace burstgpt --requests 1000",
+    ),
+    "demo": _Command(
+        "loadgen.demo:demo",
+        "Compare policies on this machine, from nothing to a picture.",
+        "evenstep demo --policies jsq,least_tokens,bfio --out out/demo",
+    ),
+}
+
+app = typer.Typer(
+    name="evenstep",
+    help="An LLM inference router that keeps barrier-synchronized decode workers in even step.",
+    epilog="\b\nExample:\n  evenstep serve --worker http://127.0.0.1:8001 --worker http://127.0.0.1:8002",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"evenstep {version('evenstep')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _evenstep(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+def _register(name: str, command: _Command) -> None:
+    def run(context: typer.Context) -> None:
+        _run(name, command, context.args)
+
+    everything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    app.command(name, help=command.summary, context_settings=everything)(run)
+
+
+def _run(name: str, command: _Command, arguments: list[str]) -> None:
+    module, _, attribute = command.target.partition(":")
+    function: Callable[..., None] = getattr(import_module(module), attribute)
+    inner = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    inner.command(epilog=f"\b\nExample:\n  {command.example}")(function)
+    inner(arguments, prog_name=f"evenstep {name}")
+
+
+for _name, _command in COMMANDS.items():
+    _register(_name, _command)
+
+
+def main() -> None:
+    """Run the command line; exit 2 on bad input, 1 on other failures, one line for either."""
+    try:
+        app()
+    except EvenstepError as error:
+        line = " ".join(str(error).split())
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
+        raise SystemExit(2 if isinstance(error, ConfigError | InputError) else 1) from None
+
+
+if __name__ == "__main__":
+    main()

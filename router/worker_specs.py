@@ -1,0 +1,147 @@
+"""Workers as the user writes them: ``URL[,key=value]...`` on a command line, tables in TOML."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from router.errors import ConfigError, SnapshotError
+from router.types import Role, WorkerSpec
+from router.wire import full_endpoint
+
+_PORTS = {"http": 80, "https": 443}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str
+    id: str | None = Field(default=None, min_length=1)
+    group: str = Field(default="default", min_length=1)
+    role: Role = "both"
+    rank: int | None = Field(default=None, ge=0)
+    slots: int | None = Field(default=None, ge=1)
+    snapshots: str | None = None
+
+
+def parse_worker(entry: object) -> WorkerSpec:
+    """Read one worker.
+
+    Args:
+        entry: a ``URL[,key=value]...`` text, a table with the same keys and ``url``, or a spec.
+
+    Raises:
+        ConfigError: it cannot be understood; the message names the worker, the key and the mend.
+    """
+    if isinstance(entry, WorkerSpec):
+        return entry
+    if isinstance(entry, str):
+        return _parse(entry, _split(entry))
+    if isinstance(entry, Mapping):
+        return _parse(f"table {entry.get('url', '')!s}".rstrip(), entry)
+    raise ConfigError(f"worker {entry!r} should be URL[,key=value]... or a table with a url")
+
+
+def parse_workers(entries: Iterable[object]) -> tuple[WorkerSpec, ...]:
+    """Read several workers, which must differ in their ids and snapshot endpoints.
+
+    Raises:
+        ConfigError: one cannot be understood, or two are the same.
+    """
+    specs = tuple(parse_worker(entry) for entry in entries)
+    by_id: dict[str, WorkerSpec] = {}
+    by_endpoint: dict[str, WorkerSpec] = {}
+    for spec in specs:
+        if spec.id in by_id:
+            raise ConfigError(f"two workers are called {spec.id!r}: give each a rank= or an id=")
+        by_id[spec.id] = spec
+        if spec.snapshots is None:
+            continue
+        if (other := by_endpoint.setdefault(spec.snapshots, spec)) is not spec:
+            raise ConfigError(
+                f"workers {other.id!r} and {spec.id!r} have one snapshot endpoint, "
+                f"{spec.snapshots}: each worker publishes on its own"
+            )
+    return specs
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Message about an unknown name, with the nearest known one."""
+    choices = {choice.lower(): choice for choice in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), choices, n=1, cutoff=0.5)
+    hint = f"did you mean {choices[near[0]]}?" if near else f"known: {', '.join(choices.values())}"
+    return f"unknown {what} {name!r}; {hint}"
+
+
+def complaint(error: ErrorDetails) -> str:
+    """What pydantic found wrong with a value, as the end of a sentence that began with it."""
+    return re.sub(r"^(Value error,|Input|String|Field) ", "", error["msg"])
+
+
+def _split(text: str) -> dict[str, object]:
+    url, *items = (part.strip() for part in text.split(","))
+    table: dict[str, object] = {"url": url}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"worker {text!r}: {item!r} is not key=value")
+        if key in table:
+            raise ConfigError(f"worker {text!r}: {key} is given twice")
+        table[key] = value
+    return table
+
+
+def _parse(name: str, entry: Mapping[str, object]) -> WorkerSpec:
+    for key in entry:
+        if key not in _Table.model_fields:
+            raise ConfigError(f"worker {name}: {unknown('key', str(key), _Table.model_fields)}")
+    try:
+        table = _Table(**dict(entry))  # type: ignore[arg-type]
+        return _spec(table)
+    except ValidationError as invalid:
+        error = invalid.errors()[0]
+        given = " is" if error["type"] == "missing" else f" = {error['input']!r}"
+        raise ConfigError(f"worker {name}: {error['loc'][0]}{given} {complaint(error)}") from None
+    except (ConfigError, SnapshotError) as wrong:
+        raise ConfigError(f"worker {name}: {wrong}") from None
+
+
+def _spec(table: _Table) -> WorkerSpec:
+    address = _address(table.url)
+    if table.snapshots is not None:
+        _check_endpoint(table.snapshots)
+    return WorkerSpec(
+        id=table.id or (address if table.rank is None else f"{address}#{table.rank}"),
+        url=table.url.rstrip("/"),
+        group=table.group,
+        role=table.role,
+        rank=table.rank,
+        slots=table.slots,
+        snapshots=table.snapshots,
+    )
+
+
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        default = _PORTS[parts.scheme]
+        port = default if parts.port is None else parts.port
+    except (KeyError, ValueError):
+        port = 0
+    if port == 0 or not parts.hostname:
+        raise ConfigError(f"url {url!r} should look like http://HOST:PORT")
+    if parts.query or parts.fragment or parts.username is not None:
+        raise ConfigError(f"url {url!r} should have no user, query or fragment")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{host}:{port}"
+
+
+def _check_endpoint(endpoint: str) -> None:
+    if not re.match(r"tcp://[^/]+:\d+$|ipc://.", endpoint):
+        raise ConfigError(f"snapshots {endpoint!r} should be tcp://HOST:PORT or ipc://PATH")
+    full_endpoint(endpoint)

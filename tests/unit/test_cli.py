@@ -1,0 +1,170 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import pytest
+import typer
+
+from router.cli import COMMANDS, main
+from router.config import ServeSettings, flag_name, load_settings
+from router.errors import ConfigError, InputError, UpstreamError
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call ``evenstep`` with arguments: its exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evenstep", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def replaced(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, object], None]:
+    """Put a function in the place of a module's that a command imports."""
+
+    def replace(module_name: str, attribute: str, function: object) -> None:
+        module = ModuleType(module_name)
+        setattr(module, attribute, function)
+        monkeypatch.setitem(sys.modules, module_name, module)
+
+    return replace
+
+
+def test_help_lists_the_commands_and_ends_with_an_example(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+    assert out.rstrip().rpartition("\n")[2].startswith("    evenstep serve --worker")
+
+
+def test_help_of_serve_names_every_setting_and_ends_with_an_example(run: Run) -> None:
+    code, out, _ = run("serve", "--help")
+    assert code == 0
+    assert all(f"  {flag_name(setting)} " in out for setting in ServeSettings.model_fields)
+    assert out.rstrip().endswith(COMMANDS["serve"].example)
+
+
+def test_version(run: Run) -> None:
+    code, out, _ = run("--version")
+    assert code == 0
+    assert out.startswith("evenstep 0.")
+
+
+def test_printed_configuration_loads_back(run: Run, tmp_path: Path) -> None:
+    worker = "http://a:1,slots=4,snapshots=tcp://a:5"
+    code, out, _ = run("serve", "--worker", worker, "--queue-timeout", "7", "--print-config")
+    assert code == 0
+    path = tmp_path / "printed.toml"
+    path.write_text(out)
+    assert load_settings({}, path) == load_settings({"workers": [worker], "queue_timeout_s": 7})
+    assert run("serve", "--config", str(path), "--print-config")[1] == out
+
+
+def test_the_variable_for_the_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "evenstep.toml"
+    path.write_text("port = 4321\n")
+    monkeypatch.setenv("EVENSTEP_CONFIG", str(path))
+    assert "port = 4321" in run("serve", "--print-config")[1]
+
+
+def test_serve_runs_the_server_with_the_settings(
+    run: Run, replaced: Callable[[str, str, object], None]
+) -> None:
+    served: list[ServeSettings] = []
+    replaced("router.server", "run", served.append)
+    assert run("serve", "--worker", "http://a:1", "--worker", "http://a:2", "--port", "0")[0] == 0
+    assert [worker.id for worker in served[0].workers] == ["a:1", "a:2"]
+    assert served[0].port == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "abc"], "error: port = 'abc' should be a valid integer"),
+        (["--host", ""], "error: host = '' should have at least 1 character (from --host)"),
+        (["--policy", "bfoi"], "error: unknown policy 'bfoi'; did you mean bfio? (from --policy)"),
+        (["--worker", "http://a:1,slot=3"], "error: worker http://a:1,slot=3: unknown key 'slot'"),
+        (["--config", "/nowhere.toml"], "error: cannot read /nowhere.toml: No such file"),
+        ([], "error: no workers: give at least one"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run("serve", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--prot", "1"], ["serv"], ["serve", "--port"]])
+def test_bad_usage_is_exit_2_without_a_traceback(run: Run, arguments: list[str]) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "Error: " in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("error", "code"), [(ConfigError, 2), (InputError, 2), (UpstreamError, 1)])
+def test_exit_codes(
+    run: Run,
+    replaced: Callable[[str, str, object], None],
+    error: type[Exception],
+    code: int,
+) -> None:
+    def fail() -> None:
+        raise error("[red]two\nlines[/red]")
+
+    replaced("loadgen.demo", "demo", fail)
+    assert run("demo") == (code, "", "error: [red]two lines[/red]\n")
+
+
+def test_other_commands_get_their_arguments_as_they_are(
+    run: Run, replaced: Callable[[str, str, object], None]
+) -> None:
+    got: list[tuple[str, list[str], bool]] = []
+
+    def replay(
+        url: Annotated[str, typer.Option()],
+        json: Annotated[list[str], typer.Option()],
+        fast: Annotated[bool, typer.Option("--fast/--no-fast")] = False,
+    ) -> None:
+        """Send things."""
+        got.append((url, json, fast))
+
+    replaced("loadgen.replay_command", "replay", replay)
+    assert run("replay", "--json", "-", "--url=u", "--fast", "--json", "x")[0] == 0
+    assert got == [("u", ["-", "x"], True)]
+    code, out, _ = run("replay", "--help")
+    assert code == 0
+    assert out.startswith("Usage: evenstep replay [OPTIONS]")
+    assert out.rstrip().endswith(COMMANDS["replay"].example)
+    code, _, err = run("replay", "--ulr", "u")
+    assert code == 2
+    assert "No such option: --ulr" in err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--print-config"]])
+def test_what_a_command_does_not_need_is_not_imported(arguments: list[str]) -> None:
+    script = (
+        "import sys; from router.cli import main; sys.argv[0] = 'evenstep'\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
+    )
+    packages = {name.partition(".")[0] for name in done.stderr.split()}
+    assert not packages & {"loadgen", "engine_patches", "matplotlib", "vllm", "uvicorn"}
