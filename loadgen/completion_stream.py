@@ -1,0 +1,111 @@
+"""A streamed completion, read as cheaply as it can be: JSON is parsed in the last events only."""
+
+from __future__ import annotations
+
+import msgspec
+
+DATA = b"data:"
+DONE = b"[DONE]"
+CONTENT = b'"text"'
+ABSENT = (b"", b"null")
+# An event is parsed only if it may be the usage or an error. Inside JSON strings quotes are
+# escaped, so generated text can never contain these; the end mark it can, hence the line check.
+REMARKABLE = (b'"completion_tokens"', b'"error"', DONE)
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int
+    prompt_tokens: int | None = None
+
+
+class _Event(msgspec.Struct):
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw()
+    message: str | None = None
+    object: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+class CompletionStream:
+    """Takes the body's bytes as they arrive, whole events or not.
+
+    Attributes:
+        first_s: when the first content arrived.
+        gaps_s: between arrivals of content; an arrival may carry several events, an event
+            several tokens.
+        output_tokens: from the usage event; None until then.
+        done: the end mark arrived.
+        error: what an error event said, or what was wrong with an event.
+    """
+
+    __slots__ = ("_last_s", "_rest", "done", "error", "first_s", "gaps_s", "output_tokens")
+
+    def __init__(self) -> None:
+        self.first_s: float | None = None
+        self.gaps_s: list[float] = []
+        self.output_tokens: int | None = None
+        self.done = False
+        self.error: str | None = None
+        self._last_s = 0.0
+        self._rest = b""
+
+    def feed(self, chunk: bytes, now_s: float) -> None:
+        """Take the next bytes, which arrived at ``now_s``."""
+        if self._rest:
+            chunk = self._rest + chunk
+            self._rest = b""
+        if not chunk.endswith(b"\n"):
+            cut = chunk.rfind(b"\n") + 1
+            chunk, self._rest = chunk[:cut], chunk[cut:]
+        if CONTENT in chunk:
+            self._content(now_s)
+        if any(mark in chunk for mark in REMARKABLE):
+            self._parse(chunk)
+
+    def _content(self, now_s: float) -> None:
+        if self.first_s is None:
+            self.first_s = now_s
+        else:
+            self.gaps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+
+    def _parse(self, lines: bytes) -> None:
+        for line in lines.split(b"\n"):
+            if not line.startswith(DATA):
+                continue
+            payload = line[len(DATA) :].strip()
+            if payload == DONE:
+                self.done = True
+            elif any(mark in payload for mark in REMARKABLE):
+                self._event(payload)
+
+    def _event(self, payload: bytes) -> None:
+        try:
+            event = _decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            self.error = f"broken event: {error}"
+            return
+        if event.usage is not None:
+            self.output_tokens = event.usage.completion_tokens
+        if bytes(event.error) not in ABSENT:
+            self.error = f"error event: {error_message(bytes(payload))}"
+        elif event.object == "error":
+            self.error = f"error event: {event.message}"
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str = ""
+    error: msgspec.Raw = msgspec.Raw()
+
+
+def error_message(body: bytes) -> str:
+    """The message of an OpenAI error body, or the start of whatever it is."""
+    try:
+        outer = msgspec.json.decode(body, type=_ErrorBody)
+        if bytes(outer.error) not in ABSENT:
+            outer = msgspec.json.decode(outer.error, type=_ErrorBody)
+    except msgspec.DecodeError:
+        return body[:200].decode(errors="replace")
+    return outer.message or body[:200].decode(errors="replace")

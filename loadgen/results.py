@@ -1,0 +1,304 @@
+"""What a replay measured, as one JSON-able report: the keys of ``vllm bench serve`` and our own.
+
+Pure: requests as the client saw them come in, figures go out. Wall seconds are divided by the time
+scale here and nowhere else, so that every reported time is in engine seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from router.errors import ConfigError
+
+TOO_MANY_REQUESTS = 429
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")
+
+Report = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestResult:
+    """One request that ended; times in wall seconds since the start of the run.
+
+    Attributes:
+        output_tokens: as the engine's usage event counts them.
+        scheduled_s: when it should have been sent; latency counts from here.
+        first_s: arrival of the first content; None if there was none.
+        gaps_s: between consecutive arrivals of content.
+        status: of the HTTP answer, None without one.
+        error: None for a request that completed with the right number of tokens.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    scheduled_s: float
+    sent_s: float
+    first_s: float | None
+    end_s: float
+    gaps_s: Sequence[float] = ()
+    status: int | None = 200
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span of the run in wall seconds since its start."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def length_s(self) -> float:
+        """Wall seconds."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything that happened to the requests of one replay.
+
+    Attributes:
+        results: every request that ended, however it did.
+        planned: requests that were asked for.
+        sent: requests that left the client; those without a result never came to an end.
+        whole: from the first sending to the last end.
+        steady: from the end of the warm-up to the last sending; None for a run too short for one.
+    """
+
+    results: Sequence[RequestResult]
+    planned: int
+    sent: int
+    whole: Window
+    steady: Window | None
+    interrupted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """How the requests were made; everything here is repeated in the report.
+
+    Attributes:
+        rate_per_s: of Poisson arrivals, per engine second.
+        concurrency: of a closed loop.
+        max_tokens: the cap that every request carried; None where lengths were revealed.
+        goodput_ms: bounds per metric of ``GOODPUT_METRICS`` that make a request a good one.
+        versions: of what took part, by name.
+    """
+
+    model: str
+    url: str
+    trace: str
+    trace_format: str
+    arrivals: str
+    seed: int
+    time_scale: float
+    warmup: float
+    max_tokens: int | None
+    reveal_lengths: bool
+    command: str
+    date: str
+    rate_per_s: float | None = None
+    concurrency: int | None = None
+    goodput_ms: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The percentile of ascending values, linear between neighbours, as numpy has it by default.
+
+    Raises:
+        ValueError: no values.
+    """
+    if not ordered:
+        raise ValueError("no values")
+    position = (len(ordered) - 1) * percent / 100
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def parse_goodput(text: str | None) -> dict[str, float]:
+    """Read bounds such as ``ttft:500,tpot:50`` (milliseconds).
+
+    Raises:
+        ConfigError: an unknown metric, or a bound that is no positive number.
+    """
+    bounds = {}
+    for part in text.split(",") if text else ():
+        name, _, value = part.strip().partition(":")
+        if name not in GOODPUT_METRICS:
+            raise ConfigError(
+                f"--goodput: unknown metric {name!r}; write ttft:MS,tpot:MS,e2el:MS or some of them"
+            )
+        try:
+            bounds[name] = float(value)
+        except ValueError:
+            bounds[name] = math.nan
+        if not 0 < bounds[name] < math.inf:
+            raise ConfigError(
+                f"--goodput: {value!r} is no number of milliseconds; write {name}:500"
+            )
+    return bounds
+
+
+def summarize(run: Run, conditions: Conditions) -> Report:
+    """The report on one run, without the figures of the cluster."""
+    done = [result for result in run.results if result.error is None]
+    scale = conditions.time_scale
+    return {
+        **_conditions(conditions),
+        **_counts(run, done),
+        **_rates(run, done, conditions),
+        **_latencies(done, scale),
+        **_spread("lateness", (each.sent_s - each.scheduled_s for each in run.results), scale),
+        "mean_admitted_prompt_tokens": _mean(each.prompt_tokens for each in done),
+        "steady": _steady(done, run.steady, scale),
+    }
+
+
+def _conditions(conditions: Conditions) -> Report:
+    return {
+        "date": conditions.date,
+        "command": conditions.command,
+        "versions": dict(conditions.versions),
+        "base_url": conditions.url,
+        "endpoint": "/v1/completions",
+        "model_id": conditions.model,
+        "trace": conditions.trace,
+        "trace_format": conditions.trace_format,
+        "arrivals": conditions.arrivals,
+        "request_rate": "inf" if conditions.rate_per_s is None else conditions.rate_per_s,
+        "max_concurrency": conditions.concurrency,
+        "seed": conditions.seed,
+        "max_tokens": conditions.max_tokens,
+        "lengths_revealed": conditions.reveal_lengths,
+        "time_scale": conditions.time_scale,
+        "time_unit": "engine seconds (wall seconds / time_scale)",
+        "warmup": conditions.warmup,
+    }
+
+
+def _counts(run: Run, done: Sequence[RequestResult]) -> Report:
+    errors = Counter(result.error for result in run.results if result.error is not None)
+    return {
+        "num_prompts": run.planned,
+        "sent": run.sent,
+        "completed": len(done),
+        "failed": len(run.results) - len(done),
+        "rejected": sum(result.status == TOO_MANY_REQUESTS for result in run.results),
+        "lost": run.sent - len(run.results),
+        "interrupted": run.interrupted,
+        "errors": dict(errors.most_common()),
+        "total_input_tokens": sum(result.prompt_tokens for result in done),
+        "total_output_tokens": sum(result.output_tokens for result in done),
+    }
+
+
+def _rates(run: Run, done: Sequence[RequestResult], conditions: Conditions) -> Report:
+    duration_s = run.whole.length_s / conditions.time_scale
+    output_tokens = sum(result.output_tokens for result in done)
+    total_tokens = output_tokens + sum(result.prompt_tokens for result in done)
+    good = None
+    if conditions.goodput_ms:
+        good = sum(_is_good(result, conditions) for result in done)
+    return {
+        "duration": duration_s,
+        "wall_duration_s": run.whole.length_s,
+        "request_throughput": _ratio(len(done), duration_s),
+        "request_goodput": None if good is None else _ratio(good, duration_s),
+        "goodput_ms": dict(conditions.goodput_ms),
+        "output_throughput": _ratio(output_tokens, duration_s),
+        "total_token_throughput": _ratio(total_tokens, duration_s),
+    }
+
+
+def _ttft_s(result: RequestResult) -> float:
+    first_s = result.end_s if result.first_s is None else result.first_s
+    return first_s - result.scheduled_s
+
+
+def _e2el_s(result: RequestResult) -> float:
+    return result.end_s - result.scheduled_s
+
+
+def _tpot_s(result: RequestResult) -> float:
+    if result.output_tokens <= 1:
+        return 0.0
+    return (_e2el_s(result) - _ttft_s(result)) / (result.output_tokens - 1)
+
+
+def _is_good(result: RequestResult, conditions: Conditions) -> bool:
+    measures: Mapping[str, Callable[[RequestResult], float]] = {
+        "ttft": _ttft_s,
+        "tpot": _tpot_s,
+        "e2el": _e2el_s,
+    }
+    return all(
+        measures[name](result) / conditions.time_scale * 1000 <= bound_ms
+        for name, bound_ms in conditions.goodput_ms.items()
+    )
+
+
+def _latencies(done: Sequence[RequestResult], scale: float) -> Report:
+    gaps_s = (gap_s for result in done for gap_s in result.gaps_s)
+    return {
+        **_spread("ttft", map(_ttft_s, done), scale),
+        **_spread("tpot", (_tpot_s(each) for each in done if each.output_tokens > 1), scale),
+        **_spread("itl", gaps_s, scale),
+        "itl_unit": "between arrivals of content; one arrival may carry several tokens",
+        **_spread("e2el", map(_e2el_s, done), scale),
+    }
+
+
+def _spread(name: str, values_s: Iterable[float], scale: float) -> Report:
+    ordered = sorted(value_s / scale * 1000 for value_s in values_s)
+    if not ordered:
+        return {f"{part}_{name}_ms": None for part in ("mean", "median", "std", "p99")}
+    return {
+        f"mean_{name}_ms": statistics.fmean(ordered),
+        f"median_{name}_ms": percentile(ordered, 50),
+        f"std_{name}_ms": statistics.pstdev(ordered),
+        f"p99_{name}_ms": percentile(ordered, 99),
+    }
+
+
+def _steady(done: Sequence[RequestResult], window: Window | None, scale: float) -> Report | None:
+    if window is None:
+        return None
+    admitted = [
+        result.prompt_tokens
+        for result in done
+        if result.first_s is not None and window.start_s <= result.first_s <= window.end_s
+    ]
+    tokens = sum(_tokens_within(result, window) for result in done)
+    return {
+        "start_s": window.start_s / scale,
+        "duration": window.length_s / scale,
+        "output_throughput": _ratio(tokens, window.length_s / scale),
+        "mean_admitted_prompt_tokens": _mean(admitted),
+    }
+
+
+def _tokens_within(result: RequestResult, window: Window) -> float:
+    """Tokens that arrived in a window, the second to the last one spread evenly over their span."""
+    if result.first_s is None:
+        return 0.0
+    inside = float(window.start_s <= result.first_s < window.end_s)
+    span_s = result.end_s - result.first_s
+    if span_s <= 0:
+        return inside * result.output_tokens
+    overlap_s = min(result.end_s, window.end_s) - max(result.first_s, window.start_s)
+    return inside + (result.output_tokens - 1) * max(0.0, overlap_s) / span_s
+
+
+def _mean(values: Iterable[int]) -> float | None:
+    values = list(values)
+    return statistics.fmean(values) if values else None
+
+
+def _ratio(amount: float, per: float) -> float | None:
+    return amount / per if per > 0 else None

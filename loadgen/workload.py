@@ -1,0 +1,144 @@
+"""What a replay sends, and when: arrivals, prompts, request bodies; all of it from a seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from loadgen.traces import Trace, TraceRequest
+from router.errors import ConfigError
+
+# Every id has three digits, so that a prompt is one slice of a string; any vocabulary has them.
+_TOKEN_IDS = (100, 356)
+_ID_WIDTH = len("100,")
+_BANK_TOKENS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When requests arrive.
+
+    Attributes:
+        kind: closed: a number of clients that each wait for their answer; poisson: at a rate,
+            whatever the answers do; trace: at the trace's own times.
+        value: clients of a closed loop, or requests per engine second of poisson; else 0.
+    """
+
+    kind: Literal["closed", "poisson", "trace"]
+    value: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Arrivals:
+        """Read ``closed:N``, ``poisson:RATE`` or ``trace``.
+
+        Raises:
+            ConfigError: none of these.
+        """
+        kind, _, value = text.partition(":")
+        if text == "trace":
+            return cls("trace")
+        if kind == "closed" and value.isdecimal() and int(value) > 0:
+            return cls("closed", int(value))
+        if kind == "poisson" and (rate := _positive(value)) is not None:
+            return cls("poisson", rate)
+        raise ConfigError(
+            f"--arrivals: {text!r} is unknown; write closed:N with N clients, poisson:RATE with a "
+            "rate in requests per engine second, or trace"
+        )
+
+    def __str__(self) -> str:
+        """As it is written on the command line."""
+        return self.kind if self.kind == "trace" else f"{self.kind}:{self.value:g}"
+
+
+def _positive(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 < value < math.inf else None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in the order of their sending.
+
+    Attributes:
+        cap_tokens: ``max_tokens`` of every request, unless lengths are revealed.
+        reveal_lengths: ask for each request's own length, for engines that cannot read the hidden
+            one; the router then knows lengths too.
+    """
+
+    requests: Sequence[TraceRequest]
+    arrivals: Arrivals
+    model: str
+    cap_tokens: int
+    seed: int
+    reveal_lengths: bool = False
+
+    def expected_tokens(self, request: TraceRequest) -> int:
+        """Output tokens that the engine must return."""
+        return min(request.output_tokens, self.cap_tokens)
+
+    def bodies(self) -> Iterator[bytes]:
+        """The requests' bodies, made one by one."""
+        prompts = _prompts(self.requests, self.seed)
+        for request, prompt in zip(self.requests, prompts, strict=True):
+            yield b'{"prompt":[%b],%b' % (prompt, json.dumps(self._rest(request)).encode()[1:])
+
+    def _rest(self, request: TraceRequest) -> dict[str, object]:
+        rest: dict[str, object] = {
+            "model": self.model,
+            "max_tokens": self.cap_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": 0,
+            "vllm_xargs": {"evenstep_output_tokens": request.output_tokens},
+        }
+        if self.reveal_lengths:
+            del rest["vllm_xargs"]
+            rest |= {"max_tokens": self.expected_tokens(request), "ignore_eos": True}
+        return rest
+
+
+def plan(
+    trace: Trace, arrivals: Arrivals, count: int | None, seed: int
+) -> tuple[TraceRequest, ...]:
+    """Choose requests and give each its arrival in engine seconds; none in a closed loop.
+
+    Args:
+        trace: to choose from.
+        arrivals: the trace's own times take its earliest requests, the others a sample.
+        count: how many; None takes as many as the trace has.
+        seed: of the sample and of Poisson arrivals.
+
+    Raises:
+        InputError: the trace's own times are asked for, and it has none or too few.
+    """
+    if arrivals.kind == "trace":
+        return trace.earliest(count)
+    requests = trace.sample(len(trace.requests) if count is None else count, seed)
+    if arrivals.kind == "closed":
+        return requests
+    rng = random.Random(f"{seed} arrivals")
+    at_s = 0.0
+    timed = []
+    for request in requests:
+        timed.append(TraceRequest(request.prompt_tokens, request.output_tokens, at_s))
+        at_s += rng.expovariate(arrivals.value)
+    return tuple(timed)
+
+
+def _prompts(requests: Sequence[TraceRequest], seed: int) -> Iterator[bytes]:
+    """Random token ids, comma-separated; no two prompts begin alike but by chance."""
+    rng = random.Random(f"{seed} prompts")
+    longest = max((request.prompt_tokens for request in requests), default=0)
+    ids = rng.choices(range(*_TOKEN_IDS), k=_BANK_TOKENS + longest)
+    bank = ",".join(map(str, ids)).encode() + b","
+    for request in requests:
+        start = rng.randrange(_BANK_TOKENS) * _ID_WIDTH
+        yield bank[start : start + request.prompt_tokens * _ID_WIDTH - 1]
