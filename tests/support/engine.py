@@ -1,0 +1,124 @@
+"""The real engine: vLLM on the CPU with a tiny model, from the venv that deploy/engine builds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.server import Server, free_port, running
+
+MODEL = "tiny"
+
+_FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "engine"
+_READY_S = 300.0
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    # Without it the first request waits some 20 s for a C++ compiler.
+    "TORCH_COMPILE_DISABLE": "1",
+}
+
+# Outputs are compared, so no request may find another one's prefix in the cache.
+_FLAGS = (
+    *("--host", "127.0.0.1", "--served-model-name", MODEL, "--enforce-eager"),
+    *("--block-size", "32", "--num-gpu-blocks-override", "1024", "--max-num-seqs", "8"),
+    "--no-enable-prefix-caching",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What ``deploy/engine/build.py`` has built.
+
+    Attributes:
+        venv: the engine's virtual environment.
+        model: the tiny checkpoint.
+    """
+
+    venv: Path
+    model: Path
+
+    @property
+    def python(self) -> Path:
+        return self.venv / "bin" / "python"
+
+
+def installation() -> Installation | None:
+    """The engine as built for the present pins; None if it is not there, or not whole."""
+    command = [sys.executable, str(_FOLDER / "build.py"), "--paths"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    if answer.returncode != 0:
+        return None
+    paths = json.loads(answer.stdout)
+    return Installation(Path(paths["venv"]), Path(paths["model"]))
+
+
+@contextlib.contextmanager
+def running_engine(where: Installation, folder: Path, *flags: str) -> Iterator[Server]:
+    """Run an engine until the block ends.
+
+    Args:
+        where: the engine and its model.
+        folder: for the log.
+        flags: further ones of ``vllm serve``; they win over those given here.
+    """
+    port = free_port()
+    serve = [str(where.python), str(_FOLDER / "serve.py"), str(where.model)]
+    with tempfile.TemporaryDirectory(prefix="evenstep-") as scratch:
+        places = {"TMPDIR": scratch, "VLLM_CACHE_ROOT": str(where.venv / "vllm-cache")}
+        with running(
+            [*serve, *_FLAGS, *flags, "--port", str(port)],
+            port,
+            folder / f"engine-{port}.log",
+            {**_ENVIRONMENT, **places},
+            _READY_S,
+        ) as server:
+            yield server
+
+
+class SharedEngine:
+    """One engine for many tests: started when first asked for, and anew once it has died.
+
+    Args:
+        where: the engine and its model.
+        folder: for logs.
+        stack: ends what is started here.
+    """
+
+    def __init__(self, where: Installation, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._where = where
+        self._folder = folder
+        self._stack = stack
+        self._server: Server | None = None
+
+    def server(self) -> Server:
+        """The living engine."""
+        if self._server is None or not self._server.alive:
+            self._server = self._stack.enter_context(running_engine(self._where, self._folder))
+        return self._server
+
+
+def metric(server: Server, name: str) -> float:
+    """Sum of all samples of one metric, on the server's ``/metrics``."""
+    text = server.get("/metrics").text
+    values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)", text, re.MULTILINE)
+    assert values, f"no metric {name}"
+    return sum(float(value) for value in values)
+
+
+def requests_running(engine: Server) -> int:
+    """Requests that the engine is computing at this moment."""
+    return int(metric(engine, "vllm:num_requests_running"))

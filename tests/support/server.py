@@ -1,0 +1,170 @@
+"""Servers that tests start: a process group each, a log file, and an end that always comes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+# Below the range from which the kernel takes the ports of outgoing connections.
+_PORTS = range(20_000, 32_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server.
+
+    Attributes:
+        process: leads a process group of its own.
+        log: what the group has written to stdout and stderr.
+    """
+
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10)
+
+    def log_tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def kill(self) -> None:
+        """End the whole group at once, as a crash would."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=10)
+
+    def stop(self, grace_s: float = 20.0) -> None:
+        """Ask the server to end; after ``grace_s``, or if it leaves children behind, kill."""
+        self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=grace_s)
+        self.kill()
+
+
+@contextlib.contextmanager
+def running(
+    command: list[str],
+    port: int,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    ready_s: float = 30.0,
+) -> Iterator[Server]:
+    """Run a server until the block ends.
+
+    Args:
+        command: starts it on ``port``.
+        port: of 127.0.0.1, free so far.
+        log: file for its output.
+        environment: added to the present one.
+        ready_s: how long ``/health`` may take to answer 200.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    server = Server(port, process, log)
+    try:
+        _wait_ready(server, ready_s)
+        yield server
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def running_router(folder: Path, *flags: str) -> Iterator[Server]:
+    """Run ``evenstep serve`` with these flags, on a free port."""
+    port = free_port()
+    command = [sys.executable, "-m", "router.cli", "serve", "--port", str(port), *flags]
+    with running(command, port, folder / f"router-{port}.log") as server:
+        yield server
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nothing listens on."""
+    for _ in range(100):
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"no free port in {_PORTS}")
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Look again and again, for ``timeout_s`` at most.
+
+    Raises:
+        TimeoutError: the condition has not come true; the message says ``what`` was awaited.
+    """
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"waited {timeout_s:.0f} s in vain: {what}")
+        time.sleep(0.05)
+
+
+def _wait_ready(server: Server, timeout_s: float) -> None:
+    def settled() -> bool:
+        return not server.alive or _healthy(server)
+
+    try:
+        wait_until(settled, timeout_s, f"{server.url}/health")
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}\n{server.log_tail()}") from None
+    if not server.alive:
+        status = server.process.returncode
+        raise RuntimeError(f"the server ended with status {status}\n{server.log_tail()}")
+    if not _owns_port(server):
+        raise RuntimeError(f"another process answers on port {server.port}")
+
+
+def _healthy(server: Server) -> bool:
+    try:
+        return server.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _owns_port(server: Server) -> bool:
+    """Whether the listening socket is open in the very process that was started."""
+    wanted = {f"socket:[{inode}]" for inode in _listening(server.port)}
+    return not wanted.isdisjoint(_open_files(server.process.pid))
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            yield str(link.readlink())
+
+
+def _listening(port: int) -> Iterator[str]:
+    """Inodes of the sockets that listen on a port."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9]
