@@ -1,0 +1,253 @@
+"""The engine's side of the state stream: each step's state goes out as a small delta.
+
+Deltas leave on a PUB socket, which drops what a slow router does not take and never delays a
+step; a full snapshot is given to whoever asks on a ROUTER socket. The vLLM plug-in and the
+emulator both report through ``SnapshotPublisher``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import zmq
+
+from router.types import DEFAULT_SLOTS, KvGroup, RunningRequest, Snapshot
+from router.wire import encode, full_endpoint
+
+Row = tuple[str, int, int, int, int, float | None]
+"""The fields of ``RunningRequest``, in its order: one is made per running request and step."""
+
+HEARTBEAT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The whole state of one worker after one step.
+
+    Attributes:
+        step: the barrier step that has just ended; repeated when something else changed.
+        step_s: how long the step took; 0 when the step number is repeated.
+        rows: every running request.
+        finished: ids that ended since the last report, whether they ran or only waited.
+        preempted: ids that lost their slot since the last report and wait again.
+    """
+
+    step: int
+    time_s: float
+    step_s: float
+    rows: Sequence[Row] = ()
+    finished: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+    waiting: int = 0
+    waiting_tokens: int = 0
+    slots: int = DEFAULT_SLOTS
+    kv_groups: tuple[KvGroup, ...] = ()
+    admissible_kv_tokens: int | None = None
+    scheduled_prefill_tokens: int = 0
+    scheduled_decode_tokens: int = 0
+    preemptions_total: int = 0
+    power_w: float | None = None
+    energy_j: float | None = None
+
+
+def changed_rows(previous: Mapping[str, Row], rows: Iterable[Row]) -> list[Row]:
+    """Rows that a delta must list: new ones, and those that did not just grow by one token."""
+    changed = []
+    for row in rows:
+        old = previous.get(row[0])
+        if old is None or row[2] != old[2] + 1 or row[3:] != old[3:] or row[1] != old[1]:
+            changed.append(row)
+    return changed
+
+
+def ended_ids(
+    previous: Mapping[str, Row],
+    current: Mapping[str, Row],
+    finished: Sequence[str],
+    preempted: Sequence[str],
+) -> tuple[str, ...]:
+    """Ids that a delta must call finished: those reported, and whatever else stopped running."""
+    told = {*finished, *preempted}
+    return (*finished, *(id_ for id_ in previous if id_ not in current and id_ not in told))
+
+
+class SnapshotPublisher:
+    """Publishes one worker's state; safe to ``publish`` in one thread and ``poll`` in another.
+
+    Args:
+        endpoint: where the stream is bound; full snapshots are given at ``full_endpoint`` of it.
+        group: the worker's group.
+        worker: the worker's name.
+        rank: its data-parallel rank.
+        initial: the state at the start, published at once as a full snapshot.
+        clock: wall clock, seconds since 1970.
+        context: ZMQ context to use, the process's own by default.
+
+    Raises:
+        zmq.ZMQError: an endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        group: str,
+        worker: str,
+        rank: int,
+        initial: StepReport,
+        clock: Callable[[], float] = time.time,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        self.epoch = secrets.token_hex(8)
+        self.sequence = 0
+        self._names = (group, worker, rank)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._report = initial
+        self._rows = {row[0]: row for row in initial.rows}
+        self._sent_s = clock()
+        context = context or zmq.Context.instance()
+        self._stream = context.socket(zmq.PUB)
+        self._requests = context.socket(zmq.ROUTER)
+        self._bind(endpoint)
+        self._stream.send(self._full(), zmq.NOBLOCK)
+
+    def _bind(self, endpoint: str) -> None:
+        try:
+            for socket, address in (
+                (self._stream, endpoint),
+                (self._requests, full_endpoint(endpoint)),
+            ):
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.bind(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
+
+    def publish(self, report: StepReport) -> None:
+        """Send what changed since the last report; never blocks."""
+        with self._lock:
+            rows = {row[0]: row for row in report.rows}
+            ended = ended_ids(self._rows, rows, report.finished, report.preempted)
+            changed = changed_rows(self._rows, report.rows)
+            self._report, self._rows = report, rows
+            self._send_delta(report, changed, ended, report.preempted)
+
+    def poll(self, timeout_s: float = 0.0) -> int:
+        """Answer requests for full snapshots, and send the heartbeat of an idle worker when due.
+
+        Call it when ``request_fd`` becomes readable and about four times a second besides, or in a
+        loop in a thread.
+
+        Args:
+            timeout_s: how long to wait for a first request.
+
+        Returns:
+            How many requests were answered.
+        """
+        if timeout_s > 0:
+            self._requests.poll(int(timeout_s * 1e3))
+        self._beat()
+        answered = 0
+        while self._answer_one():
+            answered += 1
+        return answered
+
+    @property
+    def request_fd(self) -> int:
+        """Becomes readable when requests may have come (edge-triggered: ``poll`` takes all)."""
+        return int(self._requests.getsockopt(zmq.FD))
+
+    def close(self) -> None:
+        """Release both endpoints, dropping what was not yet sent."""
+        self._stream.close(0)
+        self._requests.close(0)
+
+    def _beat(self) -> None:
+        with self._lock:
+            now_s = self._clock()
+            if self._rows or now_s - self._sent_s < HEARTBEAT_S:
+                return
+            self._send_delta(_repeated(self._report, now_s), (), (), ())
+
+    def _answer_one(self) -> bool:
+        try:
+            frames = self._requests.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        with self._lock:
+            answer = self._full()
+        envelope = 2 if len(frames) > 2 and not frames[1] else 1
+        self._requests.send_multipart([*frames[:envelope], answer], zmq.NOBLOCK)
+        return True
+
+    def _full(self) -> bytes:
+        return encode(self._snapshot("full", self._report, self._rows.values(), (), ()))
+
+    def _send_delta(
+        self,
+        report: StepReport,
+        rows: Iterable[Row],
+        finished: tuple[str, ...],
+        preempted: tuple[str, ...],
+    ) -> None:
+        self.sequence += 1
+        self._sent_s = report.time_s
+        snapshot = self._snapshot("delta", report, rows, finished, preempted)
+        self._stream.send(encode(snapshot), zmq.NOBLOCK)
+
+    def _snapshot(
+        self,
+        kind: Literal["full", "delta"],
+        report: StepReport,
+        rows: Iterable[Row],
+        finished: tuple[str, ...],
+        preempted: tuple[str, ...],
+    ) -> Snapshot:
+        group, worker, rank = self._names
+        return Snapshot(
+            kind=kind,
+            group=group,
+            worker=worker,
+            rank=rank,
+            epoch=self.epoch,
+            sequence=self.sequence,
+            step=report.step,
+            time_s=report.time_s,
+            step_s=report.step_s,
+            running=tuple(RunningRequest(*row) for row in rows),
+            finished=finished,
+            preempted=preempted,
+            waiting=report.waiting,
+            waiting_tokens=report.waiting_tokens,
+            slots=report.slots,
+            kv_groups=report.kv_groups,
+            admissible_kv_tokens=report.admissible_kv_tokens,
+            scheduled_prefill_tokens=report.scheduled_prefill_tokens,
+            scheduled_decode_tokens=report.scheduled_decode_tokens,
+            preemptions_total=report.preemptions_total,
+            power_w=report.power_w,
+            energy_j=report.energy_j,
+        )
+
+
+def _repeated(report: StepReport, time_s: float) -> StepReport:
+    """The same state at a later time, with no step in between."""
+    return StepReport(
+        step=report.step,
+        time_s=time_s,
+        step_s=0.0,
+        waiting=report.waiting,
+        waiting_tokens=report.waiting_tokens,
+        slots=report.slots,
+        kv_groups=report.kv_groups,
+        admissible_kv_tokens=report.admissible_kv_tokens,
+        preemptions_total=report.preemptions_total,
+        power_w=report.power_w,
+        energy_j=report.energy_j,
+    )

@@ -1,0 +1,1 @@
+"""Emulated vLLM workers: engines with modelled steps behind vLLM-shaped HTTP."""

@@ -1,0 +1,123 @@
+"""A client's request under way: what the step loop has shown of it, and what was already sent."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from loadgen.emulator.engine import EngineRequest
+from loadgen.emulator.generation import Generation
+from loadgen.emulator.shapes import ChoiceEnd, Shape
+from loadgen.emulator.text import OutputPlan
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One output of an answer: one engine request.
+
+    Attributes:
+        shown_tokens: tokens that the engine has released to the client's stream.
+        sent_tokens: tokens whose text was taken for sending.
+    """
+
+    answer: Answer
+    index: int
+    request: EngineRequest
+    plan: OutputPlan
+    shown_tokens: int = 0
+    sent_tokens: int = 0
+    sent_chars: int = 0
+    done: bool = False
+    listed: bool = False
+
+    def take(self) -> bytes:
+        """The event for what was released since the last time."""
+        text = self.plan.text(self.sent_tokens, self.shown_tokens)
+        if self.plan.end_chars is not None:
+            text = text[: max(0, self.plan.end_chars - self.sent_chars)]
+        self.sent_tokens = self.shown_tokens
+        self.sent_chars += len(text)
+        if self.done:
+            end = ChoiceEnd(text, self.plan.finish_reason, self.plan.stop_reason)
+            return self.answer.shape.last(self.index, end)
+        return self.answer.shape.delta(self.index, text)
+
+    def whole(self) -> ChoiceEnd:
+        """All of a finished output."""
+        text = self.plan.text(0, self.request.generated_tokens)[: self.plan.end_chars]
+        return ChoiceEnd(text, self.plan.finish_reason, self.plan.stop_reason)
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """All outputs of one client's request, and the one coroutine that waits for them.
+
+    Attributes:
+        transport: the client's connection.
+        choices: filled when the engine requests are made.
+        gone: nobody waits for the answer any more.
+    """
+
+    generation: Generation
+    shape: Shape
+    transport: asyncio.WriteTransport
+    choices: list[Choice] = field(default_factory=list)
+    gone: bool = False
+    _changed: list[Choice] = field(default_factory=list)
+    _waiter: asyncio.Future[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every output has ended."""
+        return all(choice.done for choice in self.choices)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts, each counted once."""
+        return sum(self.generation.prompt_tokens)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far."""
+        return sum(choice.request.generated_tokens for choice in self.choices)
+
+    def show(self, choice: Choice, *, done: bool) -> None:
+        """Release what a choice has generated, and wake whoever waits."""
+        choice.shown_tokens = choice.request.generated_tokens
+        choice.done = done
+        if not choice.listed:
+            choice.listed = True
+            self._changed.append(choice)
+        self._wake()
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more."""
+        self.gone = True
+        self._wake()
+
+    def tear(self) -> None:
+        """Write half of a next event to the client, if the answer is an open stream."""
+        choice = next((choice for choice in self.choices if not choice.done), None)
+        if not self.generation.stream or choice is None or self.transport.is_closing():
+            return
+        event = self.shape.delta(choice.index, choice.plan.text(0, 1))
+        chunk = b"%x\r\n%b\r\n" % (len(event), event)
+        self.transport.write(chunk[: len(chunk) // 2])
+
+    async def changes(self) -> list[Choice]:
+        """Wait for choices that have something new; several steps may have merged.
+
+        Returns:
+            The choices, none when the answer was abandoned.
+        """
+        if not self._changed and not self.gone:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        changed, self._changed = self._changed, []
+        for choice in changed:
+            choice.listed = False
+        return changed
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,159 @@
+"""``evenstep emulate``: an emulated fleet until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import uvloop
+
+from loadgen.emulator.fleet import EmulatedFleet
+from loadgen.emulator.settings import (
+    EmulatorSettings,
+    parse_speeds,
+    parse_step_time,
+    snapshot_endpoints,
+)
+from router.errors import InputError
+
+
+def _flag(name: str, help_text: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=help_text, metavar=metavar)
+
+
+def emulate(
+    workers: Annotated[int, _flag("--workers", "Workers, one HTTP port each.", "G")] = 4,
+    port: Annotated[int, _flag("--port", "Port of the first worker.", "FIRST")] = 8100,
+    slots: Annotated[int, _flag("--slots", "Requests that a worker runs at once.", "B")] = 72,
+    kv_tokens: Annotated[int, _flag("--kv-tokens", "KV memory of a worker.", "N")] = 400_000,
+    max_model_len: Annotated[
+        int | None, _flag("--max-model-len", "Longest prompt plus output [KV memory].", "N")
+    ] = None,
+    step_time: Annotated[
+        str, _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]")
+    ] = "4.95e-3,9.5e-8",
+    time_scale: Annotated[
+        float, _flag("--time-scale", "Wall seconds per engine second; above 1 is slower.", "X")
+    ] = 1.0,
+    barrier: Annotated[
+        bool, _flag("--barrier/--no-barrier", "Workers step together, or each alone.")
+    ] = True,
+    speed: Annotated[str, _flag("--speed", "Relative speed of each worker.", "1,1,.5")] = "1",
+    model: Annotated[str, _flag("--model", "Name of the model served.", "NAME")] = "emulated",
+    group: Annotated[str, _flag("--group", "Group of the workers.", "NAME")] = "default",
+    seed: Annotated[int, _flag("--seed", "For texts, and lengths nobody gave.", "N")] = 0,
+    stream_interval: Annotated[
+        int, _flag("--stream-interval", "Tokens per streamed event, as in vLLM.", "N")
+    ] = 1,
+    record: Annotated[
+        Path | None, _flag("--record", "Write a row per step, .csv or .csv.gz.", "FILE")
+    ] = None,
+    control_port: Annotated[
+        int | None, _flag("--control-port", "Fault port [after the last worker's].", "N")
+    ] = None,
+    snapshot_port: Annotated[
+        int | None, _flag("--snapshot-port", "First of two per worker [after the fault port].", "N")
+    ] = None,
+    snapshots: Annotated[
+        bool, _flag("--snapshots/--no-snapshots", "Publish the state of every step.")
+    ] = True,
+    host: Annotated[str, _flag("--host", "Address to listen on.", "H")] = "127.0.0.1",
+    json: Annotated[
+        str | None, _flag("--json", "Write what was started as JSON, - for stdout.", "FILE")
+    ] = None,
+) -> None:
+    """Run emulated engines: vLLM's API in front of modelled steps, no model and no GPU."""
+    endpoints: tuple[str, ...] = ()
+    if snapshots:
+        first = snapshot_port or (control_port or port + workers) + 1
+        endpoints = snapshot_endpoints(host, first, workers)
+    settings = EmulatorSettings(
+        workers=workers,
+        host=host,
+        port=port,
+        slots=slots,
+        kv_tokens=kv_tokens,
+        max_model_len=max_model_len,
+        step_time=parse_step_time(step_time),
+        time_scale=time_scale,
+        barrier=barrier,
+        speeds=parse_speeds(speed),
+        model=model,
+        group=group,
+        seed=seed,
+        stream_interval=stream_interval,
+        control_port=control_port,
+        snapshots=endpoints,
+        record=record,
+    )
+    uvloop.run(_run(settings, json))
+
+
+async def _run(settings: EmulatorSettings, json: str | None) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with EmulatedFleet(settings) as fleet:
+        gc.collect()
+        gc.freeze()
+        _announce(fleet, json)
+        await fleet.wait(stop)
+
+
+def _announce(fleet: EmulatedFleet, json: str | None) -> None:
+    typer.echo(_ready_text(fleet), err=json == "-")
+    if json is None:
+        return
+    ready = msgspec.json.encode(_ready(fleet)).decode()
+    if json == "-":
+        typer.echo(ready)
+        return
+    # Whoever waits for the file must never read half of it.
+    partial = Path(f"{json}.partial")
+    try:
+        partial.write_text(ready + "\n", encoding="utf-8")
+        partial.replace(json)
+    except OSError as error:
+        raise InputError(f"cannot write {json}: {error.strerror}") from error
+
+
+def _ready(fleet: EmulatedFleet) -> dict[str, object]:
+    settings = fleet.settings
+    endpoints = settings.snapshots or (None,) * settings.workers
+    return {
+        "emulated": True,
+        "model": settings.model,
+        "group": settings.group,
+        "time_scale": settings.time_scale,
+        "barrier": settings.barrier,
+        "slots": settings.slots,
+        "control": fleet.control.url,
+        "workers": [
+            {
+                "rank": rank,
+                "url": listener.url,
+                "snapshots": endpoints[rank],
+                "spec": fleet.worker_spec(rank),
+            }
+            for rank, listener in enumerate(fleet.listeners)
+        ],
+    }
+
+
+def _ready_text(fleet: EmulatedFleet) -> str:
+    settings = fleet.settings
+    together = "stepping together" if settings.barrier else "each stepping alone"
+    return "\n".join(
+        [
+            f"{settings.workers} emulated workers (no model, no GPU), {together}, "
+            f"{settings.time_scale:g} wall seconds per engine second",
+            f"Fault port: {fleet.control.url}",
+            "For evenstep serve:",
+            *(f"  --worker {fleet.worker_spec(rank)}" for rank in range(settings.workers)),
+        ]
+    )

@@ -1,0 +1,98 @@
+"""The fault port: break and restore workers, and see how the fleet does. Raw ASGI.
+
+``POST /workers/{rank}/fault`` with a JSON body (``kind`` and its parameters, see ``Fault``),
+``POST /workers/{rank}/restore``, ``GET /fleet``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from loadgen.emulator import asgi
+from loadgen.emulator.faults import Fault
+from loadgen.emulator.generation import RejectedError
+from loadgen.emulator.shapes import error_body
+from router.errors import EvenstepError
+
+_ACTION = re.compile(r"/workers/(\d+)/(fault|restore)")
+
+
+class _FaultBody(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str
+    factor: float = 2.0
+    status: int = 500
+    mid_event: bool = False
+
+
+class Controlled(Protocol):
+    """What the fault port acts on."""
+
+    def describe(self) -> dict[str, object]:
+        """How the fleet does, for ``GET /fleet``."""
+        ...
+
+    def has_rank(self, rank: int) -> bool:
+        """Whether there is such a worker."""
+        ...
+
+    async def inject(self, rank: int, fault: Fault) -> None:
+        """Break a worker, whatever fault it had being undone first."""
+        ...
+
+    async def restore(self, rank: int) -> None:
+        """End a worker's fault."""
+        ...
+
+
+class ControlApp:
+    """ASGI application of the fault port."""
+
+    def __init__(self, fleet: Controlled) -> None:
+        self._fleet = fleet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            body = await asgi.read_body(receive)
+            answer = await self._answer(scope["method"], scope["path"], body)
+        except asgi.ClientGoneError:
+            return
+        except RejectedError as rejected:
+            await asgi.respond(send, error_body(rejected), status=rejected.status)
+        except EvenstepError as error:
+            await asgi.respond(send, error_body(RejectedError(str(error))), status=400)
+        else:
+            await asgi.respond(send, msgspec.json.encode(answer))
+
+    async def _answer(self, method: str, path: str, body: bytes) -> dict[str, object]:
+        if method == "GET" and path == "/fleet":
+            return self._fleet.describe()
+        action = _ACTION.fullmatch(path)
+        if method != "POST" or action is None:
+            raise RejectedError("Not Found", status=404)
+        rank = int(action[1])
+        if not self._fleet.has_rank(rank):
+            raise RejectedError(f"no worker {rank}", "rank", status=404)
+        if action[2] == "restore":
+            await self._fleet.restore(rank)
+            return {"rank": rank, "fault": None}
+        fault = _fault(body)
+        await self._fleet.inject(rank, fault)
+        return {"rank": rank, "fault": fault.kind}
+
+
+def _fault(body: bytes) -> Fault:
+    try:
+        parsed = msgspec.json.decode(body, type=_FaultBody)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RejectedError(str(error)) from error
+    return Fault(
+        kind=parsed.kind,  # type: ignore[arg-type]
+        factor=parsed.factor,
+        status=parsed.status,
+        mid_event=parsed.mid_event,
+    )

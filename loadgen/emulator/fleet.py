@@ -1,0 +1,208 @@
+"""A whole emulated fleet in one event loop: workers, their ports, their steps, the fault port."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from loadgen.emulator.app import WorkerApp
+from loadgen.emulator.control import ControlApp
+from loadgen.emulator.faults import Fault
+from loadgen.emulator.listener import Listener
+from loadgen.emulator.record import RecordWriter
+from loadgen.emulator.settings import EmulatorSettings
+from loadgen.emulator.state_stream import StateStream
+from loadgen.emulator.stepper import Lateness, Stepper, step_record
+from loadgen.emulator.stepping import Step, StepGroup
+from loadgen.emulator.worker import EmulatedWorker
+
+_HEARTBEAT_CHECK_S = 0.25
+_TEAR_S = 0.01
+
+
+class EmulatedFleet:
+    """Runs while its ``async with`` block does.
+
+    Raises:
+        ConfigError: a port cannot be had.
+        InputError: the record cannot be written.
+    """
+
+    def __init__(self, settings: EmulatorSettings) -> None:
+        self.settings = settings
+        self.lateness = Lateness()
+        self.workers = [
+            EmulatedWorker(rank, settings, self._stream(rank)) for rank in range(settings.workers)
+        ]
+        self.listeners = [self._listener(worker) for worker in self.workers]
+        self.control = Listener(ControlApp(self), settings.host, settings.fault_port)
+        self._record: RecordWriter | None = None
+        self._steppers: list[Stepper] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> EmulatedFleet:
+        try:
+            await self._start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Return when ``stop`` is set; a step loop that fails raises here."""
+        stopped = asyncio.ensure_future(stop.wait())
+        done, _ = await asyncio.wait([stopped, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        for task in done:
+            task.result()
+
+    async def aclose(self) -> None:
+        """Close every port, end every step loop, flush the record."""
+        for worker in self.workers:
+            worker.release()
+        for listener in (*self.listeners, self.control):
+            await listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in self.workers:
+            if worker.stream is not None:
+                worker.stream.stop()
+        if self._record is not None:
+            self._record.close()
+
+    def worker_spec(self, rank: int) -> str:
+        """What to hand to ``evenstep serve --worker``."""
+        settings = self.settings
+        spec = f"{self.listeners[rank].url},group={settings.group},rank={rank}"
+        spec += f",slots={settings.slots}"
+        return f"{spec},snapshots={settings.snapshots[rank]}" if settings.snapshots else spec
+
+    def describe(self) -> dict[str, object]:
+        """How the fleet does, for ``GET /fleet``."""
+        return {
+            "emulated": True,
+            "model": self.settings.model,
+            "group": self.settings.group,
+            "barrier": self.settings.barrier,
+            "time_scale": self.settings.time_scale,
+            "steps": sum(stepper.group.steps for stepper in self._steppers),
+            "lateness": {
+                "p50": self.lateness.quantile(0.5),
+                "p99": self.lateness.quantile(0.99),
+                "max": self.lateness.max,
+            },
+            "energy_j": sum(worker.model.energy_j for worker in self.workers),
+            "workers": [self._describe_worker(rank) for rank in range(len(self.workers))],
+        }
+
+    def has_rank(self, rank: int) -> bool:
+        """Whether there is such a worker."""
+        return rank < len(self.workers)
+
+    async def inject(self, rank: int, fault: Fault) -> None:
+        """Break a worker, whatever fault it had being undone first."""
+        await self.restore(rank)
+        worker, listener = self.workers[rank], self.listeners[rank]
+        if fault.kind in ("kill", "refuse"):
+            listener.refuse()
+        if fault.kind == "kill":
+            if fault.mid_event:
+                await _tear(worker)
+            listener.reset()
+        worker.take_fault(fault)
+
+    async def restore(self, rank: int) -> None:
+        """End a worker's fault; a killed one comes back empty, as a new epoch."""
+        worker = self.workers[rank]
+        if worker.fault is not None:
+            await worker.recover()
+            await self.listeners[rank].open()
+
+    async def _start(self) -> None:
+        settings = self.settings
+        if settings.record is not None:
+            self._record = RecordWriter(settings.record, settings.workers)
+        for worker in self.workers:
+            if worker.stream is not None:
+                await worker.stream.start(worker.model)
+        for listener in (*self.listeners, self.control):
+            await listener.open()
+        self._steppers = self._make_steppers()
+        self._tasks = [asyncio.create_task(stepper.run()) for stepper in self._steppers]
+        self._tasks.append(asyncio.create_task(self._beat()))
+
+    def _make_steppers(self) -> list[Stepper]:
+        settings = self.settings
+        domains = [self.workers] if settings.barrier else [[worker] for worker in self.workers]
+        return [
+            Stepper(
+                StepGroup([w.model for w in domain], settings.step_time, settings.power),
+                domain,
+                settings.time_scale,
+                self.lateness,
+                self._write_step if self._record else None,
+            )
+            for domain in domains
+        ]
+
+    async def _beat(self) -> None:
+        while True:
+            for worker in self.workers:
+                if worker.stream is not None:
+                    worker.stream.beat()
+            await asyncio.sleep(_HEARTBEAT_CHECK_S)
+
+    def _write_step(self, step: Step, wall_s: float, late: float) -> None:
+        if self._record is not None and step.parts:
+            barrier = self.settings.barrier
+            self._record.write(
+                step_record(step, wall_s, late, workers=self.workers, barrier=barrier)
+            )
+
+    def _stream(self, rank: int) -> StateStream | None:
+        if not self.settings.snapshots:
+            return None
+        group = self.settings.group
+        return StateStream(
+            self.settings.snapshots[rank], group=group, worker=f"{group}-{rank}", rank=rank
+        )
+
+    def _listener(self, worker: EmulatedWorker) -> Listener:
+        settings = self.settings
+        return Listener(
+            WorkerApp(worker, self.lateness),
+            settings.host,
+            settings.worker_port(worker.rank),
+            lambda: worker.garbled,
+        )
+
+    def _describe_worker(self, rank: int) -> dict[str, object]:
+        worker = self.workers[rank]
+        model, engine = worker.model, worker.model.engine
+        return {
+            "rank": rank,
+            "url": self.listeners[rank].url,
+            "fault": worker.fault.kind if worker.fault else None,
+            "load_tokens": engine.load_tokens,
+            "running": len(engine.running),
+            "waiting": engine.waiting,
+            "preemptions": engine.preemptions_total,
+            "power_w": model.power_w,
+            "energy_j": model.energy_j,
+        }
+
+
+async def _tear(worker: EmulatedWorker) -> None:
+    """Write half an event to every open stream, and give it time to leave."""
+    for answer in worker.answers:
+        answer.tear()
+    await asyncio.sleep(_TEAR_S)

@@ -1,0 +1,228 @@
+"""From the body of a completion request to what is to be generated; as strict as vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from loadgen.emulator.text import (
+    TOKENS_PER_MESSAGE,
+    OutputPlan,
+    drawn_output_tokens,
+    estimate_text_tokens,
+    plan_output,
+    prompt_key,
+)
+
+COMPLETION_MAX_TOKENS = 16
+HIDDEN_LENGTH = "evenstep_output_tokens"
+
+
+class RejectedError(Exception):
+    """A request that vLLM would refuse.
+
+    Args:
+        message: for the client.
+        param: the offending field.
+        status: HTTP status.
+    """
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one emulated engine serves."""
+
+    model: str
+    max_model_len: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request understood.
+
+    Attributes:
+        prompt_tokens: length of each prompt.
+        plans: how each output runs, ``n`` per prompt, in the order of the choices.
+    """
+
+    chat: bool
+    prompt_tokens: tuple[int, ...]
+    n: int
+    plans: tuple[OutputPlan, ...]
+    priority: int
+    stream: bool
+    include_usage: bool
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = True
+
+
+class _Body(msgspec.Struct):
+    model: str | None = None
+    n: int | None = 1
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = False
+    stream_options: _StreamOptions | None = None
+    ignore_eos: bool = False
+    priority: int = 0
+    vllm_xargs: dict[str, object] | None = None
+
+
+class _CompletionBody(_Body):
+    prompt: str | list[int | str | list[int]] | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, object]] | None = None
+
+
+class _ChatBody(_Body, kw_only=True):
+    messages: list[_Message]
+    max_completion_tokens: int | None = None
+
+
+_AnyBody = TypeVar("_AnyBody", bound=_Body)
+_completions = msgspec.json.Decoder(_CompletionBody)
+_chats = msgspec.json.Decoder(_ChatBody)
+
+
+def parse_completion(body: bytes, limits: Limits) -> Generation:
+    """Read the body of ``POST /v1/completions``.
+
+    Raises:
+        RejectedError: as vLLM would.
+    """
+    parsed = _decode(_completions, body)
+    prompts = _prompts(parsed.prompt)
+    lengths = [len(p) if isinstance(p, list) else estimate_text_tokens(p) for p in prompts]
+    cap = COMPLETION_MAX_TOKENS if parsed.max_tokens is None else parsed.max_tokens
+    return _generation(parsed, limits, prompts, lengths, cap, chat=False)
+
+
+def parse_chat(body: bytes, limits: Limits) -> Generation:
+    """Read the body of ``POST /v1/chat/completions``; without a cap it may fill the context.
+
+    Raises:
+        RejectedError: as vLLM would.
+    """
+    parsed = _decode(_chats, body)
+    if not parsed.messages:
+        raise RejectedError("messages must not be empty", "messages")
+    texts = [_content_text(message.content) for message in parsed.messages]
+    tokens = sum(estimate_text_tokens(text) + TOKENS_PER_MESSAGE for text in texts)
+    cap = parsed.max_completion_tokens
+    if cap is None:
+        cap = parsed.max_tokens
+    return _generation(parsed, limits, ["\n".join(texts)], [tokens], cap, chat=True)
+
+
+def _decode(decoder: msgspec.json.Decoder[_AnyBody], body: bytes) -> _AnyBody:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        field = str(error).partition("`$.")[2].rstrip("`")
+        raise RejectedError(str(error), field.partition("[")[0] or None) from error
+
+
+def _prompts(prompt: str | list[int | str | list[int]] | None) -> list[str | list[int]]:
+    if isinstance(prompt, str):
+        listed: list[str | list[int]] = [prompt]
+    else:
+        ids = [item for item in prompt or () if isinstance(item, int)]
+        listed = [item for item in prompt or () if not isinstance(item, int)]
+        if ids and listed:
+            raise RejectedError("a prompt is either token ids or text", "prompt")
+        listed = [ids] if ids else listed
+    if not listed or any(len(item) == 0 for item in listed):
+        raise RejectedError(
+            "Either prompt or prompt_embeds must be provided and non-empty.", "prompt"
+        )
+    return listed
+
+
+def _content_text(content: str | list[dict[str, object]] | None) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content or ""
+
+
+def _generation(
+    body: _Body,
+    limits: Limits,
+    prompts: Sequence[str | list[int]],
+    lengths: Sequence[int],
+    max_tokens: int | None,
+    *,
+    chat: bool,
+) -> Generation:
+    n = 1 if body.n is None else body.n
+    _check(body, limits, n)
+    caps = [_cap(length, max_tokens, limits.max_model_len) for length in lengths]
+    hidden = _hidden_tokens(body.vllm_xargs)
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    plans = []
+    for prompt, cap in zip(prompts, caps, strict=True):
+        for index in range(n):
+            key = prompt_key(limits.seed, prompt, index)
+            length = drawn_output_tokens(key) if hidden is None else hidden
+            plans.append(plan_output(key, length, cap, stop, ignore_eos=body.ignore_eos))
+    options = body.stream_options
+    return Generation(
+        chat=chat,
+        prompt_tokens=tuple(lengths),
+        n=n,
+        plans=tuple(plans),
+        priority=body.priority,
+        stream=bool(body.stream),
+        include_usage=options is not None and options.include_usage is not False,
+    )
+
+
+def _check(body: _Body, limits: Limits, n: int) -> None:
+    if body.model not in (None, "", limits.model):
+        raise RejectedError(f"The model `{body.model}` does not exist.", "model", 404)
+    if n < 1:
+        raise RejectedError(f"n must be at least 1, got {n}.", "n")
+    if body.stream_options is not None and not body.stream:
+        raise RejectedError(
+            "Stream options can only be defined when `stream=True`.", "stream_options"
+        )
+    if "" in (body.stop if isinstance(body.stop, list) else [body.stop]):
+        raise RejectedError("stop cannot contain an empty string.", "stop")
+
+
+def _cap(prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
+    if max_tokens is not None and max_tokens < 1:
+        raise RejectedError(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens")
+    wanted = 1 if max_tokens is None else max_tokens
+    if prompt_tokens + wanted > max_model_len:
+        raise RejectedError(
+            f"This model's maximum context length is {max_model_len} tokens. However, you "
+            f"requested {wanted} output tokens and your prompt contains at least {prompt_tokens} "
+            f"input tokens, for a total of at least {prompt_tokens + wanted} tokens. Please "
+            "reduce the length of the input prompt or the number of requested output tokens.",
+            "input_tokens",
+        )
+    return max_model_len - prompt_tokens if max_tokens is None else max_tokens
+
+
+def _hidden_tokens(xargs: dict[str, object] | None) -> int | None:
+    hidden = (xargs or {}).get(HIDDEN_LENGTH)
+    if hidden is None:
+        return None
+    if not isinstance(hidden, int) or hidden < 1:
+        raise RejectedError(f"{HIDDEN_LENGTH} must be a positive integer", "vllm_xargs")
+    return hidden

@@ -1,0 +1,126 @@
+"""One listening port whose connections can be cut, refused and answered with garbage.
+
+It drives uvicorn's HTTP protocol directly: faults need the listening socket and the transports,
+which ``uvicorn.Server`` keeps to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from router.errors import ConfigError
+
+TRANSPORT = "evenstep.transport"
+
+_BACKLOG = 2048
+_CLOSE_TIMEOUT_S = 0.5
+_GARBAGE = b"\x00\xff\x16\x03garbage \xc3\x28\r\n\r\n" * 4
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol; the application finds the transport in its scope."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, garbage: Callable[[], bool]):
+        super().__init__(config, state, {})
+        self._garbage = garbage
+
+    def data_received(self, data: bytes) -> None:
+        if self._garbage():
+            self.transport.write(_GARBAGE)
+            self.transport.close()
+        else:
+            super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport}}
+
+
+class Listener:
+    """Serves an ASGI application on one port.
+
+    Args:
+        app: the application; it gets no lifespan events.
+        host: address to listen on.
+        port: 0 picks a free one at the first ``open``, kept from then on.
+        garbage: asked at every read whether to answer with bytes that are not HTTP.
+    """
+
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, garbage: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._state = ServerState()
+        self._config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            date_header=False,
+        )
+        self._config.load()
+        self._state.default_headers = self._config.encoded_headers
+        self._garbage = garbage
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL; known once it was opened."""
+        return f"http://{self.host}:{self.port}"
+
+    async def open(self) -> None:
+        """Accept connections; no-op when it already does.
+
+        Raises:
+            ConfigError: the port cannot be had.
+        """
+        if self._server is not None:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: _Protocol(self._config, self._state, self._garbage),
+                self.host,
+                self.port,
+                backlog=_BACKLOG,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {self.host}:{self.port} ({error.strerror}): choose another port"
+            ) from error
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def refuse(self) -> None:
+        """Stop accepting; connections that exist go on."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def reset(self) -> None:
+        """Cut every connection with a TCP reset."""
+        for connection in list(self._state.connections):
+            transport = connection.transport
+            transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
+            )
+            transport.abort()
+
+    async def close(self) -> None:
+        """Stop accepting, cut every connection, and see every request under way end for it."""
+        self.refuse()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        if self._state.tasks:
+            await asyncio.wait(list(self._state.tasks), timeout=_CLOSE_TIMEOUT_S)

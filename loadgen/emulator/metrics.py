@@ -1,0 +1,38 @@
+"""A worker's ``/metrics``, under vLLM's names."""
+
+from __future__ import annotations
+
+from loadgen.emulator.stepper import Lateness
+from loadgen.emulator.worker import EmulatedWorker
+
+
+def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
+    """Prometheus text of one worker; counters start anew when it was killed."""
+    engine = worker.model.engine
+    labels = f'engine="{worker.rank}",model_name="{_escaped(worker.settings.model)}"'
+    blocks = [
+        _block("gauge", "vllm:num_requests_running", labels, len(engine.running)),
+        _block("gauge", "vllm:num_requests_waiting", labels, engine.waiting),
+        _block("gauge", "vllm:kv_cache_usage_perc", labels, engine.load_tokens / engine.kv_tokens),
+        _block("counter", "vllm:num_preemptions_total", labels, engine.preemptions_total),
+        _block("counter", "vllm:prompt_tokens_total", labels, worker.prompt_tokens_total),
+        _block("counter", "vllm:generation_tokens_total", labels, worker.generation_tokens_total),
+        _block("gauge", "evenstep_emulator_time_scale", labels, worker.settings.time_scale),
+        "# TYPE evenstep_emulator_step_lateness_ratio gauge\n",
+    ]
+    for quantile, value in (
+        ("0.5", lateness.quantile(0.5)),
+        ("0.99", lateness.quantile(0.99)),
+        ("1", lateness.max),
+    ):
+        quantile_labels = f'{labels},quantile="{quantile}"'
+        blocks.append(f"evenstep_emulator_step_lateness_ratio{{{quantile_labels}}} {value:.6g}\n")
+    return "".join(blocks).encode()
+
+
+def _block(kind: str, name: str, labels: str, value: float) -> str:
+    return f"# TYPE {name} {kind}\n{name}{{{labels}}} {float(value)}\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

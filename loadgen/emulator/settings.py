@@ -1,0 +1,151 @@
+"""What an emulated fleet is made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loadgen.emulator.generation import Limits
+from loadgen.emulator.stepping import PowerModel, StepTime
+from router.errors import ConfigError
+
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatorSettings:
+    """Settings of a fleet: one group of workers in one process.
+
+    Attributes:
+        port: of the first worker; the others follow. 0 picks free ones.
+        kv_tokens: KV memory of each worker.
+        max_model_len: longest prompt plus output; ``kv_tokens`` when None.
+        time_scale: wall seconds per engine second.
+        barrier: whether the workers step together.
+        speeds: of each worker; a shorter tuple leaves the rest at 1.
+        control_port: of the fault port; None: the port after the last worker's.
+        snapshots: the ZMQ endpoint of each worker's state stream; empty for none.
+        record: where to write a row per step.
+
+    Raises:
+        ConfigError: settings that make no sense; names the option.
+    """
+
+    workers: int = 4
+    host: str = "127.0.0.1"
+    port: int = 0
+    slots: int = 72
+    kv_tokens: int = 400_000
+    max_model_len: int | None = None
+    step_time: StepTime = field(default_factory=StepTime)
+    power: PowerModel = field(default_factory=PowerModel)
+    time_scale: float = 1.0
+    barrier: bool = True
+    speeds: tuple[float, ...] = ()
+    model: str = "emulated"
+    group: str = "default"
+    seed: int = 0
+    stream_interval: int = 1
+    control_port: int | None = None
+    snapshots: tuple[str, ...] = ()
+    record: Path | None = None
+
+    def __post_init__(self) -> None:
+        for option, value in (
+            ("--workers", self.workers),
+            ("--slots", self.slots),
+            ("--kv-tokens", self.kv_tokens),
+            ("--stream-interval", self.stream_interval),
+            ("--max-model-len", self.context_tokens),
+        ):
+            if value < 1:
+                raise ConfigError(f"{option} must be at least 1, got {value}")
+        if self.context_tokens > self.kv_tokens:
+            raise ConfigError("--max-model-len cannot exceed --kv-tokens")
+        if not 0 < self.time_scale < math.inf:
+            raise ConfigError(f"--time-scale must be above 0, got {self.time_scale:g}")
+        self._check_speeds()
+        self._check_ports()
+
+    @property
+    def context_tokens(self) -> int:
+        """Longest prompt plus output that is served."""
+        return self.kv_tokens if self.max_model_len is None else self.max_model_len
+
+    @property
+    def limits(self) -> Limits:
+        """What each worker serves."""
+        return Limits(self.model, self.context_tokens, self.seed)
+
+    @property
+    def fault_port(self) -> int:
+        """Port of the control server."""
+        if self.control_port is not None:
+            return self.control_port
+        return self.port + self.workers if self.port else 0
+
+    def speed(self, rank: int) -> float:
+        """Relative speed of a worker."""
+        return self.speeds[rank] if rank < len(self.speeds) else 1.0
+
+    def worker_port(self, rank: int) -> int:
+        """Port of a worker, 0 for any."""
+        return self.port + rank if self.port else 0
+
+    def _check_speeds(self) -> None:
+        if len(self.speeds) > self.workers:
+            raise ConfigError(f"--speed names {len(self.speeds)} workers, there are {self.workers}")
+        if any(not 0 < speed < math.inf for speed in self.speeds):
+            raise ConfigError("--speed takes numbers above 0")
+
+    def _check_ports(self) -> None:
+        ports = [self.worker_port(rank) for rank in range(self.workers)]
+        if not 0 <= self.port <= _HIGHEST_PORT - self.workers:
+            raise ConfigError(f"--port {self.port} leaves no room for {self.workers} workers")
+        if not 0 <= self.fault_port <= _HIGHEST_PORT:
+            raise ConfigError(f"--control-port must be from 0 to 65535, got {self.fault_port}")
+        if self.fault_port and self.fault_port in ports:
+            raise ConfigError(f"--control-port {self.fault_port} is a worker's port")
+
+
+def parse_step_time(text: str) -> StepTime:
+    """Read ``C,t_l[,t_r]`` in seconds.
+
+    Raises:
+        ConfigError: not two or three numbers, or a step that takes no time.
+    """
+    values = _numbers("--step-time", text)
+    if len(values) not in (2, 3) or min(values) < 0 or values[0] == 0:
+        raise ConfigError(f"--step-time takes C,t_l[,t_r] in seconds with C above 0, got {text!r}")
+    return StepTime(*values)
+
+
+def parse_speeds(text: str) -> tuple[float, ...]:
+    """Read relative speeds separated by commas.
+
+    Raises:
+        ConfigError: not numbers.
+    """
+    return tuple(_numbers("--speed", text))
+
+
+def snapshot_endpoints(host: str, port: int, workers: int) -> tuple[str, ...]:
+    """Endpoints of the state streams: two ports per worker, the second for full snapshots.
+
+    Raises:
+        ConfigError: no room for them.
+    """
+    if not 0 < port <= _HIGHEST_PORT - 2 * workers:
+        raise ConfigError(f"--snapshot-port {port} leaves no room for {workers} workers")
+    return tuple(f"tcp://{host}:{port + 2 * rank}" for rank in range(workers))
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{option} takes numbers separated by commas, got {text!r}") from error
+    if not all(map(math.isfinite, values)):
+        raise ConfigError(f"{option} takes finite numbers, got {text!r}")
+    return values

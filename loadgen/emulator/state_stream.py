@@ -1,0 +1,133 @@
+"""The state stream of one emulated worker, on the running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections.abc import Sequence
+
+import zmq
+
+from engine_patches.report import SnapshotPublisher, StepReport
+from loadgen.emulator.stepping import WorkerModel, WorkerStep
+from router.errors import ConfigError
+from router.types import KvGroup
+
+_REBIND_WAIT_S = 0.02
+_REBIND_TRIES = 100
+
+
+class StateStream:
+    """Publishes what a worker's engine does; a stopped stream comes back as a new epoch.
+
+    Args:
+        endpoint: where the stream is bound.
+        group: the worker's group.
+        worker: the worker's name.
+        rank: the worker's rank.
+    """
+
+    def __init__(self, endpoint: str, *, group: str, worker: str, rank: int) -> None:
+        self._endpoint = endpoint
+        self._group = group
+        self._worker = worker
+        self._rank = rank
+        self._publisher: SnapshotPublisher | None = None
+        self._silent = False
+
+    async def start(self, model: WorkerModel) -> None:
+        """Bind both endpoints, a new epoch.
+
+        Raises:
+            ConfigError: an endpoint cannot be bound.
+        """
+        initial = _report(model, 0, 0.0)
+        for last in (*[False] * _REBIND_TRIES, True):
+            try:
+                self._publisher = self._open(initial)
+            except zmq.ZMQError as error:
+                # ZMQ gives an endpoint back some time after it was closed.
+                if last or error.errno != errno.EADDRINUSE:
+                    raise ConfigError(
+                        f"cannot publish snapshots at {self._endpoint} ({error.strerror})"
+                    ) from error
+                await asyncio.sleep(_REBIND_WAIT_S)
+            else:
+                break
+        self.resume()
+
+    def stop(self) -> None:
+        """Close both endpoints; no-op when they are."""
+        if self._publisher is not None:
+            self.silence()
+            self._publisher.close()
+            self._publisher = None
+
+    def silence(self) -> None:
+        """Send nothing and answer nothing until ``resume``."""
+        if self._publisher is not None and not self._silent:
+            asyncio.get_running_loop().remove_reader(self._publisher.request_fd)
+        self._silent = True
+
+    def resume(self) -> None:
+        """Answer again; no-op when the stream is stopped."""
+        self._silent = False
+        if self._publisher is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(self._publisher.request_fd, self._publisher.poll)
+            self._publisher.poll()
+
+    def beat(self) -> None:
+        """Send the heartbeat if it is due."""
+        if self._publisher is not None and not self._silent:
+            self._publisher.poll()
+
+    def report_step(
+        self, part: WorkerStep, step: int, step_s: float, finished: Sequence[str]
+    ) -> None:
+        """Publish the state after a step."""
+        if self._publisher is not None:
+            self._publisher.publish(_report(part.worker, step, step_s, part, finished))
+
+    def report_rest(self, model: WorkerModel, step: int, finished: Sequence[str]) -> None:
+        """Publish that there is nothing to do any more; no step was taken."""
+        if self._publisher is not None and not self._silent:
+            self._publisher.publish(_report(model, step, 0.0, None, finished))
+
+    def _open(self, initial: StepReport) -> SnapshotPublisher:
+        return SnapshotPublisher(
+            self._endpoint,
+            group=self._group,
+            worker=self._worker,
+            rank=self._rank,
+            initial=initial,
+        )
+
+
+def _report(
+    model: WorkerModel,
+    step: int,
+    step_s: float,
+    part: WorkerStep | None = None,
+    finished: Sequence[str] = (),
+) -> StepReport:
+    engine = model.engine
+    return StepReport(
+        step=step,
+        time_s=time.time(),
+        step_s=step_s,
+        rows=[(r.id, r.prompt_tokens, r.generated_tokens, 0, 0, None) for r in engine.running],
+        finished=tuple(finished),
+        preempted=part.schedule.preempted if part else (),
+        waiting=engine.waiting,
+        waiting_tokens=engine.waiting_tokens,
+        slots=engine.slots,
+        kv_groups=(KvGroup(1, engine.load_tokens, engine.kv_tokens),),
+        admissible_kv_tokens=max(0, engine.kv_tokens - engine.load_tokens),
+        scheduled_prefill_tokens=part.schedule.prefill_tokens if part else 0,
+        scheduled_decode_tokens=part.schedule.decode_tokens if part else 0,
+        preemptions_total=engine.preemptions_total,
+        power_w=model.power_w,
+        energy_j=model.energy_j,
+    )

@@ -1,0 +1,146 @@
+"""Takes the steps of a group in wall time, and measures how late they end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from loadgen.emulator.record import StepRecord
+from loadgen.emulator.stepping import Step, StepGroup
+from loadgen.emulator.timer import StepTimer
+from loadgen.emulator.worker import EmulatedWorker
+
+_LATENESS_WINDOW = 10_000
+
+
+class Lateness:
+    """How late steps ended, as fractions of their length: all for the maximum, else the latest."""
+
+    def __init__(self) -> None:
+        self.max = 0.0
+        self._latest: deque[float] = deque(maxlen=_LATENESS_WINDOW)
+
+    def add(self, fraction: float) -> None:
+        """Count a step."""
+        self._latest.append(fraction)
+        self.max = max(self.max, fraction)
+
+    def quantile(self, q: float) -> float:
+        """A quantile over the latest 10,000 steps; 0 before the first."""
+        ranked = sorted(self._latest)
+        return ranked[max(0, math.ceil(q * len(ranked)) - 1)] if ranked else 0.0
+
+
+class Stepper:
+    """Keeps one group stepping on an absolute schedule; sleeps while nobody has work.
+
+    Args:
+        group: the workers' models.
+        workers: the same workers, in the same order.
+        time_scale: wall seconds per engine second.
+        lateness: where lateness is counted.
+        record: told of every step, with the step, its wall time and its lateness.
+    """
+
+    def __init__(
+        self,
+        group: StepGroup,
+        workers: Sequence[EmulatedWorker],
+        time_scale: float,
+        lateness: Lateness,
+        record: Callable[[Step, float, float], None] | None = None,
+    ) -> None:
+        self.group = group
+        self._workers = {id(worker.model): worker for worker in workers}
+        self._time_scale = time_scale
+        self._lateness = lateness
+        self._record = record
+        self._changed = asyncio.Event()
+        for worker in workers:
+            worker.on_change = self._changed.set
+
+    async def run(self) -> None:
+        """Step until cancelled."""
+        timer = StepTimer()
+        try:
+            due_s = time.monotonic()
+            while True:
+                if not self.group.unfinished:
+                    await self._sleep()
+                    due_s = time.monotonic()
+                due_s = await self._step(timer, due_s)
+        finally:
+            timer.close()
+
+    async def _sleep(self) -> None:
+        slept_s = time.monotonic()
+        self.group.rest(0.0)
+        for worker in self._workers.values():
+            if worker.model.live:
+                worker.report_rest()
+        await self._until(lambda: self.group.unfinished)
+        self.group.rest((time.monotonic() - slept_s) / self._time_scale)
+
+    async def _step(self, timer: StepTimer, begun_s: float) -> float:
+        """Take one step that is due to begin at ``begun_s``; returns when the next one is."""
+        step = self.group.begin()
+        length_s = step.seconds * self._time_scale
+        due_s = begun_s + length_s
+        await timer.until(due_s)
+        hung = any(worker.hung for worker in self._workers.values())
+        if hung:
+            await self._until(lambda: not any(w.hung for w in self._workers.values()))
+        now_s = time.monotonic()
+        late = (now_s - due_s) / length_s
+        if not hung:
+            self._lateness.add(late)
+        self._end(step, late)
+        return now_s if late > 1 else due_s
+
+    def _end(self, step: Step, late: float) -> None:
+        wall_s = time.time()
+        ended = self.group.finish(step)
+        parts = [
+            (self._workers[id(part.worker)], part, done)
+            for part, done in zip(step.parts, ended, strict=True)
+            if part.worker.live
+        ]
+        for worker, part, done in parts:
+            worker.report_step(part, done, step.number, step.seconds)
+        for worker, _, done in parts:
+            worker.show_tokens(done)
+        if self._record is not None:
+            self._record(step, wall_s, late)
+
+    async def _until(self, satisfied: Callable[[], bool]) -> None:
+        while not satisfied():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def step_record(
+    step: Step, wall_s: float, late: float, *, workers: Sequence[EmulatedWorker], barrier: bool
+) -> StepRecord:
+    """A row for the record: ranks that stepped as the step began, the others as they stand."""
+    parts = {part.worker.rank: part for part in step.parts}
+    loads, running, waiting, power_w = [], [], [], []
+    for worker in workers:
+        part, model = parts.get(worker.rank), worker.model
+        loads.append(part.load_tokens if part else model.engine.load_tokens)
+        running.append(part.running if part else len(model.engine.running))
+        waiting.append(part.waiting if part else model.engine.waiting)
+        power_w.append(part.power_w if part else model.power_w)
+    return StepRecord(
+        time_s=wall_s,
+        stepped="all" if barrier else str(step.parts[0].worker.rank),
+        step=step.number,
+        step_s=step.seconds,
+        lateness=late,
+        load_tokens=tuple(loads),
+        running=tuple(running),
+        waiting=tuple(waiting),
+        power_w=tuple(power_w),
+    )

@@ -1,0 +1,150 @@
+"""Workers that step together, as a pure model: step time, power and energy.
+
+Times are engine seconds. With the plain barrier model (arXiv 2601.17855, section 2) a step takes
+``C + t_l * max_g L_g``; a cost per running request and slower workers generalize it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadgen.emulator.engine import Engine, EngineRequest, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """What a step costs.
+
+    Attributes:
+        base_s: C, the cost of any step, seconds.
+        per_token_s: t_l, seconds per resident KV token.
+        per_request_s: t_r, seconds per running request.
+    """
+
+    base_s: float = 4.95e-3
+    per_token_s: float = 9.5e-8
+    per_request_s: float = 0.0
+
+    def seconds(self, load_tokens: int, requests: int, speed: float = 1.0) -> float:
+        """How long one worker needs; one of half the speed needs twice as long."""
+        work_s = self.base_s + self.per_token_s * load_tokens + self.per_request_s * requests
+        return work_s / speed
+
+
+@dataclass(frozen=True, slots=True)
+class PowerModel:
+    """Power of one worker against its utilization u = L_g / max L (arXiv 2601.17855)."""
+
+    idle_w: float = 100.0
+    max_w: float = 400.0
+    exponent: float = 0.7
+
+    def watts(self, load_tokens: int, peak_load_tokens: int) -> float:
+        """Power during a step, ``P_idle + (P_max - P_idle) * u ** exponent``."""
+        utilization = load_tokens / peak_load_tokens if peak_load_tokens else 0.0
+        return float(self.idle_w + (self.max_w - self.idle_w) * utilization**self.exponent)
+
+
+@dataclass(slots=True, eq=False)
+class WorkerModel:
+    """One worker of a group.
+
+    Attributes:
+        speed: 1 for a worker that needs what ``StepTime`` says.
+        live: a dead worker takes no part in steps.
+    """
+
+    rank: int
+    engine: Engine
+    speed: float = 1.0
+    live: bool = True
+    power_w: float = 0.0
+    energy_j: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStep:
+    """One worker's part in a step, as it stands when the step begins."""
+
+    worker: WorkerModel
+    schedule: Schedule
+    load_tokens: int
+    running: int
+    waiting: int
+    power_w: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that has begun; ``seconds`` is engine time."""
+
+    number: int
+    seconds: float
+    parts: tuple[WorkerStep, ...]
+
+
+class StepGroup:
+    """Workers whose steps begin and end together: a whole barrier, or one independent worker.
+
+    A worker without work steps along with an empty batch while another one has work.
+
+    Args:
+        workers: in rank order.
+        step_time: cost of a step; the slowest worker decides.
+        power: power model; utilization is relative to the fullest worker of the group.
+    """
+
+    def __init__(
+        self, workers: Sequence[WorkerModel], step_time: StepTime, power: PowerModel
+    ) -> None:
+        self.workers = tuple(workers)
+        self.steps = 0
+        self._step_time = step_time
+        self._power = power
+        self.rest(0.0)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a live worker has anything to do."""
+        return any(worker.live and worker.engine.unfinished for worker in self.workers)
+
+    def begin(self) -> Step:
+        """Schedule every live worker and work out how long the step takes."""
+        live = [worker for worker in self.workers if worker.live]
+        schedules = [worker.engine.schedule() for worker in live]
+        peak_tokens = max((worker.engine.load_tokens for worker in live), default=0)
+        for worker in live:
+            worker.power_w = self._power.watts(worker.engine.load_tokens, peak_tokens)
+        parts = tuple(
+            WorkerStep(
+                worker=worker,
+                schedule=schedule,
+                load_tokens=worker.engine.load_tokens,
+                running=len(worker.engine.running),
+                waiting=worker.engine.waiting,
+                power_w=worker.power_w,
+            )
+            for worker, schedule in zip(live, schedules, strict=True)
+        )
+        return Step(self.steps + 1, self._seconds(parts), parts)
+
+    def finish(self, step: Step) -> list[list[EngineRequest]]:
+        """End the step: a token for every running request; returns who ended, part by part."""
+        self.steps = step.number
+        for part in step.parts:
+            part.worker.energy_j += part.power_w * step.seconds
+        return [part.worker.engine.advance() for part in step.parts]
+
+    def rest(self, seconds: float) -> None:
+        """Account for engine time in which nobody had work and no step was taken."""
+        for worker in self.workers:
+            worker.power_w = self._power.idle_w if worker.live else 0.0
+            worker.energy_j += worker.power_w * seconds
+
+    def _seconds(self, parts: Sequence[WorkerStep]) -> float:
+        needed_s = (
+            self._step_time.seconds(part.load_tokens, part.running, part.worker.speed)
+            for part in parts
+        )
+        return max(needed_s, default=0.0)

@@ -1,0 +1,195 @@
+"""One emulated worker: its engine, the answers that wait for it, and its fault, if any."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+
+from loadgen.emulator.answer import Answer, Choice
+from loadgen.emulator.engine import Engine, EngineRequest
+from loadgen.emulator.faults import Fault
+from loadgen.emulator.generation import Generation
+from loadgen.emulator.settings import EmulatorSettings
+from loadgen.emulator.shapes import ChatShape, CompletionShape, Shape
+from loadgen.emulator.state_stream import StateStream
+from loadgen.emulator.stepping import WorkerModel, WorkerStep
+
+
+class EmulatedWorker:
+    """The engine side of one worker; HTTP is in ``app``, time in ``stepper``.
+
+    Args:
+        rank: place in the group.
+        settings: of the fleet.
+        stream: its state stream, None without one.
+
+    Attributes:
+        on_change: called when there is new work, or a fault came or went.
+        step: the last step that it took part in.
+    """
+
+    def __init__(self, rank: int, settings: EmulatorSettings, stream: StateStream | None) -> None:
+        self.rank = rank
+        self.settings = settings
+        self.stream = stream
+        self.model = WorkerModel(rank, self._new_engine(), settings.speed(rank))
+        self.fault: Fault | None = None
+        self.prompt_tokens_total = 0
+        self.generation_tokens_total = 0
+        self.step = 0
+        self.on_change: Callable[[], None] = _nothing
+        self._choices: dict[str, Choice] = {}
+        self._ended: list[str] = []
+        self._answering = asyncio.Event()
+        self._answering.set()
+
+    @property
+    def hung(self) -> bool:
+        """Whether steps and answers have stopped."""
+        return self.fault is not None and self.fault.kind == "hang"
+
+    @property
+    def garbled(self) -> bool:
+        """Whether it answers with garbage."""
+        return self.fault is not None and self.fault.kind == "garbage"
+
+    @property
+    def answers(self) -> list[Answer]:
+        """Clients' requests under way."""
+        by_identity = {id(choice.answer): choice.answer for choice in self._choices.values()}
+        return list(by_identity.values())
+
+    async def until_answering(self) -> None:
+        """Wait while the worker hangs."""
+        await self._answering.wait()
+
+    def submit(
+        self, generation: Generation, x_request_id: str, transport: asyncio.WriteTransport
+    ) -> Answer:
+        """Queue the engine requests of a client's request, named as vLLM names them."""
+        answer_id = f"{'chatcmpl' if generation.chat else 'cmpl'}-{x_request_id}"
+        answer = Answer(generation, self._shape(generation, answer_id), transport)
+        for prompt, tokens in enumerate(generation.prompt_tokens):
+            parent = answer_id if generation.chat else f"{answer_id}-{prompt}"
+            parent = f"{parent}-{uuid.uuid4().hex[:8]}"
+            self.prompt_tokens_total += tokens
+            for child in range(generation.n):
+                engine_id = parent if generation.n == 1 else f"{child}_{parent}"
+                self._add(answer, engine_id, tokens, prompt * generation.n + child)
+        self.on_change()
+        return answer
+
+    def abandon(self, answer: Answer) -> None:
+        """The client of an answer went away: abort what is left of it."""
+        answer.abandon()
+        for choice in answer.choices:
+            request_id = choice.request.id
+            if self._choices.get(request_id) is choice:
+                del self._choices[request_id]
+                self.model.engine.abort(request_id)
+                self._ended.append(request_id)
+
+    def report_step(
+        self, part: WorkerStep, ended: list[EngineRequest], step: int, step_s: float
+    ) -> None:
+        """Publish the state after a step."""
+        self.step = step
+        self.generation_tokens_total += part.running
+        finished = self._take_ended() + [request.id for request in ended]
+        if self.stream is not None:
+            self.stream.report_step(part, step, step_s, finished)
+
+    def report_rest(self) -> None:
+        """Publish that there is nothing to do any more."""
+        finished = self._take_ended()
+        if self.stream is not None:
+            self.stream.report_rest(self.model, self.step, finished)
+
+    def show_tokens(self, ended: list[EngineRequest]) -> None:
+        """Hand the tokens of a step to the answers that wait for them.
+
+        As vLLM's ``--stream-interval`` has it: the first token at once, then every so many, and
+        the last ones at the end.
+        """
+        interval = self.settings.stream_interval
+        for request in self.model.engine.running:
+            if interval == 1 or request.generated_tokens % interval == 1:
+                choice = self._choices[request.id]
+                if choice.answer.generation.stream:
+                    choice.answer.show(choice, done=False)
+        for request in ended:
+            choice = self._choices.pop(request.id)
+            choice.answer.show(choice, done=True)
+
+    def take_fault(self, fault: Fault) -> None:
+        """Begin to misbehave, as far as engine and state stream go."""
+        self.fault = fault
+        if fault.kind == "hang":
+            self._answering.clear()
+            if self.stream is not None:
+                self.stream.silence()
+        elif fault.kind == "slow":
+            self.model.speed = self.settings.speed(self.rank) / fault.factor
+        elif fault.kind == "kill":
+            self._die()
+        self.on_change()
+
+    async def recover(self) -> None:
+        """End the fault; a killed engine starts anew, empty."""
+        fault, self.fault = self.fault, None
+        self.model.speed = self.settings.speed(self.rank)
+        self._answering.set()
+        if self.stream is not None and fault is not None:
+            if fault.kind == "kill":
+                await self.stream.start(self.model)
+            elif fault.kind == "hang":
+                self.stream.resume()
+        self.model.live = True
+        self.on_change()
+
+    def release(self) -> None:
+        """Let every request go: the fleet closes."""
+        self._answering.set()
+        for answer in self.answers:
+            self.abandon(answer)
+
+    def _die(self) -> None:
+        self.model.live = False
+        self.model.engine = self._new_engine()
+        self.prompt_tokens_total = self.generation_tokens_total = 0
+        for answer in self.answers:
+            answer.abandon()
+        self._choices.clear()
+        self._ended.clear()
+        if self.stream is not None:
+            self.stream.stop()
+
+    def _add(self, answer: Answer, engine_id: str, prompt_tokens: int, index: int) -> None:
+        plan = answer.generation.plans[index]
+        request = EngineRequest(
+            id=engine_id,
+            prompt_tokens=prompt_tokens,
+            output_tokens=plan.output_tokens,
+            priority=answer.generation.priority,
+        )
+        choice = Choice(answer, index, request, plan)
+        answer.choices.append(choice)
+        self._choices[engine_id] = choice
+        self.model.engine.add(request)
+
+    def _shape(self, generation: Generation, answer_id: str) -> Shape:
+        shape = ChatShape if generation.chat else CompletionShape
+        return shape(answer_id, self.settings.model, int(time.time()))
+
+    def _take_ended(self) -> list[str]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _new_engine(self) -> Engine:
+        return Engine(self.settings.slots, self.settings.kv_tokens)
+
+
+def _nothing() -> None:
+    """Nobody listens yet."""
