@@ -1,0 +1,229 @@
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+from router.cluster import Cluster
+from router.engines.snapshots import FULL_INTERVAL_S, SnapshotClient
+from router.errors import ConfigError
+from router.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
+from router.wire import encode, full_endpoint
+
+TIMEOUT_S = 10
+NOTHING = Snapshot("delta", "theirs", "engine", 3, "epoch", 0, 0, 0.0, 0.01)
+
+
+def delta(sequence: int, epoch: str = "epoch") -> Snapshot:
+    return dataclasses.replace(NOTHING, sequence=sequence, step=sequence, epoch=epoch)
+
+
+def full(sequence: int, epoch: str = "epoch") -> Snapshot:
+    running = (RunningRequest("cmpl-a", 10, 5),)
+    return dataclasses.replace(delta(sequence, epoch), kind="full", running=running)
+
+
+class Engine:
+    """The engine's side of the wire: an XPUB, to see subscribers come, and a ROUTER."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.context = zmq.asyncio.Context()
+        self.stream = self.context.socket(zmq.XPUB)
+        self.stream.bind(endpoint)
+        self.requests = self.context.socket(zmq.ROUTER)
+        self.requests.bind(full_endpoint(endpoint))
+
+    async def subscribed(self) -> None:
+        await asyncio.wait_for(self.stream.recv(), TIMEOUT_S)
+
+    async def send(self, *messages: bytes | Snapshot) -> None:
+        for message in messages:
+            await self.stream.send(encode(message) if isinstance(message, Snapshot) else message)
+
+    async def asked(self) -> bytes:
+        """Wait for a request for a full snapshot; who asked."""
+        identity, _ = await asyncio.wait_for(self.requests.recv_multipart(), TIMEOUT_S)
+        return bytes(identity)
+
+    async def answer(self, snapshot: Snapshot) -> None:
+        await self.requests.send_multipart([await self.asked(), encode(snapshot)])
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+class Router:
+    """A client whose snapshots can be awaited."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.arrived: asyncio.Queue[SnapshotReceived] = asyncio.Queue()
+        self.wanted = False
+        self.client = SnapshotClient(
+            [WorkerSpec("w", "http://h:1", snapshots=endpoint), WorkerSpec("mute", "http://h:2")],
+            self.arrived.put_nowait,
+            lambda _: self.wanted,
+            lambda: 42.0,
+        )
+
+    async def next(self) -> SnapshotReceived:
+        return await asyncio.wait_for(self.arrived.get(), TIMEOUT_S)
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    return f"ipc://{tmp_path}/s"
+
+
+@pytest.fixture
+def engine(endpoint: str) -> Iterator[Engine]:
+    engine = Engine(endpoint)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+async def router(endpoint: str) -> AsyncIterator[Router]:
+    router = Router(endpoint)
+    router.client.start()
+    yield router
+    router.client.close()
+
+
+async def test_a_full_snapshot_is_asked_for_at_the_start(engine: Engine, router: Router) -> None:
+    await engine.answer(full(7))
+    assert await router.next() == SnapshotReceived("w", full(7), 42.0)
+    assert router.client.full_requests == 1
+    assert router.client.received == 1
+    assert router.client.received_bytes == len(encode(full(7)))
+
+
+async def test_the_stream_arrives_whole_and_in_order(engine: Engine, router: Router) -> None:
+    await engine.subscribed()
+    sent = [delta(sequence) for sequence in range(1, 901)]
+    await engine.send(*sent)
+    assert [(await router.next()).snapshot for _ in sent] == sent
+    assert router.client.received == len(sent)
+
+
+async def test_a_gap_is_mended_by_a_full_snapshot(engine: Engine, endpoint: str) -> None:
+    cluster = Cluster([WorkerSpec("w", "http://h:1", snapshots=endpoint)])
+    applied = asyncio.Event()
+
+    def apply(event: SnapshotReceived) -> None:
+        cluster.apply(event)
+        applied.set()
+
+    def full_wanted(worker_id: str) -> bool:
+        feed = cluster.worker(worker_id).feed
+        return feed is not None and feed.full_wanted
+
+    async def until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            applied.clear()
+            await asyncio.wait_for(applied.wait(), TIMEOUT_S)
+
+    client = SnapshotClient([cluster.worker("w").spec], apply, full_wanted, lambda: 0.0)
+    client.start()
+    try:
+        await engine.subscribed()
+        await engine.answer(full(1))
+        await until(lambda: cluster.worker("w").load_tokens == 15)
+        await engine.send(delta(2), delta(5))
+        await engine.answer(full(9))
+        await until(lambda: client.received == 4)
+        assert not full_wanted("w")
+        assert cluster.worker("w").load_tokens == 15
+        assert client.full_requests == 2
+    finally:
+        client.close()
+
+
+async def test_requests_repeat_while_wanted_but_not_too_often(
+    engine: Engine, router: Router
+) -> None:
+    router.wanted = True
+    started_s = asyncio.get_running_loop().time()
+    await engine.subscribed()
+    await engine.send(*(delta(sequence) for sequence in range(100)))
+    for _ in range(3):
+        await engine.asked()
+    assert asyncio.get_running_loop().time() - started_s >= 2 * FULL_INTERVAL_S - 0.01
+    router.wanted = False
+
+
+async def test_broken_messages_are_counted_and_logged_once_per_reason(
+    engine: Engine, router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    await engine.subscribed()
+    newer = msgspec.msgpack.encode({**msgspec.to_builtins(NOTHING), "version": 2})
+    short = msgspec.msgpack.encode({"version": 1})
+    await engine.send(newer, b"\xc1", newer, short, b"", b"\xc1", delta(1))
+    assert (await router.next()).snapshot == delta(1)
+    assert router.client.broken == 6
+    assert router.client.received == 1
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 4
+    assert all(warning.startswith("w: snapshot refused: ") for warning in warnings)
+    assert "snapshot schema 2, this router schema 1" in warnings[0]
+
+
+async def test_fields_that_are_not_known_are_ignored(engine: Engine, router: Router) -> None:
+    await engine.subscribed()
+    await engine.send(msgspec.msgpack.encode({**msgspec.to_builtins(delta(1)), "colour": "red"}))
+    assert (await router.next()).snapshot == delta(1)
+
+
+async def test_a_snapshot_that_cannot_be_applied_does_not_stop_the_next(
+    engine: Engine, endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    second = asyncio.Event()
+
+    def apply(event: SnapshotReceived) -> None:
+        if event.snapshot.sequence == 1:
+            raise ValueError("surprise")
+        second.set()
+
+    spec = WorkerSpec("w", "http://h:1", snapshots=endpoint)
+    client = SnapshotClient([spec], apply, lambda _: False, lambda: 0.0)
+    client.start()
+    try:
+        await engine.subscribed()
+        await engine.send(delta(1), delta(2))
+        await asyncio.wait_for(second.wait(), TIMEOUT_S)
+    finally:
+        client.close()
+    assert client.failures == 1
+    assert "w: a snapshot could not be applied" in caplog.text
+
+
+async def test_an_engine_that_comes_late_or_again_is_heard(endpoint: str, router: Router) -> None:
+    for epoch in ("first", "second"):
+        engine = Engine(endpoint)
+        await engine.subscribed()
+        await engine.send(delta(1, epoch))
+        assert (await router.next()).snapshot.epoch == epoch
+        engine.close()
+
+
+async def test_closing_drops_what_no_engine_has_taken(endpoint: str) -> None:
+    router = Router(endpoint)
+    router.client.start()
+    router.client.close()
+    router.client.close()
+
+
+async def test_an_endpoint_that_zmq_refuses() -> None:
+    router = Router("tcp://not a host:5")
+    with pytest.raises(ConfigError, match=r"snapshots 'tcp://not a host:5': "):
+        router.client.start()
+    router.client.close()
+
+
+async def test_ipv6_endpoints() -> None:
+    router = Router("tcp://[::1]:30005")
+    router.client.start()
+    router.client.close()
