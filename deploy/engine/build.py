@@ -109,8 +109,9 @@ def ensure(folder: Path, make: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def exclusive(lock_file: Path) -> Iterator[None]:
-    """Hold a lock that ends with this process, whatever becomes of it."""
+    """Hold a lock that ends with this process and its children, whatever becomes of them."""
     with lock_file.open("w") as held:
+        os.set_inheritable(held.fileno(), True)
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -151,8 +152,7 @@ def install_torch(python: str, pin: str) -> None:
     Raises:
         BuildError: where pip finds neither.
     """
-    wanted = [python, *INSTALL, "--no-deps", pin]
-    if subprocess.run(wanted, stdout=sys.stderr, check=False).returncode == 0:
+    if succeeds([python, *INSTALL, "--no-deps", pin]):
         return
     plain = pin.partition("+")[0]
     say(f"no wheel of {pin} found: installing plain {plain} with its dependencies (several GB)")
@@ -203,8 +203,13 @@ def run(command: list[str], mend: str) -> None:
     Raises:
         BuildError: if it fails, with ``mend`` as its message.
     """
-    if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
+    if not succeeds(command):
         raise BuildError(mend)
+
+
+def succeeds(command: list[str]) -> bool:
+    """Run a command with its output on stderr; it inherits the lock."""
+    return subprocess.run(command, stdout=sys.stderr, close_fds=False, check=False).returncode == 0
 
 
 def say(text: str) -> None:
