@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -90,10 +91,11 @@ def _pool_request(parsed: ParsedRequest, group: str, now_s: float) -> PoolReques
 
 
 def _add_information(app: FastAPI, context: AppContext) -> None:
+    card = {"object": "model", "created": int(time.time()), "owned_by": "evenstep"}
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """Models that the workers serve."""
-        card = {"object": "model", "owned_by": "evenstep"}
         return {"object": "list", "data": [{"id": name, **card} for name in context.models.names]}
 
     @app.get("/health")

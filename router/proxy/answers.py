@@ -24,7 +24,7 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
     b" transfer-encoding upgrade".split()
 )
-_NOT_SENT_DOWN = _HOP_BY_HOP | {b"content-length", b"date", b"server"}
+_NOT_SENT_DOWN = _HOP_BY_HOP | {b"content-length"}
 # Not the client's to say, or set anew for the engine. Encodings are refused: events must be seen.
 _NOT_SENT_UP = _HOP_BY_HOP | {
     *(b"host", b"content-length", b"expect", b"accept-encoding"),
