@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import zmq
 
@@ -20,11 +20,12 @@ from router.wire import decode, full_endpoint
 log = logging.getLogger(__name__)
 
 FULL_INTERVAL_S = 0.2
+FULL_INTERVAL_MAX_S = 5.0
 
 _BATCH = 256
 _REASONS = 16
 _DEFAULT_MAX_SOCKETS = 1023
-_OPTIONS = {
+_OPTIONS: Mapping[int, int] = {
     zmq.LINGER: 0,
     zmq.IPV6: 1,
     zmq.RECONNECT_IVL: 100,
@@ -38,15 +39,22 @@ _Socket = zmq.Socket[bytes]
 
 
 class _Stream:
-    """Sockets of one worker, and what was said about it in the log."""
+    """Sockets of one worker.
 
-    __slots__ = ("asked", "dealer", "reasons", "sub", "worker_id")
+    Attributes:
+        asked: runs until a full snapshot may be asked for again.
+        interval_s: how long that is; it doubles while no answer comes.
+        reasons: why messages were refused, as far as the log has it.
+    """
+
+    __slots__ = ("asked", "dealer", "interval_s", "reasons", "sub", "worker_id")
 
     def __init__(self, worker_id: str, sub: _Socket, dealer: _Socket) -> None:
         self.worker_id = worker_id
         self.sub = sub
         self.dealer = dealer
         self.asked: asyncio.TimerHandle | None = None
+        self.interval_s = FULL_INTERVAL_S
         self.reasons: set[str] = set()
 
 
@@ -98,9 +106,10 @@ class SnapshotClient:
         needed = 2 * len(self._endpoints)
         self._context.set(zmq.MAX_SOCKETS, max(_DEFAULT_MAX_SOCKETS, needed))
         for worker_id, endpoint in self._endpoints.items():
-            sub = self._connect(zmq.SUB, endpoint)
+            sub = self._connect(zmq.SUB, endpoint, {})
             sub.setsockopt(zmq.SUBSCRIBE, b"")
-            dealer = self._connect(zmq.DEALER, full_endpoint(endpoint))
+            # While nobody answers, one request waits for the engine, not one for every interval.
+            dealer = self._connect(zmq.DEALER, full_endpoint(endpoint), {zmq.SNDHWM: 1})
             stream = _Stream(worker_id, sub, dealer)
             self._streams.append(stream)
             self._watch(stream, sub)
@@ -119,10 +128,10 @@ class SnapshotClient:
         if self._context is not None:
             self._context.destroy(linger=0)
 
-    def _connect(self, kind: int, endpoint: str) -> _Socket:
+    def _connect(self, kind: int, endpoint: str, options: Mapping[int, int]) -> _Socket:
         assert self._context is not None
         socket = self._context.socket(kind)
-        for option, value in _OPTIONS.items():
+        for option, value in {**_OPTIONS, **options}.items():
             socket.setsockopt(option, value)
         try:
             socket.connect(endpoint)
@@ -155,6 +164,8 @@ class SnapshotClient:
             self._refuse(stream, str(error))
             return
         self.received += 1
+        if snapshot.kind == "full":
+            stream.interval_s = FULL_INTERVAL_S
         try:
             self._apply(SnapshotReceived(stream.worker_id, snapshot, self._clock()))
         except Exception:
@@ -178,9 +189,10 @@ class SnapshotClient:
             stream.dealer.send(b"", zmq.NOBLOCK)
             self.full_requests += 1
         except zmq.Again:
-            pass  # as many requests as ZMQ keeps are still waiting for the worker to come back
+            pass  # the last request has not left yet
         loop.call_soon(self._drain, stream, stream.dealer)
-        stream.asked = loop.call_later(FULL_INTERVAL_S, self._ask_again, stream)
+        stream.asked = loop.call_later(stream.interval_s, self._ask_again, stream)
+        stream.interval_s = min(2 * stream.interval_s, FULL_INTERVAL_MAX_S)
 
     def _ask_again(self, stream: _Stream) -> None:
         stream.asked = None

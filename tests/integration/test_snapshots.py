@@ -209,6 +209,12 @@ async def test_an_engine_that_comes_late_or_again_is_heard(endpoint: str, router
         engine.close()
 
 
+async def test_requests_do_not_pile_up_for_an_engine_that_is_away(router: Router) -> None:
+    for _ in range(50):
+        router.client._ask(router.client._streams[0])
+    assert router.client.full_requests <= 2
+
+
 async def test_closing_drops_what_no_engine_has_taken(endpoint: str) -> None:
     router = Router(endpoint)
     router.client.start()

@@ -1,0 +1,209 @@
+"""Health of the engines: who may be used, and which models they serve."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+import msgspec
+
+from router.types import WorkerDown, WorkerSpec, WorkerUp
+
+log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.05
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+_decode_models = msgspec.json.Decoder(_Models).decode
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One URL and the workers behind it, which are up or down together.
+
+    Attributes:
+        down_reason: why it is down, while it is.
+        failures: failed checks in a row.
+        backoff_s: wait before the check that follows the next report of trouble.
+        delay_s: wait before the next check.
+        hurried: ends a wait, because ``delay_s`` has become shorter.
+    """
+
+    url: str
+    worker_ids: list[str]
+    up: bool = False
+    down_reason: str = "not checked yet"
+    models_known: bool = False
+    failures: int = 0
+    backoff_s: float = FIRST_BACKOFF_S
+    delay_s: float = 0.0
+    hurried: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class HealthMonitor:
+    """Asks every engine's ``/health`` at intervals; several ranks behind one URL are one engine.
+
+    A worker is down until its engine has answered once. When an engine comes up, its
+    ``/v1/models`` is read before its workers are.
+
+    Args:
+        specs: the workers.
+        apply: takes ``WorkerUp``, and ``WorkerDown`` whenever its reason is a new one.
+        on_models: told of the models that a worker serves.
+        interval_s: between two checks of an engine.
+        timeout_s: bound on one check.
+        failures: failed checks in a row that put an engine's workers out of use.
+
+    Attributes:
+        checks: checks made.
+        failed_checks: checks that were not answered with success.
+        errors: checks that ended in an error nobody expected.
+        models: model ids by worker, of workers that have been up.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[WorkerSpec],
+        apply: Callable[[WorkerUp | WorkerDown], None],
+        on_models: Callable[[str, Sequence[str]], None],
+        *,
+        interval_s: float = 1.0,
+        timeout_s: float = 2.0,
+        failures: int = 3,
+    ) -> None:
+        self.checks = 0
+        self.failed_checks = 0
+        self.errors = 0
+        self.models: dict[str, tuple[str, ...]] = {}
+        self._apply = apply
+        self._on_models = on_models
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._failures = failures
+        self._engines: dict[str, _Engine] = {}
+        self._engine_of: dict[str, _Engine] = {}
+        for spec in specs:
+            engine = self._engines.setdefault(spec.url, _Engine(spec.url, []))
+            engine.worker_ids.append(spec.id)
+            self._engine_of[spec.id] = engine
+
+    async def run(self) -> None:
+        """Check until cancelled."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        async with (
+            httpx.AsyncClient(timeout=self._timeout_s, limits=limits, trust_env=False) as client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for engine in self._engines.values():
+                tasks.create_task(self._watch(engine, client), name=f"health {engine.url}")
+
+    def probe_now(self, worker_id: str, reason: str) -> None:
+        """Somebody could not reach a worker: it is down at once, and checked again soon.
+
+        Soon is later each time, up to the interval, unless a regular check succeeds in between.
+        """
+        engine = self._engine_of[worker_id]
+        if not engine.up:
+            return
+        self._take_down(engine, reason)
+        engine.delay_s = engine.backoff_s
+        engine.backoff_s = min(2 * engine.backoff_s, self._interval_s)
+        engine.hurried.set()
+
+    async def _watch(self, engine: _Engine, client: httpx.AsyncClient) -> None:
+        while True:
+            try:
+                await self._wait(engine)
+                await self._check(engine, client)
+            except Exception:
+                self.errors += 1
+                log.exception("%s: health check broke", engine.url)
+
+    async def _wait(self, engine: _Engine) -> None:
+        """Wait until the next check is due, which ``probe_now`` may bring forward."""
+        while True:
+            delay_s, engine.delay_s = engine.delay_s, self._interval_s
+            engine.hurried.clear()
+            try:
+                async with asyncio.timeout(delay_s):
+                    await engine.hurried.wait()
+            except TimeoutError:
+                return
+
+    async def _check(self, engine: _Engine, client: httpx.AsyncClient) -> None:
+        self.checks += 1
+        answer = await self._ask(client, f"{engine.url}/health")
+        if engine.hurried.is_set():
+            return  # trouble was reported after the question: the answer is out of date
+        if isinstance(answer, str):
+            self._note_failure(engine, f"health check failed: {answer}")
+            return
+        engine.failures = 0
+        if not engine.models_known:
+            await self._learn_models(engine, client)
+        if engine.up:
+            engine.backoff_s = FIRST_BACKOFF_S
+        elif not engine.hurried.is_set():
+            self._bring_up(engine)
+
+    def _note_failure(self, engine: _Engine, reason: str) -> None:
+        self.failed_checks += 1
+        engine.failures += 1
+        if engine.up and engine.failures < self._failures:
+            return
+        if engine.up or reason != engine.down_reason:
+            self._take_down(engine, reason)
+
+    def _bring_up(self, engine: _Engine) -> None:
+        log.info("%s is up", engine.url)
+        for worker_id in engine.worker_ids:
+            self._apply(WorkerUp(worker_id))
+        engine.up = True
+
+    def _take_down(self, engine: _Engine, reason: str) -> None:
+        log.warning("%s is down: %s", engine.url, reason)
+        for worker_id in engine.worker_ids:
+            self._apply(WorkerDown(worker_id, reason))
+        engine.up = engine.models_known = False
+        engine.down_reason = reason
+
+    async def _learn_models(self, engine: _Engine, client: httpx.AsyncClient) -> None:
+        answer = await self._ask(client, f"{engine.url}/v1/models")
+        models = answer if isinstance(answer, str) else _model_ids(answer)
+        if isinstance(models, str):
+            log.warning("%s: models not known, asking again: %s", engine.url, models)
+            return
+        engine.models_known = True
+        for worker_id in engine.worker_ids:
+            self.models[worker_id] = models
+            self._on_models(worker_id, models)
+
+    async def _ask(self, client: httpx.AsyncClient, url: str) -> bytes | str:
+        """The body of a successful answer, or what was wrong."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response = await client.get(url)
+        except TimeoutError:
+            return f"no answer within {self._timeout_s:g} s"
+        except httpx.HTTPError as error:
+            return str(error) or type(error).__name__
+        return response.content if response.is_success else f"status {response.status_code}"
+
+
+def _model_ids(body: bytes) -> tuple[str, ...] | str:
+    """Ids in an answer of ``/v1/models``, or what was wrong with it."""
+    try:
+        return tuple(card.id for card in _decode_models(body).data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return str(error)

@@ -1,0 +1,267 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.engines.health import HealthMonitor
+from router.types import WorkerDown, WorkerSpec, WorkerUp
+
+TIMEOUT_S = 10
+MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()
+
+
+class Engine:
+    """An HTTP server that answers as it is told; each connection serves one request."""
+
+    def __init__(self) -> None:
+        self.health = 200
+        self.models = MODELS
+        self.models_status = 200
+        self.hang = False
+        self.asked: asyncio.Queue[str] = asyncio.Queue()
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        except asyncio.IncompleteReadError:  # the client has left
+            writer.close()
+            return
+        self.asked.put_nowait(path)
+        if self.hang:
+            await reader.read()  # until the client gives up
+        status, body = (
+            (self.health, b"") if path == "/health" else (self.models_status, self.models)
+        )
+        head = f"HTTP/1.1 {status} x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        writer.close()
+
+
+class Watched:
+    """A monitor that runs, and what it has said."""
+
+    def __init__(
+        self,
+        specs: Sequence[WorkerSpec],
+        interval_s: float = 0.01,
+        timeout_s: float = TIMEOUT_S,
+        failures: int = 3,
+    ) -> None:
+        self.events: asyncio.Queue[WorkerUp | WorkerDown] = asyncio.Queue()
+        self.models: asyncio.Queue[tuple[str, Sequence[str]]] = asyncio.Queue()
+        self.monitor = HealthMonitor(
+            specs,
+            self.apply,
+            lambda worker_id, models: self.models.put_nowait((worker_id, models)),
+            interval_s=interval_s,
+            timeout_s=timeout_s,
+            failures=failures,
+        )
+
+    def apply(self, event: WorkerUp | WorkerDown) -> None:
+        self.events.put_nowait(event)
+
+    async def next(self) -> WorkerUp | WorkerDown:
+        return await asyncio.wait_for(self.events.get(), TIMEOUT_S)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.monitor.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+        assert task.cancelled()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    engine = Engine()
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+@pytest.fixture
+async def watched(engine: Engine) -> AsyncIterator[Watched]:
+    watched = Watched([WorkerSpec("w", engine.url)])
+    async with watched.running():
+        yield watched
+
+
+async def until_asked(engine: Engine, times: int) -> None:
+    while not engine.asked.empty():
+        engine.asked.get_nowait()
+    for _ in range(times):
+        await asyncio.wait_for(engine.asked.get(), TIMEOUT_S)
+
+
+async def test_a_worker_comes_up_with_its_models_at_the_first_success(watched: Watched) -> None:
+    assert await watched.next() == WorkerUp("w")
+    assert watched.models.get_nowait() == ("w", ("tiny",))
+    assert watched.monitor.models == {"w": ("tiny",)}
+
+
+async def test_only_changes_are_told(engine: Engine, watched: Watched) -> None:
+    assert await watched.next() == WorkerUp("w")
+    await until_asked(engine, 4)
+    engine.health = 503
+    assert await watched.next() == WorkerDown("w", "health check failed: status 503")
+    await until_asked(engine, 4)
+    engine.health = 200
+    assert await watched.next() == WorkerUp("w")
+    assert watched.events.empty()
+    assert watched.monitor.failed_checks >= 3
+
+
+async def test_fewer_failures_in_a_row_than_allowed_change_nothing(engine: Engine) -> None:
+    watched = Watched([WorkerSpec("w", engine.url)], failures=1000)
+    async with watched.running():
+        assert await watched.next() == WorkerUp("w")
+        for health in (503, 200, 503):
+            engine.health = health
+            await until_asked(engine, 3)
+    assert watched.events.empty()
+    assert watched.monitor.failed_checks > 0
+
+
+async def test_an_engine_that_is_gone_and_comes_back(engine: Engine, watched: Watched) -> None:
+    assert await watched.next() == WorkerUp("w")
+    assert watched.models.get_nowait() == ("w", ("tiny",))
+    await engine.stop()
+    down = await watched.next()
+    assert isinstance(down, WorkerDown)
+    assert down.reason.startswith("health check failed: ")
+    engine.models = MODELS.replace(b"tiny", b"huge")
+    await engine.start()
+    assert await watched.next() == WorkerUp("w")
+    assert watched.models.get_nowait() == ("w", ("huge",))
+
+
+async def test_a_worker_that_never_answers_says_why(engine: Engine) -> None:
+    engine.hang = True
+    watched = Watched([WorkerSpec("w", engine.url)], timeout_s=0.05)
+    async with watched.running():
+        down = await watched.next()
+    assert down == WorkerDown("w", "health check failed: no answer within 0.05 s")
+
+
+async def test_ranks_behind_one_url_are_one_engine(engine: Engine) -> None:
+    ranks = [WorkerSpec(f"w#{rank}", engine.url, rank=rank) for rank in range(3)]
+    watched = Watched(ranks, interval_s=TIMEOUT_S)
+    async with watched.running():
+        assert [await watched.next() for _ in ranks] == [WorkerUp(spec.id) for spec in ranks]
+        assert watched.monitor.models == {spec.id: ("tiny",) for spec in ranks}
+        assert watched.monitor.checks == 1
+        watched.monitor.probe_now("w#1", "refused")
+        assert [await watched.next() for _ in ranks] == [
+            WorkerDown(spec.id, "refused") for spec in ranks
+        ]
+
+
+async def test_a_report_takes_a_worker_down_at_once_and_checks_it_soon(engine: Engine) -> None:
+    watched = Watched([WorkerSpec("w", engine.url)], interval_s=3600)
+    async with watched.running():
+        assert await watched.next() == WorkerUp("w")
+        watched.monitor.probe_now("w", "connection refused")
+        watched.monitor.probe_now("w", "connection refused")
+        assert watched.events.get_nowait() == WorkerDown("w", "connection refused")
+        assert await watched.next() == WorkerUp("w")
+    assert watched.events.empty()
+    assert watched.monitor.checks == 2
+
+
+async def test_each_report_waits_longer_for_its_check(engine: Engine) -> None:
+    watched = Watched([WorkerSpec("w", engine.url)], interval_s=0.2)
+    loop = asyncio.get_running_loop()
+    waits_s = []
+    async with watched.running():
+        assert await watched.next() == WorkerUp("w")
+        for _ in range(4):
+            reported_s = loop.time()
+            watched.monitor.probe_now("w", "refused")
+            assert await watched.next() == WorkerDown("w", "refused")
+            assert await watched.next() == WorkerUp("w")
+            waits_s.append(loop.time() - reported_s)
+    assert all(wait >= bound for wait, bound in zip(waits_s, (0.05, 0.1, 0.2, 0.2), strict=True))
+
+
+async def test_an_answer_from_before_a_report_does_not_count(engine: Engine) -> None:
+    watched = Watched([WorkerSpec("w", engine.url)], interval_s=0.01)
+    async with watched.running():
+        assert await watched.next() == WorkerUp("w")
+        engine.hang = True
+        await until_asked(engine, 1)
+        watched.monitor.probe_now("w", "refused")
+        assert watched.events.get_nowait() == WorkerDown("w", "refused")
+        engine.hang = False
+    assert watched.events.empty()
+
+
+@pytest.mark.parametrize("models", [b"not JSON", b"{}", b'{"data": [{}]}', b'{"data": 1}', b"\xff"])
+async def test_models_are_asked_for_until_they_are_known(
+    engine: Engine, models: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.models = models
+    watched = Watched([WorkerSpec("w", engine.url)])
+    async with watched.running():
+        assert await watched.next() == WorkerUp("w")
+        assert watched.monitor.models == {}
+        engine.models = MODELS
+        got = await asyncio.wait_for(watched.models.get(), TIMEOUT_S)
+    assert got == ("w", ("tiny",))
+    assert "models not known" in caplog.text
+
+
+async def test_models_that_are_refused(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    engine.models_status = 401
+    watched = Watched([WorkerSpec("w", engine.url)])
+    async with watched.running():
+        assert await watched.next() == WorkerUp("w")
+    assert "models not known, asking again: status 401" in caplog.text
+
+
+async def test_a_broken_check_is_counted_and_does_not_stop_the_next(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = [True]
+
+    class Breaks(Watched):
+        def apply(self, event: WorkerUp | WorkerDown) -> None:
+            if broken:
+                broken.clear()
+                raise ValueError("surprise")
+            super().apply(event)
+
+    watched = Breaks([WorkerSpec("w", engine.url)])
+    async with watched.running():
+        assert await watched.next() == WorkerUp("w")
+    assert watched.monitor.errors == 1
+    assert "health check broke" in caplog.text
+
+
+async def test_proxies_of_the_environment_are_not_used(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    watched = Watched([WorkerSpec("w", engine.url)])
+    async with watched.running():
+        assert await watched.next() == WorkerUp("w")
