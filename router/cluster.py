@@ -15,13 +15,14 @@ from router.errors import ConfigError
 from router.feed import Feed
 from router.types import (
     DEFAULT_SLOTS,
+    Arrived,
     Dispatch,
     Dispatched,
     Ended,
     Event,
     FeedStale,
     Outcome,
-    PoolChanged,
+    Phase,
     PoolState,
     Progressed,
     Request,
@@ -150,12 +151,16 @@ class Worker:
 
 
 class Group:
-    """A barrier domain: the workers that serve one model and step together."""
+    """A barrier domain: the workers that serve one model and step together.
+
+    Attributes:
+        waiting: requests that wait for a worker.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.workers: dict[str, Worker] = {}
-        self.pool_state = PoolState.EMPTY
+        self.waiting = 0
         self._ledger = StepLedger()
 
     @property
@@ -179,9 +184,10 @@ class Group:
         if not worker.receive(event.snapshot, event.received_s) or not worker.feed:
             return False
         load = worker.feed.step_load_tokens
-        self._ledger.report(event.worker_id, load, event.snapshot, self.pool_state)
+        state = PoolState.WAITING if self.waiting else PoolState.EMPTY
+        self._ledger.report(event.worker_id, load, event.snapshot, state)
         fed = [i for i, other in self.workers.items() if other.live and other.feed]
-        return self._ledger.complete(fed, self.pool_state)
+        return self._ledger.complete(fed, state)
 
     def lose_feed(self, worker_id: str) -> None:
         """The worker's snapshots no longer count."""
@@ -189,8 +195,16 @@ class Group:
         self._ledger.leave(worker_id)
 
 
+@dataclass(slots=True)
+class _Tracked:
+    """A request from its arrival to its end; ``worker`` while it is on one."""
+
+    request: Request
+    worker: Worker | None = None
+
+
 class Cluster:
-    """All groups; ``apply`` is the only way to change them.
+    """All groups and all requests; ``apply`` is the only way to change them.
 
     Raises:
         ConfigError: two workers of one id.
@@ -199,7 +213,7 @@ class Cluster:
     def __init__(self, specs: Iterable[WorkerSpec]) -> None:
         self.groups: dict[str, Group] = {}
         self._group_of: dict[str, Group] = {}
-        self._worker_of: dict[str, Worker] = {}
+        self._requests: dict[str, _Tracked] = {}
         for spec in specs:
             self._join(spec)
 
@@ -211,14 +225,17 @@ class Cluster:
         """The group that a worker belongs to."""
         return self._group_of[worker_id]
 
-    def worker_of(self, request_id: str) -> Worker | None:
-        """Where a request was sent, None once it has ended or come back."""
-        return self._worker_of.get(request_id)
+    def phase(self, request_id: str) -> Phase:
+        """Where a request stands; one that is not known has ended."""
+        tracked = self._requests.get(request_id)
+        if tracked is None:
+            return Phase.ENDED
+        return Phase.READY if tracked.worker is None else Phase.DECODING
 
     def apply(self, event: Event) -> bool:
         """Move the state by one event.
 
-        Events of requests that are not in flight are ignored: they come late, after the end.
+        Events of requests that have ended are ignored: they come late.
 
         Returns:
             True if the event completed a barrier step of its group.
@@ -226,32 +243,51 @@ class Cluster:
         match event:
             case SnapshotReceived():
                 return self._group_of[event.worker_id].receive(event)
-            case Dispatched():
-                self._dispatch(event)
-            case Ended():
-                self._release(event.request_id, complete=event.outcome is Outcome.COMPLETED)
-            case Returned():
-                self._release(event.request_id, complete=False)
-            case Progressed():
-                worker = self._worker_of.get(event.request_id)
-                if worker is not None:
-                    worker.progress(event.request_id, event.generated_tokens)
-            case PoolChanged():
-                self.groups[event.group].pool_state = event.state
-            case _:
+            case Arrived():
+                self._requests[event.request.id] = _Tracked(event.request)
+                self.groups[event.request.group].waiting += 1
+            case WorkerUp() | WorkerDown() | FeedStale():
                 self._apply_health(event)
+            case Dispatched() | Progressed() | Returned() | Ended():
+                tracked = self._requests.get(event.request_id)
+                if tracked is not None:
+                    self._apply_request(event, tracked)
         return False
 
     def _apply_health(self, event: WorkerUp | WorkerDown | FeedStale) -> None:
         worker = self.worker(event.worker_id)
+        if isinstance(event, WorkerUp):
+            worker.live, worker.down_reason = True, None
+            return
+        if isinstance(event, WorkerDown):
+            worker.live, worker.down_reason = False, event.reason
+        self._group_of[event.worker_id].lose_feed(event.worker_id)
+
+    def _apply_request(
+        self, event: Dispatched | Progressed | Returned | Ended, tracked: _Tracked
+    ) -> None:
+        group = self.groups[tracked.request.group]
         match event:
-            case WorkerUp():
-                worker.live, worker.down_reason = True, None
-            case WorkerDown():
-                worker.live, worker.down_reason = False, event.reason
-                self._group_of[event.worker_id].lose_feed(event.worker_id)
-            case FeedStale():
-                self._group_of[event.worker_id].lose_feed(event.worker_id)
+            case Dispatched():
+                group.waiting -= 1
+                tracked.worker = self.worker(event.worker_id)
+                tracked.worker.add(tracked.request)
+            case Progressed():
+                if tracked.worker is not None:
+                    tracked.worker.progress(event.request_id, event.generated_tokens)
+            case Returned():
+                self._leave_worker(tracked, complete=False)
+                group.waiting += 1
+            case Ended():
+                if tracked.worker is None:
+                    group.waiting -= 1
+                self._leave_worker(tracked, complete=event.outcome is Outcome.COMPLETED)
+                del self._requests[event.request_id]
+
+    def _leave_worker(self, tracked: _Tracked, *, complete: bool) -> None:
+        if tracked.worker is not None:
+            tracked.worker.remove(tracked.request.id, complete=complete)
+            tracked.worker = None
 
     def _join(self, spec: WorkerSpec) -> None:
         if spec.id in self._group_of:
@@ -259,12 +295,3 @@ class Cluster:
         group = self.groups.setdefault(spec.group, Group(spec.group))
         group.workers[spec.id] = Worker(spec)
         self._group_of[spec.id] = group
-
-    def _dispatch(self, event: Dispatched) -> None:
-        worker = self._worker_of[event.request.id] = self.worker(event.worker_id)
-        worker.add(event.request)
-
-    def _release(self, request_id: str, *, complete: bool) -> None:
-        worker = self._worker_of.pop(request_id, None)
-        if worker is not None:
-            worker.remove(request_id, complete=complete)

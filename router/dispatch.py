@@ -24,6 +24,7 @@ from router.errors import (
 from router.pool import Pool
 from router.stats import GroupStats
 from router.types import (
+    Arrived,
     Assignment,
     Dispatch,
     Dispatched,
@@ -31,9 +32,8 @@ from router.types import (
     Event,
     FeedStale,
     Outcome,
+    Phase,
     Policy,
-    PoolChanged,
-    PoolState,
     Progressed,
     Request,
     Returned,
@@ -176,17 +176,15 @@ class Dispatcher:
         if lane.pool.full:
             lane.stats.rejected += 1
             raise PoolFullError(lane.pool_limit, retry_after_s=1)
+        self.cluster.apply(Arrived(request))
         return self._wait(lane, request)
 
     def withdraw(self, request: Request) -> None:
         """See ``DispatchPort.withdraw``."""
         lane = self._lanes[request.group]
-        if lane.pool.remove(request.id) is None:
-            self.end(request, Outcome.ABORTED)
-            return
-        lane.waiters.pop(request.id).cancel()
-        lane.stats.outcomes[Outcome.ABORTED] += 1
-        self._note_pool(lane)
+        if lane.pool.remove(request.id) is not None:
+            lane.waiters.pop(request.id).cancel()
+        self.end(request, Outcome.ABORTED)
 
     def give_back(self, request: Request) -> asyncio.Future[WorkerSpec]:
         """See ``DispatchPort.give_back``."""
@@ -199,7 +197,7 @@ class Dispatcher:
 
     def end(self, request: Request, outcome: Outcome) -> None:
         """See ``DispatchPort.end``."""
-        if self.cluster.worker_of(request.id) is not None:
+        if self.cluster.phase(request.id) is not Phase.ENDED:
             self._lanes[request.group].stats.outcomes[outcome] += 1
             self.apply(Ended(request.id, outcome))
 
@@ -247,14 +245,12 @@ class Dispatcher:
             for request in lane.pool.expired(now):
                 waited = f"no slot became free within {self._settings.queue_timeout_s:g} s"
                 self._give_up(lane, request, Outcome.EXPIRED, QueueTimeoutError(waited))
-            self._note_pool(lane)
 
     # rounds
 
     def _wait(self, lane: _Lane, request: Request) -> asyncio.Future[WorkerSpec]:
         lane.pool.add(request)
         waiter = lane.waiters[request.id] = asyncio.get_running_loop().create_future()
-        self._note_pool(lane)
         self._schedule(lane, hurry=True)
         return waiter
 
@@ -281,7 +277,6 @@ class Dispatcher:
         now = self._clock()
         for assignment in self._decide(lane, now, capacity, views):
             self._send(lane, assignment, now)
-        self._note_pool(lane)
         lane.stats.decision_s.observe(self._clock() - now)
 
     def _decide(
@@ -303,7 +298,7 @@ class Dispatcher:
         request = lane.pool.remove(assignment.request_id)
         waiter = lane.waiters.pop(assignment.request_id)
         assert request is not None
-        self.cluster.apply(Dispatched(request, assignment.worker_id))
+        self.cluster.apply(Dispatched(request.id, assignment.worker_id))
         lane.stats.assigned += 1
         lane.stats.pool_wait_s.observe(now - request.arrival_s)
         waiter.set_result(self.cluster.worker(assignment.worker_id).spec)
@@ -315,11 +310,6 @@ class Dispatcher:
             case _:
                 return self._lanes.values()
 
-    def _note_pool(self, lane: _Lane) -> None:
-        state = PoolState.WAITING if lane.pool else PoolState.EMPTY
-        if state is not lane.group.pool_state:
-            self.cluster.apply(PoolChanged(lane.group.name, state))
-
     def _fail_if_deserted(self, lane: _Lane) -> None:
         if not lane.group.live_workers():
             for request in list(lane.pool):
@@ -330,7 +320,7 @@ class Dispatcher:
         self, lane: _Lane, request: Request, outcome: Outcome, error: EvenstepError
     ) -> None:
         lane.pool.remove(request.id)
-        lane.stats.outcomes[outcome] += 1
+        self.end(request, outcome)
         waiter = lane.waiters.pop(request.id)
         if not waiter.done():
             waiter.set_exception(error)

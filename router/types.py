@@ -239,10 +239,17 @@ class SnapshotReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatched:
-    """A request was sent to a worker."""
+class Arrived:
+    """A request came, and waits for a worker."""
 
     request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A request that waited was sent to a worker."""
+
+    request_id: str
     worker_id: str
 
 
@@ -263,7 +270,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A dispatched request ended."""
+    """A request ended, while it waited or after."""
 
     request_id: str
     outcome: Outcome
@@ -276,16 +283,9 @@ class FeedStale:
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PoolChanged:
-    """The pool of a group became empty, or stopped being empty."""
-
-    group: str
-    state: PoolState
-
-
 Event = (
-    WorkerUp
+    Arrived
+    | WorkerUp
     | WorkerDown
     | SnapshotReceived
     | FeedStale
@@ -293,7 +293,6 @@ Event = (
     | Progressed
     | Returned
     | Ended
-    | PoolChanged
 )
 
 
