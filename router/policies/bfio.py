@@ -6,8 +6,8 @@ Minimizes, over which of the pool's requests enter and where,
 
 with every free slot filled. Any filling under the maximum has the same J; the quadratic term
 decides among them. A request's marginal cost on a worker is convex in its size, so the best
-candidate is found by bisection in the pool sorted by size; a local search then mends the greedy
-filling. Deterministic.
+candidate is found by bisection in the pool sorted by size; where all get in, the largest go first.
+A local search then mends the greedy filling. Deterministic.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.policies.baselines import PerRequest, fcfs
 from router.policies.room import Room
 from router.types import Assignment, Request, WorkerView
 
@@ -50,7 +51,7 @@ class _Loads:
     def cost(self, peak: int | None = None) -> float:
         """J' of these loads, ``peak`` being the highest if it is known."""
         workers = len(self.tokens)
-        spread = self._squares - self._sum * self._sum / workers
+        spread = (workers * self._squares - self._sum * self._sum) / workers
         highest = max(self.tokens) if peak is None else peak
         return workers * highest - self._sum + self._mu * spread
 
@@ -65,7 +66,7 @@ class _Loads:
         """The size that would suit a worker best: up to the mean, a little more, never over."""
         workers = len(self.tokens)
         room = peak - self.tokens[worker]
-        if self._mu == 0 or workers == 1:
+        if self._mu == 0:
             return room
         lack = self._sum / workers - self.tokens[worker] + 0.5 / self._mu
         return min(room, lack * workers / (workers - 1))
@@ -78,8 +79,11 @@ class _Shelf:
         self._items = sorted(items, key=lambda item: item.size)
         self._sizes = [item.size for item in self._items]
 
-    def __bool__(self) -> bool:
-        return bool(self._items)
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def largest(self) -> _Item:
+        return self._items[-1]
 
     def nearest(self, size: float) -> list[_Item]:
         """The oldest of the smallest candidates of at least the size, and of the largest below."""
@@ -114,7 +118,9 @@ class BfIo:
     def assign(
         self, waiting: Sequence[Request], workers: Sequence[WorkerView]
     ) -> Sequence[Assignment]:
-        """See ``types.Policy.assign``."""
+        """See ``types.Policy.assign``; a worker alone has nothing to balance and serves by age."""
+        if len(workers) < 2:
+            return PerRequest(fcfs).assign(waiting, workers)
         room = Room(workers)
         wide = [request for request in waiting if request.slots > 1]
         for request in wide:
@@ -148,23 +154,35 @@ class _Search:
         self.placed: list[_Item] = []
 
     def fill(self) -> None:
-        """Fill slot after slot with the candidate that costs least wherever it costs least."""
-        open_ = [i for i, capacity in enumerate(self._capacity) if capacity > 0]
-        peak = max(self._loads.tokens, default=0)
-        while open_ and self._shelf:
-            _, worker, item = min(
-                (self._best(worker, peak) for worker in open_), key=lambda found: found[0]
-            )
-            self._put(item, worker)
-            peak = max(peak, self._loads.tokens[worker])
-            if self._capacity[worker] <= 0:
-                open_.remove(worker)
+        """Fill slot after slot until slots or candidates run out."""
+        free = sum(capacity for capacity in self._capacity if capacity > 0)
+        choose = self._largest if len(self._shelf) <= free else self._cheapest
+        for _ in range(min(free, len(self._shelf))):
+            self._put(*choose())
 
     def improve(self) -> None:
         """Trade, move and swap while J' falls, a bounded number of times."""
         for _ in range(_IMPROVEMENTS):
             if not (self._trade() or self._move() or self._swap()):
                 return
+
+    def _open(self) -> list[int]:
+        return [i for i, capacity in enumerate(self._capacity) if capacity > 0]
+
+    def _least_loaded(self) -> int:
+        """Where any request costs least."""
+        return min(self._open(), key=self._loads.tokens.__getitem__)
+
+    def _largest(self) -> tuple[_Item, int]:
+        """The largest candidate, where it costs least."""
+        return self._shelf.largest(), self._least_loaded()
+
+    def _cheapest(self) -> tuple[_Item, int]:
+        """The candidate that costs least wherever it costs least."""
+        peak = max(self._loads.tokens)
+        found = (self._best(worker, peak) for worker in self._open())
+        _, worker, item = min(found, key=lambda best: best[0])
+        return item, worker
 
     def _best(self, worker: int, peak: int) -> tuple[float, int, _Item]:
         nearest = self._shelf.nearest(self._loads.ideal_size(worker, peak))
@@ -199,36 +217,37 @@ class _Search:
 
     def _move(self) -> bool:
         """Move a placed request to a worker that has a slot left."""
-        open_ = [i for i, capacity in enumerate(self._capacity) if capacity > 0]
         moved = False
-        for item in self.placed if open_ else ():
-            before = self._loads.cost()
-            home = item.worker
-            self._loads.change(home, -item.size)
-            peak = max(self._loads.tokens)
-            cost, worker = min((self._loads.cost_after(i, item.size, peak), i) for i in open_)
-            if cost < before - _EPSILON and self._capacity[worker] > 0:
-                self._capacity[home] += 1
+        for item in self.placed if self._open() else ():
+            worker = self._least_loaded()
+            if self._shift(item.size, item.worker, worker):
+                self._capacity[item.worker] += 1
                 self._capacity[worker] -= 1
                 item.worker = worker
                 moved = True
-            self._loads.change(item.worker, item.size)
         return moved
 
     def _swap(self) -> bool:
         """Swap two placed requests, one of them on the most loaded worker."""
-        loads = self._loads
-        peak = max(range(len(loads.tokens)), key=loads.tokens.__getitem__)
-        before = loads.cost()
+        loads = self._loads.tokens
+        peak = max(range(len(loads)), key=loads.__getitem__)
         for item in [i for i in self.placed if i.worker == peak]:
             for other in self.placed:
-                if other.worker == peak or other.size >= item.size:
-                    continue
-                loads.change(peak, other.size - item.size)
-                loads.change(other.worker, item.size - other.size)
-                if loads.cost() < before - _EPSILON:
+                if self._shift(item.size - other.size, peak, other.worker):
                     item.worker, other.worker = other.worker, peak
                     return True
-                loads.change(peak, item.size - other.size)
-                loads.change(other.worker, other.size - item.size)
+        return False
+
+    def _shift(self, tokens: int, source: int, target: int) -> bool:
+        """Shift tokens from one worker to another if J' falls by it."""
+        loads = self._loads
+        if not 0 < tokens < loads.tokens[source] - loads.tokens[target]:
+            return False
+        before = loads.cost()
+        loads.change(source, -tokens)
+        loads.change(target, tokens)
+        if loads.cost() < before - _EPSILON:
+            return True
+        loads.change(source, tokens)
+        loads.change(target, -tokens)
         return False
