@@ -48,17 +48,28 @@ class Server:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def kill(self) -> None:
-        """End the whole group at once, as a crash would."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """End the server at once, as a crash would; ``stop`` ends what it leaves behind."""
+        self.process.kill()
         self.process.wait(timeout=10)
 
     def stop(self, grace_s: float = 20.0) -> None:
-        """Ask the server to end; after ``grace_s``, or if it leaves children behind, kill."""
-        self.process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=grace_s)
-        self.kill()
+        """Ask the whole group to end; kill what is left of it after ``grace_s``."""
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: not self._group_alive(), grace_s, "the group ends")
+        self._signal(signal.SIGKILL)
+        self.process.wait(timeout=10)
+
+    def _signal(self, number: int) -> bool:
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _group_alive(self) -> bool:
+        self.process.poll()
+        return self._signal(0)
 
 
 @contextlib.contextmanager
