@@ -1,6 +1,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,6 +16,7 @@ from router.policies import POLICIES, PolicySettings
 from router.stats import Histogram
 from router.types import (
     Outcome,
+    PoolState,
     RunningRequest,
     Snapshot,
     SnapshotReceived,
@@ -111,15 +113,21 @@ def test_sums_over_steps_per_group_and_state_of_the_pool(bench: Bench) -> None:
     bench.step(1, a=10, b=4)
     bench.step(2, a=1, b=8)
     samples = bench.scrape()
-    assert samples["barrier_steps_total", ("g", "empty")] == 2
-    assert samples["barrier_steps_total", ("g", "waiting")] == 0
-    assert samples["imbalance_tokens_total", ("g", "empty")] == (2 * 10 - 14) + (2 * 8 - 9)
-    assert samples["max_load_tokens_total", ("g", "empty")] == 18
-    assert samples["load_tokens_total", ("g", "empty")] == 23
-    assert samples["worker_steps_total", ("g", "empty")] == 4
-    assert samples["step_seconds_total", ("g", "empty")] == 1.0
-    assert samples["energy_joules_total", ("g", "empty")] == 200.0
-    assert samples["barrier_steps_total", ("other", "empty")] == 0
+    names = {
+        "barrier_steps_total": "steps",
+        "imbalance_tokens_total": "imbalance_tokens",
+        "max_load_tokens_total": "max_load_tokens",
+        "load_tokens_total": "load_tokens",
+        "worker_steps_total": "worker_steps",
+        "step_seconds_total": "step_s",
+        "energy_joules_total": "energy_j",
+        "output_tokens_total": "output_tokens",
+    }
+    groups = bench.dispatcher.cluster.groups
+    assert groups["g"].totals[PoolState.EMPTY].imbalance_tokens > 0
+    for (name, field), group, state in product(names.items(), groups, PoolState):
+        expected = getattr(groups[group].totals[state], field)
+        assert samples[name, (group, state.value)] == expected
 
 
 def test_a_live_worker(bench: Bench) -> None:
