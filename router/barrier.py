@@ -3,14 +3,25 @@
 Imbalance of a step is G max L - sum L over the live workers, idle ones as 0 (BF-IO,
 arXiv 2601.17855, section 3). Ranks of a barrier report the same step number; a step is closed when
 all live workers have reported it or one reports a later one. Ranks that do not step together are
-sampled at the steps of the furthest one, each held at its last load.
+sampled at the steps of the furthest busy one, each held at the load that its last step left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from router.types import PoolState, Snapshot, StepTotals
+
+
+@dataclass(slots=True)
+class _Rank:
+    """What a worker said last: its load in that step, and the load that it goes on with."""
+
+    step: int
+    step_tokens: int
+    held_tokens: int
+    power_w: float
 
 
 class StepLedger:
@@ -19,61 +30,82 @@ class StepLedger:
     def __init__(self) -> None:
         self.totals = {state: StepTotals() for state in PoolState}
         self._step = -1
-        self._loads: dict[str, int] = {}
-        self._power_w: dict[str, float] = {}
+        self._ranks: dict[str, _Rank] = {}
         self._reported: set[str] = set()
         self._step_s = 0.0
         self._output_tokens = 0
 
     def report(
-        self, worker_id: str, load_tokens: int, snapshot: Snapshot, state: PoolState
+        self,
+        worker_id: str,
+        step_tokens: int,
+        held_tokens: int,
+        snapshot: Snapshot,
+        state: PoolState,
     ) -> None:
-        """A worker ended a step with this load.
+        """A worker said how it is after a step.
 
         Args:
             worker_id: who.
-            load_tokens: resident KV tokens in that step.
-            snapshot: what it said of the step.
+            step_tokens: KV tokens resident in the step.
+            held_tokens: those that are left after it.
+            snapshot: what it said of the step; the same step again is no further one.
             state: whether requests of the group wait now.
         """
         if snapshot.step > self._step:
             self._close(state)
             self._step = snapshot.step
-        self._loads[worker_id] = load_tokens
-        self._power_w[worker_id] = snapshot.power_w or 0.0
-        self._step_s = max(self._step_s, snapshot.step_s)
+            self._reported.add(worker_id)
+        rank = self._ranks.get(worker_id)
+        power_w = snapshot.power_w or 0.0
+        if rank is not None and rank.step == snapshot.step:
+            rank.held_tokens, rank.power_w = held_tokens, power_w
+            self._step = self._step if self._reported else self._furthest()
+            return
+        self._ranks[worker_id] = _Rank(snapshot.step, step_tokens, held_tokens, power_w)
         self._output_tokens += snapshot.scheduled_decode_tokens
-        self._reported.add(worker_id)
+        if self._reported:
+            self._reported.add(worker_id)
+            if snapshot.step == self._step:
+                self._step_s = max(self._step_s, snapshot.step_s)
 
     def complete(self, live: Collection[str], state: PoolState) -> bool:
-        """Close the step if all live workers have reported it; True if it is closed."""
-        if self._reported.issuperset(live):
-            self._close(state)
-        return not self._reported
+        """Close the step if all live workers have reported it; True if that has closed it."""
+        if not self._reported.issuperset(live):
+            return False
+        self._close(state)
+        return True
 
     def leave(self, worker_id: str) -> None:
         """A worker is gone: its load no longer counts, and its next engine counts steps anew."""
-        self._loads.pop(worker_id, None)
-        self._power_w.pop(worker_id, None)
+        self._ranks.pop(worker_id, None)
         self._reported.discard(worker_id)
-        if not self._loads:
-            self._step = -1
+        self._step = self._furthest()
+
+    def _furthest(self) -> int:
+        """The latest step of workers that have something to run: an idle one stands still."""
+        return max((rank.step for rank in self._ranks.values() if rank.held_tokens), default=-1)
 
     def _close(self, state: PoolState) -> None:
         if not self._reported:
             return
-        peak, total, old = max(self._loads.values()), sum(self._loads.values()), self.totals[state]
-        workers = len(self._loads)
+        loads = [
+            rank.step_tokens if worker_id in self._reported else rank.held_tokens
+            for worker_id, rank in self._ranks.items()
+        ]
+        peak, total, old = max(loads), sum(loads), self.totals[state]
+        power_w = sum(rank.power_w for rank in self._ranks.values())
         self.totals[state] = StepTotals(
             steps=old.steps + 1,
-            imbalance_tokens=old.imbalance_tokens + workers * peak - total,
+            imbalance_tokens=old.imbalance_tokens + len(loads) * peak - total,
             max_load_tokens=old.max_load_tokens + peak,
             load_tokens=old.load_tokens + total,
-            worker_steps=old.worker_steps + workers,
+            worker_steps=old.worker_steps + len(loads),
             step_s=old.step_s + self._step_s,
-            energy_j=old.energy_j + sum(self._power_w.values()) * self._step_s,
+            energy_j=old.energy_j + power_w * self._step_s,
             output_tokens=old.output_tokens + self._output_tokens,
         )
+        self._step = self._furthest()
         self._reported.clear()
         self._step_s = 0.0
         self._output_tokens = 0

@@ -96,16 +96,16 @@ class Worker:
         """Engine requests that would start at the next step."""
         return max(0, self.slots - self.requests)
 
-    def receive(self, snapshot: Snapshot, received_s: float) -> bool:
-        """Take in a snapshot; True if it reports a step that was not known yet."""
-        feed = self.feed or Feed()
-        before = (feed.epoch, feed.step)
+    def receive(self, snapshot: Snapshot, received_s: float) -> Feed | None:
+        """Take in a snapshot; None if it came late and changed nothing, else the feed."""
+        feed = self.feed = self.feed or Feed()
         ended = feed.apply(snapshot, received_s)
-        self.feed = feed
-        for token in ended or ():
+        if ended is None:
+            return None
+        for token in ended:
             if token in self._in_flight:
                 self._in_flight[token].finished += 1
-        return ended is not None and (feed.epoch, feed.step) != before
+        return feed
 
     def lose_feed(self) -> None:
         """Go on by own counts, from what the feed showed last."""
@@ -181,11 +181,13 @@ class Group:
         worker = self.workers[event.worker_id]
         if worker.feed is not None and worker.feed.epoch != event.snapshot.epoch:
             self._ledger.leave(event.worker_id)
-        if not worker.receive(event.snapshot, event.received_s) or not worker.feed:
+        feed = worker.receive(event.snapshot, event.received_s)
+        if feed is None or not worker.live:
             return False
-        load = worker.feed.step_load_tokens
         state = PoolState.WAITING if self.waiting else PoolState.EMPTY
-        self._ledger.report(event.worker_id, load, event.snapshot, state)
+        self._ledger.report(
+            event.worker_id, feed.step_load_tokens, feed.resident_tokens, event.snapshot, state
+        )
         fed = [i for i, other in self.workers.items() if other.live and other.feed]
         return self._ledger.complete(fed, state)
 

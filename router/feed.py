@@ -67,6 +67,11 @@ class Feed:
         self._forgotten: OrderedDict[str, None] = OrderedDict()
 
     @property
+    def resident_tokens(self) -> int:
+        """KV tokens of the running requests as far as their prompts are computed."""
+        return self.load_tokens - self._prefill_left
+
+    @property
     def running(self) -> int:
         """Engine requests that run, anybody's."""
         return len(self._parts)
@@ -93,7 +98,7 @@ class Feed:
         else:
             self._grow()
             self._tell(snapshot.running)
-        self.step_load_tokens = self.load_tokens - self._prefill_left
+        self.step_load_tokens = self.resident_tokens
         for engine_id in (*snapshot.finished, *snapshot.preempted):
             self._drop(engine_id)
         return [token for i in snapshot.finished if (token := request_token(i)) is not None]

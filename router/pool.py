@@ -6,8 +6,9 @@ Times are on the caller's clock (seconds live, steps in a simulator) and come in
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby, takewhile
 
 from router.types import Request
 
@@ -67,24 +68,25 @@ class Pool:
         """Requests that have waited for the timeout or longer."""
         return [request for request in self if now - request.arrival_s >= self._timeout]
 
-    def next_expiry(self) -> float:
-        """When the next request expires; infinite if none ever does."""
-        return min((request.arrival_s for request in self), default=math.inf) + self._timeout
-
     def tiers(self, now: float, capacity: int) -> list[Sequence[Request]]:
         """Requests in groups that are to be served strictly one after the other.
 
-        Per priority: first those that have lost patience, as many of the oldest as surely get in;
-        then the rest, among whom a policy chooses freely.
+        Per priority: first those that have lost patience, as many of the oldest as surely get in
+        and one at least; then the rest, among whom a policy chooses freely.
 
         Args:
             now: the time.
             capacity: engine requests that can be placed in all.
         """
         tiers: list[Sequence[Request]] = []
-        for priority in sorted({key[0] for key in self._order}):
-            waiting = [self._requests[key] for key in self._order if key[0] == priority]
-            overdue = sum(now - request.arrival_s >= self._patience for request in waiting)
-            urgent = min(overdue, capacity)
+        for _, peers in groupby(self, key=lambda request: request.priority):
+            waiting = list(peers)
+            urgent = self._urgent(waiting, now, capacity)
             tiers += [tier for tier in (waiting[:urgent], waiting[urgent:]) if tier]
+            capacity -= sum(request.slots for request in waiting)
         return tiers
+
+    def _urgent(self, waiting: Sequence[Request], now: float, capacity: int) -> int:
+        overdue = takewhile(lambda request: now - request.arrival_s >= self._patience, waiting)
+        slots = list(accumulate(request.slots for request in overdue))
+        return min(len(slots), max(1, bisect_right(slots, capacity)))
