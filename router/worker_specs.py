@@ -142,6 +142,6 @@ def _address(url: str) -> str:
 
 
 def _check_endpoint(endpoint: str) -> None:
-    if not re.match(r"tcp://[^/]+:\d+$|ipc://.", endpoint):
+    if not re.match(r"tcp://[\w.:%\[\]-]+:\d+$|ipc://.", endpoint):
         raise ConfigError(f"snapshots {endpoint!r} should be tcp://HOST:PORT or ipc://PATH")
     full_endpoint(endpoint)

@@ -69,7 +69,6 @@ class HealthMonitor:
         checks: checks made.
         failed_checks: checks that were not answered with success.
         errors: checks that ended in an error nobody expected.
-        models: model ids by worker, of workers that have been up.
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class HealthMonitor:
         self.checks = 0
         self.failed_checks = 0
         self.errors = 0
-        self.models: dict[str, tuple[str, ...]] = {}
         self._apply = apply
         self._on_models = on_models
         self._interval_s = interval_s
@@ -117,8 +115,8 @@ class HealthMonitor:
         if not engine.up:
             return
         self._take_down(engine, reason)
-        engine.delay_s = engine.backoff_s
-        engine.backoff_s = min(2 * engine.backoff_s, self._interval_s)
+        engine.delay_s = min(engine.backoff_s, self._interval_s)
+        engine.backoff_s = 2 * engine.delay_s
         engine.hurried.set()
 
     async def _watch(self, engine: _Engine, client: httpx.AsyncClient) -> None:
@@ -186,7 +184,6 @@ class HealthMonitor:
             return
         engine.models_known = True
         for worker_id in engine.worker_ids:
-            self.models[worker_id] = models
             self._on_models(worker_id, models)
 
     async def _ask(self, client: httpx.AsyncClient, url: str) -> bytes | str:

@@ -219,6 +219,7 @@ def test_worker_texts(text: str, spec: WorkerSpec) -> None:
         ("http://h:1,grup=x", "unknown key 'grup'; did you mean group"),
         ("http://h:1,snapshots=h:5", "should be tcp://HOST:PORT or ipc://PATH"),
         ("http://h:1,snapshots=tcp://h", "should be tcp://HOST:PORT or ipc://PATH"),
+        ("http://h:1,snapshots=tcp://*:5", "should be tcp://HOST:PORT or ipc://PATH"),
         ("http://h:1,snapshots=tcp://h:65535", "needs a port from 1 to 65534"),
         ({"rank": 1}, "url is required"),
         ({"url": 5}, "url = 5 should be a valid string"),
@@ -229,6 +230,11 @@ def test_bad_workers(entry: object, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_worker(entry)
     assert message in str(caught.value)
+
+
+def test_a_worker_that_is_one_already() -> None:
+    spec = WorkerSpec("w", "http://h:1")
+    assert parse_worker(spec) is spec
 
 
 def test_workers_must_differ() -> None:
