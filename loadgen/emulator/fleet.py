@@ -66,10 +66,12 @@ class EmulatedFleet:
 
     async def aclose(self) -> None:
         """Close every port, end every step loop, flush the record."""
+        for listener in (*self.listeners, self.control):
+            listener.cut()
         for worker in self.workers:
             worker.release()
         for listener in (*self.listeners, self.control):
-            await listener.close()
+            await listener.closed()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

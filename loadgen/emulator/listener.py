@@ -117,10 +117,13 @@ class Listener:
             )
             transport.abort()
 
-    async def close(self) -> None:
-        """Stop accepting, cut every connection, and see every request under way end for it."""
+    def cut(self) -> None:
+        """Stop accepting and close every connection."""
         self.refuse()
         for connection in list(self._state.connections):
             connection.transport.abort()
+
+    async def closed(self) -> None:
+        """Wait until every request has ended for want of its connection."""
         if self._state.tasks:
             await asyncio.wait(list(self._state.tasks), timeout=_CLOSE_TIMEOUT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Protocol
 
 import msgspec
@@ -182,7 +183,7 @@ def error_body(rejected: RejectedError) -> bytes:
     """The error body that vLLM sends."""
     error = {
         "message": rejected.message,
-        "type": _ERROR_TYPES.get(rejected.status, "Error"),
+        "type": _ERROR_TYPES.get(rejected.status) or HTTPStatus(rejected.status).phrase,
         "param": rejected.param,
         "code": rejected.status,
     }

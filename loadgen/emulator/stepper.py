@@ -106,7 +106,7 @@ class Stepper:
         parts = [
             (self._workers[id(part.worker)], part, done)
             for part, done in zip(step.parts, ended, strict=True)
-            if part.worker.live
+            if part.engine is part.worker.engine
         ]
         for worker, part, done in parts:
             worker.report_step(part, done, step.number, step.seconds)

@@ -65,9 +65,14 @@ class WorkerModel:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:
-    """One worker's part in a step, as it stands when the step begins."""
+    """One worker's part in a step, as it stands when the step begins.
+
+    Attributes:
+        engine: the worker's at that time; it has another one when it was restarted since.
+    """
 
     worker: WorkerModel
+    engine: Engine
     schedule: Schedule
     load_tokens: int
     running: int
@@ -119,6 +124,7 @@ class StepGroup:
         parts = tuple(
             WorkerStep(
                 worker=worker,
+                engine=worker.engine,
                 schedule=schedule,
                 load_tokens=worker.engine.load_tokens,
                 running=len(worker.engine.running),
@@ -134,7 +140,7 @@ class StepGroup:
         self.steps = step.number
         for part in step.parts:
             part.worker.energy_j += part.power_w * step.seconds
-        return [part.worker.engine.advance() for part in step.parts]
+        return [part.engine.advance() for part in step.parts]
 
     def rest(self, seconds: float) -> None:
         """Account for engine time in which nobody had work and no step was taken."""

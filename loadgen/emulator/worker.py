@@ -150,17 +150,13 @@ class EmulatedWorker:
         self.on_change()
 
     def release(self) -> None:
-        """Let every request go: the fleet closes."""
+        """Let requests that a hang holds back go on, to find their connections closed."""
         self._answering.set()
-        for answer in self.answers:
-            self.abandon(answer)
 
     def _die(self) -> None:
         self.model.live = False
         self.model.engine = self._new_engine()
         self.prompt_tokens_total = self.generation_tokens_total = 0
-        for answer in self.answers:
-            answer.abandon()
         self._choices.clear()
         self._ended.clear()
         if self.stream is not None:
