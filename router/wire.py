@@ -32,7 +32,7 @@ def decode(message: bytes) -> Snapshot:
         version = _header.decode(message).version
         if version == SCHEMA_VERSION:
             return _decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotError(f"not a snapshot: {error}") from error
     raise SnapshotError(
         f"the worker speaks snapshot schema {version}, this router schema {SCHEMA_VERSION}: "

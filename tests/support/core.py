@@ -1,0 +1,95 @@
+"""Short ways to make the values that the pure core works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Literal
+
+from router.types import (
+    DEFAULT_SLOTS,
+    Assignment,
+    Request,
+    RunningRequest,
+    Snapshot,
+    WorkerView,
+)
+
+
+def token(number: int) -> str:
+    """A router's token, as it is found again inside engine ids."""
+    return f"es-{number:020x}"
+
+
+def part(number: int, index: int = 0) -> str:
+    """The engine's id of one part of a request, as vLLM writes it."""
+    return f"{index}_cmpl-{token(number)}-0-1a2b3c4d"
+
+
+def request(
+    number: int, prompt_tokens: int = 100, *, slots: int = 1, priority: int = 0, arrival: float = 0
+) -> Request:
+    return Request(token(number), "default", prompt_tokens, slots, None, priority, arrival)
+
+
+def requests(sizes: Iterable[int]) -> list[Request]:
+    """One-slot requests of these sizes, in order of arrival."""
+    return [request(number, size) for number, size in enumerate(sizes)]
+
+
+def views(
+    loads: Sequence[int], capacity: int | Sequence[int] = 1, counts: Sequence[int] = ()
+) -> list[WorkerView]:
+    """Workers a, b, c … with these loads."""
+    capacities = [capacity] * len(loads) if isinstance(capacity, int) else capacity
+    return [
+        WorkerView(chr(ord("a") + i), load, counts[i] if counts else 0, capacities[i])
+        for i, load in enumerate(loads)
+    ]
+
+
+def running(
+    engine_id: str, prompt_tokens: int = 100, generated_tokens: int = 0, prefill_left: int = 0
+) -> RunningRequest:
+    return RunningRequest(engine_id, prompt_tokens, generated_tokens, 0, prefill_left)
+
+
+def snapshot(
+    kind: Literal["full", "delta"],
+    sequence: int,
+    *told: RunningRequest,
+    step: int | None = None,
+    epoch: str = "e1",
+    finished: tuple[str, ...] = (),
+    preempted: tuple[str, ...] = (),
+    waiting: int = 0,
+    slots: int = DEFAULT_SLOTS,
+    power_w: float | None = None,
+    step_s: float = 0.0,
+    decoded: int = 0,
+) -> Snapshot:
+    """A snapshot whose step is its sequence, unless said otherwise."""
+    return Snapshot(
+        kind,
+        "default",
+        "a",
+        0,
+        epoch,
+        sequence,
+        sequence if step is None else step,
+        0.0,
+        step_s,
+        running=told,
+        finished=finished,
+        preempted=preempted,
+        waiting=waiting,
+        slots=slots,
+        power_w=power_w,
+        scheduled_decode_tokens=decoded,
+    )
+
+
+def pairs(assignments: Iterable[Assignment], waiting: Sequence[Request]) -> list[tuple[int, str]]:
+    """Assignments as (index in the pool, worker)."""
+    number = dict(zip((r.id for r in waiting), count(), strict=False))
+    return [(number[a.request_id], a.worker_id) for a in assignments]

@@ -1,0 +1,98 @@
+"""Snapshots as bytes: what is read, what is refused and how that is said."""
+
+import msgspec
+import pytest
+
+from router.errors import SnapshotError
+from router.types import KvGroup, RunningRequest, Snapshot
+from router.wire import decode, encode, full_endpoint
+from tests.support.core import part, running, snapshot
+
+LARGE = Snapshot(
+    "full",
+    "group",
+    "worker",
+    3,
+    "epoch",
+    7,
+    9,
+    1.5,
+    0.01,
+    running=(RunningRequest("x", 10, 2, 4, 1, 0.25), running(part(1))),
+    finished=("y",),
+    preempted=("z",),
+    waiting=2,
+    waiting_tokens=30,
+    slots=8,
+    kv_groups=(KvGroup(16, 1, 2),),
+    admissible_kv_tokens=5,
+    scheduled_prefill_tokens=6,
+    scheduled_decode_tokens=7,
+    preemptions_total=8,
+    power_w=300.0,
+    energy_j=4.5,
+)
+
+
+def changed(**fields: object) -> bytes:
+    """An encoded snapshot with fields replaced or added; a field of ``...`` is left out."""
+    content = msgspec.to_builtins(snapshot("delta", 1)) | fields
+    return msgspec.msgpack.encode({k: v for k, v in content.items() if v is not ...})
+
+
+@pytest.mark.parametrize("sent", [snapshot("delta", 1), LARGE])
+def test_what_is_encoded_is_decoded(sent: Snapshot) -> None:
+    assert decode(encode(sent)) == sent
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert decode(changed(moon_phase={"full": [1, 2]})) == snapshot("delta", 1)
+
+
+@pytest.mark.parametrize("version", [0, 2, 1 << 40])
+def test_another_schema_is_refused_with_the_mend(version: int) -> None:
+    with pytest.raises(SnapshotError, match=f"schema {version}, this router schema 1: install"):
+        decode(changed(version=version, kind="holographic"))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\xc1", id="not msgpack"),
+        pytest.param(encode(LARGE)[:-1], id="cut short"),
+        pytest.param(encode(LARGE) + b"\x00", id="something behind it"),
+        pytest.param(msgspec.msgpack.encode([1, 2]), id="not a map"),
+        pytest.param(b"\x81\xa1\xff\x01", id="a key that is not UTF-8"),
+        pytest.param(changed(version=...), id="no version"),
+        pytest.param(changed(version="1"), id="version as text"),
+        pytest.param(changed(epoch=...), id="a field missing"),
+        pytest.param(changed(kind="whole"), id="unknown kind"),
+        pytest.param(changed(sequence=1.5), id="wrong type"),
+        pytest.param(changed(running=[{"id": "x"}]), id="a running request cut short"),
+        pytest.param(changed(epoch="X").replace(b"X", b"\xff"), id="text that is not UTF-8"),
+        pytest.param(b"\x81\xa1x" + b"\x91" * 100_000, id="nested without end"),
+    ],
+)
+def test_anything_else_is_no_snapshot(message: bytes) -> None:
+    with pytest.raises(SnapshotError, match="^not a snapshot: "):
+        decode(message)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "full"),
+    [
+        ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
+        ("tcp://[::1]:65534", "tcp://[::1]:65535"),
+        ("ipc:///tmp/worker", "ipc:///tmp/worker.full"),
+        ("inproc://worker", "inproc://worker.full"),
+    ],
+)
+def test_full_snapshots_are_asked_for_next_door(endpoint: str, full: str) -> None:
+    assert full_endpoint(endpoint) == full
+
+
+@pytest.mark.parametrize("port", ["", ":", ":0", ":65535", ":-1", ":http", ":5557/"])
+def test_a_tcp_endpoint_needs_a_port_with_a_neighbour(port: str) -> None:
+    with pytest.raises(SnapshotError, match="needs a port from 1 to 65534"):
+        full_endpoint(f"tcp://host{port}")
