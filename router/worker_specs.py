@@ -112,6 +112,8 @@ def _parse(name: str, entry: Mapping[str, object]) -> WorkerSpec:
 
 
 def _spec(table: _Table) -> WorkerSpec:
+    if table.role == "prefill":
+        raise ConfigError("role=prefill is not supported yet: every worker serves whole requests")
     address = _address(table.url)
     if table.snapshots is not None:
         _check_endpoint(table.snapshots)

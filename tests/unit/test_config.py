@@ -190,7 +190,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("http://[::1]:5", WorkerSpec("[::1]:5", "http://[::1]:5")),
         ("http://h:1,rank=0", WorkerSpec("h:1#0", "http://h:1", rank=0)),
         ("http://h:1,id=w,rank=0", WorkerSpec("w", "http://h:1", rank=0)),
-        ("http://h:1, role=prefill", WorkerSpec("h:1", "http://h:1", role="prefill")),
+        ("http://h:1, role=decode", WorkerSpec("h:1", "http://h:1", role="decode")),
     ],
 )
 def test_worker_texts(text: str, spec: WorkerSpec) -> None:
@@ -215,6 +215,7 @@ def test_worker_texts(text: str, spec: WorkerSpec) -> None:
         ("http://h:1,rank=-1", "rank = '-1' should be greater than or equal to 0"),
         ("http://h:1,slots=0", "slots = '0' should be greater than or equal to 1"),
         ("http://h:1,role=both2", "role = 'both2' should be 'both', 'prefill' or 'decode'"),
+        ("http://h:1,role=prefill", "role=prefill is not supported yet"),
         ("http://h:1,group=", "group = '' should have at least 1 character"),
         ("http://h:1,grup=x", "unknown key 'grup'; did you mean group"),
         ("http://h:1,snapshots=h:5", "should be tcp://HOST:PORT or ipc://PATH"),
