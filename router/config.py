@@ -12,14 +12,14 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
@@ -55,7 +55,7 @@ class ServeSettings(BaseSettings):
     port: int = Field(
         default=8000, ge=0, le=65535, description="Port to listen on, 0 for any free one."
     )
-    workers: Annotated[tuple[WorkerSpec, ...], NoDecode] = Field(
+    workers: tuple[WorkerSpec, ...] = Field(
         default=(),
         description="A worker, may be repeated: URL, then any of ,group=NAME ,role=prefill|decode "
         ",rank=R ,slots=N ,snapshots=ENDPOINT ,id=NAME without spaces.",
@@ -135,6 +135,13 @@ class ServeSettings(BaseSettings):
         return value
 
 
+class _Environment(EnvSettingsSource):
+    """Variables as they stand: workers are texts, not JSON."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        return value
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     values: Mapping[str, object]
@@ -195,7 +202,7 @@ def _from_environment() -> dict[str, object]:
     for name in os.environ:
         if name.startswith(PREFIX) and name not in known | links:
             raise ConfigError(unknown("environment variable", name, known))
-    values = EnvSettingsSource(ServeSettings)()
+    values = _Environment(ServeSettings)()
     return {name: v for name, v in values.items() if PREFIX + name.upper() not in links}
 
 
