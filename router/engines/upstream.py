@@ -35,8 +35,8 @@ class _Connection(asyncio.Protocol):
         self._error: UpstreamError | None = None
         self._framed = False
         self._done = True
+        self._reusable = False
         self.heard = False
-        self.used = False
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
 
@@ -52,7 +52,7 @@ class _Connection(asyncio.Protocol):
         self.heard = True
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"the engine's answer is not HTTP: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -67,7 +67,13 @@ class _Connection(asyncio.Protocol):
 
     # httptools' callbacks
 
+    def on_message_begin(self) -> None:
+        if self._done:
+            raise UpstreamError("the engine sent a second answer to one request")
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self.status:
+            return  # a trailer
         self.headers.append((name, value))
         if name.lower() in (b"content-length", b"transfer-encoding"):
             self._framed = True
@@ -91,6 +97,8 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.status:
             self._done = True
+            # The parser knows it only in this callback.
+            self._reusable = self._framed and self._parser.should_keep_alive()
             self._wake()
 
     # one request
@@ -106,7 +114,8 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._chunks, self._buffered_bytes = [], 0
         self.headers, self.status = [], 0
-        self._error, self._framed, self._done, self.heard = None, False, False, False
+        self._error, self._framed, self._done = None, False, False
+        self._reusable = self.heard = False
         self._transport.write(message)
 
     async def head(self) -> None:
@@ -121,14 +130,13 @@ class _Connection(asyncio.Protocol):
                 return None
             await self._news()
         chunks, self._chunks, self._buffered_bytes = self._chunks, [], 0
-        if self._transport is not None and not self._done:
+        if self._transport is not None:
             self._transport.resume_reading()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def release(self) -> None:
-        """Keep the connection for the next request if its answer is complete, else abort it."""
-        if self._done and self._framed and self._parser.should_keep_alive() and not self.closing:
-            self.used = True
+        """Keep the connection for the next request if its answer was read whole, else abort it."""
+        if self._reusable and not self._chunks and not self.closing:
             self._idle.append(self)
         else:
             self.abort()
@@ -153,7 +161,7 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _fail(self, message: str) -> None:
-        self._error = UpstreamError(message)
+        self._error = self._error or UpstreamError(message)
         self._wake()
         if self._transport is not None:
             self._transport.abort()

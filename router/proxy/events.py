@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
-_DONE = b"data: [DONE]"
+# Nothing inside an event's JSON can look like it: there a line end is written with a backslash.
+_DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]\r?\n")
 
 
 class EventStream:
@@ -28,8 +31,8 @@ class EventStream:
             cut = _end_of_last_event(data)
             data, self._rest = data[:cut], data[cut:]
         if data:
-            self.events += data.count(b"data:")
-            self.done = self.done or _DONE in data[-64:]
+            self.events += data.startswith(b"data:") + data.count(b"\ndata:")
+            self.done = self.done or (b"[DONE]" in data and _DONE.search(data) is not None)
         return data
 
     def rest(self) -> bytes:

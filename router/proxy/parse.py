@@ -17,6 +17,8 @@ from router.errors import InvalidRequestError
 # English text under common tokenizers; only the balance depends on it, never the answer.
 _BYTES_PER_TOKEN = 4
 _TOKENS_PER_MESSAGE = 4
+# No engine takes more; sums and products stay within the range of floats.
+_MOST = 2**31 - 1
 
 _decoder = msgspec.json.Decoder()
 
@@ -74,7 +76,7 @@ def _max_tokens(fields: Mapping[str, Any]) -> int | None:
 
 
 def _whole(value: Any, otherwise: int) -> int:
-    return value if type(value) is int and value > 0 else otherwise
+    return min(value, _MOST) if type(value) is int and value > 0 else otherwise
 
 
 def _prompt_lengths(fields: Mapping[str, Any]) -> list[int]:
