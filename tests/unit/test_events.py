@@ -1,0 +1,119 @@
+import json
+
+import pytest
+
+from router.proxy.events import EventStream, error_body, error_event
+
+ONE = b'data: {"text":"a"}\n\n'
+TWO = b'data: {"text":"b"}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def fed(*chunks: bytes) -> EventStream:
+    stream = EventStream()
+    for chunk in chunks:
+        stream.feed(chunk)
+    return stream
+
+
+def test_whole_events_pass_at_once() -> None:
+    stream = EventStream()
+
+    assert stream.feed(ONE + TWO) == ONE + TWO
+    assert stream.rest() == b""
+
+
+def test_the_begin_of_an_event_waits_for_its_end() -> None:
+    stream = EventStream()
+
+    assert stream.feed(ONE + TWO[:5]) == ONE
+    assert stream.rest() == TWO[:5]
+    assert stream.feed(TWO[5:-1]) == b""
+    assert stream.feed(TWO[-1:]) == TWO
+    assert stream.rest() == b""
+
+
+def test_carriage_returns() -> None:
+    event = b"event: x\r\ndata: 1\r\n\r\n"
+    stream = EventStream()
+
+    assert stream.feed(event + event[:-1]) == event
+    assert stream.feed(event[-1:] + b"data") == event
+    assert stream.rest() == b"data"
+
+
+def test_of_both_line_ends_the_later_counts() -> None:
+    assert EventStream().feed(b"data: 1\r\n\r\ndata: 2\n\ndat") == b"data: 1\r\n\r\ndata: 2\n\n"
+    assert EventStream().feed(b"data: 2\n\ndata: 1\r\n\r\ndat") == b"data: 2\n\ndata: 1\r\n\r\n"
+
+
+def test_nothing_in_nothing_out() -> None:
+    stream = EventStream()
+
+    assert stream.feed(b"") == b""
+    assert (stream.events, stream.done, stream.rest()) == (0, False, b"")
+
+
+def test_events_are_counted_once_passed_on() -> None:
+    assert fed(ONE + TWO[:-1]).events == 1
+    assert fed(ONE + TWO[:-1], b"\n").events == 2
+
+
+def test_text_that_looks_like_an_event_is_not_counted() -> None:
+    assert fed(b'data: {"text":"data: data: "}\n\n').events == 1
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+@pytest.mark.parametrize("mark", [b"data: [DONE]", b"data:[DONE]"])
+@pytest.mark.parametrize("before", [b"", ONE, ONE * 100])
+@pytest.mark.parametrize("after", [b"", b": closing\n\n" * 20])
+def test_done_is_seen_wherever_it_is_cut(
+    mark: bytes, end: bytes, before: bytes, after: bytes
+) -> None:
+    whole = before + mark + end + after
+
+    for cut in range(len(whole)):
+        stream = fed(whole[:cut])
+        passed_on = cut >= len(before + mark + end)
+        assert stream.done is passed_on
+        stream.feed(whole[cut:])
+        assert stream.done
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"text":"data: [DONE]"}\n\n',
+        b'data: {"text":"\\n\\ndata: [DONE]\\n\\n"}\n\n',
+        b"data: [DONE] said the model\n\n",
+        b"data: [DONE\n\n",
+        b"event: [DONE]\n\n",
+        b"data: [DONE]",
+        b"data: [DONE]\n",
+    ],
+)
+def test_what_only_looks_like_done(event: bytes) -> None:
+    assert not fed(event).done
+    assert not fed(ONE, event).done
+    assert not fed(ONE + event).done
+
+
+def test_errors_are_what_clients_of_openai_expect() -> None:
+    body = error_body("no such model", "NotFoundError", 404, param="model")
+
+    assert json.loads(body) == {
+        "error": {
+            "message": "no such model",
+            "type": "NotFoundError",
+            "param": "model",
+            "code": 404,
+        }
+    }
+
+
+def test_an_error_event_is_one_event() -> None:
+    event = error_event("broke\n\noff", "BadGatewayError", 502)
+
+    assert EventStream().feed(event) == event
+    assert event.count(b"\n\n") == 1
+    assert json.loads(event.removeprefix(b"data: "))["error"]["message"] == "broke\n\noff"

@@ -1,0 +1,175 @@
+import contextlib
+import json
+from typing import Any
+
+import pytest
+
+from router.errors import InvalidRequestError
+from router.proxy.parse import ParsedRequest, parse
+
+
+def parsed(**fields: Any) -> ParsedRequest:
+    return parse(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "slots"),
+    [
+        ("", 0, 1),
+        ("abcd", 1, 1),
+        ("abcde", 2, 1),
+        ("äöü", 2, 1),
+        ([], 0, 1),
+        ([5, 6, 7], 3, 1),
+        (["abcd", "abcdefgh"], 2, 2),
+        (["", ""], 0, 2),
+        ([[1, 2, 3], [4]], 2, 2),
+        ([[1, 2], "abcd"], 2, 2),
+        ([[]], 0, 1),
+        (None, 0, 1),
+        (17, 0, 1),
+        (True, 0, 1),
+        ({"a": 1}, 0, 1),
+        ([{"a": 1}], 1, 1),
+        (["abcd", 3, None, {}], 1, 4),
+    ],
+)
+def test_prompt(prompt: Any, tokens: int, slots: int) -> None:
+    request = parsed(prompt=prompt)
+
+    assert (request.prompt_tokens, request.slots) == (tokens, slots)
+
+
+def test_prompt_lengths_of_a_list_are_averaged_upwards() -> None:
+    assert parsed(prompt=[[1] * 3, [1] * 4]).prompt_tokens == 4
+
+
+def test_without_a_prompt() -> None:
+    assert parsed() == ParsedRequest(None, 0, 1, None, 0)
+
+
+PER_MESSAGE = 4
+
+
+@pytest.mark.parametrize(
+    ("messages", "tokens"),
+    [
+        ([], 0),
+        ([{"role": "user", "content": "abcdefgh"}], PER_MESSAGE + 2),
+        ([{"content": "abcd"}, {"content": "abcd"}], 2 * PER_MESSAGE + 2),
+        ([{"content": [{"type": "text", "text": "abcd"}, {"text": "abcd"}]}], PER_MESSAGE + 2),
+        ([{"content": [{"type": "image_url", "image_url": {"url": "x" * 99}}]}], PER_MESSAGE),
+        ([{"content": None}], PER_MESSAGE),
+        ([{"content": 3}], PER_MESSAGE),
+        ([{"content": [None, 3, "abcd", {"text": 3}]}], PER_MESSAGE),
+        ([{}], PER_MESSAGE),
+        ([None, 3, "abcd"], 3 * PER_MESSAGE),
+        (None, 0),
+        (3, 0),
+        ("abcdefgh", 0),
+        ({"role": "user"}, 0),
+    ],
+)
+def test_chat(messages: Any, tokens: int) -> None:
+    assert parsed(messages=messages).prompt_tokens == tokens
+
+
+@pytest.mark.parametrize("tools", [None, [], "", 0])
+def test_empty_tools_count_nothing(tools: Any) -> None:
+    assert parsed(messages=[{"content": "abcd"}], tools=tools).prompt_tokens == PER_MESSAGE + 1
+
+
+@pytest.mark.parametrize("tools", [[{"type": "function"}], {"a": "b" * 16}, "abcdefgh", 12345])
+def test_tools_count_as_text(tools: Any) -> None:
+    text = json.dumps(tools, separators=(",", ":"))
+
+    request = parsed(messages=[], tools=tools)
+
+    assert request.prompt_tokens == -(-len(text) // 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "slots"),
+    [
+        ({}, 1),
+        ({"n": 3}, 3),
+        ({"best_of": 4}, 4),
+        ({"n": 2, "best_of": 4}, 4),
+        ({"n": 4, "best_of": 2}, 4),
+        ({"n": 3, "prompt": ["a", "b"]}, 6),
+        ({"n": 0}, 1),
+        ({"n": -2}, 1),
+        ({"n": True}, 1),
+        ({"n": "3"}, 1),
+        ({"n": None, "best_of": None}, 1),
+        ({"n": [3]}, 1),
+    ],
+)
+def test_slots(fields: dict[str, Any], slots: int) -> None:
+    assert parsed(**fields).slots == slots
+
+
+def test_absurd_counts_stay_in_the_range_of_ordinary_numbers() -> None:
+    request = parse(b'{"prompt": [7], "n": %s, "max_tokens": %s}' % (b"9" * 400, b"9" * 400))
+
+    assert float(request.slots) < 2**40
+    assert request.max_tokens is not None
+    assert float(request.max_tokens) < 2**40
+
+
+@pytest.mark.parametrize(
+    ("fields", "max_tokens"),
+    [
+        ({}, None),
+        ({"max_tokens": 16}, 16),
+        ({"max_completion_tokens": 8}, 8),
+        ({"max_tokens": 16, "max_completion_tokens": 8}, 8),
+        ({"max_tokens": 16, "max_completion_tokens": None}, 16),
+        ({"max_tokens": 0}, None),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": False}, None),
+        ({"max_tokens": "16"}, None),
+        ({"max_tokens": {}}, None),
+    ],
+)
+def test_max_tokens(fields: dict[str, Any], max_tokens: int | None) -> None:
+    assert parsed(**fields).max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(
+    ("priority", "expected"), [(3, 3), (-3, -3), (True, 0), ("1", 0), (None, 0), (1.5, 0)]
+)
+def test_priority(priority: Any, expected: int) -> None:
+    assert parsed(priority=priority).priority == expected
+
+
+def test_model() -> None:
+    assert parsed(model="tiny").model == "tiny"
+    assert parsed(model=None).model is None
+
+
+@pytest.mark.parametrize("model", [1, True, ["tiny"], {}])
+def test_a_model_that_is_no_string_is_refused(model: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="'model' should be a string") as caught:
+        parsed(model=model)
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"{'a': 1}", b'{"a":"\xff"}', b"\xff\xfe", b"NaN"])
+def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="not valid JSON"):
+        parse(body)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b'"text"', b"1"])
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="should be a JSON object"):
+        parse(body)
+
+
+@pytest.mark.parametrize("depth", [100, 900, 1_000, 100_000])
+@pytest.mark.parametrize("field", [b"tools", b"prompt", b"other"])
+def test_deep_nesting_is_read_or_refused(depth: int, field: bytes) -> None:
+    body = b'{"messages": [], "%b": %b%b}' % (field, b"[" * depth, b"]" * depth)
+    with contextlib.suppress(InvalidRequestError):
+        assert parse(body).slots == 1
