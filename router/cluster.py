@@ -250,7 +250,7 @@ class Cluster:
                 self.groups[event.request.group].waiting += 1
             case WorkerUp() | WorkerDown() | FeedStale():
                 self._apply_health(event)
-            case Dispatched() | Progressed() | Returned() | Ended():
+            case _:
                 tracked = self._requests.get(event.request_id)
                 if tracked is not None:
                     self._apply_request(event, tracked)
@@ -280,7 +280,7 @@ class Cluster:
             case Returned():
                 self._leave_worker(tracked, complete=False)
                 group.waiting += 1
-            case Ended():
+            case _:
                 if tracked.worker is None:
                     group.waiting -= 1
                 self._leave_worker(tracked, complete=event.outcome is Outcome.COMPLETED)

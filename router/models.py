@@ -40,11 +40,11 @@ class ModelTable:
         groups = list(self._cluster.groups)
         if model is None and len(groups) == 1:
             return groups[0]
+        if not self._group_of:
+            raise NoWorkerError("no worker has answered yet; retry in a moment")
         if model is None:
             known = ", ".join(self._group_of)
             raise InvalidRequestError(f"name a 'model', one of: {known}", param="model")
         if model in self._group_of:
             return self._group_of[model]
-        if not self._group_of:
-            raise NoWorkerError("no worker has answered yet; retry in a moment")
         raise UnknownModelError(f"The model `{model}` does not exist.", param="model")

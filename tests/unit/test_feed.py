@@ -138,3 +138,9 @@ def test_only_the_latest_thousands_are_remembered_as_complete() -> None:
         feed.forget(token(number))
     feed.apply(snapshot("full", 6, running(part(1)), running(part(2)), running(part(4097))), 0)
     assert feed.running_by_token == {token(1): 1}
+
+
+def test_somebody_elses_request_ends_without_a_token() -> None:
+    feed = fed(FULL)
+    assert feed.apply(snapshot("delta", 6, finished=("theirs",)), 0) == []
+    assert (feed.load_tokens, feed.running_by_token) == (111, {token(1): 1})

@@ -1,0 +1,122 @@
+"""Who waits in which order, and who goes first."""
+
+import pytest
+
+from router.errors import PoolFullError
+from router.pool import Pool
+from router.types import Request
+from tests.support.core import request, token
+
+
+def pool_of(*waiting: Request, patience: float = 10.0, timeout: float = 60.0) -> Pool:
+    pool = Pool(100, patience, timeout)
+    for one in waiting:
+        pool.add(one)
+    return pool
+
+
+def tiers(pool: Pool, now: float, capacity: int) -> list[list[str]]:
+    """Tiers as lists of the requests' last digits."""
+    return [[one.id.lstrip("es-0") for one in tier] for tier in pool.tiers(now, capacity)]
+
+
+def test_lowest_priority_number_first_then_in_order_of_arrival() -> None:
+    pool = pool_of(
+        request(1, priority=1, arrival=0),
+        request(2, arrival=5),
+        request(3, arrival=4),
+        request(4, priority=-1, arrival=9),
+        request(5, arrival=4),
+    )
+    assert [one.id for one in pool] == [token(i) for i in (4, 3, 5, 2, 1)]
+    assert len(pool) == 5
+
+
+def test_a_pool_is_full_at_its_limit_and_still_takes_back() -> None:
+    pool = Pool(2)
+    pool.add(request(1))
+    assert not pool.full
+    pool.add(request(2))
+    assert pool.full
+    pool.add(request(3))
+    assert (len(pool), pool.full) == (3, True)
+
+
+def test_a_request_is_taken_out_once() -> None:
+    waiting = [request(1), request(2)]
+    pool = pool_of(*waiting)
+    assert token(1) in pool
+    assert pool.remove(token(1)) is waiting[0]
+    assert token(1) not in pool
+    assert pool.remove(token(1)) is None
+    assert list(pool) == waiting[1:]
+
+
+def test_who_comes_back_takes_its_old_place() -> None:
+    waiting = [request(number, arrival=number) for number in range(5)]
+    pool = pool_of(*waiting)
+    taken = pool.remove(token(2))
+    assert taken is not None
+    pool.add(request(5, arrival=5))
+    pool.add(taken)
+    assert [one.id for one in pool] == [token(i) for i in range(6)]
+
+
+def test_who_waited_for_the_timeout_expires() -> None:
+    pool = pool_of(request(1, arrival=0), request(2, arrival=5, priority=-1), timeout=10.0)
+    assert pool.expired(9.9) == []
+    assert [one.id for one in pool.expired(10.0)] == [token(1)]
+    assert [one.id for one in pool.expired(15.0)] == [token(2), token(1)]
+    assert len(pool) == 2, "they are still there to be given up by the caller"
+
+
+def test_without_patience_and_timeout_nothing_is_ever_due() -> None:
+    pool = Pool(10)
+    pool.add(request(1))
+    assert pool.expired(1e18) == []
+    assert tiers(pool, 1e18, 1) == [["1"]]
+
+
+ONES = [request(number, arrival=number) for number in range(1, 5)]
+WIDE = [request(1, slots=1), request(2, slots=2), request(3, slots=3), request(4)]
+WIDEST = [request(1, slots=4), request(2), request(3)]
+TWO_CLASSES = [
+    request(1, arrival=1),
+    request(2, arrival=2),
+    request(3, arrival=1, priority=1),
+    request(4, arrival=2, priority=1),
+    request(5, arrival=90, priority=1),
+]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "now", "capacity", "expected"),
+    [
+        pytest.param([], 0, 4, [], id="nobody"),
+        pytest.param(ONES, 10, 4, [["1", "2", "3", "4"]], id="nobody is overdue"),
+        pytest.param(ONES, 12, 4, [["1", "2"], ["3", "4"]], id="two are overdue"),
+        pytest.param(ONES, 99, 4, [["1", "2", "3", "4"]], id="all are overdue and get in"),
+        pytest.param(ONES, 99, 3, [["1", "2", "3"], ["4"]], id="the oldest of the overdue"),
+        pytest.param(WIDE, 99, 6, [["1", "2", "3"], ["4"]], id="as many slots as there are"),
+        pytest.param(WIDE, 99, 5, [["1", "2"], ["3", "4"]], id="only who surely gets in"),
+        pytest.param(WIDEST, 99, 2, [["1"], ["2", "3"]], id="wider than what is free, but first"),
+        pytest.param(TWO_CLASSES, 99, 9, [["1", "2"], ["3", "4"], ["5"]], id="priorities apart"),
+        pytest.param(TWO_CLASSES, 99, 3, [["1", "2"], ["3"], ["4", "5"]], id="one slot is left"),
+        pytest.param(
+            TWO_CLASSES, 99, 1, [["1"], ["2"], ["3"], ["4", "5"]], id="no slot is left, if all fit"
+        ),
+        pytest.param(TWO_CLASSES, 0, 1, [["1", "2"], ["3", "4", "5"]], id="priority alone"),
+    ],
+)
+def test_tiers(
+    waiting: list[Request], now: float, capacity: int, expected: list[list[str]]
+) -> None:
+    assert tiers(pool_of(*waiting), now, capacity) == expected
+
+
+def test_who_finds_no_room_is_told_to_come_back() -> None:
+    error = PoolFullError(512, retry_after_s=3)
+    assert (str(error), error.retry_after_s) == (
+        "the waiting pool is full (512 requests); retry later",
+        3,
+    )

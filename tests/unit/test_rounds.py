@@ -1,0 +1,89 @@
+"""A round checks what a policy says before anybody acts on it."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from router import rounds
+from router.errors import PolicyError
+from router.policies.baselines import PerRequest, fcfs
+from router.types import Assignment, Request, WorkerView
+from tests.support.core import pairs, request, requests, token, views
+
+
+class Scripted:
+    """A policy that answers as it is told and keeps what it was asked."""
+
+    def __init__(self, *answers: Sequence[tuple[int, str]]) -> None:
+        self._answers = iter(answers)
+        self.asked: list[tuple[int, list[WorkerView]]] = []
+
+    def assign(
+        self, waiting: Sequence[Request], workers: Sequence[WorkerView]
+    ) -> Sequence[Assignment]:
+        self.asked.append((len(waiting), list(workers)))
+        return [Assignment(token(number), worker) for number, worker in next(self._answers)]
+
+
+def test_a_request_changes_the_worker_that_receives_it() -> None:
+    worker = WorkerView("a", 1000, 4, 3)
+    assert rounds.receive(worker, request(1, 50, slots=2)) == WorkerView("a", 1100, 6, 1)
+
+
+def test_tiers_are_served_one_after_the_other_from_what_the_last_left() -> None:
+    waiting = requests([10, 20, 30])
+    policy = Scripted([(0, "b")], [(2, "a"), (1, "b")])
+    done = rounds.assign(policy, [waiting[:1], waiting[1:]], views([0, 5], 2))
+    assert pairs(done, waiting) == [(0, "b"), (2, "a"), (1, "b")]
+    assert policy.asked == [
+        (1, views([0, 5], 2, [0, 0])),
+        (2, views([0, 15], [2, 1], [0, 1])),
+    ]
+
+
+def test_no_tier_is_asked_for_once_capacity_is_used_up() -> None:
+    waiting = requests([10, 20, 30])
+    policy = Scripted([(0, "a")])
+    assert len(rounds.assign(policy, [[one] for one in waiting], views([0]))) == 1
+    assert len(policy.asked) == 1
+
+
+@pytest.mark.parametrize("workers", [[], views([0, 0], 0), views([0], -2)])
+def test_without_capacity_no_policy_is_asked(workers: list[WorkerView]) -> None:
+    policy = Scripted()
+    assert rounds.assign(policy, [requests([10])], workers) == []
+    assert policy.asked == []
+
+
+def test_nobody_waits() -> None:
+    assert rounds.assign(PerRequest(fcfs), [], views([0])) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([(0, "a"), (0, "b")], "es-0+0 is assigned twice, or does not wait"),
+        ([(7, "a")], "es-0+7 is assigned twice, or does not wait"),
+        ([(0, "c")], "c is not a live worker of the group"),
+        ([(0, "a"), (1, "a")], "a was given more requests than it has free slots"),
+        ([(0, "a")], "1 requests are held back while slots are free"),
+        ([], "2 requests are held back while slots are free"),
+        ([(2, "a"), (0, "a")], "a was given more requests than it has free slots"),
+    ],
+)
+def test_a_broken_contract_is_an_error(answer: list[tuple[int, str]], message: str) -> None:
+    waiting = [request(0), request(1), request(2, slots=3)]
+    tier = waiting if answer and answer[0][0] == 2 else waiting[:2]
+    with pytest.raises(PolicyError, match=message):
+        rounds.assign(Scripted(answer), [tier], views([0, 0]))
+
+
+def test_the_last_request_of_a_worker_may_be_wider_than_what_is_left() -> None:
+    policy = Scripted([(0, "a"), (1, "b")])
+    assert len(rounds.assign(policy, [[request(0, slots=3), request(1)]], views([0, 0]))) == 2
+
+
+def test_a_broken_contract_in_a_later_tier_is_found_too() -> None:
+    policy = Scripted([(0, "a")], [(1, "a")])
+    with pytest.raises(PolicyError, match="more requests than it has"):
+        rounds.assign(policy, [[request(0)], [request(1)]], views([0, 0]))
