@@ -125,7 +125,8 @@ class Replayer:
             steady = Window(self._warm_s, self._drain_s)
         planned = len(self._workload.requests)
         whole = Window(0.0, end_s)
-        return Run(self._results, planned, self._sent, whole, steady, interrupted)
+        start_unix_s = time.time() - self._now()
+        return Run(self._results, planned, self._sent, whole, steady, interrupted, start_unix_s)
 
     def _now(self) -> float:
         return self._clock() - self._start_s

@@ -52,7 +52,8 @@ def _overview(report: Report) -> Table:
         ("good requests/s", "request_goodput"),
         ("mean admitted prompt, tokens", "mean_admitted_prompt_tokens"),
     ):
-        table.add_row(label, number(report[key]), number(steady.get(key)))
+        if report[key] is not None:
+            table.add_row(label, number(report[key]), number(steady.get(key)))
     return table
 
 

@@ -67,6 +67,7 @@ class Run:
         sent: requests that left the client; those without a result never came to an end.
         whole: from the first sending to the last end.
         steady: from the end of the warm-up to the last sending; None for a run too short for one.
+        start_unix_s: wall clock (seconds since 1970) at the start.
     """
 
     results: Sequence[RequestResult]
@@ -75,6 +76,7 @@ class Run:
     whole: Window
     steady: Window | None
     interrupted: bool = False
+    start_unix_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ def _rates(run: Run, done: Sequence[RequestResult], conditions: Conditions) -> R
     return {
         "duration": duration_s,
         "wall_duration_s": run.whole.length_s,
+        "start_unix_s": run.start_unix_s,
         "request_throughput": _ratio(len(done), duration_s),
         "request_goodput": None if good is None else _ratio(good, duration_s),
         "goodput_ms": dict(conditions.goodput_ms),

@@ -1,0 +1,256 @@
+"""``evenstep demo``: policies side by side on emulated workers, from nothing to a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from loadgen.demo_budget import Trial, calibrate, requests_for
+from loadgen.demo_figures import steady_steps
+from loadgen.demo_report import (
+    STATEMENT,
+    SUBJECT,
+    DemoRun,
+    best_baseline,
+    demo_tables,
+    subject,
+    summary,
+    warnings,
+)
+from loadgen.demo_run import Fleet, Outcome, RunPlan, execute
+from loadgen.plots import Panel, draw_loads, draw_power, require_matplotlib
+from loadgen.processes import signals_as_interrupts
+from loadgen.results import Report
+from loadgen.traces import Trace, load_trace
+from router.errors import ConfigError, InputError
+from router.policies import POLICIES
+from router.types import Dispatch
+
+# Cuts 2.6 % of the sample's outputs; without a cap each run would wait for one request at its end.
+CAP_TOKENS = 400
+PLOTTING_S = 5.0
+# A replay that takes longer is interrupted, and what had not ended counts as lost.
+RUN_TIMEOUT_S = 600.0
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+
+Policies = Annotated[
+    str, typer.Option(metavar="NAME,…", help="each in both forms of dispatch, bfio from the pool")
+]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="summary.json, pictures, records, logs")]
+Requests = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="per run; default: as many as the time allows"),
+]
+TimeScale = Annotated[
+    float | None,
+    typer.Option(metavar="X", help="wall per engine second; default: what this machine needs"),
+]
+Seconds = Annotated[float, typer.Option(min=1, metavar="S", help="wall seconds for everything")]
+Seed = Annotated[int, typer.Option(metavar="S", help="of the sample and the prompts")]
+JsonFile = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="write the summary; - is stdout")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the command line says about length; None: to be chosen."""
+
+    seconds: float
+    requests: int | None
+    time_scale: float | None
+
+
+class Demo:
+    """All runs of one demo.
+
+    Args:
+        fleet: of every run.
+        folder: takes everything that is written.
+        console: is told what goes on.
+        clock: wall seconds.
+    """
+
+    def __init__(
+        self, fleet: Fleet, folder: Path, console: Console, clock: Callable[[], float]
+    ) -> None:
+        self._fleet = fleet
+        self._folder = folder
+        self._console = console
+        self._clock = clock
+        self._start_s = clock()
+
+    def run(
+        self, plans: Sequence[RunPlan], trace: Trace, budget: Budget
+    ) -> tuple[list[DemoRun], list[Trial]]:
+        """Calibrate where something is left to choose, then do every plan.
+
+        Raises:
+            EvenstepError: a process did not start, or a replay reported nothing.
+        """
+        trials: list[Trial] = []
+        if budget.requests is None or budget.time_scale is None:
+            self._console.print("Calibrating: how fast can this machine step?")
+            trials = calibrate(
+                self._execute, plans[-1], self._fleet, self._clock, budget.time_scale
+            )
+        run_wall_s = (budget.seconds - PLOTTING_S - self._elapsed_s()) / len(plans)
+        size = _size(trace, budget, trials, run_wall_s)
+        return [self._one(replace(plan, **size)) for plan in plans], trials
+
+    def draw(self, runs: Sequence[DemoRun]) -> list[Path]:
+        """Pictures of the best baseline and of BF-IO, or of whichever there is."""
+        chosen = [run for run in (best_baseline(runs), subject(runs)) if run is not None]
+        panels = [_panel(run) for run in chosen if run.outcome.record]
+        scale = runs[0].outcome.plan.time_scale
+        caption = (
+            f"emulated: {self._fleet.workers} workers x {self._fleet.slots} slots, step time "
+            f"C + t_l * max load of the BF-IO paper, BurstGPT lengths, time scale {scale:g}"
+        )
+        shaded = f"{caption}; shaded: the window of the averages"
+        paths = [self._folder / "loads.png", self._folder / "power.png"]
+        draw_loads(paths[0], panels, shaded)
+        draw_power(paths[1], panels, caption)
+        return paths
+
+    def _one(self, plan: RunPlan) -> DemoRun:
+        self._console.print(
+            f"{plan.policy}, {plan.dispatch.value} dispatch: {plan.requests:,} requests, "
+            f"time scale {plan.time_scale:g}"
+        )
+        return DemoRun.of(self._execute(plan), self._fleet)
+
+    def _execute(self, plan: RunPlan) -> Outcome:
+        return execute(plan, self._fleet, self._folder, RUN_TIMEOUT_S)
+
+    def _elapsed_s(self) -> float:
+        return self._clock() - self._start_s
+
+
+def demo(
+    policies: Policies = "jsq,least_tokens,bfio",
+    out: Out = Path("out/demo"),
+    requests: Requests = None,
+    time_scale: TimeScale = None,
+    seconds: Seconds = 165.0,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare policies on this machine, from nothing to a picture.
+
+    Each policy serves the same requests on a fresh emulated fleet behind a fresh router. Exit 1 if
+    a run did not complete every request.
+    """
+    require_matplotlib()
+    plans = _plans(policies, seed)
+    budget = Budget(seconds, requests, time_scale)
+    console = Console(stderr=json_file == "-")
+    session = Demo(Fleet(), _folder(out), console, time.monotonic)
+    trace = load_trace()
+    try:
+        with signals_as_interrupts():
+            runs, trials = session.run(plans, trace, budget)
+            pictures = session.draw(runs)
+    except KeyboardInterrupt:
+        console.print("Interrupted; nothing was left running.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    report = summary(runs, trials, Fleet(), _conditions(trace, runs[0].outcome.plan))
+    _write(report, out / "summary.json", json_file)
+    _show(console, runs, report, [*pictures, out / "summary.json"])
+    if not all(run.outcome.complete for run in runs):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _plans(policies: str, seed: int) -> list[RunPlan]:
+    names = [name.strip() for name in policies.split(",")]
+    unknown = [name for name in names if name not in POLICIES]
+    if unknown:
+        raise ConfigError(
+            f"--policies: unknown {', '.join(map(repr, unknown))}; "
+            f"choose from {', '.join(POLICIES)}"
+        )
+    return [
+        RunPlan(name, form, requests=0, cap_tokens=CAP_TOKENS, seed=seed, time_scale=1.0)
+        for name in dict.fromkeys(names)
+        for form in Dispatch
+        # BF-IO chooses from a pool; one request at a time leaves it nothing to choose.
+        if form in POLICIES[name].dispatch and (name != SUBJECT or form is Dispatch.POOL)
+    ]
+
+
+def _folder(out: Path) -> Path:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out: cannot write to {out}: {error.strerror}") from error
+    return out
+
+
+def _size(
+    trace: Trace, budget: Budget, trials: Sequence[Trial], run_wall_s: float
+) -> dict[str, Any]:
+    """Time scale and number of requests, as told or as the latest trial says."""
+    scale = budget.time_scale or trials[-1].scale_needed
+    mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in trace.requests)
+    count = budget.requests or requests_for(trials[-1], run_wall_s, scale, mean_output, CAP_TOKENS)
+    return {"time_scale": scale, "requests": count}
+
+
+def _conditions(trace: Trace, plan: RunPlan) -> Report:
+    cut = fmean(each.output_tokens > plan.cap_tokens for each in trace.requests)
+    return {
+        "trace": trace.name,
+        "requests": plan.requests,
+        "seed": plan.seed,
+        "time_scale": plan.time_scale,
+        "warmup": plan.warmup,
+        "max_tokens": plan.cap_tokens,
+        "outputs_cut_share": cut,
+    }
+
+
+def _panel(run: DemoRun) -> Panel:
+    plan = run.outcome.plan
+    steps = [row.step for row in steady_steps(run.outcome)]
+    steady = (steps[0], steps[-1]) if steps else None
+    return Panel(f"{plan.policy}, {plan.dispatch.value} dispatch", run.outcome.record, steady)
+
+
+def _write(report: Report, path: Path, json_file: str | None) -> None:
+    text = json.dumps(report, indent=2) + "\n"
+    path.write_text(text, encoding="utf-8")
+    if json_file == "-":
+        sys.stdout.write(text)
+    elif json_file is not None:
+        try:
+            Path(json_file).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--json: cannot write {json_file}: {error.strerror}") from error
+
+
+def _show(console: Console, runs: Sequence[DemoRun], report: Report, paths: Sequence[Path]) -> None:
+    for table in demo_tables(runs):
+        console.print(table)
+    console.print(Text(STATEMENT, style="italic"))
+    comparison = report["comparison"]
+    if isinstance(comparison, dict):
+        console.print(
+            f"{comparison['subject']} against {comparison['baseline']} (the fastest other): "
+            f"throughput x {comparison['throughput_ratio']:.3f}, "
+            f"imbalance x {comparison['imbalance_ratio']:.2f}, "
+            f"energy per token x {comparison['energy_per_token_ratio']:.3f}"
+        )
+    for warning in warnings(runs):
+        console.print(Text(warning, style="yellow"))
+    console.print("Written: " + ", ".join(map(str, paths)))

@@ -1,0 +1,110 @@
+"""How slow and how long a demo's runs should be, from a short trial on the machine at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import cast
+
+from loadgen.demo_figures import LATENESS_LIMIT, steady_steps, step_figures
+from loadgen.demo_run import Fleet, Outcome, RunPlan
+
+FIRST_SCALE = 3.0
+SCALE_MAX = 32.0
+TRIALS = 2
+TRIAL_REQUESTS = 1200
+TRIAL_CAP_TOKENS = 128
+# Lateness is the wall time that a machine takes at a step's end, whatever the step's length. The
+# runs may be this much later than the trial and still be in time.
+MARGIN = 1.4
+# Baselines take longer for the same requests than the policy that is tried.
+SLOWER = 1.25
+REQUESTS = (500, 8000)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a trial showed.
+
+    Attributes:
+        lateness_p99: of steps in the steady window, as a fraction of their length.
+        throughput_tok_s: there, per engine second.
+        step_s: mean length of a step there, engine seconds.
+        overhead_s: wall seconds that starting and ending took.
+    """
+
+    time_scale: float
+    lateness_p99: float
+    throughput_tok_s: float
+    step_s: float
+    overhead_s: float
+
+    @property
+    def scale_needed(self) -> float:
+        """The time scale at which runs should be in time; never one faster than was tried."""
+        if self.lateness_p99 <= LATENESS_LIMIT:
+            return self.time_scale
+        needed = self.time_scale * self.lateness_p99 / LATENESS_LIMIT * MARGIN
+        return round(min(needed, SCALE_MAX), 1)
+
+
+def calibrate(
+    execute: Callable[[RunPlan], Outcome],
+    plan: RunPlan,
+    fleet: Fleet,
+    clock: Callable[[], float],
+    time_scale: float | None,
+) -> list[Trial]:
+    """Try slower and slower time until one serves, which the last trial's ``scale_needed`` says.
+
+    Args:
+        execute: does a run.
+        plan: what to try; its number of requests, cap and scale are replaced.
+        fleet: the fleet.
+        clock: wall seconds.
+        time_scale: the only one to try; None leaves the choice.
+
+    Raises:
+        EvenstepError: a run failed.
+    """
+    trials: list[Trial] = []
+    scale = time_scale or FIRST_SCALE
+    while len(trials) < TRIALS:
+        start_s = clock()
+        outcome = execute(
+            replace(plan, requests=TRIAL_REQUESTS, cap_tokens=TRIAL_CAP_TOKENS, time_scale=scale)
+        )
+        trials.append(_trial(outcome, fleet, clock() - start_s))
+        if time_scale or trials[-1].lateness_p99 <= LATENESS_LIMIT:
+            break
+        scale = trials[-1].scale_needed
+    return trials
+
+
+def _trial(outcome: Outcome, fleet: Fleet, elapsed_s: float) -> Trial:
+    figures = step_figures(steady_steps(outcome) or outcome.record, fleet)
+    assert figures is not None
+    return Trial(
+        time_scale=outcome.plan.time_scale,
+        lateness_p99=figures.lateness_p99,
+        throughput_tok_s=figures.throughput_tok_s,
+        step_s=figures.step_mean_s,
+        overhead_s=elapsed_s - cast(float, outcome.report["wall_duration_s"]),
+    )
+
+
+def requests_for(
+    trial: Trial, run_wall_s: float, time_scale: float, mean_output: float, cap_tokens: int
+) -> int:
+    """How many requests a run can complete.
+
+    Args:
+        trial: the latest.
+        run_wall_s: wall seconds for one run, starting and ending included.
+        time_scale: of the run.
+        mean_output: tokens of a request.
+        cap_tokens: the longest, which the run must wait for at its end.
+    """
+    engine_s = (run_wall_s - trial.overhead_s) / time_scale - cap_tokens * trial.step_s
+    affordable = int(engine_s * trial.throughput_tok_s / mean_output / SLOWER)
+    return min(max(affordable, REQUESTS[0]), REQUESTS[1])

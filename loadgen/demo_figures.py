@@ -1,0 +1,87 @@
+"""Figures of a demo run, from the fleet's own record of its steps: the ground truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import cast
+
+from loadgen.demo_run import Fleet, Outcome
+from loadgen.emulator.record import StepRecord
+from loadgen.emulator.settings import parse_step_time
+from loadgen.results import Report, Window, percentile
+
+# How late a step may end, as a fraction of its length, for a fleet to count as being in time.
+LATENESS_LIMIT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Averages over some steps of a fleet; times in engine seconds.
+
+    Attributes:
+        imbalance_tokens: mean of G max L - sum L.
+        idle_share: modelled, t_l times the imbalance over G times the step time.
+        slots_used: mean share of slots with a request in them.
+        lateness_p99: of the steps' ends, as a fraction of their length.
+    """
+
+    steps: int
+    step_mean_s: float
+    imbalance_tokens: float
+    mean_load_tokens: float
+    max_load_tokens: float
+    idle_share: float
+    slots_used: float
+    throughput_tok_s: float
+    energy_j: float
+    energy_j_per_token: float
+    lateness_p50: float
+    lateness_p99: float
+
+
+def step_figures(record: Sequence[StepRecord], fleet: Fleet) -> StepFigures | None:
+    """Averages over steps; None for none."""
+    if not record:
+        return None
+    seconds = sum(row.step_s for row in record)
+    tokens = sum(sum(row.running) for row in record)
+    imbalance = [
+        len(row.load_tokens) * max(row.load_tokens) - sum(row.load_tokens) for row in record
+    ]
+    per_token_s = parse_step_time(fleet.step_time).per_token_s
+    energy_j = sum(sum(row.power_w) * row.step_s for row in record)
+    late = sorted(row.lateness for row in record)
+    return StepFigures(
+        steps=len(record),
+        step_mean_s=seconds / len(record),
+        imbalance_tokens=fmean(imbalance),
+        mean_load_tokens=fmean(fmean(row.load_tokens) for row in record),
+        max_load_tokens=fmean(max(row.load_tokens) for row in record),
+        idle_share=per_token_s * sum(imbalance) / (fleet.workers * seconds),
+        slots_used=tokens / (len(record) * fleet.workers * fleet.slots),
+        throughput_tok_s=tokens / seconds,
+        energy_j=energy_j,
+        energy_j_per_token=energy_j / max(tokens, 1),
+        lateness_p50=percentile(late, 50),
+        lateness_p99=percentile(late, 99),
+    )
+
+
+def steady_window(outcome: Outcome) -> Window | None:
+    """The replay's steady window in wall seconds since 1970; None for a run too short for one."""
+    steady = cast(Report | None, outcome.report["steady"])
+    if steady is None:
+        return None
+    scale = outcome.plan.time_scale
+    start_s = cast(float, outcome.report["start_unix_s"]) + cast(float, steady["start_s"]) * scale
+    return Window(start_s, start_s + cast(float, steady["duration"]) * scale)
+
+
+def steady_steps(outcome: Outcome) -> list[StepRecord]:
+    """The steps that ended in the steady window."""
+    window = steady_window(outcome)
+    if window is None:
+        return []
+    return [row for row in outcome.record if window.start_s <= row.time_s <= window.end_s]

@@ -1,0 +1,211 @@
+"""The demo's runs as a summary for files and a table for the terminal."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import cast
+
+from rich.table import Table
+
+from loadgen.demo_budget import Trial
+from loadgen.demo_figures import LATENESS_LIMIT, StepFigures, steady_steps, step_figures
+from loadgen.demo_run import Fleet, Outcome
+from loadgen.replay_table import number
+from loadgen.results import Report
+
+Columns = Mapping[str, "Callable[[DemoRun], object]"]
+
+SUBJECT = "bfio"
+STATEMENT = "Emulated by the paper's step-time model: shows that it works, not a GPU's gain."
+
+
+@dataclass(frozen=True, slots=True)
+class DemoRun:
+    """A run with its figures.
+
+    Attributes:
+        steady: over the steady window, from the fleet's record; None for a run too short for one.
+        whole: over every step of the run.
+    """
+
+    outcome: Outcome
+    steady: StepFigures | None
+    whole: StepFigures | None
+
+    @classmethod
+    def of(cls, outcome: Outcome, fleet: Fleet) -> DemoRun:
+        """Work out the figures of a run."""
+        steady = step_figures(steady_steps(outcome), fleet)
+        return cls(outcome, steady, step_figures(outcome.record, fleet))
+
+    @property
+    def name(self) -> str:
+        """Policy and dispatch."""
+        return self.outcome.plan.name
+
+    @property
+    def throughput_tok_s(self) -> float:
+        """At the client, in the steady window where there is one."""
+        window = cast(Report | None, self.outcome.report["steady"]) or self.outcome.report
+        return cast(float | None, window["output_throughput"]) or 0.0
+
+
+def best_baseline(runs: Sequence[DemoRun]) -> DemoRun | None:
+    """The fastest run of another policy than the subject, in whichever dispatch."""
+    others = [run for run in runs if run.outcome.plan.policy != SUBJECT]
+    return max(others, key=lambda run: run.throughput_tok_s, default=None)
+
+
+def subject(runs: Sequence[DemoRun]) -> DemoRun | None:
+    """The run of BF-IO."""
+    return next((run for run in runs if run.outcome.plan.policy == SUBJECT), None)
+
+
+def summary(
+    runs: Sequence[DemoRun], trials: Sequence[Trial], fleet: Fleet, conditions: Report
+) -> Report:
+    """Everything that was done and found, JSON-able.
+
+    Args:
+        runs: in the order of their doing.
+        trials: of the calibration.
+        fleet: of every run.
+        conditions: further conditions of all runs.
+    """
+    return {
+        "emulated": True,
+        "statement": STATEMENT,
+        "conditions": {**asdict(fleet), "concurrency": fleet.concurrency, **conditions},
+        "notes": _notes(fleet, runs[0].outcome.plan.warmup),
+        "calibration": [asdict(trial) for trial in trials],
+        "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
+        "versions": {"evenstep": version("evenstep"), "python": platform.python_version()},
+        "runs": [_run(run) for run in runs],
+        "comparison": _comparison(runs),
+        "warnings": warnings(runs),
+    }
+
+
+def _notes(fleet: Fleet, warmup: float) -> list[str]:
+    return [
+        f"An event carries {fleet.stream_interval} tokens (vLLM's own --stream-interval), so that "
+        "HTTP does not crowd out the steps; the first token comes alone.",
+        "Imbalance, idle share, loads and energy: from the fleet's record, in the steady window "
+        f"(from {warmup:.0%} of the requests completed until the last one was sent).",
+        "The idle share is modelled: t_l * imbalance / (workers * step time).",
+        "Throughput and latency: at the client, in engine seconds (wall seconds / time scale); "
+        "latency counts from the sending, time in the pool included.",
+    ]
+
+
+def _run(run: DemoRun) -> Report:
+    plan, report = run.outcome.plan, run.outcome.report
+    return {
+        "policy": plan.policy,
+        "dispatch": plan.dispatch.value,
+        "complete": run.outcome.complete,
+        "throughput_tok_s": report["output_throughput"],
+        "steady_throughput_tok_s": run.throughput_tok_s,
+        "steps_steady": None if run.steady is None else asdict(run.steady),
+        "steps_whole": None if run.whole is None else asdict(run.whole),
+        "replay": report,
+        "record": run.outcome.record_file.name,
+    }
+
+
+def _comparison(runs: Sequence[DemoRun]) -> Report | None:
+    ours, baseline = subject(runs), best_baseline(runs)
+    if ours is None or baseline is None or ours.steady is None or baseline.steady is None:
+        return None
+    latency = "mean_tpot_ms"
+    return {
+        "subject": ours.name,
+        "baseline": baseline.name,
+        "baseline_is": "the fastest other policy, in its better form of dispatch",
+        "throughput_ratio": ours.throughput_tok_s / baseline.throughput_tok_s,
+        "imbalance_ratio": ours.steady.imbalance_tokens / baseline.steady.imbalance_tokens,
+        "energy_per_token_ratio": (
+            ours.steady.energy_j_per_token / baseline.steady.energy_j_per_token
+        ),
+        "tpot_ratio": _milliseconds(ours, latency) / _milliseconds(baseline, latency),
+    }
+
+
+def _milliseconds(run: DemoRun, key: str) -> float:
+    return cast(float, run.outcome.report[key])
+
+
+def warnings(runs: Sequence[DemoRun]) -> list[str]:
+    """What a reader must know before trusting the figures."""
+    found = []
+    for run in runs:
+        if not run.outcome.complete:
+            report = run.outcome.report
+            found.append(
+                f"{run.name}: {report['completed']} of {run.outcome.plan.requests} requests "
+                f"completed, {report['failed']} failed, {report['lost']} lost"
+            )
+        if run.steady is None:
+            found.append(f"{run.name}: too short for a steady window")
+        elif run.steady.lateness_p99 > LATENESS_LIMIT:
+            found.append(
+                f"{run.name}: the machine could not keep up: 1 % of steps ended "
+                f"{run.steady.lateness_p99:.0%} of a step late or more (limit "
+                f"{LATENESS_LIMIT:.0%}); raise --time-scale"
+            )
+    return found
+
+
+def demo_tables(runs: Sequence[DemoRun]) -> list[Table]:
+    """What the fleet did and what the clients saw, one row a run."""
+    return [_table(runs, FLEET_COLUMNS), _table(runs, CLIENT_COLUMNS)]
+
+
+def _table(runs: Sequence[DemoRun], columns: Columns) -> Table:
+    baseline = best_baseline(runs)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("policy\n", no_wrap=True)
+    for title in columns:
+        table.add_column(title, justify="right")
+    for run in runs:
+        style = "bold" if run is subject(runs) else "cyan" if run is baseline else None
+        cells = (number(cell(run)) for cell in columns.values())
+        label = f"{run.outcome.plan.policy}, {run.outcome.plan.dispatch.value}"
+        table.add_row(label, *cells, style=style)
+    return table
+
+
+def _of_steps(name: str, unit: float = 1.0) -> Callable[[DemoRun], object]:
+    return lambda run: None if run.steady is None else getattr(run.steady, name) / unit
+
+
+def _of_report(key: str, part: str | None = None) -> Callable[[DemoRun], object]:
+    def cell(run: DemoRun) -> object:
+        report = run.outcome.report
+        window = report if part is None else cast(Report | None, report[part])
+        return None if window is None else window[key]
+
+    return cell
+
+
+FLEET_COLUMNS: Columns = {
+    "imbalance\n1e4 tok": _of_steps("imbalance_tokens", 1e4),
+    "idle %\nmodelled": _of_steps("idle_share", 0.01),
+    "energy\nJ/tok": _of_steps("energy_j_per_token"),
+    "load\nmean tok": _of_steps("mean_load_tokens"),
+    "prompt\nmean tok": _of_report("mean_admitted_prompt_tokens", "steady"),
+    "late %\np99": _of_steps("lateness_p99", 0.01),
+    "errors\n": _of_report("failed"),
+    "lost\n": _of_report("lost"),
+}
+CLIENT_COLUMNS: Columns = {
+    "tok/s\nsteady": _of_report("output_throughput", "steady"),
+    "tok/s\nwhole": _of_report("output_throughput"),
+    "TPOT ms\nmean": _of_report("mean_tpot_ms"),
+    "TTFT ms\nmean": _of_report("mean_ttft_ms"),
+    "TTFT ms\np99": _of_report("p99_ttft_ms"),
+}

@@ -1,0 +1,182 @@
+"""One run of the demo: a fresh emulated fleet, a fresh router, one replay, each a process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from loadgen.emulator.record import StepRecord, read_record
+from loadgen.processes import Child, free_ports
+from loadgen.results import Report
+from router.errors import EvenstepError
+from router.types import Dispatch
+
+READY_TIMEOUT_S = 30.0
+HTTP_TIMEOUT_S = 2.0
+# The router's defaults, but in engine seconds.
+STARVATION_S = 5.0
+QUEUE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The fleet of every run, and how many requests are kept in the system.
+
+    Attributes:
+        slots: requests that a worker runs at once.
+        pool: requests that wait for a slot.
+        step_time: C,t_l as ``evenstep emulate`` takes it.
+        stream_interval: tokens per streamed event.
+    """
+
+    workers: int = 8
+    slots: int = 32
+    pool: int = 64
+    step_time: str = "4.95e-3,9.5e-8"
+    stream_interval: int = 16
+
+    @property
+    def concurrency(self) -> int:
+        """Clients of the closed loop."""
+        return self.workers * self.slots + self.pool
+
+    @property
+    def ports(self) -> int:
+        """One per worker, the fault port, two per state stream, the router's."""
+        return 3 * self.workers + 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What one run does; time in engine seconds, ``time_scale`` in wall per engine second."""
+
+    policy: str
+    dispatch: Dispatch
+    requests: int
+    cap_tokens: int
+    seed: int
+    time_scale: float
+    warmup: float = 0.2
+
+    @property
+    def name(self) -> str:
+        """For files and tables."""
+        return f"{self.policy}-{self.dispatch.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run left behind.
+
+    Attributes:
+        report: of the replay.
+        record: every step of the fleet.
+        record_file: where the record lies.
+    """
+
+    plan: RunPlan
+    report: Report
+    record: Sequence[StepRecord]
+    record_file: Path
+
+    @property
+    def complete(self) -> bool:
+        """Every request completed."""
+        return self.report["completed"] == self.plan.requests
+
+
+def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outcome:
+    """Run a fleet, a router and a replay; all have ended on return.
+
+    Args:
+        plan: the run.
+        fleet: its fleet.
+        folder: takes record, report and logs.
+        timeout_s: when to interrupt the replay, whose open requests then count as lost.
+
+    Raises:
+        EvenstepError: a process did not start, or the replay reported nothing.
+    """
+    first_port = free_ports(fleet.ports)
+    record_file = folder / f"{plan.name}.csv.gz"
+    report_file = folder / f"{plan.name}.json"
+    report_file.unlink(missing_ok=True)
+    emulate = _emulate(plan, fleet, first_port, record_file)
+    with Child(emulate, folder / f"{plan.name}.fleet.log") as workers:
+        ready = workers.until(lambda: _json_file(_ready_file(record_file)), READY_TIMEOUT_S)
+        url = f"http://127.0.0.1:{first_port + fleet.ports - 1}"
+        serve = _serve(plan, [worker["spec"] for worker in ready["workers"]], url)
+        with Child(serve, folder / f"{plan.name}.router.log") as router:
+            router.until(lambda: _all_up(url, fleet.workers), READY_TIMEOUT_S)
+            replay = _replay(plan, fleet, url, report_file)
+            with Child(replay, folder / f"{plan.name}.replay.log") as client:
+                code = client.finish(timeout_s)
+    report = _json_file(report_file)
+    if report is None:
+        raise EvenstepError(f"evenstep replay ended with {code} and no report: {client.last_words}")
+    _ready_file(record_file).unlink()
+    return Outcome(plan, report, read_record(record_file), record_file)
+
+
+def _ready_file(record_file: Path) -> Path:
+    return record_file.with_suffix(".ready")
+
+
+def _emulate(plan: RunPlan, fleet: Fleet, port: int, record_file: Path) -> list[str]:
+    _ready_file(record_file).unlink(missing_ok=True)
+    return [
+        "emulate",
+        *("--workers", str(fleet.workers), "--slots", str(fleet.slots), "--port", str(port)),
+        *("--step-time", fleet.step_time, "--time-scale", f"{plan.time_scale:g}"),
+        *("--stream-interval", str(fleet.stream_interval), "--seed", str(plan.seed)),
+        *("--record", str(record_file), "--json", str(_ready_file(record_file))),
+    ]
+
+
+def _serve(plan: RunPlan, specs: Sequence[str], url: str) -> list[str]:
+    return [
+        "serve",
+        *("--port", url.rpartition(":")[2]),
+        *("--policy", plan.policy, "--dispatch", plan.dispatch.value, "--seed", str(plan.seed)),
+        *(argument for spec in specs for argument in ("--worker", spec)),
+        *("--starvation", f"{STARVATION_S * plan.time_scale:g}"),
+        *("--queue-timeout", f"{QUEUE_TIMEOUT_S * plan.time_scale:g}"),
+        *("--log-level", "warning"),
+    ]
+
+
+def _replay(plan: RunPlan, fleet: Fleet, url: str, report_file: Path) -> list[str]:
+    return [
+        "replay",
+        *("--url", url, "--arrivals", f"closed:{fleet.concurrency}"),
+        *("--requests", str(plan.requests), "--seed", str(plan.seed)),
+        *("--max-tokens", str(plan.cap_tokens), "--time-scale", f"{plan.time_scale:g}"),
+        *("--warmup", f"{plan.warmup:g}", "--step-time", fleet.step_time),
+        *("--json", str(report_file)),
+    ]
+
+
+def _json_file(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _all_up(url: str, workers: int) -> bool | None:
+    """True once the router has heard from every worker; None before."""
+    try:
+        health = httpx.get(f"{url}/health", timeout=HTTP_TIMEOUT_S, trust_env=False).json()
+    except httpx.TransportError:
+        return None
+    heard = [
+        worker["up"] and worker["snapshots"] == "fresh"
+        for group in health["groups"].values()
+        for worker in group["workers"]
+    ]
+    return True if len(heard) == workers and all(heard) else None
