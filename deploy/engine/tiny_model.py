@@ -51,7 +51,7 @@ def random_llama(vocabulary: int) -> LlamaForCausalLM:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
-        max_position_embeddings=4096,
+        max_position_embeddings=32768,
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,

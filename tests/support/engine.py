@@ -34,7 +34,7 @@ _ENVIRONMENT = {
 # Outputs are compared, so no request may find another one's prefix in the cache.
 _FLAGS = (
     *("--host", "127.0.0.1", "--served-model-name", MODEL, "--enforce-eager"),
-    *("--block-size", "32", "--num-gpu-blocks-override", "1024", "--max-num-seqs", "8"),
+    *("--block-size", "32", "--num-gpu-blocks-override", "4096", "--max-num-seqs", "8"),
     "--no-enable-prefix-caching",
 )
 
