@@ -301,7 +301,8 @@ class Dispatcher:
         self.cluster.apply(Dispatched(request.id, assignment.worker_id))
         lane.stats.assigned += 1
         lane.stats.pool_wait_s.observe(now - request.arrival_s)
-        waiter.set_result(self.cluster.worker(assignment.worker_id).spec)
+        if not waiter.done():  # else its client has just left, and it is about to be withdrawn
+            waiter.set_result(self.cluster.worker(assignment.worker_id).spec)
 
     def _lanes_of(self, event: Event) -> Iterable[_Lane]:
         match event:
