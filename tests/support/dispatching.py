@@ -1,0 +1,73 @@
+"""A dispatcher on a clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from router.cluster import Cluster
+from router.dispatch import Dispatcher, DispatchSettings
+from router.policies.baselines import PerRequest, fcfs
+from router.types import Policy, Request, SnapshotReceived, WorkerSpec, WorkerUp
+from tests.support.core import request, snapshot
+
+
+class Rig:
+    """A dispatcher, its workers up, and what tests do to it.
+
+    Args:
+        slots: per worker, by name; 0 where snapshots tell them.
+        policy: asked first; without it requests go to the first free worker.
+        settings: of ``DispatchSettings``.
+    """
+
+    def __init__(self, slots: Mapping[str, int], policy: Policy | None = None, **settings: Any):
+        self.now_s = 100.0
+        specs = [WorkerSpec(i, f"http://{i}", slots=count or None) for i, count in slots.items()]
+        self.dispatcher = Dispatcher(
+            Cluster(specs),
+            lambda: policy or PerRequest(fcfs),
+            lambda: PerRequest(fcfs),
+            DispatchSettings(**settings),
+            lambda: self.now_s,
+        )
+        for spec in specs:
+            self.dispatcher.apply(WorkerUp(spec.id))
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.dispatcher.cluster
+
+    @property
+    def group(self) -> Any:
+        return self.cluster.groups["default"]
+
+    @property
+    def stats(self) -> Any:
+        return self.dispatcher.stats["default"]
+
+    @property
+    def waiting(self) -> int:
+        size = self.dispatcher.pool_size("default")
+        assert size == self.group.waiting, "pool and cluster count differently"
+        return size
+
+    @property
+    def in_flight(self) -> int:
+        return sum(worker.in_flight for worker in self.group.workers.values())
+
+    def submit(self, number: int, **fields: Any) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        asking = request(number, arrival=self.now_s, **fields)
+        return asking, self.dispatcher.submit(asking)
+
+    def report(self, worker: str, sequence: int, *running: Any, **fields: Any) -> None:
+        """A worker's full snapshot arrives."""
+        told = snapshot("full", sequence, *running, **fields)
+        self.dispatcher.apply(SnapshotReceived(worker, told, self.now_s))
+
+
+async def settle() -> None:
+    """Let everything run that is due now."""
+    for _ in range(4):
+        await asyncio.sleep(0)
