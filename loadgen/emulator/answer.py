@@ -96,7 +96,8 @@ class Answer:
         self._wake()
 
     def tear(self) -> None:
-        """Write half of a next event to the client, if the answer is an open stream."""
+        """Write half of a next event to an open stream, in place of what was about to be sent."""
+        self._changed.clear()
         choice = next((choice for choice in self.choices if not choice.done), None)
         if not self.generation.stream or choice is None or self.transport.is_closing():
             return

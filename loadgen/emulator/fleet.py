@@ -116,11 +116,15 @@ class EmulatedFleet:
         worker, listener = self.workers[rank], self.listeners[rank]
         if fault.kind in ("kill", "refuse"):
             listener.refuse()
-        if fault.kind == "kill":
-            if fault.mid_event:
-                await _tear(worker)
-            listener.reset()
+        if fault.mid_event and fault.kind == "kill":
+            for answer in worker.answers:
+                answer.tear()
         worker.take_fault(fault)
+        if fault.mid_event:
+            # A reset would overtake the half events that wait in the loop's buffers.
+            await asyncio.sleep(_TEAR_S)
+        if fault.kind == "kill":
+            listener.reset()
 
     async def restore(self, rank: int) -> None:
         """End a worker's fault; a killed one comes back empty, as a new epoch."""
@@ -201,10 +205,3 @@ class EmulatedFleet:
             "power_w": model.power_w,
             "energy_j": model.energy_j,
         }
-
-
-async def _tear(worker: EmulatedWorker) -> None:
-    """Write half an event to every open stream, and give it time to leave."""
-    for answer in worker.answers:
-        answer.tear()
-    await asyncio.sleep(_TEAR_S)

@@ -1,0 +1,81 @@
+import pytest
+
+from loadgen.emulator.engine import Engine, EngineRequest
+from loadgen.emulator.stepping import PowerModel, StepGroup, StepTime, WorkerModel
+
+TIME = StepTime(base_s=0.005, per_token_s=1e-6, per_request_s=1e-4)
+POWER = PowerModel()
+
+
+def worker(
+    rank: int, prompts: list[int], speed: float = 1.0, output_tokens: int = 3
+) -> WorkerModel:
+    engine = Engine(slots=8, kv_tokens=100_000)
+    for number, prompt_tokens in enumerate(prompts):
+        engine.add(EngineRequest(f"{rank}.{number}", prompt_tokens, output_tokens))
+    return WorkerModel(rank, engine, speed)
+
+
+def test_the_paper_s_step_time() -> None:
+    group = StepGroup([worker(0, [1000, 500]), worker(1, [200])], StepTime(), POWER)
+    step = group.begin()
+    assert step.seconds == pytest.approx(4.95e-3 + 9.5e-8 * 1500)
+    group.finish(step)
+    assert group.begin().seconds == pytest.approx(4.95e-3 + 9.5e-8 * 1502)
+
+
+def test_a_cost_per_request_can_decide() -> None:
+    group = StepGroup([worker(0, [300]), worker(1, [50, 50, 50, 50])], TIME, POWER)
+    assert group.begin().seconds == pytest.approx(0.005 + 2e-4 + 4e-4)
+
+
+def test_the_slowest_worker_decides_even_without_work() -> None:
+    group = StepGroup([worker(0, [1000]), worker(1, [], speed=0.5)], TIME, POWER)
+    assert group.begin().seconds == pytest.approx(0.01)
+    group.workers[1].speed = 1.0
+    assert group.begin().seconds == pytest.approx(0.005 + 1e-3 + 1e-4)
+
+
+def test_power_follows_the_fullest_worker_and_energy_adds_up() -> None:
+    group = StepGroup([worker(0, [1000]), worker(1, [250]), worker(2, [])], TIME, POWER)
+    step = group.begin()
+    expected_w = [400.0, 100 + 300 * 0.25**0.7, 100.0]
+    assert [part.power_w for part in step.parts] == pytest.approx(expected_w)
+    group.finish(step)
+    energies_j = [w.energy_j for w in group.workers]
+    assert energies_j == pytest.approx([p * step.seconds for p in expected_w])
+    group.rest(2.0)
+    assert [w.energy_j for w in group.workers] == pytest.approx([e + 200 for e in energies_j])
+    assert {w.power_w for w in group.workers} == {100.0}
+
+
+def test_steps_count_alike_and_go_on_until_all_is_done() -> None:
+    group = StepGroup([worker(0, [10], output_tokens=2), worker(1, [10, 10])], TIME, POWER)
+    ended = []
+    while group.unfinished:
+        step = group.begin()
+        ended += [(step.number, r.id) for part in group.finish(step) for r in part]
+    assert ended == [(2, "0.0"), (3, "1.0"), (3, "1.1")]
+    assert group.steps == 3
+
+
+def test_a_dead_worker_takes_no_part() -> None:
+    group = StepGroup([worker(0, [10]), worker(1, [90_000])], TIME, POWER)
+    group.workers[1].live = False
+    step = group.begin()
+    assert [part.worker.rank for part in step.parts] == [0]
+    assert step.seconds == pytest.approx(0.005 + 1e-5 + 1e-4)
+    group.rest(1.0)
+    assert group.workers[1].energy_j == 0
+    group.workers[0].live = False
+    assert not group.unfinished
+    assert group.begin().seconds == 0.0
+
+
+def test_the_token_of_a_step_goes_to_the_engine_that_took_it() -> None:
+    group = StepGroup([worker(0, [10], output_tokens=1)], TIME, POWER)
+    step = group.begin()
+    old = group.workers[0].engine
+    group.workers[0].engine = Engine(8, 1000)
+    assert [[r.id for r in part] for part in group.finish(step)] == [["0.0"]]
+    assert not old.unfinished
