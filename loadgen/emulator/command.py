@@ -26,52 +26,68 @@ def _flag(name: str, help_text: str, metavar: str | None = None) -> Any:
     return typer.Option(name, help=help_text, metavar=metavar)
 
 
+_Workers = Annotated[int, _flag("--workers", "Workers, one HTTP port each.", "G")]
+_Port = Annotated[int, _flag("--port", "Port of the first worker.", "FIRST")]
+_Slots = Annotated[int, _flag("--slots", "Requests that a worker runs at once.", "B")]
+_KvTokens = Annotated[int, _flag("--kv-tokens", "KV memory of a worker.", "N")]
+_MaxModelLen = Annotated[
+    int | None, _flag("--max-model-len", "Longest prompt plus output [KV memory].", "N")
+]
+_StepTime = Annotated[
+    str, _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]")
+]
+_TimeScale = Annotated[
+    float, _flag("--time-scale", "Wall seconds per engine second; above 1 is slower.", "X")
+]
+_Barrier = Annotated[bool, _flag("--barrier/--no-barrier", "Workers step together, or each alone.")]
+_Speed = Annotated[str, _flag("--speed", "Relative speed of each worker.", "1,1,.5")]
+_Model = Annotated[str, _flag("--model", "Name of the model served.", "NAME")]
+_Group = Annotated[str, _flag("--group", "Group of the workers.", "NAME")]
+_Seed = Annotated[int, _flag("--seed", "For texts, and lengths nobody gave.", "N")]
+_StreamInterval = Annotated[
+    int, _flag("--stream-interval", "Tokens per streamed event, as in vLLM.", "N")
+]
+_Record = Annotated[
+    Path | None, _flag("--record", "Write a row per step, .csv or .csv.gz.", "FILE")
+]
+_ControlPort = Annotated[
+    int | None, _flag("--control-port", "Fault port [after the last worker's].", "N")
+]
+_SnapshotPort = Annotated[
+    int | None, _flag("--snapshot-port", "First of two per worker [after the fault port].", "N")
+]
+_Snapshots = Annotated[
+    bool, _flag("--snapshots/--no-snapshots", "Publish the state of every step.")
+]
+_Host = Annotated[str, _flag("--host", "Address to listen on.", "H")]
+_Json = Annotated[
+    str | None, _flag("--json", "Write what was started as JSON, - for stdout.", "FILE")
+]
+
+
 def emulate(
-    workers: Annotated[int, _flag("--workers", "Workers, one HTTP port each.", "G")] = 4,
-    port: Annotated[int, _flag("--port", "Port of the first worker.", "FIRST")] = 8100,
-    slots: Annotated[int, _flag("--slots", "Requests that a worker runs at once.", "B")] = 72,
-    kv_tokens: Annotated[int, _flag("--kv-tokens", "KV memory of a worker.", "N")] = 400_000,
-    max_model_len: Annotated[
-        int | None, _flag("--max-model-len", "Longest prompt plus output [KV memory].", "N")
-    ] = None,
-    step_time: Annotated[
-        str, _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]")
-    ] = "4.95e-3,9.5e-8",
-    time_scale: Annotated[
-        float, _flag("--time-scale", "Wall seconds per engine second; above 1 is slower.", "X")
-    ] = 1.0,
-    barrier: Annotated[
-        bool, _flag("--barrier/--no-barrier", "Workers step together, or each alone.")
-    ] = True,
-    speed: Annotated[str, _flag("--speed", "Relative speed of each worker.", "1,1,.5")] = "1",
-    model: Annotated[str, _flag("--model", "Name of the model served.", "NAME")] = "emulated",
-    group: Annotated[str, _flag("--group", "Group of the workers.", "NAME")] = "default",
-    seed: Annotated[int, _flag("--seed", "For texts, and lengths nobody gave.", "N")] = 0,
-    stream_interval: Annotated[
-        int, _flag("--stream-interval", "Tokens per streamed event, as in vLLM.", "N")
-    ] = 1,
-    record: Annotated[
-        Path | None, _flag("--record", "Write a row per step, .csv or .csv.gz.", "FILE")
-    ] = None,
-    control_port: Annotated[
-        int | None, _flag("--control-port", "Fault port [after the last worker's].", "N")
-    ] = None,
-    snapshot_port: Annotated[
-        int | None, _flag("--snapshot-port", "First of two per worker [after the fault port].", "N")
-    ] = None,
-    snapshots: Annotated[
-        bool, _flag("--snapshots/--no-snapshots", "Publish the state of every step.")
-    ] = True,
-    host: Annotated[str, _flag("--host", "Address to listen on.", "H")] = "127.0.0.1",
-    json: Annotated[
-        str | None, _flag("--json", "Write what was started as JSON, - for stdout.", "FILE")
-    ] = None,
+    workers: _Workers = 4,
+    port: _Port = 8100,
+    slots: _Slots = 72,
+    kv_tokens: _KvTokens = 400_000,
+    max_model_len: _MaxModelLen = None,
+    step_time: _StepTime = "4.95e-3,9.5e-8",
+    time_scale: _TimeScale = 1.0,
+    barrier: _Barrier = True,
+    speed: _Speed = "1",
+    model: _Model = "emulated",
+    group: _Group = "default",
+    seed: _Seed = 0,
+    stream_interval: _StreamInterval = 1,
+    record: _Record = None,
+    control_port: _ControlPort = None,
+    snapshot_port: _SnapshotPort = None,
+    snapshots: _Snapshots = True,
+    host: _Host = "127.0.0.1",
+    json: _Json = None,
 ) -> None:
     """Run emulated engines: vLLM's API in front of modelled steps, no model and no GPU."""
-    endpoints: tuple[str, ...] = ()
-    if snapshots:
-        first = snapshot_port or (control_port or port + workers) + 1
-        endpoints = snapshot_endpoints(host, first, workers)
+    first = snapshot_port or (control_port or port + workers) + 1
     settings = EmulatorSettings(
         workers=workers,
         host=host,
@@ -88,7 +104,7 @@ def emulate(
         seed=seed,
         stream_interval=stream_interval,
         control_port=control_port,
-        snapshots=endpoints,
+        snapshots=snapshot_endpoints(host, first, workers) if snapshots else (),
         record=record,
     )
     uvloop.run(_run(settings, json))
