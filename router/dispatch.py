@@ -40,6 +40,7 @@ from router.types import (
     SnapshotReceived,
     WorkerDown,
     WorkerSpec,
+    WorkerUp,
     WorkerView,
 )
 
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 _TICK_S = 0.25
+# A worker that failed one request is down until its next health check: nobody is sent away for it.
+_GRACE_S = 1.0
 # Ranks of one barrier report within this of each other; a round waits for the last of them.
 _BARRIER_SKEW_S = 0.002
 
@@ -62,7 +65,7 @@ class DispatchPort(Protocol):
             The worker, once a slot is free. Its exceptions: NoWorkerError, QueueTimeoutError.
 
         Raises:
-            NoWorkerError: nobody serves the group now.
+            NoWorkerError: nobody has served the group for a second.
             PoolFullError: no room to wait.
         """
         ...
@@ -90,13 +93,17 @@ class DispatchPort(Protocol):
 
 @dataclass(slots=True)
 class _Lane:
-    """A group with its pool, its policy, and those who wait for an answer."""
+    """A group with its pool, its policy, and those who wait for an answer.
+
+    ``deserted_s`` is since when no worker has been live, None while one is.
+    """
 
     group: Group
     pool: Pool
     pool_limit: int
     policy: Policy
     fallback: Policy
+    deserted_s: float | None
     stats: GroupStats = field(default_factory=GroupStats)
     waiters: dict[str, asyncio.Future[WorkerSpec]] = field(default_factory=dict)
     timer: asyncio.TimerHandle | asyncio.Handle | None = None
@@ -150,6 +157,7 @@ class Dispatcher:
                 settings.pool_limit,
                 make_policy(),
                 fallback(),
+                clock(),
             )
             for name, group in cluster.groups.items()
         }
@@ -168,7 +176,7 @@ class Dispatcher:
     def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
         """See ``DispatchPort.submit``."""
         lane = self._lanes[request.group]
-        if not lane.group.live_workers():
+        if self._is_deserted(lane):
             lane.stats.unserved += 1
             raise NoWorkerError(_no_worker(lane.group))
         if lane.pool.full:
@@ -191,9 +199,7 @@ class Dispatcher:
         lane = self._lanes[request.group]
         self.apply(Returned(request.id))
         lane.stats.returned += 1
-        waiter = self._wait(lane, request)
-        self._fail_if_deserted(lane)
-        return waiter
+        return self._wait(lane, request)
 
     def end(self, request: Request, outcome: Outcome) -> None:
         """See ``DispatchPort.end``."""
@@ -215,14 +221,10 @@ class Dispatcher:
         """Move the cluster's state, and start a round where that may have freed a slot."""
         step_complete = self.cluster.apply(event)
         for lane in self._lanes_of(event):
-            if not lane.pool:
-                continue
-            if isinstance(event, SnapshotReceived) and not step_complete:
-                self._schedule(lane, hurry=False)
-            else:
-                self._schedule(lane, hurry=True)
-            if isinstance(event, WorkerDown):
-                self._fail_if_deserted(lane)
+            if isinstance(event, WorkerUp | WorkerDown):
+                self._note_desertion(lane)
+            if lane.pool:
+                self._schedule(lane, hurry=step_complete or not isinstance(event, SnapshotReceived))
 
     async def run(self) -> None:
         """Watch the clock: snapshots that stop, requests that wait too long."""
@@ -234,17 +236,30 @@ class Dispatcher:
         """Look at the clock once."""
         now = self._clock()
         for lane in self._lanes.values():
-            for worker in lane.group.live_workers():
-                if worker.feed and now - worker.feed.received_s > self._settings.snapshot_stale_s:
-                    log.warning(
-                        "%s: no snapshot for %.1f s, going on by own counts",
-                        worker.spec.id,
-                        now - worker.feed.received_s,
-                    )
-                    self.apply(FeedStale(worker.spec.id))
+            self._watch_feeds(lane, now)
             for request in lane.pool.expired(now):
                 waited = f"no slot became free within {self._settings.queue_timeout_s:g} s"
                 self._give_up(lane, request, Outcome.EXPIRED, QueueTimeoutError(waited))
+            if self._is_deserted(lane):
+                for request in list(lane.pool):
+                    error = NoWorkerError(_no_worker(lane.group))
+                    self._give_up(lane, request, Outcome.FAILED, error)
+
+    def _watch_feeds(self, lane: _Lane, now: float) -> None:
+        for worker in lane.group.live_workers():
+            age_s = now - worker.feed.received_s if worker.feed else 0.0
+            if age_s > self._settings.snapshot_stale_s:
+                log.warning("%s: no snapshot for %.1f s, own counts hold", worker.spec.id, age_s)
+                self.apply(FeedStale(worker.spec.id))
+
+    def _note_desertion(self, lane: _Lane) -> None:
+        if lane.group.live_workers():
+            lane.deserted_s = None
+        elif lane.deserted_s is None:
+            lane.deserted_s = self._clock()
+
+    def _is_deserted(self, lane: _Lane) -> bool:
+        return lane.deserted_s is not None and self._clock() - lane.deserted_s >= _GRACE_S
 
     # rounds
 
@@ -310,12 +325,6 @@ class Dispatcher:
                 return (self._lanes[self.cluster.group_of(event.worker_id).name],)
             case _:
                 return self._lanes.values()
-
-    def _fail_if_deserted(self, lane: _Lane) -> None:
-        if not lane.group.live_workers():
-            for request in list(lane.pool):
-                error = NoWorkerError(_no_worker(lane.group))
-                self._give_up(lane, request, Outcome.FAILED, error)
 
     def _give_up(
         self, lane: _Lane, request: Request, outcome: Outcome, error: EvenstepError

@@ -187,6 +187,7 @@ async def test_a_pool_is_full_only_when_no_slot_is_free() -> None:
 async def test_without_workers_nobody_may_wait() -> None:
     rig = Rig({"a": 1})
     rig.dispatcher.apply(WorkerDown("a", "connection refused"))
+    rig.now_s += 1
 
     with pytest.raises(NoWorkerError, match="a: connection refused"):
         rig.submit(0)
@@ -202,6 +203,10 @@ async def test_those_who_wait_fail_when_the_last_worker_goes_down() -> None:
     await settle()
     assert not waiters[2].done()
     rig.dispatcher.apply(WorkerDown("b", "gone too"))
+    rig.dispatcher.tick()
+    assert not waiters[2].done()
+    rig.now_s += 1
+    rig.dispatcher.tick()
 
     for waiter in waiters[2:]:
         with pytest.raises(NoWorkerError, match="a: gone, b: gone too"):
@@ -216,11 +221,30 @@ async def test_a_request_that_comes_back_to_no_worker_fails() -> None:
     await settle()
     rig.dispatcher.apply(WorkerDown("a", "gone"))
 
+    waiter = rig.dispatcher.give_back(first)
+    rig.now_s += 1
+    rig.dispatcher.tick()
+
     with pytest.raises(NoWorkerError):
-        await soon(rig.dispatcher.give_back(first))
+        await soon(waiter)
     rig.dispatcher.end(first, Outcome.FAILED)
 
     assert (rig.in_flight, rig.waiting, dict(rig.stats.outcomes)) == (0, 0, {Outcome.FAILED: 1})
+
+
+async def test_a_group_without_workers_for_a_moment_keeps_its_requests() -> None:
+    rig = Rig({"a": 1})
+    rig.dispatcher.apply(WorkerDown("a", "one broken answer"))
+    _, waiter = rig.submit(0)
+    rig.now_s += 0.9
+    rig.dispatcher.tick()
+    assert not waiter.done()
+
+    rig.dispatcher.apply(WorkerUp("a"))
+    rig.now_s += 1
+    rig.dispatcher.tick()
+
+    assert (await soon(waiter)).id == "a"
 
 
 async def test_the_queue_timeout() -> None:
