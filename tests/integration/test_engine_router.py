@@ -6,6 +6,8 @@ import http.client
 import json
 import re
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -25,6 +27,8 @@ MESSAGES: Any = [{"role": "user", "content": PROMPT}]
 # A minute and more: still running whenever a test looks.
 LONG: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 30_000}
 ENDLESS = {"ignore_eos": True}
+# Generous: where cores are few, the engine's worker leaves little time to its HTTP server.
+WAIT_S = 30
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +67,8 @@ def in_flight(router: Server) -> int:
 
 
 def wait_idle(engine: Server, router: Server) -> None:
-    wait_until(lambda: requests_running(engine) == 0, 10, "the engine drops the request")
-    wait_until(lambda: in_flight(router) == 0, 10, "the router drops the request")
+    wait_until(lambda: requests_running(engine) == 0, WAIT_S, "the engine drops the request")
+    wait_until(lambda: in_flight(router) == 0, WAIT_S, "the router drops the request")
     assert metric(router, "evenstep_worker_in_flight") == 0
 
 
@@ -184,6 +188,29 @@ def test_several_choices(routed: openai.OpenAI, router: Server, prompt: Any, n: 
     assert in_flight(router) == 0
 
 
+def test_the_pool_holds_what_the_engine_has_no_slot_for(
+    routed: openai.OpenAI, engine: Server, router: Server
+) -> None:
+    def waiting() -> int:
+        return int(router.get("/health").json()["groups"][GROUP]["pool_requests"])
+
+    with ExitStack() as stack:
+        for _ in range(8):
+            stream = routed.completions.create(stream=True, extra_body=ENDLESS, **LONG)
+            stack.callback(stream.close)
+            next(stream)
+        last = ThreadPoolExecutor(1)
+        stack.callback(last.shutdown)
+        answer = last.submit(routed.completions.create, model=MODEL, prompt=PROMPT, max_tokens=3)
+        wait_until(lambda: waiting() == 1, WAIT_S, "the ninth request waits in the pool")
+        assert (requests_running(engine), metric(engine, "vllm:num_requests_waiting")) == (8, 0)
+
+        stream.close()
+
+        assert usage_of(answer.result(timeout=WAIT_S)) == (len(PROMPT), 3)
+    wait_idle(engine, router)
+
+
 # --- errors -----------------------------------------------------------------------------------
 
 
@@ -256,7 +283,7 @@ def test_leaving_a_stream_ends_the_request(
 ) -> None:
     stream = routed.completions.create(stream=True, extra_body=ENDLESS, **LONG)
     next(stream)
-    wait_until(lambda: requests_running(engine) == 1, 10, "the engine runs the request")
+    wait_until(lambda: requests_running(engine) == 1, WAIT_S, "the engine runs the request")
     assert in_flight(router) == 1
 
     stream.close()
@@ -268,7 +295,7 @@ def test_leaving_before_the_answer_ends_the_request(engine: Server, router: Serv
     body = json.dumps({**LONG, **ENDLESS})
     connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=10)
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
-    wait_until(lambda: requests_running(engine) == 1, 10, "the engine runs the request")
+    wait_until(lambda: requests_running(engine) == 1, WAIT_S, "the engine runs the request")
     assert in_flight(router) == 1
 
     connection.close()
@@ -296,7 +323,7 @@ def test_a_killed_engine_ends_streams_once_and_then_means_503(
     with pytest.raises(openai.APIError, match="worker"):
         list(watched)
 
-    wait_until(lambda: router.get("/health").status_code == 503, 20, "the router sees it")
+    wait_until(lambda: router.get("/health").status_code == 503, WAIT_S, "the router sees it")
     for _ in range(2):
         with pytest.raises(openai.APIStatusError) as refused:
             routed.completions.create(model=MODEL, prompt=PROMPT)

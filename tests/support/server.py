@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
 import signal
@@ -42,7 +43,7 @@ class Server:
         return self.process.poll() is None
 
     def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10)
+        return httpx.get(self.url + path, timeout=30)
 
     def log_tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -97,6 +98,7 @@ def running(
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {})},
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
     server = Server(port, process, log)
     try:
@@ -136,6 +138,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
         if time.monotonic() > end_s:
             raise TimeoutError(f"waited {timeout_s:.0f} s in vain: {what}")
         time.sleep(0.05)
+
+
+def _end_with_parent() -> None:
+    """Get SIGTERM when the tests are gone, even if they were killed."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def _wait_ready(server: Server, timeout_s: float) -> None:
