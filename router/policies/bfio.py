@@ -121,7 +121,8 @@ class BfIo:
         """See ``types.Policy.assign``; a worker alone has nothing to balance and serves by age."""
         if len(workers) < 2:
             return PerRequest(fcfs).assign(waiting, workers)
-        room = Room(workers)
+        # Ties go to the earlier worker: sorted, the order of their configuration decides nothing.
+        room = Room(sorted(workers, key=lambda worker: (worker.load_tokens, worker.capacity)))
         wide = [request for request in waiting if request.slots > 1]
         for request in wide:
             self._place_wide(room, request)

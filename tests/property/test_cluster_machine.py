@@ -1,0 +1,355 @@
+"""The cluster before engines that restart, over a stream that loses, repeats and delays.
+
+Two workers report snapshots, the third does not. The model knows the truth; the cluster only hears
+events. Whatever happens, a request on its way counts in full; once every message has arrived and
+each engine has sent a full snapshot, the cluster's figures are the engines'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from router.cluster import Cluster, Worker
+from router.types import (
+    Arrived,
+    Dispatch,
+    Dispatched,
+    Ended,
+    FeedStale,
+    Outcome,
+    Phase,
+    Progressed,
+    Request,
+    Returned,
+    Snapshot,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerSpec,
+    WorkerUp,
+)
+from tests.support.core import part, request
+from tests.support.engine_model import EngineModel
+
+SLOTS = 4
+FED = ("a", "b")
+WORKERS = (*FED, "c")
+"""c has no snapshots."""
+
+
+@dataclass
+class Sent:
+    """A request of the router's, and what has become of it."""
+
+    request: Request
+    worker: str
+    exact_tokens: int
+    on_its_way: bool = True
+    most_generated: int = 0
+
+    @property
+    def parts(self) -> list[str]:
+        return [part(int(self.request.id[3:], 16), i) for i in range(self.request.slots)]
+
+    @property
+    def whole_tokens(self) -> int:
+        return self.request.prompt_tokens * self.request.slots
+
+
+@dataclass
+class Wire:
+    """The state stream of one worker: what is under way, and what was sent in this epoch."""
+
+    under_way: list[Snapshot] = field(default_factory=list)
+    sent: list[Snapshot] = field(default_factory=list)
+
+    def send(self, message: Snapshot) -> None:
+        self.under_way.append(message)
+        self.sent.append(message)
+
+
+PICK = st.integers(0, 99)
+some_wait = precondition(lambda self: self.pool)
+some_are_sent = precondition(lambda self: self.alive)
+some_have_left = precondition(lambda self: self.left)
+
+
+class ClusterMachine(RuleBasedStateMachine):
+    """See above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Cluster([WorkerSpec(i, "", slots=SLOTS) for i in WORKERS])
+        self.engines = {i: EngineModel(f"{i}-0", SLOTS) for i in WORKERS}
+        self.wires = {i: Wire() for i in FED}
+        self.pool: list[Request] = []
+        self.alive: list[Sent] = []
+        self.left: list[Sent] = []
+        self.numbers = 0
+        for worker in WORKERS:
+            self.cluster.apply(WorkerUp(worker))
+
+    # requests
+
+    @rule(prompt=st.integers(1, 90), slots=st.sampled_from([1, 1, 3]))
+    def arrive(self, prompt: int, slots: int) -> None:
+        self.numbers += 1
+        self.pool.append(request(self.numbers, prompt, slots=slots))
+        self.cluster.apply(Arrived(self.pool[-1]))
+
+    @some_wait
+    @rule(pick=PICK, worker=st.sampled_from(WORKERS), error=st.sampled_from([0, 0, 7]))
+    def dispatch(self, pick: int, worker: str, error: int) -> None:
+        one = self.pool.pop(pick % len(self.pool))
+        self.alive.append(Sent(one, worker, one.prompt_tokens + error))
+        self.cluster.apply(Dispatched(one.id, worker))
+
+    @some_wait
+    @rule(pick=PICK, outcome=st.sampled_from([Outcome.EXPIRED, Outcome.ABORTED]))
+    def give_up_waiting(self, pick: int, outcome: Outcome) -> None:
+        self.cluster.apply(Ended(self.pool.pop(pick % len(self.pool)).id, outcome))
+
+    @some_are_sent
+    @rule(pick=PICK)
+    def reach_the_engine(self, pick: int) -> None:
+        self._reach(self._pick(pick))
+
+    @some_are_sent
+    @rule(pick=PICK)
+    def fail_to_reach_the_engine(self, pick: int) -> None:
+        if (sent := self._pick(pick)).on_its_way:
+            self.alive.remove(sent)
+            self.pool.append(sent.request)
+            self.cluster.apply(Returned(sent.request.id))
+
+    @some_are_sent
+    @rule(pick=PICK)
+    def stream_tokens(self, pick: int) -> None:
+        sent = self._pick(pick)
+        generated = self._generated(sent)
+        sent.most_generated = max(sent.most_generated, generated)
+        self.cluster.apply(Progressed(sent.request.id, generated))
+
+    @some_are_sent
+    @rule(pick=PICK)
+    def complete(self, pick: int) -> None:
+        """The engine has finished it, whether or not a snapshot has said so."""
+        sent = self._pick(pick)
+        if not sent.on_its_way:
+            self._abort_in_engine(sent)
+            self._end(sent, Outcome.COMPLETED)
+
+    @some_are_sent
+    @rule(pick=PICK, at_once=st.booleans())
+    def leave(self, pick: int, at_once: bool) -> None:
+        """The client leaves; the engine hears of it at once, or later."""
+        sent = self._pick(pick)
+        self._end(sent, Outcome.ABORTED)
+        self.left.append(sent)
+        if at_once:
+            self._abort_in_engine(sent)
+
+    @some_have_left
+    @rule(pick=PICK)
+    def hear_of_one_that_left(self, pick: int) -> None:
+        sent = self.left.pop(pick % len(self.left))
+        self._abort_in_engine(sent)
+        self.cluster.apply(Progressed(sent.request.id, 3))
+        self.cluster.apply(Ended(sent.request.id, Outcome.FAILED))
+
+    # engines
+
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        finish=st.sets(st.integers(0, 7), max_size=3),
+        preempt=st.sets(st.integers(0, 3), max_size=1),
+    )
+    def step(self, worker: str, finish: set[int], preempt: set[int]) -> None:
+        engine = self.engines[worker]
+        chosen = dict(enumerate(engine.running))
+        for sent in self.alive:
+            sent.most_generated = max(sent.most_generated, self._generated(sent) + 1)
+        self._step(
+            worker,
+            {chosen[i] for i in finish & chosen.keys()},
+            {chosen[i] for i in preempt & chosen.keys()},
+        )
+
+    @rule(worker=st.sampled_from(WORKERS), number=st.integers(0, 3), prompt=st.integers(1, 90))
+    def serve_somebody_else(self, worker: str, number: int, prompt: int) -> None:
+        if f"theirs-{number}" not in self.engines[worker].ids:
+            self.engines[worker].submit(f"theirs-{number}", prompt)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def restart(self, worker: str) -> None:
+        """All that the engine had is lost, with what was under way on its stream."""
+        old = self.engines[worker]
+        self.engines[worker] = EngineModel(f"{old.epoch}+", SLOTS)
+        if worker in FED:
+            self.wires[worker] = Wire()
+        for sent in [one for one in self.alive if one.worker == worker and not one.on_its_way]:
+            self._end(sent, Outcome.FAILED)
+
+    # the stream
+
+    @rule(worker=st.sampled_from(FED))
+    def deliver(self, worker: str) -> None:
+        if self.wires[worker].under_way:
+            self._receive(worker, self.wires[worker].under_way.pop(0))
+
+    @rule(worker=st.sampled_from(FED))
+    def lose(self, worker: str) -> None:
+        if self.wires[worker].under_way:
+            self.wires[worker].under_way.pop(0)
+
+    @rule(worker=st.sampled_from(FED), pick=PICK)
+    def repeat(self, worker: str, pick: int) -> None:
+        if sent := self.wires[worker].sent:
+            self._receive(worker, sent[pick % len(sent)])
+
+    @rule(worker=st.sampled_from(FED), at_once=st.booleans())
+    def ask_for_all(self, worker: str, at_once: bool) -> None:
+        full = self.engines[worker].full()
+        if at_once:
+            self._receive(worker, full)
+        else:
+            self.wires[worker].send(full)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def lose_the_feed(self, worker: str) -> None:
+        self.cluster.apply(FeedStale(worker))
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def go_down(self, worker: str) -> None:
+        self.cluster.apply(WorkerDown(worker, "no answer"))
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def come_up(self, worker: str) -> None:
+        self.cluster.apply(WorkerUp(worker))
+
+    # what holds
+
+    @rule()
+    def settle(self) -> None:
+        """Everything arrives, then each engine sends all that it has."""
+        for sent in self.alive:
+            self._reach(sent)
+        for worker in FED:
+            self._settle(worker)
+
+    @invariant()
+    def every_request_is_where_the_model_has_it(self) -> None:
+        assert self.cluster.groups["default"].waiting == len(self.pool)
+        for worker in WORKERS:
+            mine = [sent for sent in self.alive if sent.worker == worker]
+            assert self.cluster.worker(worker).in_flight == len(mine)
+        for sent in self.alive:
+            assert self.cluster.phase(sent.request.id) is Phase.DECODING
+
+    @invariant()
+    def what_is_on_its_way_counts_in_full(self) -> None:
+        for worker in WORKERS:
+            state = self.cluster.worker(worker)
+            under_way = [sent for sent in self.alive if sent.worker == worker and sent.on_its_way]
+            shown = state.feed.load_tokens if state.feed else 0
+            assert state.load_tokens >= shown + sum(sent.whole_tokens for sent in under_way)
+            running = state.feed.running if state.feed else 0
+            assert state.requests >= running + sum(sent.request.slots for sent in under_way)
+
+    @invariant()
+    def no_figure_is_negative(self) -> None:
+        for worker in WORKERS:
+            state = self.cluster.worker(worker)
+            assert 0 <= state.free_slots <= SLOTS
+            assert state.free_slots == max(0, SLOTS - state.requests)
+            assert min(state.load_tokens, state.requests, state.gaps) >= 0
+            if state.feed:
+                assert state.feed.load_tokens >= state.feed.resident_tokens >= 0
+        for view in self.cluster.groups["default"].views(Dispatch.POOL):
+            assert 0 <= view.capacity <= SLOTS
+        for totals in self.cluster.groups["default"].totals.values():
+            assert totals.imbalance_tokens >= 0
+            assert totals.steps <= totals.worker_steps
+            assert totals.max_load_tokens <= totals.load_tokens
+
+    def teardown(self) -> None:
+        """When all has ended everywhere, nothing is left."""
+        for sent in [*self.alive]:
+            self._end(sent, Outcome.ABORTED)
+        for worker in WORKERS:
+            for engine_id in self.engines[worker].ids:
+                self.engines[worker].abort(engine_id)
+        for worker in FED:
+            self._settle(worker)
+        for worker in WORKERS:
+            state = self.cluster.worker(worker)
+            assert (state.load_tokens, state.requests, state.in_flight) == (0, 0, 0)
+            assert state.free_slots == SLOTS
+
+    # the model
+
+    def _generated(self, sent: Sent) -> int:
+        engine = self.engines[sent.worker]
+        parts = (engine.running.get(i) or engine.waiting.get(i) for i in sent.parts)
+        return sum(one.generated_tokens for one in parts if one is not None)
+
+    def _pick(self, pick: int) -> Sent:
+        return self.alive[pick % len(self.alive)]
+
+    def _reach(self, sent: Sent) -> None:
+        if sent.on_its_way:
+            sent.on_its_way = False
+            for engine_id in sent.parts:
+                self.engines[sent.worker].submit(engine_id, sent.exact_tokens)
+
+    def _end(self, sent: Sent, outcome: Outcome) -> None:
+        self.alive.remove(sent)
+        self.cluster.apply(Ended(sent.request.id, outcome))
+
+    def _abort_in_engine(self, sent: Sent) -> None:
+        for engine_id in sent.parts:
+            self.engines[sent.worker].abort(engine_id)
+
+    def _step(self, worker: str, finish: set[str], preempt: set[str]) -> None:
+        message = self.engines[worker].step(finish, preempt)
+        if worker in FED:
+            self.wires[worker].send(message)
+
+    def _receive(self, worker: str, message: Snapshot) -> None:
+        self.cluster.apply(SnapshotReceived(worker, message, 0.0))
+
+    def _settle(self, worker: str) -> None:
+        wire, engine = self.wires[worker], self.engines[worker]
+        self._step(worker, set(), set())
+        for message in (*wire.under_way, engine.full()):
+            self._receive(worker, message)
+        wire.under_way.clear()
+        self._compare(self.cluster.worker(worker), engine)
+
+    def _compare(self, state: Worker, engine: EngineModel) -> None:
+        """Equal, but for parts that finished unheard or wait again: these count at most in full."""
+        mine = [sent for sent in self.alive if sent.worker == state.spec.id]
+        queued = sum(
+            sent.request.prompt_tokens for sent in mine for i in sent.parts if i in engine.waiting
+        )
+        ended = [(sent, len(set(sent.parts) - set(engine.ids))) for sent in mine]
+        unheard = sum(sent.request.prompt_tokens * parts for sent, parts in ended)
+        noted = sum(
+            sent.most_generated
+            for sent, parts in ended
+            if parts or set(sent.parts) & engine.waiting.keys()
+        )
+        truth = engine.load_tokens + queued
+        assert truth <= state.load_tokens <= truth + unheard + noted
+        assert state.feed is not None
+        assert state.feed.load_tokens == engine.load_tokens
+        assert (
+            len(engine.ids) <= state.requests <= len(engine.ids) + sum(parts for _, parts in ended)
+        )
+
+
+TestClusterMachine = ClusterMachine.TestCase
+TestClusterMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
