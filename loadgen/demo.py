@@ -32,6 +32,7 @@ from loadgen.plots import Panel, draw_loads, draw_power, require_matplotlib
 from loadgen.processes import signals_as_interrupts
 from loadgen.results import Report
 from loadgen.traces import Trace, load_trace
+from loadgen.workload import checked_time_scale
 from router.errors import ConfigError, InputError
 from router.policies import POLICIES
 from router.types import Dispatch
@@ -112,13 +113,13 @@ class Demo:
     def draw(self, runs: Sequence[DemoRun]) -> list[Path]:
         """Pictures of the best baseline and of BF-IO, or of whichever there is."""
         chosen = [run for run in (best_baseline(runs), subject(runs)) if run is not None]
-        panels = [_panel(run) for run in chosen if run.outcome.record]
+        panels = [_panel(run) for run in chosen]
         scale = runs[0].outcome.plan.time_scale
         caption = (
             f"emulated: {self._fleet.workers} workers x {self._fleet.slots} slots, step time "
             f"C + t_l * max load of the BF-IO paper, BurstGPT lengths, time scale {scale:g}"
         )
-        shaded = f"{caption}; shaded: the window of the averages"
+        shaded = f"{caption}\none line per worker; shaded: the window of the averages"
         paths = [self._folder / "loads.png", self._folder / "power.png"]
         draw_loads(paths[0], panels, shaded)
         draw_power(paths[1], panels, caption)
@@ -154,7 +155,8 @@ def demo(
     """
     require_matplotlib()
     plans = _plans(policies, seed)
-    budget = Budget(seconds, requests, time_scale)
+    scale = None if time_scale is None else checked_time_scale(time_scale)
+    budget = Budget(seconds, requests, scale)
     console = Console(stderr=json_file == "-")
     session = Demo(Fleet(), _folder(out), console, time.monotonic)
     trace = load_trace()
@@ -222,9 +224,12 @@ def _conditions(trace: Trace, plan: RunPlan) -> Report:
 
 def _panel(run: DemoRun) -> Panel:
     plan = run.outcome.plan
+    name = f"{plan.policy}, {plan.dispatch.value} dispatch"
     steps = [row.step for row in steady_steps(run.outcome)]
-    steady = (steps[0], steps[-1]) if steps else None
-    return Panel(f"{plan.policy}, {plan.dispatch.value} dispatch", run.outcome.record, steady)
+    if run.steady is None or not steps:
+        return Panel(name, "too short for averages", run.outcome.record)
+    average = f"average imbalance {run.steady.imbalance_tokens / 1e4:.2f}e4 tokens"
+    return Panel(name, average, run.outcome.record, (steps[0], steps[-1]))
 
 
 def _write(report: Report, path: Path, json_file: str | None) -> None:

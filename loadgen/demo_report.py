@@ -82,7 +82,11 @@ def summary(
         "conditions": {**asdict(fleet), "concurrency": fleet.concurrency, **conditions},
         "notes": _notes(fleet, runs[0].outcome.plan.warmup),
         "calibration": [asdict(trial) for trial in trials],
-        "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
+        "machine": {
+            "cores": len(os.sched_getaffinity(0)),
+            "platform": platform.platform(),
+            "load_average": os.getloadavg(),
+        },
         "versions": {"evenstep": version("evenstep"), "python": platform.python_version()},
         "runs": [_run(run) for run in runs],
         "comparison": _comparison(runs),
@@ -167,15 +171,14 @@ def demo_tables(runs: Sequence[DemoRun]) -> list[Table]:
 
 def _table(runs: Sequence[DemoRun], columns: Columns) -> Table:
     baseline = best_baseline(runs)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("policy\n", no_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("policy and\ndispatch", no_wrap=True)
     for title in columns:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     for run in runs:
         style = "bold" if run is subject(runs) else "cyan" if run is baseline else None
-        cells = (number(cell(run)) for cell in columns.values())
-        label = f"{run.outcome.plan.policy}, {run.outcome.plan.dispatch.value}"
-        table.add_row(label, *cells, style=style)
+        cells = (number(cell(run), 3) for cell in columns.values())
+        table.add_row(run.name.replace("-", " "), *cells, style=style)
     return table
 
 
@@ -193,19 +196,19 @@ def _of_report(key: str, part: str | None = None) -> Callable[[DemoRun], object]
 
 
 FLEET_COLUMNS: Columns = {
-    "imbalance\n1e4 tok": _of_steps("imbalance_tokens", 1e4),
-    "idle %\nmodelled": _of_steps("idle_share", 0.01),
+    "imbal.\n1e4 tok": _of_steps("imbalance_tokens", 1e4),
+    "idle %\n(model)": _of_steps("idle_share", 0.01),
     "energy\nJ/tok": _of_steps("energy_j_per_token"),
-    "load\nmean tok": _of_steps("mean_load_tokens"),
-    "prompt\nmean tok": _of_report("mean_admitted_prompt_tokens", "steady"),
+    "load\ntokens": _of_steps("mean_load_tokens"),
+    "prompt\ntokens": _of_report("mean_admitted_prompt_tokens", "steady"),
     "late %\np99": _of_steps("lateness_p99", 0.01),
-    "errors\n": _of_report("failed"),
-    "lost\n": _of_report("lost"),
 }
 CLIENT_COLUMNS: Columns = {
     "tok/s\nsteady": _of_report("output_throughput", "steady"),
     "tok/s\nwhole": _of_report("output_throughput"),
-    "TPOT ms\nmean": _of_report("mean_tpot_ms"),
-    "TTFT ms\nmean": _of_report("mean_ttft_ms"),
-    "TTFT ms\np99": _of_report("p99_ttft_ms"),
+    "TPOT\nms": _of_report("mean_tpot_ms"),
+    "TTFT\nms": _of_report("mean_ttft_ms"),
+    "TTFT\np99 ms": _of_report("p99_ttft_ms"),
+    "\nerrors": _of_report("failed"),
+    "\nlost": _of_report("lost"),
 }

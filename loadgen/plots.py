@@ -28,12 +28,14 @@ class Panel:
     """One run to draw.
 
     Attributes:
-        title: names the policy.
-        record: every step, in order.
+        name: of the policy.
+        figure: what is printed beside the name.
+        record: every step, in order; at least one.
         steady: first and last step of the averages' window; None for none.
     """
 
-    title: str
+    name: str
+    figure: str
     record: Sequence[StepRecord]
     steady: tuple[int, int] | None = None
 
@@ -56,12 +58,11 @@ def draw_loads(path: Path, panels: Sequence[Panel], caption: str) -> None:
     every_axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, panel in zip(every_axes, panels, strict=True):
         steps = [row.step for row in panel.record]
-        for rank in range(len(panel.record[0].load_tokens)):
-            loads = [row.load_tokens[rank] / 1000 for row in panel.record]
-            axes.plot(steps, loads, linewidth=0.9, label=f"worker {rank}")
+        for loads in zip(*(row.load_tokens for row in panel.record), strict=True):
+            axes.plot(steps, [load / 1000 for load in loads], linewidth=0.9)
         if panel.steady is not None:
             axes.axvspan(*panel.steady, color="0.5", alpha=0.1, linewidth=0)
-        axes.set_title(panel.title)
+        axes.set_title(f"{panel.name}: {panel.figure}", fontsize=11)
         axes.set_xlabel("barrier step")
         _finish(axes)
     every_axes[0].set_ylim(bottom=0)
@@ -76,7 +77,7 @@ def draw_power(path: Path, panels: Sequence[Panel], caption: str) -> None:
     longest_s = max(sum(row.step_s for row in panel.record) for panel in panels)
     for panel in panels:
         times_s, watts = _smooth_power(panel.record, longest_s / POWER_POINTS)
-        axes.plot(times_s, watts, linewidth=1.6, label=panel.title)
+        axes.plot(times_s, watts, linewidth=1.6, label=panel.name)
     axes.set_xlabel("time (engine seconds)")
     axes.set_ylabel("mean power of a worker (W)")
     axes.set_ylim(bottom=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import platform
 import shlex
 import signal
@@ -27,7 +26,7 @@ from loadgen.replay import Replayer, Target, get_json
 from loadgen.replay_table import replay_table
 from loadgen.results import Conditions, Report, Run, parse_goodput, summarize
 from loadgen.traces import BUNDLED_TRACE, Trace, load_trace
-from loadgen.workload import Arrivals, Workload, plan
+from loadgen.workload import Arrivals, Workload, checked_time_scale, plan
 from router.engines.upstream import HttpClient
 from router.errors import ConfigError, InputError, UpstreamError
 
@@ -128,7 +127,7 @@ def replay(
         seed=seed,
         cap_tokens=max_tokens or loaded.max_output_tokens,
         model=model,
-        time_scale=_time_scale(time_scale),
+        time_scale=checked_time_scale(time_scale),
         warmup=warmup,
         step_time=None if step_time is None else StepTime.parse(step_time),
         goodput_ms=parse_goodput(goodput),
@@ -156,12 +155,6 @@ def _authorization(file: Path | None) -> tuple[tuple[bytes, bytes], ...]:
     except (OSError, IndexError) as error:
         raise InputError(f"--api-key-file: no key in {file} ({error}); put one there") from error
     return ((b"authorization", b"Bearer " + key),)
-
-
-def _time_scale(scale: float) -> float:
-    if not 0 < scale < math.inf:
-        raise ConfigError(f"--time-scale: {scale} is not above 0; write 1 for life's own speed")
-    return scale
 
 
 async def _measure(settings: ReplaySettings) -> Report:

@@ -55,6 +55,17 @@ class Arrivals:
         return self.kind if self.kind == "trace" else f"{self.kind}:{self.value:g}"
 
 
+def checked_time_scale(scale: float) -> float:
+    """The scale itself.
+
+    Raises:
+        ConfigError: not above 0.
+    """
+    if not 0 < scale < math.inf:
+        raise ConfigError(f"--time-scale: {scale} is not above 0; write 1 for life's own speed")
+    return scale
+
+
 def _positive(text: str) -> float | None:
     try:
         value = float(text)

@@ -1,0 +1,110 @@
+"""``evenstep demo`` as a user types it, in a small form, and what it leaves behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadgen.emulator.record import read_record
+from tests.support.server import wait_until
+
+DEMO = [sys.executable, "-m", "router.cli", "demo"]
+# Faster than the machine can step: the figures mean nothing, the parts all work.
+SMALL = ["--requests", "500", "--time-scale", "0.4"]
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes that a process has started, directly or not."""
+    try:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+    own = {int(child) for child in listed.split()}
+    return own.union(*map(descendants, own))
+
+
+def alive(pids: set[int]) -> set[int]:
+    return {pid for pid in pids if Path(f"/proc/{pid}").exists()}
+
+
+def test_small_demo(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    command = [*DEMO, *SMALL, "--policies", "jsq,bfio", "--out", str(out), "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary == json.loads((out / "summary.json").read_text())
+    runs = [f"{run['policy']}-{run['dispatch']}" for run in summary["runs"]]
+    assert runs == ["jsq-pool", "jsq-instant", "bfio-pool"]
+    assert {run["complete"] for run in summary["runs"]} == {True}
+    assert {run["replay"]["lost"] for run in summary["runs"]} == {0}
+    assert "not a GPU's gain" in done.stderr
+    assert summary["conditions"]["requests"] == 500
+    assert summary["calibration"] == []
+    for name in ("loads.png", "power.png"):
+        assert (out / name).stat().st_size > 10_000
+    for run in summary["runs"]:
+        steps = read_record(out / run["record"])
+        tokens = sum(sum(step.running) for step in steps)
+        assert tokens == run["replay"]["total_output_tokens"]
+
+
+def test_the_routers_figures_agree_with_the_fleets(tmp_path: Path) -> None:
+    command = [*DEMO, "--policies", "bfio", "--out", str(tmp_path)]
+    command += ["--requests", "900", "--time-scale", "1.5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads((tmp_path / "summary.json").read_text())["runs"]
+    truth, seen = run["steps_whole"], run["replay"]["cluster"]["whole"]
+    assert seen["steps"] == pytest.approx(truth["steps"], rel=0.02)
+    assert seen["mean_load_tokens"] == pytest.approx(truth["mean_load_tokens"], rel=0.03)
+    assert seen["energy_j_per_output_token"] == pytest.approx(truth["energy_j_per_token"], rel=0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [*DEMO, "--out", str(tmp_path), "--requests", "5000", "--time-scale", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        # Fleet, router and replay.
+        wait_until(lambda: len(descendants(process.pid)) == 3, 30, "a run")
+        started = descendants(process.pid)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "nothing was left running" in said
+    assert alive(started) == set()
+    assert os.getpid() not in started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policies", "jsq,fastest"), "--policies: unknown 'fastest'; choose from"),
+        (("--out", "/dev/null/demo"), "--out: cannot write to /dev/null/demo"),
+        (("--time-scale", "0"), "--time-scale"),
+    ],
+)
+def test_bad_input(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*DEMO, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,122 @@
+"""Children of the demo: they get ready, they say why not, and they always end."""
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+import loadgen.processes
+from loadgen.demo_run import Fleet, RunPlan, execute
+from loadgen.processes import Child, free_ports, signals_as_interrupts
+from router.errors import ConfigError, EvenstepError
+from router.types import Dispatch
+from tests.support.server import wait_until
+
+EMULATE = ("emulate", "--workers", "1", "--no-snapshots")
+
+
+def children() -> set[int]:
+    """Live children of this process."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    return {int(pid) for pid in listed.split()}
+
+
+def emulator(folder: Path) -> tuple[Child, Path]:
+    ready = folder / "ready.json"
+    port = str(free_ports(2))
+    return Child([*EMULATE, "--port", port, "--json", str(ready)], folder / "log"), ready
+
+
+def test_a_child_ends_with_its_block(tmp_path: Path) -> None:
+    child, ready = emulator(tmp_path)
+    before = children()
+    with child:
+        child.until(lambda: ready.exists() or None, 20)
+        assert child.exit_code is None
+        assert len(children() - before) == 1
+    assert child.exit_code == 0
+    assert children() == before
+
+
+def test_a_child_ends_with_an_exception(tmp_path: Path) -> None:
+    child, ready = emulator(tmp_path)
+    before = children()
+    with pytest.raises(ZeroDivisionError), child:
+        child.until(lambda: 1 // 0 if ready.exists() else None, 20)
+    assert children() == before
+
+
+def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
+    said = "evenstep emulate ended with 2: error: --workers"
+    child = Child(["emulate", "--workers", "0"], tmp_path / "log")
+    with child, pytest.raises(EvenstepError, match=said):
+        child.until(lambda: None, 20)
+
+
+def test_a_child_that_does_not_get_ready(tmp_path: Path) -> None:
+    child, ready = emulator(tmp_path)
+    with child:
+        child.until(lambda: ready.exists() or None, 20)
+        with pytest.raises(EvenstepError, match=r"was not ready within 0.1 s:"):
+            child.until(lambda: None, 0.1)
+
+
+def test_a_child_that_takes_too_long_is_interrupted(tmp_path: Path) -> None:
+    child, ready = emulator(tmp_path)
+    with child:
+        child.until(lambda: ready.exists() or None, 20)
+        assert child.finish(0.1) == 0
+
+
+def test_a_child_that_ignores_signals_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loadgen.processes, "GRACE_S", 0.1)
+    child, ready = emulator(tmp_path)
+    with child:
+        child.until(lambda: ready.exists() or None, 20)
+        (pid,) = children()
+        os.kill(pid, signal.SIGSTOP)
+    assert child.exit_code == -signal.SIGKILL
+
+
+def test_termination_is_an_interrupt() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), signals_as_interrupts():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_free_ports_are_free_and_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loadgen.processes, "PORTS", range(18000, 18300))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 18150))
+        first = free_ports(20)
+        assert 18150 not in range(first, first + 20)
+
+
+def test_no_free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loadgen.processes, "_is_free", lambda _port: False)
+    with pytest.raises(ConfigError, match="no 3 consecutive free ports"):
+        free_ports(3)
+
+
+def test_a_run_whose_router_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = children()
+    plan = RunPlan("nonsense", Dispatch.POOL, requests=5, cap_tokens=9, seed=0, time_scale=1.0)
+    with pytest.raises(EvenstepError, match=r"evenstep serve ended with 2: .*nonsense"):
+        execute(plan, Fleet(workers=2), tmp_path, timeout_s=20)
+    assert children() == before
+
+
+def test_a_run_that_takes_too_long_counts_what_is_lost(tmp_path: Path) -> None:
+    plan = RunPlan("jsq", Dispatch.POOL, requests=9, cap_tokens=400, seed=0, time_scale=500.0)
+    before = children()
+    outcome = execute(plan, Fleet(workers=2, slots=2), tmp_path, timeout_s=3)
+    assert not outcome.complete
+    assert outcome.report["interrupted"] is True
+    assert outcome.report["lost"] == 9
+    assert children() == before
+    wait_until(lambda: not list(tmp_path.glob("*.ready")), 1, "the ready file is gone")

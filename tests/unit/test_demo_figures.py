@@ -1,0 +1,185 @@
+"""The demo's figures, budget and report, from records and reports made by hand."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from loadgen.demo_budget import Trial, calibrate, requests_for
+from loadgen.demo_figures import LATENESS_LIMIT, steady_steps, step_figures
+from loadgen.demo_report import DemoRun, best_baseline, demo_tables, subject, summary, warnings
+from loadgen.demo_run import Fleet, Outcome, RunPlan
+from loadgen.emulator.record import StepRecord
+from loadgen.results import Conditions, RequestResult, Run, Window, summarize
+from router.types import Dispatch
+
+FLEET = Fleet(workers=2, slots=4, step_time="0.01,0.001")
+
+
+def step(number: int, late: float = 0.01, loads: tuple[int, int] = (30, 10)) -> StepRecord:
+    """A step that ends ``number`` wall seconds after 1000."""
+    return StepRecord(
+        time_s=1000.0 + number,
+        stepped="all",
+        step=number,
+        step_s=0.04,
+        lateness=late,
+        load_tokens=loads,
+        running=(3, 1),
+        waiting=(0, 0),
+        power_w=(400.0, 200.0),
+    )
+
+
+STEPS = tuple(map(step, range(1, 11)))
+STEADY = Window(2.5, 8.5)
+
+
+def outcome(
+    policy: str = "bfio",
+    dispatch: Dispatch = Dispatch.POOL,
+    steps: tuple[StepRecord, ...] = STEPS,
+    tokens: int = 10,
+    steady: Window | None = STEADY,
+    failed: bool = False,
+) -> Outcome:
+    plan = RunPlan(policy, dispatch, requests=1, cap_tokens=9, seed=0, time_scale=2.0)
+    error = "HTTP 500: oops" if failed else None
+    result = RequestResult(7, tokens, 0.0, 0.0, 1.0, 10.0, error=error)
+    run = Run([result], 1, 1, Window(0.0, 10.0), steady, start_unix_s=1000.0)
+    conditions = Conditions(
+        "m", "u", "t", "f", "closed:1", 0, 2.0, 0.2, 9, reveal_lengths=False, command="c", date="d"
+    )
+    report = summarize(run, conditions) | {"cluster": None}
+    return Outcome(plan, report, steps, Path(f"{plan.name}.csv.gz"))
+
+
+def test_fleet_counts() -> None:
+    assert FLEET.concurrency == 2 * 4 + 64
+    assert Fleet(workers=8).ports == 8 + 1 + 16 + 1
+
+
+def test_step_figures() -> None:
+    found = step_figures([step(1), step(2, late=0.03, loads=(40, 40))], FLEET)
+    assert found is not None
+    assert found.steps == 2
+    assert found.step_mean_s == pytest.approx(0.04)
+    assert found.imbalance_tokens == 10
+    assert found.mean_load_tokens == 30
+    assert found.max_load_tokens == 35
+    assert found.idle_share == pytest.approx(0.001 * 20 / (2 * 0.08))
+    assert found.slots_used == 0.5
+    assert found.throughput_tok_s == pytest.approx(100)
+    assert found.energy_j == pytest.approx(600 * 0.08)
+    assert found.energy_j_per_token == pytest.approx(6)
+    assert found.lateness_p50 == pytest.approx(0.02)
+    assert step_figures([], FLEET) is None
+
+
+def test_steady_steps_are_those_of_the_clients_window() -> None:
+    assert [row.step for row in steady_steps(outcome())] == [3, 4, 5, 6, 7, 8]
+    assert steady_steps(outcome(steady=None)) == []
+
+
+def trials(*lateness: float, time_scale: float | None = None) -> list[Trial]:
+    """Calibrate on a machine that is this late in turn."""
+    left = list(lateness)
+    clock = iter(range(100))
+
+    def execute(plan: RunPlan) -> Outcome:
+        steps = tuple(step(number, late=left[0]) for number in range(1, 11))
+        left.pop(0)
+        return dataclasses.replace(outcome(steps=steps), plan=plan)
+
+    plan = outcome().plan
+    found = calibrate(execute, plan, FLEET, lambda: 20.0 * next(clock), time_scale)
+    assert not left
+    return found
+
+
+def test_a_machine_in_time_is_tried_once() -> None:
+    (trial,) = trials(0.05)
+    assert trial.scale_needed == trial.time_scale == 3.0
+    assert trial.overhead_s == 20 - 10
+    assert trial.step_s == pytest.approx(0.04)
+
+
+def test_a_late_machine_gets_more_time() -> None:
+    first, second = trials(0.3, 0.05)
+    assert second.time_scale == first.scale_needed == 12.6
+    assert second.scale_needed == 12.6
+
+
+def test_a_hopeless_machine_is_not_tried_for_ever() -> None:
+    assert trials(0.9, 0.9)[-1].scale_needed == 32.0
+
+
+def test_a_given_scale_is_the_only_one_tried() -> None:
+    (trial,) = trials(0.9, time_scale=1.5)
+    assert trial.time_scale == 1.5
+
+
+def test_requests_for() -> None:
+    trial = Trial(2.0, 0.0, throughput_tok_s=30_000, step_s=0.005, overhead_s=4.0)
+    # (24 - 4) / 2 engine seconds, 2 of them to wait for the longest; a quarter slower.
+    assert requests_for(trial, 24.0, 2.0, 50.0, 400) == 8 * 30_000 / 50 / 1.25
+    assert requests_for(trial, 5.0, 2.0, 50.0, 400) == 500
+    assert requests_for(trial, 999.0, 2.0, 50.0, 400) == 8000
+
+
+RUNS = [
+    DemoRun.of(outcome("jsq", tokens=8), FLEET),
+    DemoRun.of(outcome("jsq", Dispatch.INSTANT, tokens=9), FLEET),
+    DemoRun.of(outcome(steps=tuple(step(n, loads=(20, 20)) for n in range(1, 11))), FLEET),
+]
+
+
+def test_the_better_form_is_the_baseline() -> None:
+    baseline, ours = best_baseline(RUNS), subject(RUNS)
+    assert baseline is RUNS[1]
+    assert ours is RUNS[2]
+    assert best_baseline(RUNS[2:]) is subject(RUNS[:2]) is None
+
+
+def test_summary() -> None:
+    found = json.loads(json.dumps(summary(RUNS, trials(0.05), FLEET, {"seed": 0})))
+    assert found["emulated"] is True
+    assert "not a GPU's gain" in found["statement"]
+    assert found["conditions"]["seed"] == 0
+    assert [run["complete"] for run in found["runs"]] == [True] * 3
+    comparison = found["comparison"]
+    assert comparison["baseline"] == "jsq-instant"
+    # Of n tokens over 9 s, 6 s of which are in the window, the first one was before it.
+    assert comparison["throughput_ratio"] == pytest.approx(9 / 8)
+    assert comparison["imbalance_ratio"] == 0
+    assert found["warnings"] == []
+
+
+def test_warnings() -> None:
+    late = tuple(step(number, late=2 * LATENESS_LIMIT) for number in range(1, 11))
+    runs = [
+        DemoRun.of(outcome(failed=True), FLEET),
+        DemoRun.of(outcome(steps=late), FLEET),
+        DemoRun.of(outcome(steady=None), FLEET),
+    ]
+    failed, could_not, short = warnings(runs)
+    assert failed == "bfio-pool: 0 of 1 requests completed, 1 failed, 0 lost"
+    assert "could not keep up: 1 % of steps ended 20% of a step late" in could_not
+    assert short == "bfio-pool: too short for a steady window"
+
+
+def test_no_comparison_without_both_sides() -> None:
+    assert summary(RUNS[2:], [], FLEET, {})["comparison"] is None
+
+
+def test_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(width=80)
+    short = DemoRun.of(outcome("least_tokens", Dispatch.INSTANT, steady=None), FLEET)
+    for table in demo_tables([*RUNS, short]):
+        console.print(table)
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert printed.count("least_tokens instant") == 2
+    assert max(map(len, printed.splitlines())) <= 80
