@@ -13,6 +13,7 @@ from typing import Any, cast
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from router.cluster import Group, Worker
@@ -157,5 +158,14 @@ def _add_errors(app: FastAPI) -> None:
         headers = {**(error.headers or {}), "content-type": "application/json"}
         return Response(body, error.status_code, headers)
 
+    async def on_failure(_: Request, __: Exception) -> Response:
+        body = error_body("internal error", "InternalServerError", 500)
+        return Response(body, 500, {"content-type": "application/json"})
+
+    async def on_client_left(_: Request, __: Exception) -> Response:
+        return Response(status_code=400)  # for nobody: it left before its request was complete
+
     app.add_exception_handler(EvenstepError, on_error)
     app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(ClientDisconnect, on_client_left)
+    app.add_exception_handler(Exception, on_failure)

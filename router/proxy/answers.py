@@ -78,7 +78,7 @@ def headers_up(headers: Iterable[Header], request_id: str, rank: int | None) -> 
         request_id: the router's own token, found again in the engine's request ids.
         rank: of several behind one URL, None where there is one.
     """
-    passed = [header for header in headers if header[0].lower() not in _NOT_SENT_UP]
+    passed = _without(headers, _NOT_SENT_UP)
     passed.append((b"x-request-id", request_id.encode()))
     if rank is not None:
         passed.append((b"x-data-parallel-rank", str(rank).encode()))
@@ -87,12 +87,23 @@ def headers_up(headers: Iterable[Header], request_id: str, rank: int | None) -> 
 
 def headers_down(headers: Iterable[Header]) -> list[Header]:
     """What the client is told of the engine's headers."""
-    return [header for header in headers if header[0].lower() not in _NOT_SENT_DOWN]
+    return _without(headers, _NOT_SENT_DOWN)
+
+
+def _without(headers: Iterable[Header], names: frozenset[bytes]) -> list[Header]:
+    """All but these, and those that ``Connection`` names as meant for the next hop only."""
+    headers = list(headers)
+    names |= {option.strip() for option in _value(headers, b"connection").lower().split(b",")}
+    return [header for header in headers if header[0].lower() not in names]
 
 
 def content_type(headers: Iterable[Header]) -> bytes:
     """The content type, empty if none is said."""
-    return next((value for name, value in headers if name.lower() == b"content-type"), b"")
+    return _value(headers, b"content-type")
+
+
+def _value(headers: Iterable[Header], wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name.lower() == wanted), b"")
 
 
 async def send_head(send: Send, status: int, headers: Iterable[Header]) -> None:

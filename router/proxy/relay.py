@@ -70,6 +70,7 @@ class Relay:
         self._target = target
         self._body = body
         self._started = False
+        self._told_events = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve it; give it up as soon as the client is gone."""
@@ -156,7 +157,8 @@ class Relay:
     ) -> None:
         await self._start(response, send)
         await send({"type": "http.response.body", "body": events, "more_body": True})
-        if stream.events % _PROGRESS_EVENTS == 0:
+        if stream.events - self._told_events >= _PROGRESS_EVENTS:
+            self._told_events = stream.events
             self._context.port.progress(self._request, stream.events)
 
     async def _start(self, response: Response, send: Send) -> None:
