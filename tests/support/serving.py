@@ -1,0 +1,171 @@
+"""The router's HTTP side in the test's own event loop, before scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from router.app import AppContext, create_app
+from router.cluster import Cluster
+from router.dispatch import Dispatcher, DispatchSettings
+from router.engines.upstream import HttpClient, Response
+from router.models import ModelTable
+from router.policies.baselines import PerRequest, fcfs
+from router.proxy.relay import RelayContext
+from router.stats import GroupStats
+from router.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
+from tests.support.scripted import TIMEOUT_S, ScriptedServer, until
+
+MODEL = "tiny"
+
+
+class SpyClient(HttpClient):
+    """Remembers its answers."""
+
+    def __init__(self) -> None:
+        super().__init__(TIMEOUT_S)
+        self.answers: list[Response] = []
+
+    async def request(self, *arguments: Any, **fields: Any) -> Response:
+        self.answers.append(await super().request(*arguments, **fields))
+        return self.answers[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router that serves, its workers called a, b, c …
+
+    Attributes:
+        http: a client of the router.
+        upstream: the router's own client.
+        troubles: workers that were reported.
+    """
+
+    url: str
+    http: httpx.AsyncClient
+    dispatcher: Dispatcher
+    upstream: SpyClient
+    troubles: list[str]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def stats(self) -> GroupStats:
+        return self.dispatcher.stats["default"]
+
+    @property
+    def waiting(self) -> int:
+        return self.dispatcher.pool_size("default")
+
+    @property
+    def in_flight(self) -> int:
+        workers = self.dispatcher.cluster.groups["default"].workers.values()
+        return sum(worker.in_flight for worker in workers)
+
+    @property
+    def outcomes(self) -> dict[Outcome, int]:
+        return dict(self.stats.outcomes)
+
+    def free_slots(self, worker: str = "a") -> int:
+        return self.dispatcher.cluster.worker(worker).free_slots
+
+    def down(self, worker: str) -> None:
+        self.dispatcher.apply(WorkerDown(worker, "gone"))
+
+    def post(
+        self,
+        path: str = "/v1/completions",
+        headers: Mapping[str, str] | None = None,
+        **fields: Any,
+    ) -> asyncio.Task[httpx.Response]:
+        """A completion request, its answer to be read whole."""
+        body = json.dumps({"model": MODEL, "prompt": [1, 2, 3], **fields}).encode()
+        return asyncio.create_task(self.http.post(path, content=body, headers=headers))
+
+    async def settled(self) -> None:
+        """Wait until nothing waits and nothing runs, and see that nothing is counted still."""
+        await until(lambda: not self.waiting and not self.in_flight)
+        for worker in self.dispatcher.cluster.groups["default"].workers.values():
+            assert (worker.free_slots, worker.load_tokens) == (worker.slots, 0)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    engines: Sequence[ScriptedServer], slots: int = 2, max_attempts: int = 3, **settings: Any
+) -> AsyncIterator[Router]:
+    """A router before these engines until the block ends; ``settings`` of the dispatch loop."""
+    specs = [
+        WorkerSpec(chr(ord("a") + i), engine.url, rank=i, slots=slots)
+        for i, engine in enumerate(engines)
+    ]
+    cluster = Cluster(specs)
+    dispatcher = Dispatcher(
+        cluster,
+        lambda: PerRequest(fcfs),
+        lambda: PerRequest(fcfs),
+        DispatchSettings(**settings),
+        time.monotonic,
+    )
+    models = ModelTable(cluster)
+    for spec in specs:
+        dispatcher.apply(WorkerUp(spec.id))
+        models.learn(spec.id, [MODEL])
+    troubles: list[str] = []
+
+    def trouble(worker_id: str, reason: str) -> None:
+        troubles.append(worker_id)
+        dispatcher.apply(WorkerDown(worker_id, reason))
+
+    upstream = SpyClient()
+    urls = [engine.url for engine in engines]
+    ranked = frozenset(url for url in urls if urls.count(url) > 1)
+    relay = RelayContext(dispatcher, upstream, trouble, ranked, max_attempts, time.monotonic)
+    context = AppContext(dispatcher, models, relay, lambda: b"metric 1\n", time.monotonic)
+    watching = asyncio.create_task(dispatcher.run())
+    async with _listening(context) as url, _client(url) as http:
+        yield Router(url, http, dispatcher, upstream, troubles)
+    watching.cancel()
+    await upstream.aclose()
+
+
+def _client(url: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits, trust_env=False)
+
+
+@contextlib.asynccontextmanager
+async def _listening(context: AppContext) -> AsyncIterator[str]:
+    """The application behind uvicorn's protocol, with the settings of ``evenstep serve``."""
+    config = uvicorn.Config(
+        create_app(context),
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        log_config=None,
+    )
+    config.load()
+    state = ServerState()
+    protocol = partial(HttpToolsProtocol, config, state, {})
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        await until(lambda: not state.connections and not state.tasks)
