@@ -6,15 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from router.policies.baselines import (
-    PerRequest,
-    fcfs,
-    jsq,
-    least_tokens,
-    power_of_two,
-    round_robin,
-    uniform,
-)
+from router.policies import baselines
+from router.policies.baselines import PerRequest
 from router.policies.bfio import BfIo
 from router.types import Dispatch, Policy
 
@@ -51,14 +44,17 @@ POLICIES: Mapping[str, PolicyRow] = MappingProxyType(
             "the whole pool at once, so that the most loaded worker waits least for the others",
         ),
         "fcfs": PolicyRow(
-            lambda _: PerRequest(fcfs), "first worker with a free slot", dispatch=POOL_ONLY
+            lambda _: PerRequest(baselines.fcfs),
+            "first worker with a free slot",
+            dispatch=POOL_ONLY,
         ),
-        "jsq": PolicyRow(lambda _: PerRequest(jsq), "fewest requests"),
-        "least_tokens": PolicyRow(lambda _: PerRequest(least_tokens), "fewest KV tokens"),
+        "jsq": PolicyRow(lambda _: PerRequest(baselines.jsq), "fewest requests"),
+        "least_tokens": PolicyRow(lambda _: PerRequest(baselines.least_tokens), "fewest KV tokens"),
         "power_of_two": PolicyRow(
-            lambda settings: power_of_two(settings.seed), "fewest requests of two drawn at random"
+            lambda settings: baselines.power_of_two(settings.seed),
+            "fewest requests of two drawn at random",
         ),
-        "random": PolicyRow(lambda settings: uniform(settings.seed), "drawn uniformly"),
-        "round_robin": PolicyRow(lambda _: round_robin(), "each worker in turn"),
+        "random": PolicyRow(lambda settings: baselines.uniform(settings.seed), "drawn uniformly"),
+        "round_robin": PolicyRow(lambda _: baselines.round_robin(), "each worker in turn"),
     }
 )

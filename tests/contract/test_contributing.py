@@ -1,0 +1,108 @@
+"""CONTRIBUTING.md says what is so: its worked example is applied to a copy, and has to work."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent, indent
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+class Example(NamedTuple):
+    """The code of the three numbered paragraphs, and the row that the new one goes before."""
+
+    function: str
+    row: str
+    next_row: str
+    test: str
+
+
+@pytest.fixture
+def example() -> Example:
+    places = re.findall(r"^\d\. [^`]*`([^`]+)`", GUIDE, re.MULTILINE)
+    blocks = re.findall(r"^   ```python\n(.*?)^   ```$", GUIDE, re.MULTILINE | re.DOTALL)
+    function, row, test = map(dedent, blocks)
+    assert places == [
+        "router/policies/baselines.py",
+        '"power_of_two"',
+        "tests/unit/test_most_free.py",
+    ]
+    return Example(function, row, places[1], test)
+
+
+@pytest.fixture
+def clone(example: Example, tmp_path: Path) -> Path:
+    """A copy of the router with the example applied as the text says."""
+    shutil.copytree(
+        ROOT / "router", tmp_path / "router", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    for name in (
+        "pyproject.toml",
+        "tests/support/core.py",
+        "tests/contract/test_policy_contract.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    with (tmp_path / "router/policies/baselines.py").open("a", encoding="utf-8") as baselines:
+        baselines.write(f"\n\n{example.function}")
+    table = tmp_path / "router/policies/__init__.py"
+    before, after = table.read_text(encoding="utf-8").split(f"        {example.next_row}: ")
+    row = indent(example.row, " " * 8)
+    table.write_text(f"{before}{row}        {example.next_row}: {after}", encoding="utf-8")
+    (tmp_path / "tests/unit").mkdir()
+    (tmp_path / "tests/unit/test_most_free.py").write_text(example.test, encoding="utf-8")
+    return tmp_path
+
+
+def run(clone: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(
+        command, cwd=clone, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_policy_is_one_function_one_row_and_one_test(example: Example) -> None:
+    assert [type(node) for node in ast.parse(example.function).body] == [ast.FunctionDef]
+    row = ast.parse(f"{{{example.row}}}", mode="eval").body
+    assert isinstance(row, ast.Dict)
+    assert [ast.literal_eval(key) for key in row.keys if key] == ["most_free"]
+    nodes = ast.parse(example.test).body
+    assert [type(node) for node in nodes if not isinstance(node, ast.ImportFrom)] == [
+        ast.FunctionDef
+    ]
+
+
+def test_the_worked_example_works(clone: Path) -> None:
+    tests = ("tests/unit/test_most_free.py", "tests/contract/test_policy_contract.py")
+    assert tests == tuple(re.findall(r"tests/\S+", GUIDE.rpartition("-m pytest")[2]))
+    output = run(clone, "pytest", "-p", "no:cacheprovider", "-q", *tests, "-k", "most_free")
+    passed = re.search(r"^(\d+) passed, \d+ deselected", output, re.MULTILINE)
+    assert passed is not None, output
+    assert int(passed[1]) > 10, "the policy's own test, and the contract suite on its row"
+
+
+def test_the_worked_example_is_written_as_the_house_writes(clone: Path) -> None:
+    paths = ("router/policies", "tests/unit/test_most_free.py")
+    run(clone, "ruff", "check", "--no-cache", *paths)
+    run(clone, "ruff", "format", "--no-cache", "--check", *paths)
+
+
+def test_every_path_and_target_that_is_named_exists() -> None:
+    named = set(re.findall(r"`([\w.-]+/[\w./-]*|[A-Z]+\.md)`", GUIDE))
+    missing = {path for path in named if not (ROOT / path).exists()}
+    assert missing == {"tests/unit/test_most_free.py"}, "the example's own file"
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"(?:`|\$ )make ([a-z-]+)", GUIDE))
+    assert targets <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    assert "venv" in targets
