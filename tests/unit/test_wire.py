@@ -75,7 +75,7 @@ def test_another_schema_is_refused_with_the_mend(version: int) -> None:
     ],
 )
 def test_anything_else_is_no_snapshot(message: bytes) -> None:
-    with pytest.raises(SnapshotError, match="^not a snapshot: "):
+    with pytest.raises(SnapshotError, match=r"^not a snapshot: "):
         decode(message)
 
 
