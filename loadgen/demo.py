@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.demo_budget import Trial, calibrate, requests_for
+from loadgen.demo_budget import Allowance, Trial, calibrate
 from loadgen.demo_figures import steady_steps
 from loadgen.demo_report import (
     STATEMENT,
@@ -203,9 +203,10 @@ def _size(
     trace: Trace, budget: Budget, trials: Sequence[Trial], run_wall_s: float
 ) -> dict[str, Any]:
     """Time scale and number of requests, as told or as the latest trial says."""
-    scale = budget.time_scale or trials[-1].scale_needed
     mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in trace.requests)
-    count = budget.requests or requests_for(trials[-1], run_wall_s, scale, mean_output, CAP_TOKENS)
+    allowance = Allowance(run_wall_s, mean_output, CAP_TOKENS)
+    scale = budget.time_scale or allowance.time_scale(trials[-1])
+    count = budget.requests or allowance.requests(trials[-1], scale)
     return {"time_scale": scale, "requests": count}
 
 

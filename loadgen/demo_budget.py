@@ -12,14 +12,16 @@ from loadgen.demo_run import Fleet, Outcome, RunPlan
 FIRST_SCALE = 3.0
 SCALE_MAX = 32.0
 TRIALS = 2
-TRIAL_REQUESTS = 1200
+TRIAL_REQUESTS = 1500
 TRIAL_CAP_TOKENS = 128
 # Lateness is the wall time that a machine takes at a step's end, whatever the step's length. The
 # runs may be this much later than the trial and still be in time.
 MARGIN = 1.4
 # Baselines take longer for the same requests than the policy that is tried.
 SLOWER = 1.25
-REQUESTS = (500, 8000)
+FEWEST_REQUESTS = 500
+ENOUGH_REQUESTS = 2000
+MOST_REQUESTS = 8000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +95,34 @@ def _trial(outcome: Outcome, fleet: Fleet, elapsed_s: float) -> Trial:
     )
 
 
-def requests_for(
-    trial: Trial, run_wall_s: float, time_scale: float, mean_output: float, cap_tokens: int
-) -> int:
-    """How many requests a run can complete.
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What one run may take.
 
-    Args:
-        trial: the latest.
-        run_wall_s: wall seconds for one run, starting and ending included.
-        time_scale: of the run.
+    Attributes:
+        wall_s: starting and ending included.
         mean_output: tokens of a request.
-        cap_tokens: the longest, which the run must wait for at its end.
+        cap_tokens: the longest, which every run must wait for at its end.
     """
-    engine_s = (run_wall_s - trial.overhead_s) / time_scale - cap_tokens * trial.step_s
-    affordable = int(engine_s * trial.throughput_tok_s / mean_output / SLOWER)
-    return min(max(affordable, REQUESTS[0]), REQUESTS[1])
+
+    wall_s: float
+    mean_output: float
+    cap_tokens: int
+
+    def requests(self, trial: Trial, time_scale: float) -> int:
+        """How many requests a run can complete."""
+        engine_s = (self.wall_s - trial.overhead_s) / time_scale - self._drain_s(trial)
+        affordable = int(engine_s / self._request_s(trial))
+        return min(max(affordable, FEWEST_REQUESTS), MOST_REQUESTS)
+
+    def time_scale(self, trial: Trial) -> float:
+        """The scale that is needed, or the largest that leaves enough requests for averages."""
+        engine_s = ENOUGH_REQUESTS * self._request_s(trial) + self._drain_s(trial)
+        affordable = (self.wall_s - trial.overhead_s) / engine_s
+        return round(max(min(trial.scale_needed, affordable), 1.0), 1)
+
+    def _request_s(self, trial: Trial) -> float:
+        return self.mean_output / trial.throughput_tok_s * SLOWER
+
+    def _drain_s(self, trial: Trial) -> float:
+        return self.cap_tokens * trial.step_s

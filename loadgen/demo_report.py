@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import cast
@@ -20,6 +20,8 @@ from loadgen.results import Report
 Columns = Mapping[str, "Callable[[DemoRun], object]"]
 
 SUBJECT = "bfio"
+# Fewer steps than this say little: it is about how long a request of the cap's length runs.
+ENOUGH_STEPS = 200
 STATEMENT = "Emulated by the paper's step-time model: shows that it works, not a GPU's gain."
 
 
@@ -145,23 +147,25 @@ def _milliseconds(run: DemoRun, key: str) -> float:
 
 def warnings(runs: Sequence[DemoRun]) -> list[str]:
     """What a reader must know before trusting the figures."""
-    found = []
-    for run in runs:
-        if not run.outcome.complete:
-            report = run.outcome.report
-            found.append(
-                f"{run.name}: {report['completed']} of {run.outcome.plan.requests} requests "
-                f"completed, {report['failed']} failed, {report['lost']} lost"
-            )
-        if run.steady is None:
-            found.append(f"{run.name}: too short for a steady window")
-        elif run.steady.lateness_p99 > LATENESS_LIMIT:
-            found.append(
-                f"{run.name}: the machine could not keep up: 1 % of steps ended "
-                f"{run.steady.lateness_p99:.0%} of a step late or more (limit "
-                f"{LATENESS_LIMIT:.0%}); raise --time-scale"
-            )
-    return found
+    return [f"{run.name}: {warning}" for run in runs for warning in _run_warnings(run)]
+
+
+def _run_warnings(run: DemoRun) -> Iterator[str]:
+    report = run.outcome.report
+    if not run.outcome.complete:
+        yield (
+            f"{report['completed']} of {run.outcome.plan.requests} requests completed, "
+            f"{report['failed']} failed, {report['lost']} lost"
+        )
+    if run.steady is None or run.steady.steps < ENOUGH_STEPS:
+        steps = 0 if run.steady is None else run.steady.steps
+        yield f"averages over {steps} steps only; give more --requests or --seconds"
+    if run.steady is not None and run.steady.lateness_p99 > LATENESS_LIMIT:
+        yield (
+            "the machine could not keep up: 1 % of steps ended "
+            f"{run.steady.lateness_p99:.0%} of a step late or more (limit "
+            f"{LATENESS_LIMIT:.0%}); raise --time-scale"
+        )
 
 
 def demo_tables(runs: Sequence[DemoRun]) -> list[Table]:

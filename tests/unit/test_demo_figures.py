@@ -3,11 +3,12 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from loadgen.demo_budget import Trial, calibrate, requests_for
+from loadgen.demo_budget import Allowance, Trial, calibrate
 from loadgen.demo_figures import LATENESS_LIMIT, steady_steps, step_figures
 from loadgen.demo_report import DemoRun, best_baseline, demo_tables, subject, summary, warnings
 from loadgen.demo_run import Fleet, Outcome, RunPlan
@@ -121,12 +122,24 @@ def test_a_given_scale_is_the_only_one_tried() -> None:
     assert trial.time_scale == 1.5
 
 
-def test_requests_for() -> None:
-    trial = Trial(2.0, 0.0, throughput_tok_s=30_000, step_s=0.005, overhead_s=4.0)
+TRIAL = Trial(2.0, 0.0, throughput_tok_s=30_000, step_s=0.005, overhead_s=4.0)
+
+
+def test_as_many_requests_as_the_time_allows() -> None:
     # (24 - 4) / 2 engine seconds, 2 of them to wait for the longest; a quarter slower.
-    assert requests_for(trial, 24.0, 2.0, 50.0, 400) == 8 * 30_000 / 50 / 1.25
-    assert requests_for(trial, 5.0, 2.0, 50.0, 400) == 500
-    assert requests_for(trial, 999.0, 2.0, 50.0, 400) == 8000
+    assert Allowance(24.0, 50.0, 400).requests(TRIAL, 2.0) == 8 * 30_000 / 50 / 1.25
+    assert Allowance(5.0, 50.0, 400).requests(TRIAL, 2.0) == 500
+    assert Allowance(999.0, 50.0, 400).requests(TRIAL, 2.0) == 8000
+
+
+def test_no_time_scale_that_leaves_too_few_requests() -> None:
+    slow = dataclasses.replace(TRIAL, lateness_p99=0.5)
+    assert Allowance(99.0, 50.0, 400).time_scale(TRIAL) == TRIAL.scale_needed == 2.0
+    assert Allowance(999.0, 50.0, 400).time_scale(slow) == slow.scale_needed == 14.0
+    # 2,000 requests take 2000 * 50 / 30000 * 1.25 engine seconds, and the wait for the longest 2.
+    affordable = Allowance(24.0, 50.0, 400).time_scale(slow)
+    assert affordable == pytest.approx(20 / (2000 * 50 / 30_000 * 1.25 + 2), abs=0.05)
+    assert Allowance(5.0, 50.0, 400).time_scale(slow) == 1.0
 
 
 RUNS = [
@@ -154,20 +167,25 @@ def test_summary() -> None:
     # Of n tokens over 9 s, 6 s of which are in the window, the first one was before it.
     assert comparison["throughput_ratio"] == pytest.approx(9 / 8)
     assert comparison["imbalance_ratio"] == 0
-    assert found["warnings"] == []
+    few = "averages over 6 steps only; give more --requests or --seconds"
+    assert found["warnings"] == [f"{run.name}: {few}" for run in RUNS]
 
 
 def test_warnings() -> None:
-    late = tuple(step(number, late=2 * LATENESS_LIMIT) for number in range(1, 11))
-    runs = [
-        DemoRun.of(outcome(failed=True), FLEET),
-        DemoRun.of(outcome(steps=late), FLEET),
-        DemoRun.of(outcome(steady=None), FLEET),
-    ]
-    failed, could_not, short = warnings(runs)
+    many = tuple(map(step, range(1, 301)))
+    late = tuple(dataclasses.replace(each, lateness=2 * LATENESS_LIMIT) for each in many)
+    window = Window(0.0, 300.0)
+
+    def found(**changes: Any) -> list[str]:
+        return warnings([DemoRun.of(outcome(**changes), FLEET)])
+
+    assert found(steps=many, steady=window) == []
+    (failed,) = found(steps=many, steady=window, failed=True)
     assert failed == "bfio-pool: 0 of 1 requests completed, 1 failed, 0 lost"
+    (could_not,) = found(steps=late, steady=window)
     assert "could not keep up: 1 % of steps ended 20% of a step late" in could_not
-    assert short == "bfio-pool: too short for a steady window"
+    (short,) = found(steady=None)
+    assert "averages over 0 steps only" in short
 
 
 def test_no_comparison_without_both_sides() -> None:
