@@ -17,7 +17,7 @@ POOL_LIMIT = 4
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["submit", "submit", "end", "give_back", "withdraw", "leave", "up", "down"]
+            ["submit", "submit", "end", "give_back", "withdraw", "leave", "up", "down", "tick"]
         ),
         st.integers(0, 9),
         st.booleans(),
@@ -48,6 +48,10 @@ class Story:
                 dispatcher.apply(WorkerUp("abc"[number % 3]))
             case "down":
                 dispatcher.apply(WorkerDown("abc"[number % 3], "gone"))
+            case "tick":
+                self.rig.now_s += 1
+                dispatcher.tick()
+                assert not self.rig.waiting or self.rig.group.live_workers()
             case _ if self.alive:
                 self.touch(step, list(self.alive)[number % len(self.alive)])
 
@@ -85,7 +89,6 @@ class Story:
         failed = [w for _, w in self.alive.values() if w.done() and w.exception() is not None]
         assert rig.waiting == len(waiting)
         assert rig.in_flight == len(self.alive) - len(waiting) - len(failed)
-        assert not waiting or rig.group.live_workers()
         ended = sum(rig.stats.outcomes.values())
         assert self.asked == self.refused + rig.waiting + rig.in_flight + ended
 
