@@ -8,6 +8,7 @@ import msgspec
 
 # Nothing inside an event's JSON can look like it: there a line end is written with a backslash.
 _DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]\r?\n")
+_ENDS = (b"\n\n", b"\r\n\r\n")
 
 
 class EventStream:
@@ -21,15 +22,13 @@ class EventStream:
     def __init__(self) -> None:
         self.done = False
         self.events = 0
-        self._rest = b""
+        self._held: list[bytes] = []
+        self._seam = b""
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on once these bytes have come; the same bytes, unchanged."""
-        if self._rest:
-            data, self._rest = self._rest + data, b""
-        if not data.endswith((b"\n\n", b"\r\n\r\n")):
-            cut = _end_of_last_event(data)
-            data, self._rest = data[:cut], data[cut:]
+        if self._held or not data.endswith(_ENDS):
+            data = self._up_to_last_event(data)
         if data:
             self.events += data.startswith(b"data:") + data.count(b"\ndata:")
             self.done = self.done or (b"[DONE]" in data and _DONE.search(data) is not None)
@@ -37,12 +36,27 @@ class EventStream:
 
     def rest(self) -> bytes:
         """Bytes of an event that has not ended."""
-        return self._rest
+        return b"".join(self._held)
+
+    def _up_to_last_event(self, data: bytes) -> bytes:
+        # An end may lie across the seam to the bytes held; those are not searched again.
+        cut = _end_of_last_event(self._seam + data) - len(self._seam)
+        if cut <= 0:
+            self._hold(data)
+            return b""
+        passed = b"".join((*self._held, data[:cut]))
+        self._held, self._seam = [], b""
+        self._hold(data[cut:])
+        return passed
+
+    def _hold(self, data: bytes) -> None:
+        if data:
+            self._held.append(data)
+            self._seam = (self._seam + data)[-3:]
 
 
 def _end_of_last_event(data: bytes) -> int:
-    bare, full = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
-    return max(bare + 2 if bare >= 0 else 0, full + 4 if full >= 0 else 0)
+    return max((data.rfind(end) + len(end) for end in _ENDS if end in data), default=0)
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> bytes:

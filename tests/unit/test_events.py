@@ -117,3 +117,13 @@ def test_an_error_event_is_one_event() -> None:
     assert EventStream().feed(event) == event
     assert event.count(b"\n\n") == 1
     assert json.loads(event.removeprefix(b"data: "))["error"]["message"] == "broke\n\noff"
+
+
+def test_of_a_huge_event_no_byte_is_searched_twice() -> None:
+    stream = EventStream()
+    piece = b"x" * 100
+    for _ in range(1000):
+        assert stream.feed(piece) == b""
+        assert len(stream._seam) == 3
+
+    assert stream.feed(b"\n\n") == piece * 1000 + b"\n\n"
