@@ -48,6 +48,7 @@ class Sent:
     worker: str
     exact_tokens: int
     on_its_way: bool = True
+    all_heard: bool = True
     most_generated: int = 0
 
     @property
@@ -65,6 +66,7 @@ class Wire:
 
     under_way: list[Snapshot] = field(default_factory=list)
     sent: list[Snapshot] = field(default_factory=list)
+    complete: set[str] = field(default_factory=set)
 
     def send(self, message: Snapshot) -> None:
         self.under_way.append(message)
@@ -141,6 +143,8 @@ class ClusterMachine(RuleBasedStateMachine):
         if not sent.on_its_way:
             self._abort_in_engine(sent)
             self._end(sent, Outcome.COMPLETED)
+            if self.cluster.worker(sent.worker).feed is not None:
+                self.wires[sent.worker].complete.add(sent.request.id)
 
     @some_are_sent
     @rule(pick=PICK, at_once=st.booleans())
@@ -204,27 +208,34 @@ class ClusterMachine(RuleBasedStateMachine):
     def lose(self, worker: str) -> None:
         if self.wires[worker].under_way:
             self.wires[worker].under_way.pop(0)
+            self._miss(worker)
 
     @rule(worker=st.sampled_from(FED), pick=PICK)
     def repeat(self, worker: str, pick: int) -> None:
         if sent := self.wires[worker].sent:
-            self._receive(worker, sent[pick % len(sent)])
+            message = sent[pick % len(sent)]
+            self._receive(worker, message)
+            if message in self.wires[worker].under_way:
+                self._miss(worker)
 
     @rule(worker=st.sampled_from(FED), at_once=st.booleans())
     def ask_for_all(self, worker: str, at_once: bool) -> None:
         full = self.engines[worker].full()
         if at_once:
             self._receive(worker, full)
+            self._miss(worker)
         else:
             self.wires[worker].send(full)
 
     @rule(worker=st.sampled_from(WORKERS))
     def lose_the_feed(self, worker: str) -> None:
         self.cluster.apply(FeedStale(worker))
+        self._forget(worker)
 
     @rule(worker=st.sampled_from(WORKERS))
     def go_down(self, worker: str) -> None:
         self.cluster.apply(WorkerDown(worker, "no answer"))
+        self._forget(worker)
 
     @rule(worker=st.sampled_from(WORKERS))
     def come_up(self, worker: str) -> None:
@@ -258,6 +269,12 @@ class ClusterMachine(RuleBasedStateMachine):
             assert state.load_tokens >= shown + sum(sent.whole_tokens for sent in under_way)
             running = state.feed.running if state.feed else 0
             assert state.requests >= running + sum(sent.request.slots for sent in under_way)
+
+    @invariant()
+    def what_is_complete_is_gone(self) -> None:
+        for worker, wire in self.wires.items():
+            feed = self.cluster.worker(worker).feed
+            assert feed is None or not wire.complete & feed.running_by_token.keys()
 
     @invariant()
     def no_figure_is_negative(self) -> None:
@@ -295,6 +312,16 @@ class ClusterMachine(RuleBasedStateMachine):
         engine = self.engines[sent.worker]
         parts = (engine.running.get(i) or engine.waiting.get(i) for i in sent.parts)
         return sum(one.generated_tokens for one in parts if one is not None)
+
+    def _miss(self, worker: str) -> None:
+        """What the stream said, or will say, may have passed the router by."""
+        for sent in self.alive:
+            sent.all_heard = sent.all_heard and sent.worker != worker
+
+    def _forget(self, worker: str) -> None:
+        self._miss(worker)
+        if worker in FED:
+            self.wires[worker].complete.clear()
 
     def _pick(self, pick: int) -> Sent:
         return self.alive[pick % len(self.alive)]
@@ -335,12 +362,14 @@ class ClusterMachine(RuleBasedStateMachine):
         queued = sum(
             sent.request.prompt_tokens for sent in mine for i in sent.parts if i in engine.waiting
         )
-        ended = [(sent, len(set(sent.parts) - set(engine.ids))) for sent in mine]
+        ended = [
+            (sent, len(set(sent.parts) - set(engine.ids))) for sent in mine if not sent.all_heard
+        ]
         unheard = sum(sent.request.prompt_tokens * parts for sent, parts in ended)
         noted = sum(
             sent.most_generated
-            for sent, parts in ended
-            if parts or set(sent.parts) & engine.waiting.keys()
+            for sent in mine
+            if not set(sent.parts) <= engine.running.keys() and sent.most_generated
         )
         truth = engine.load_tokens + queued
         assert truth <= state.load_tokens <= truth + unheard + noted

@@ -105,14 +105,29 @@ def improved(
     mu: float = 0.1,
 ) -> tuple[list[tuple[int, int]], float, float]:
     """Improve a filling of (size, worker): the filling then, and J' before and after."""
+    search = filled(loads, capacity, placed, shelf, mu)
+    before = search._loads.cost()
+    search.improve()
+    return filling_of(search), before, search._loads.cost()
+
+
+def filled(
+    loads: Sequence[int],
+    capacity: Sequence[int],
+    placed: Sequence[tuple[int, int]],
+    shelf: Sequence[int] = (),
+    mu: float = 0.1,
+) -> _Search:
     sizes = [size for size, _ in placed]
     items = [_Item(one, one.load_tokens) for one in requests([*sizes, *shelf])]
     search = _Search(Room(views(loads, capacity)), items, mu)
     for item, (_, worker) in zip(items, placed, strict=False):
         search._put(item, worker)
-    before = search._loads.cost()
-    search.improve()
-    return [(item.size, item.worker) for item in search.placed], before, search._loads.cost()
+    return search
+
+
+def filling_of(search: _Search) -> list[tuple[int, int]]:
+    return [(item.size, item.worker) for item in search.placed]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +170,13 @@ def test_without_the_quadratic_term_only_the_peak_counts() -> None:
 def test_a_move_fills_no_worker_beyond_its_slots() -> None:
     filling, _, _ = improved([0, 0, 0], [6, 1, 1], [(size, 0) for size in (10, 11, 12, 13)])
     assert sorted(worker for _, worker in filling) == [0, 0, 1, 2]
+
+
+def test_a_move_frees_a_slot_for_the_next() -> None:
+    search = filled([0, 0, 0], [2, 1, 2], [(10, 0), (10, 0), (30, 2), (25, 2)])
+    assert search._move()
+    assert filling_of(search) == [(10, 1), (10, 0), (30, 0), (25, 2)]
+    assert search._capacity == [0, 0, 1]
 
 
 def test_the_local_search_is_bounded() -> None:
