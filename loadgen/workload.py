@@ -12,8 +12,8 @@ from typing import Literal
 from loadgen.traces import Trace, TraceRequest
 from router.errors import ConfigError
 
-# Every id has three digits, so that a prompt is one slice of a string; any vocabulary has them.
-_TOKEN_IDS = (100, 356)
+# Three digits each, so that a prompt is one slice of a string; a vocabulary of bytes has them too.
+_TOKEN_IDS = (100, 228)
 _ID_WIDTH = len("100,")
 _BANK_TOKENS = 1 << 16
 

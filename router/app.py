@@ -59,7 +59,12 @@ def create_app(context: AppContext, lifespan: Lifespan | None = None) -> FastAPI
         context: see ``AppContext``.
         lifespan: starts and stops what runs beside it.
     """
-    app = FastAPI(title="Evenstep", version=version("evenstep"), lifespan=lifespan)
+    app = FastAPI(
+        title="Evenstep",
+        version=version("evenstep"),
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
     _add_completions(app, context)
     _add_information(app, context)
     _add_errors(app)
