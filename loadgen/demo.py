@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.demo_budget import Allowance, Trial, calibrate
+from loadgen.demo_budget import FIRST_SCALE, Allowance, Trial, calibrate
 from loadgen.demo_figures import steady_steps
 from loadgen.demo_report import (
     STATEMENT,
@@ -100,15 +100,23 @@ class Demo:
         Raises:
             EvenstepError: a process did not start, or a replay reported nothing.
         """
-        trials: list[Trial] = []
-        if budget.requests is None or budget.time_scale is None:
-            self._console.print("Calibrating: how fast can this machine step?")
-            trials = calibrate(
-                self._execute, plans[-1], self._fleet, self._clock, budget.time_scale
-            )
-        run_wall_s = (budget.seconds - PLOTTING_S - self._elapsed_s()) / len(plans)
-        size = _size(trace, budget, trials, run_wall_s)
-        return [self._one(replace(plan, **size)) for plan in plans], trials
+        mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in trace.requests)
+
+        def allowance() -> Allowance:
+            run_wall_s = (budget.seconds - PLOTTING_S - self._elapsed_s()) / len(plans)
+            return Allowance(run_wall_s, mean_output, CAP_TOKENS)
+
+        def choose(trial: Trial) -> float:
+            return budget.time_scale or allowance().time_scale(trial)
+
+        if budget.requests is not None and budget.time_scale is not None:
+            return self._all(plans, budget.requests, budget.time_scale), []
+        self._console.print("Calibrating: how fast can this machine step?")
+        first = replace(plans[-1], time_scale=budget.time_scale or FIRST_SCALE)
+        trials = calibrate(self._execute, first, self._fleet, self._clock, choose)
+        scale = choose(trials[-1])
+        requests = budget.requests or allowance().requests(trials[-1], scale)
+        return self._all(plans, requests, scale), trials
 
     def draw(self, runs: Sequence[DemoRun]) -> list[Path]:
         """Pictures of the best baseline and of BF-IO, or of whichever there is."""
@@ -124,6 +132,11 @@ class Demo:
         draw_loads(paths[0], panels, shaded)
         draw_power(paths[1], panels, caption)
         return paths
+
+    def _all(self, plans: Sequence[RunPlan], requests: int, time_scale: float) -> list[DemoRun]:
+        return [
+            self._one(replace(plan, requests=requests, time_scale=time_scale)) for plan in plans
+        ]
 
     def _one(self, plan: RunPlan) -> DemoRun:
         self._console.print(
@@ -144,7 +157,7 @@ def demo(
     out: Out = Path("out/demo"),
     requests: Requests = None,
     time_scale: TimeScale = None,
-    seconds: Seconds = 165.0,
+    seconds: Seconds = 172.0,
     seed: Seed = 0,
     json_file: JsonFile = None,
 ) -> None:
@@ -197,17 +210,6 @@ def _folder(out: Path) -> Path:
     except OSError as error:
         raise InputError(f"--out: cannot write to {out}: {error.strerror}") from error
     return out
-
-
-def _size(
-    trace: Trace, budget: Budget, trials: Sequence[Trial], run_wall_s: float
-) -> dict[str, Any]:
-    """Time scale and number of requests, as told or as the latest trial says."""
-    mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in trace.requests)
-    allowance = Allowance(run_wall_s, mean_output, CAP_TOKENS)
-    scale = budget.time_scale or allowance.time_scale(trials[-1])
-    count = budget.requests or allowance.requests(trials[-1], scale)
-    return {"time_scale": scale, "requests": count}
 
 
 def _conditions(trace: Trace, plan: RunPlan) -> Report:

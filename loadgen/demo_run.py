@@ -18,8 +18,9 @@ from router.types import Dispatch
 
 READY_TIMEOUT_S = 30.0
 HTTP_TIMEOUT_S = 2.0
-# The router's defaults, but in engine seconds.
-STARVATION_S = 5.0
+# Engine seconds. The router's own patience of 5 s would be most of a run, whose averages would
+# then lack the long prompts that BF-IO puts off.
+STARVATION_S = 0.5
 QUEUE_TIMEOUT_S = 60.0
 
 
