@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from router.cluster import Cluster, Worker
 from router.types import (
@@ -34,7 +40,7 @@ from router.types import (
 from tests.support.core import part, request
 from tests.support.engine_model import EngineModel
 
-SLOTS = 4
+SLOTS = 3
 FED = ("a", "b")
 WORKERS = (*FED, "c")
 """c has no snapshots."""
@@ -74,6 +80,7 @@ class Wire:
 
 
 PICK = st.integers(0, 99)
+SLOTS_OF = st.sampled_from([1, 1, 3])
 some_wait = precondition(lambda self: self.pool)
 some_are_sent = precondition(lambda self: self.alive)
 some_have_left = precondition(lambda self: self.left)
@@ -94,20 +101,44 @@ class ClusterMachine(RuleBasedStateMachine):
         for worker in WORKERS:
             self.cluster.apply(WorkerUp(worker))
 
+    @initialize(wide=st.sampled_from(WORKERS), prompts=st.lists(st.integers(1, 90), min_size=4))
+    def begin_busy(self, wide: str, prompts: list[int]) -> None:
+        for worker, prompt in zip(WORKERS * 2, prompts, strict=False):
+            self.send(worker, [prompt], 3 if worker == wide else 1)
+            self.step(worker, set(), set())
+
     # requests
 
-    @rule(prompt=st.integers(1, 90), slots=st.sampled_from([1, 1, 3]))
+    @rule(prompt=st.integers(1, 90), slots=SLOTS_OF)
     def arrive(self, prompt: int, slots: int) -> None:
         self.numbers += 1
         self.pool.append(request(self.numbers, prompt, slots=slots))
         self.cluster.apply(Arrived(self.pool[-1]))
 
     @some_wait
-    @rule(pick=PICK, worker=st.sampled_from(WORKERS), error=st.sampled_from([0, 0, 7]))
-    def dispatch(self, pick: int, worker: str, error: int) -> None:
+    @rule(
+        pick=PICK,
+        worker=st.sampled_from(WORKERS),
+        error=st.sampled_from([0, 0, 7]),
+        at_once=st.booleans(),
+    )
+    def dispatch(self, pick: int, worker: str, error: int, at_once: bool) -> None:
         one = self.pool.pop(pick % len(self.pool))
         self.alive.append(Sent(one, worker, one.prompt_tokens + error))
         self.cluster.apply(Dispatched(one.id, worker))
+        if at_once:
+            self._reach(self.alive[-1])
+
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        prompts=st.lists(st.integers(1, 90), max_size=3),
+        slots=SLOTS_OF,
+    )
+    def send(self, worker: str, prompts: list[int], slots: int) -> None:
+        """Several that reach the engine, as they mostly do."""
+        for prompt in prompts:
+            self.arrive(prompt, slots)
+            self.dispatch(-1, worker, 0, at_once=True)
 
     @some_wait
     @rule(pick=PICK, outcome=st.sampled_from([Outcome.EXPIRED, Outcome.ABORTED]))
@@ -132,7 +163,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def stream_tokens(self, pick: int) -> None:
         sent = self._pick(pick)
         generated = self._generated(sent)
-        sent.most_generated = max(sent.most_generated, generated)
+        sent.all_heard &= self.cluster.worker(sent.worker).feed is not None
         self.cluster.apply(Progressed(sent.request.id, generated))
 
     @some_are_sent
@@ -174,8 +205,6 @@ class ClusterMachine(RuleBasedStateMachine):
     def step(self, worker: str, finish: set[int], preempt: set[int]) -> None:
         engine = self.engines[worker]
         chosen = dict(enumerate(engine.running))
-        for sent in self.alive:
-            sent.most_generated = max(sent.most_generated, self._generated(sent) + 1)
         self._step(
             worker,
             {chosen[i] for i in finish & chosen.keys()},
@@ -198,6 +227,14 @@ class ClusterMachine(RuleBasedStateMachine):
             self._end(sent, Outcome.FAILED)
 
     # the stream
+
+    @rule(worker=st.sampled_from(FED), finish=st.lists(st.integers(0, 3), max_size=4))
+    def step_and_deliver(self, worker: str, finish: list[int]) -> None:
+        """Several steps without trouble, as they mostly are."""
+        for index in finish:
+            self.step(worker, {index}, set())
+        while self.wires[worker].under_way:
+            self.deliver(worker)
 
     @rule(worker=st.sampled_from(FED))
     def deliver(self, worker: str) -> None:
@@ -227,19 +264,12 @@ class ClusterMachine(RuleBasedStateMachine):
         else:
             self.wires[worker].send(full)
 
-    @rule(worker=st.sampled_from(WORKERS))
-    def lose_the_feed(self, worker: str) -> None:
-        self.cluster.apply(FeedStale(worker))
+    @rule(worker=st.sampled_from(WORKERS), down=st.booleans(), up=st.booleans())
+    def lose_the_feed(self, worker: str, down: bool, up: bool) -> None:
+        self.cluster.apply(WorkerDown(worker, "no answer") if down else FeedStale(worker))
         self._forget(worker)
-
-    @rule(worker=st.sampled_from(WORKERS))
-    def go_down(self, worker: str) -> None:
-        self.cluster.apply(WorkerDown(worker, "no answer"))
-        self._forget(worker)
-
-    @rule(worker=st.sampled_from(WORKERS))
-    def come_up(self, worker: str) -> None:
-        self.cluster.apply(WorkerUp(worker))
+        if up:
+            self.cluster.apply(WorkerUp(worker))
 
     # what holds
 
@@ -294,6 +324,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When all has ended everywhere, nothing is left."""
+        self.settle()
         for sent in [*self.alive]:
             self._end(sent, Outcome.ABORTED)
         for worker in WORKERS:
@@ -342,6 +373,8 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def _step(self, worker: str, finish: set[str], preempt: set[str]) -> None:
         message = self.engines[worker].step(finish, preempt)
+        for sent in self.alive:
+            sent.most_generated = max(sent.most_generated, self._generated(sent))
         if worker in FED:
             self.wires[worker].send(message)
 
@@ -369,7 +402,7 @@ class ClusterMachine(RuleBasedStateMachine):
         noted = sum(
             sent.most_generated
             for sent in mine
-            if not set(sent.parts) <= engine.running.keys() and sent.most_generated
+            if not (sent.all_heard or set(sent.parts) <= engine.running.keys())
         )
         truth = engine.load_tokens + queued
         assert truth <= state.load_tokens <= truth + unheard + noted
@@ -381,4 +414,4 @@ class ClusterMachine(RuleBasedStateMachine):
 
 
 TestClusterMachine = ClusterMachine.TestCase
-TestClusterMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestClusterMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
