@@ -81,7 +81,7 @@ def draw_power(path: Path, panels: Sequence[Panel], caption: str) -> None:
     axes.set_xlabel("time (engine seconds)")
     axes.set_ylabel("mean power of a worker (W)")
     axes.set_ylim(bottom=0)
-    axes.set_title("power; the area below a curve is the run's energy")
+    axes.set_title("power of a worker, mean of all: the area below a curve is energy", fontsize=11)
     axes.legend(frameon=False, loc="lower left")
     _finish(axes)
     _save(figure, path, caption)
