@@ -69,7 +69,7 @@ class ServeSettings(BaseSettings):
     pool_size: int = Field(default=1024, ge=1, description="Requests of a group that may wait.")
     queue_timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for a slot.")
     starvation_s: float = Field(
-        default=5.0, ge=0, description="A request that has waited longer goes before all others."
+        default=5.0, gt=0, description="A request that has waited longer goes before all others."
     )
     tie_weight: float = Field(
         default=0.1, ge=0, description="Weight mu of bfio's quadratic term, which breaks ties."

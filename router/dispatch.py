@@ -298,7 +298,7 @@ class Dispatcher:
         self, lane: _Lane, now: float, capacity: int, views: Sequence[WorkerView]
     ) -> Iterable[Assignment]:
         lane.stats.rounds += 1
-        tiers = lane.pool.tiers(now, capacity)
+        tiers = lane.pool.tiers(now, capacity, rounds.gap_tokens(views))
         try:
             return rounds.assign(lane.policy, tiers, views)
         except PolicyError:

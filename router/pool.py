@@ -14,6 +14,9 @@ from router.types import Request
 
 _Key = tuple[int, float, int]
 
+# Fraction of the patience from which on a request takes a gap that it fits into.
+_WILLING = 0.25
+
 
 class Pool:
     """Requests that wait for a slot, lowest priority number first, then in order of arrival.
@@ -21,7 +24,9 @@ class Pool:
     Args:
         limit: requests that may wait.
         patience: time after which a request goes before all others of its priority; a policy that
-            chooses freely would otherwise never take an awkward one. Infinite: never.
+            chooses freely would otherwise never take an awkward one. Infinite: never. While nobody
+            is that late, the oldest one that has waited a quarter of it goes first if it fits into
+            the gap between the loads of the workers; the longer it waits, the less it must fit.
         timeout: time after which a request is given up. Infinite: never.
     """
 
@@ -68,25 +73,42 @@ class Pool:
         """Requests that have waited for the timeout or longer."""
         return [request for request in self if now - request.arrival_s >= self._timeout]
 
-    def tiers(self, now: float, capacity: int) -> list[Sequence[Request]]:
+    def tiers(self, now: float, capacity: int, gap_tokens: int) -> list[Sequence[Request]]:
         """Requests in groups that are to be served strictly one after the other.
 
         Per priority: first those that have lost patience, as many of the oldest as surely get in
-        and one at least; then the rest, among whom a policy chooses freely.
+        and one at least, or else one that fits; then the rest, among whom a policy chooses freely.
 
         Args:
             now: the time.
             capacity: engine requests that can be placed in all.
+            gap_tokens: by how much the least loaded worker with a free slot is below the fullest.
         """
         tiers: list[Sequence[Request]] = []
         for _, peers in groupby(self, key=lambda request: request.priority):
             waiting = list(peers)
-            urgent = self._urgent(waiting, now, capacity)
-            tiers += [tier for tier in (waiting[:urgent], waiting[urgent:]) if tier]
+            urgent = self._urgent(waiting, now, capacity, gap_tokens)
+            first = {request.id for request in urgent}
+            rest = [request for request in waiting if request.id not in first]
+            tiers += [tier for tier in (urgent, rest) if tier]
             capacity -= sum(request.slots for request in waiting)
         return tiers
 
-    def _urgent(self, waiting: Sequence[Request], now: float, capacity: int) -> int:
-        overdue = takewhile(lambda request: now - request.arrival_s >= self._patience, waiting)
-        slots = list(accumulate(request.slots for request in overdue))
-        return min(len(slots), max(1, bisect_right(slots, capacity)))
+    def _urgent(
+        self, waiting: Sequence[Request], now: float, capacity: int, gap_tokens: int
+    ) -> Sequence[Request]:
+        late = list(takewhile(lambda request: self._waited(request, now) >= 1, waiting))
+        if late:
+            slots = list(accumulate(request.slots for request in late))
+            return late[: max(1, bisect_right(slots, capacity))]
+        old = takewhile(lambda request: self._waited(request, now) >= _WILLING, waiting)
+        return [request for request in old if self._fits(request, now, gap_tokens)][:1]
+
+    def _waited(self, request: Request, now: float) -> float:
+        """Fraction of the patience that has passed."""
+        return (now - request.arrival_s) / self._patience
+
+    def _fits(self, request: Request, now: float, gap_tokens: int) -> bool:
+        """The gap is large enough: for all of a request at first, at last for nothing of it."""
+        needed = request.load_tokens * (1 - self._waited(request, now))
+        return needed <= gap_tokens * (1 - _WILLING)

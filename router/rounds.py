@@ -53,6 +53,12 @@ def _check(
     return list(after.values())
 
 
+def gap_tokens(workers: Sequence[WorkerView]) -> int:
+    """By how much the least loaded worker with capacity is below the fullest of all; at least 0."""
+    open_ = [worker.load_tokens for worker in workers if worker.capacity > 0]
+    return max(worker.load_tokens for worker in workers) - min(open_) if open_ else 0
+
+
 def receive(worker: WorkerView, request: Request) -> WorkerView:
     """The worker once the request is on it."""
     return replace(

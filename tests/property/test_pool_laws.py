@@ -58,14 +58,28 @@ def test_who_comes_back_stands_where_it_stood_among_other_arrivals(
         assert [(each.priority, each.arrival_s) for each in pool] == before
 
 
+@given(WAITING, st.integers(0, 30), st.integers(0, 15), st.integers(0, 500))
+def test_tiers_are_the_whole_pool_by_priority(
+    waiting: Sequence[Request], now: int, capacity: int, gap_tokens: int
+) -> None:
+    pool = pool_of(waiting)
+    tiers = pool.tiers(now, capacity, gap_tokens)
+    assert all(tiers)
+    everyone = list(chain.from_iterable(tiers))
+    assert sorted(one.id for one in everyone) == sorted(one.id for one in pool)
+    assert [one.priority for one in everyone] == [one.priority for one in pool]
+    for tier in tiers:
+        assert list(tier) == [one for one in pool if one in tier]
+
+
 @given(WAITING, st.integers(0, 30), st.integers(0, 15))
 def test_tiers_are_the_pool_in_order_cut_where_patience_ends(
     waiting: Sequence[Request], now: int, capacity: int
 ) -> None:
+    """Without a gap that anybody could fit into."""
     pool = pool_of(waiting)
-    tiers = pool.tiers(now, capacity)
+    tiers = pool.tiers(now, capacity, -1)
     assert list(chain.from_iterable(tiers)) == list(pool)
-    assert all(tiers)
     priorities = [{one.priority for one in tier} for tier in tiers]
     assert all(len(each) == 1 for each in priorities)
     for tier, later, same in zip(tiers, tiers[1:], priorities[1:], strict=False):
@@ -79,14 +93,15 @@ def test_tiers_are_the_pool_in_order_cut_where_patience_ends(
     WAITING,
     st.integers(0, 30),
     st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    st.integers(0, 500),
     st.sampled_from(sorted(POLICIES)),
 )
 def test_whoever_lost_patience_gets_in_before_any_younger_one(
-    waiting: Sequence[Request], now: int, capacity: Sequence[int], name: str
+    waiting: Sequence[Request], now: int, capacity: Sequence[int], gap_tokens: int, name: str
 ) -> None:
     pool = pool_of(waiting)
     policy = POLICIES[name].make(PolicySettings())
-    tiers = pool.tiers(now, sum(capacity))
+    tiers = pool.tiers(now, sum(capacity), gap_tokens)
     done = rounds.assign(policy, tiers, views([0] * len(capacity), capacity))
     inside = {assignment.request_id for assignment in done}
     slots = 0

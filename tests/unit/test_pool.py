@@ -15,9 +15,11 @@ def pool_of(*waiting: Request, patience: float = 10.0, timeout: float = 60.0) ->
     return pool
 
 
-def tiers(pool: Pool, now: float, capacity: int) -> list[list[str]]:
+def tiers(pool: Pool, now: float, capacity: int, gap_tokens: int = 0) -> list[list[str]]:
     """Tiers as lists of the requests' last digits."""
-    return [[one.id.lstrip("es-0") for one in tier] for tier in pool.tiers(now, capacity)]
+    return [
+        [one.id.lstrip("es-0") for one in tier] for tier in pool.tiers(now, capacity, gap_tokens)
+    ]
 
 
 def test_lowest_priority_number_first_then_in_order_of_arrival() -> None:
@@ -74,7 +76,7 @@ def test_without_patience_and_timeout_nothing_is_ever_due() -> None:
     pool = Pool(10)
     pool.add(request(1))
     assert pool.expired(1e18) == []
-    assert tiers(pool, 1e18, 1) == [["1"]]
+    assert tiers(pool, 1e18, 1, gap_tokens=10**9) == [["1"]]
 
 
 ONES = [request(number, arrival=number) for number in range(1, 5)]
@@ -112,6 +114,26 @@ def test_tiers(
     waiting: list[Request], now: float, capacity: int, expected: list[list[str]]
 ) -> None:
     assert tiers(pool_of(*waiting), now, capacity) == expected
+
+
+SIZES = [request(1, 900, arrival=0), request(2, 300, arrival=1), request(3, 300, arrival=2)]
+
+
+@pytest.mark.parametrize(
+    ("now", "gap_tokens", "expected"),
+    [
+        pytest.param(2.4, 10**6, [["1", "2", "3"]], id="nobody has waited a quarter"),
+        pytest.param(2.5, 900, [["1"], ["2", "3"]], id="a quarter: the whole must fit"),
+        pytest.param(2.5, 899, [["1", "2", "3"]], id="and does not"),
+        pytest.param(5, 600, [["1"], ["2", "3"]], id="half: two thirds must fit"),
+        pytest.param(5, 599, [["2"], ["1", "3"]], id="else the next that fits, one at a time"),
+        pytest.param(10, 0, [["1"], ["2", "3"]], id="no patience left: nothing must fit"),
+    ],
+)
+def test_the_longer_a_request_waits_the_smaller_the_gap_it_takes(
+    now: float, gap_tokens: int, expected: list[list[str]]
+) -> None:
+    assert tiers(pool_of(*SIZES), now, 9, gap_tokens) == expected
 
 
 def test_who_finds_no_room_is_told_to_come_back() -> None:

@@ -87,3 +87,18 @@ def test_a_broken_contract_in_a_later_tier_is_found_too() -> None:
     policy = Scripted([(0, "a")], [(1, "a")])
     with pytest.raises(PolicyError, match="more requests than it has"):
         rounds.assign(policy, [[request(0)], [request(1)]], views([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("loads", "capacity", "gap"),
+    [
+        ([500, 300, 900], [1, 1, 1], 600),
+        ([500, 300, 900], [1, 0, 1], 400),
+        ([500, 300, 900], [0, 0, 1], 0),
+        ([500, 300], [0, 0], 0),
+    ],
+)
+def test_the_gap_is_between_the_fullest_and_the_least_loaded_open_worker(
+    loads: list[int], capacity: list[int], gap: int
+) -> None:
+    assert rounds.gap_tokens(views(loads, capacity)) == gap
