@@ -9,12 +9,11 @@ from typing import cast
 from loadgen.demo_figures import LATENESS_LIMIT, steady_steps, step_figures
 from loadgen.demo_run import Fleet, Outcome, RunPlan
 
-FIRST_SCALE = 3.0
+FIRST_SCALE = 2.0
 SCALE_MAX = 32.0
 TRIALS = 2
 NOTICEABLE = 1.2
 TRIAL_REQUESTS = 1500
-TRIAL_CAP_TOKENS = 128
 # Lateness is the wall time that a machine takes at a step's end, whatever the step's length. The
 # runs may be this much later than the trial and still be in time.
 MARGIN = 1.4
@@ -23,7 +22,7 @@ SLOWER = 1.25
 FEWEST_REQUESTS = 500
 # With fewer, the long prompts that BF-IO puts off weigh too much: its load stays below the others'.
 ENOUGH_REQUESTS = 3500
-MOST_REQUESTS = 8000
+MOST_REQUESTS = 12000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def calibrate(
 
     Args:
         execute: does a run.
-        plan: what to try, at this scale first; its number of requests and cap are replaced.
+        plan: what to try, at this scale first; its number of requests is replaced.
         fleet: the fleet.
         clock: wall seconds.
         choose: the scale that a trial speaks for.
@@ -75,9 +74,7 @@ def calibrate(
     scale = plan.time_scale
     while len(trials) < TRIALS:
         start_s = clock()
-        outcome = execute(
-            replace(plan, requests=TRIAL_REQUESTS, cap_tokens=TRIAL_CAP_TOKENS, time_scale=scale)
-        )
+        outcome = execute(replace(plan, requests=TRIAL_REQUESTS, time_scale=scale))
         trials.append(_trial(outcome, fleet, clock() - start_s))
         chosen = choose(trials[-1])
         if chosen < scale * NOTICEABLE:

@@ -18,9 +18,9 @@ from router.types import Dispatch
 
 READY_TIMEOUT_S = 30.0
 HTTP_TIMEOUT_S = 2.0
-# Engine seconds. The router's own patience of 5 s would be most of a run, whose averages would
+# Engine seconds: some 200 steps. The router's own 5 s would be most of a run, whose averages would
 # then lack the long prompts that BF-IO puts off.
-STARVATION_S = 0.5
+STARVATION_S = 1.5
 QUEUE_TIMEOUT_S = 60.0
 
 
@@ -62,7 +62,7 @@ class RunPlan:
     cap_tokens: int
     seed: int
     time_scale: float
-    warmup: float = 0.2
+    warmup: float = 0.3
 
     @property
     def name(self) -> str:

@@ -131,7 +131,7 @@ def test_as_many_requests_as_the_time_allows() -> None:
     # (24 - 4) / 2 engine seconds, 2 of them to wait for the longest; a quarter slower.
     assert Allowance(24.0, 50.0, 400).requests(TRIAL, 2.0) == 8 * 30_000 / 50 / 1.25
     assert Allowance(5.0, 50.0, 400).requests(TRIAL, 2.0) == 500
-    assert Allowance(999.0, 50.0, 400).requests(TRIAL, 2.0) == 8000
+    assert Allowance(999.0, 50.0, 400).requests(TRIAL, 2.0) == 12_000
 
 
 def test_no_time_scale_that_leaves_too_few_requests() -> None:
