@@ -26,6 +26,7 @@ class _Event(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Event)
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class CompletionStream:
@@ -84,7 +85,7 @@ class CompletionStream:
     def _event(self, payload: bytes) -> None:
         try:
             event = _decoder.decode(payload)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self.error = f"broken event: {error}"
             return
         if event.usage is not None:
@@ -106,6 +107,6 @@ def error_message(body: bytes) -> str:
         outer = msgspec.json.decode(body, type=_ErrorBody)
         if bytes(outer.error) not in ABSENT:
             outer = msgspec.json.decode(outer.error, type=_ErrorBody)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return body[:200].decode(errors="replace")
     return outer.message or body[:200].decode(errors="replace")

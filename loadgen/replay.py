@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from loadgen.cluster_figures import Scrape, Scrapes, parse_metrics
-from loadgen.completion_stream import CompletionStream, error_message
+from loadgen.completion_stream import UNREADABLE, CompletionStream, error_message
 from loadgen.results import RequestResult, Run, Window
 from loadgen.traces import TraceRequest
 from loadgen.workload import Workload
@@ -45,7 +45,7 @@ async def get_json(client: HttpClient, target: Target, path: str) -> object:
         return None
     try:
         found: object = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     return found
 

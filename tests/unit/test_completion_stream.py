@@ -44,6 +44,8 @@ def test_text_that_looks_like_the_end() -> None:
         (b'data: {"object":"error","message":"gone"}', "error event: gone"),
         (b'event: error\ndata: {"error":"odd"}', 'error event: {"error":"odd"}'),
         (b'data: {"usage":{"completion_tokens":', "broken event: "),
+        (b'data: {"error":' + b"[" * 100_000, "broken event: "),
+        (b'data: {"error":1,"message":"\xff"}', "broken event: "),
     ],
 )
 def test_error_events(event: bytes, error: str) -> None:
@@ -64,6 +66,7 @@ def test_null_error_is_none() -> None:
         (b'{"message":"flat"}', "flat"),
         (b"<html>", "<html>"),
         (b'{"detail":"x"}', '{"detail":"x"}'),
+        (b'{"message":"\xff"}', '{"message":"\ufffd"}'),
     ],
 )
 def test_error_message(body: bytes, message: str) -> None:
