@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
@@ -131,7 +132,8 @@ class Relay:
     async def _whole(self, response: Response, send: Send) -> None:
         body = await response.read()
         self._note_first_byte()
-        self._context.port.end(self._request, Outcome.COMPLETED)
+        failed = response.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        self._context.port.end(self._request, Outcome.FAILED if failed else Outcome.COMPLETED)
         await send_answer(
             send, Answer(response.status, body, tuple(headers_down(response.headers)))
         )
