@@ -40,7 +40,7 @@ COMMANDS = {
         "evenstep replay --url http://127.0.0.1:8000 --trace burstgpt --requests 1000",
     ),
     "demo": _Command(
-        "loadgen.demo:demo",
+        "loadgen.demo.command:demo",
         "Compare policies on this machine, from nothing to a picture.",
         "evenstep demo --policies jsq,least_tokens,bfio --out out/demo",
     ),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import loadgen.processes
-from loadgen.demo_run import Fleet, RunPlan, execute
-from loadgen.processes import Child, free_ports, signals_as_interrupts
+import loadgen.demo.processes
+from loadgen.demo.processes import Child, free_ports, signals_as_interrupts
+from loadgen.demo.run import Fleet, RunPlan, execute
 from router.errors import ConfigError, EvenstepError
 from router.types import Dispatch
 from tests.support.server import wait_until
@@ -73,7 +73,7 @@ def test_a_child_that_takes_too_long_is_interrupted(tmp_path: Path) -> None:
 def test_a_child_that_ignores_signals_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loadgen.processes, "GRACE_S", 0.1)
+    monkeypatch.setattr(loadgen.demo.processes, "GRACE_S", 0.1)
     child, ready = emulator(tmp_path)
     with child:
         child.until(lambda: ready.exists() or None, 20)
@@ -90,7 +90,7 @@ def test_termination_is_an_interrupt() -> None:
 
 
 def test_free_ports_are_free_and_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loadgen.processes, "PORTS", range(18000, 18300))
+    monkeypatch.setattr(loadgen.demo.processes, "PORTS", range(18000, 18300))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 18150))
         first = free_ports(20)
@@ -98,7 +98,7 @@ def test_free_ports_are_free_and_in_a_row(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loadgen.processes, "_is_free", lambda _port: False)
+    monkeypatch.setattr(loadgen.demo.processes, "_is_free", lambda _port: False)
     with pytest.raises(ConfigError, match="no 3 consecutive free ports"):
         free_ports(3)
 

@@ -132,7 +132,7 @@ def test_exit_codes(
     def fail() -> None:
         raise error("[red]two\nlines[/red]")
 
-    replaced("loadgen.demo", "demo", fail)
+    replaced("loadgen.demo.command", "demo", fail)
     assert run("demo") == (code, "", "error: [red]two lines[/red]\n")
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from loadgen.demo_budget import Allowance, Trial, calibrate
-from loadgen.demo_figures import LATENESS_LIMIT, steady_steps, step_figures
-from loadgen.demo_report import DemoRun, best_baseline, demo_tables, subject, summary, warnings
-from loadgen.demo_run import Fleet, Outcome, RunPlan
+from loadgen.demo.budget import Allowance, Trial, calibrate
+from loadgen.demo.figures import LATENESS_LIMIT, steady_steps, step_figures
+from loadgen.demo.report import DemoRun, best_baseline, demo_tables, subject, summary, warnings
+from loadgen.demo.run import Fleet, Outcome, RunPlan
 from loadgen.emulator.record import StepRecord
 from loadgen.results import Conditions, RequestResult, Run, Window, summarize
 from router.types import Dispatch

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
+from loadgen.demo.processes import Child, free_ports
 from loadgen.emulator.record import StepRecord, read_record
-from loadgen.processes import Child, free_ports
 from loadgen.results import Report
 from router.errors import EvenstepError
 from router.types import Dispatch

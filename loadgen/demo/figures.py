@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import cast
 
-from loadgen.demo_run import Fleet, Outcome
+from loadgen.demo.run import Fleet, Outcome
 from loadgen.emulator.record import StepRecord
 from loadgen.emulator.settings import parse_step_time
 from loadgen.results import Report, Window, percentile

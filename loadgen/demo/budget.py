@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
-from loadgen.demo_figures import LATENESS_LIMIT, steady_steps, step_figures
-from loadgen.demo_run import Fleet, Outcome, RunPlan
+from loadgen.demo.figures import LATENESS_LIMIT, steady_steps, step_figures
+from loadgen.demo.run import Fleet, Outcome, RunPlan
 
 FIRST_SCALE = 2.0
 SCALE_MAX = 32.0

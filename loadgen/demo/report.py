@@ -11,9 +11,9 @@ from typing import cast
 
 from rich.table import Table
 
-from loadgen.demo_budget import Trial
-from loadgen.demo_figures import LATENESS_LIMIT, StepFigures, steady_steps, step_figures
-from loadgen.demo_run import STARVATION_S, Fleet, Outcome
+from loadgen.demo.budget import Trial
+from loadgen.demo.figures import LATENESS_LIMIT, StepFigures, steady_steps, step_figures
+from loadgen.demo.run import STARVATION_S, Fleet, Outcome
 from loadgen.replay_table import number
 from loadgen.results import Report
 

@@ -15,9 +15,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.demo_budget import FIRST_SCALE, Allowance, Trial, calibrate
-from loadgen.demo_figures import steady_steps
-from loadgen.demo_report import (
+from loadgen.demo.budget import FIRST_SCALE, Allowance, Trial, calibrate
+from loadgen.demo.figures import steady_steps
+from loadgen.demo.processes import signals_as_interrupts
+from loadgen.demo.report import (
     STATEMENT,
     SUBJECT,
     DemoRun,
@@ -27,9 +28,8 @@ from loadgen.demo_report import (
     summary,
     warnings,
 )
-from loadgen.demo_run import Fleet, Outcome, RunPlan, execute
+from loadgen.demo.run import Fleet, Outcome, RunPlan, execute
 from loadgen.plots import Panel, draw_loads, draw_power, require_matplotlib
-from loadgen.processes import signals_as_interrupts
 from loadgen.results import Report
 from loadgen.traces import Trace, load_trace
 from loadgen.workload import checked_time_scale

@@ -1,0 +1,1 @@
+"""``evenstep demo``: the parts put together, policies side by side."""
