@@ -324,6 +324,26 @@ async def test_no_connection_in_time() -> None:
         await soon(HttpClient(0.05).request("GET", f"http://127.0.0.1:{port}", "/"))
 
 
+async def test_a_machine_that_vanished_is_noticed(peers: Peers) -> None:
+    response = await peers.converse(OK)
+    assert response._connection is not None
+    assert response._connection._transport is not None
+    probed = response._connection._transport.get_extra_info("socket")
+
+    assert probed.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    idle_s, interval_s, probes, unheard_ms = (
+        probed.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (
+            socket.TCP_KEEPIDLE,
+            socket.TCP_KEEPINTVL,
+            socket.TCP_KEEPCNT,
+            socket.TCP_USER_TIMEOUT,
+        )
+    )
+    assert idle_s + interval_s * probes == unheard_ms / 1000 == 25
+    response.close()
+
+
 @pytest.mark.parametrize("cut", ["close", "reset"])
 @pytest.mark.parametrize(
     "part",
