@@ -81,8 +81,4 @@ class SnapshotError(EvenstepError):
 
 
 class UpstreamError(EvenstepError):
-    """The engine's answer broke off, or is not HTTP."""
-
-
-class UnreachableError(UpstreamError):
-    """No connection to the engine: it has not seen the request."""
+    """The engine could not be reached, or its answer broke off or is not HTTP."""

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
-from router.errors import UnreachableError, UpstreamError
+from router.errors import UpstreamError
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -244,8 +244,7 @@ class HttpClient:
             body: sent whole.
 
         Raises:
-            UnreachableError: no connection.
-            UpstreamError: no answer on it.
+            UpstreamError: no connection, or no answer on it.
         """
         target = urlsplit(url)
         message = _encode(method, target, path, headers, body)
@@ -286,7 +285,7 @@ class HttpClient:
                 )
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no connection within {self._connect_timeout_s:g} s"
-            raise UnreachableError(f"cannot connect to {url}: {reason}") from error
+            raise UpstreamError(f"cannot connect to {url}: {reason}") from error
         return connection
 
     async def _exchange(self, connection: _Connection, message: bytes) -> Response:

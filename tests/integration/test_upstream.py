@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from router.engines.upstream import Headers, HttpClient, Response
-from router.errors import UnreachableError, UpstreamError
+from router.errors import UpstreamError
 from tests.support.scripted import TIMEOUT_S, ScriptedServer, head, scripted, soon, until
 from tests.support.server import free_port
 
@@ -301,7 +301,7 @@ async def test_idle_connections_are_closed_at_the_end(peers: Peers) -> None:
 
 
 async def test_refused() -> None:
-    with pytest.raises(UnreachableError, match="cannot connect to http://127"):
+    with pytest.raises(UpstreamError, match="cannot connect to http://127"):
         await soon(HttpClient().request("GET", f"http://127.0.0.1:{free_port()}", "/"))
 
 
@@ -320,7 +320,7 @@ def deaf_port() -> Iterator[int]:
 
 
 async def test_no_connection_in_time() -> None:
-    with deaf_port() as port, pytest.raises(UnreachableError, match="no connection within"):
+    with deaf_port() as port, pytest.raises(UpstreamError, match="no connection within"):
         await soon(HttpClient(0.05).request("GET", f"http://127.0.0.1:{port}", "/"))
 
 
