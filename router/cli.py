@@ -35,7 +35,7 @@ COMMANDS = {
         "evenstep emulate --workers 4 --port 8100 --slots 64",
     ),
     "replay": _Command(
-        "loadgen.replay_command:replay",
+        "loadgen.replay.command:replay",
         "Send the requests of a trace to a router or an engine, and measure.",
         "evenstep replay --url http://127.0.0.1:8000 --trace burstgpt --requests 1000",
     ),

@@ -30,9 +30,9 @@ from loadgen.demo.report import (
 )
 from loadgen.demo.run import Fleet, Outcome, RunPlan, execute
 from loadgen.plots import Panel, draw_loads, draw_power, require_matplotlib
-from loadgen.results import Report
+from loadgen.replay.results import Report
+from loadgen.replay.workload import checked_time_scale
 from loadgen.traces import Trace, load_trace
-from loadgen.workload import checked_time_scale
 from router.errors import ConfigError, InputError
 from router.policies import POLICIES
 from router.types import Dispatch

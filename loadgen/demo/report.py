@@ -14,8 +14,8 @@ from rich.table import Table
 from loadgen.demo.budget import Trial
 from loadgen.demo.figures import LATENESS_LIMIT, StepFigures, steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, Outcome
-from loadgen.replay_table import number
-from loadgen.results import Report
+from loadgen.replay.results import Report
+from loadgen.replay.table import number
 
 Columns = Mapping[str, "Callable[[DemoRun], object]"]
 

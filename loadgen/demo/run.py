@@ -12,7 +12,7 @@ import httpx
 
 from loadgen.demo.processes import Child, free_ports
 from loadgen.emulator.record import StepRecord, read_record
-from loadgen.results import Report
+from loadgen.replay.results import Report
 from router.errors import EvenstepError
 from router.types import Dispatch
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from loadgen.cluster_figures import Scrapes
-from loadgen.replay import Replayer, Target
-from loadgen.results import Run
+from loadgen.replay.client import Replayer, Target
+from loadgen.replay.cluster import Scrapes
+from loadgen.replay.results import Run
+from loadgen.replay.workload import Arrivals, Workload
 from loadgen.traces import TraceRequest
-from loadgen.workload import Arrivals, Workload
 from router.engines.upstream import HttpClient
 
 EVENSTEP = str(Path(sys.executable).with_name("evenstep"))

@@ -5,8 +5,8 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.completion_stream import CompletionStream
-from loadgen.results import percentile
+from loadgen.replay.results import percentile
+from loadgen.replay.stream import CompletionStream
 from loadgen.traces import Trace, TraceRequest
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1).map(sorted)

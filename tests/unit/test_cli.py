@@ -149,7 +149,7 @@ def test_other_commands_get_their_arguments_as_they_are(
         """Send things."""
         got.append((url, json, fast))
 
-    replaced("loadgen.replay_command", "replay", replay)
+    replaced("loadgen.replay.command", "replay", replay)
     assert run("replay", "--json", "-", "--url=u", "--fast", "--json", "x")[0] == 0
     assert got == [("u", ["-", "x"], True)]
     code, _, err = run("replay", "--ulr", "u")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.cluster_figures import (
+from loadgen.replay.cluster import (
     Scrape,
     Scrapes,
     StepTime,

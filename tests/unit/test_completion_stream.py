@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadgen.completion_stream import CompletionStream, error_message
+from loadgen.replay.stream import CompletionStream, error_message
 
 CONTENT = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":" a"}],"usage":null}\n\n'
 USAGE = (

@@ -13,7 +13,7 @@ from loadgen.demo.figures import LATENESS_LIMIT, steady_steps, step_figures
 from loadgen.demo.report import DemoRun, best_baseline, demo_tables, subject, summary, warnings
 from loadgen.demo.run import Fleet, Outcome, RunPlan
 from loadgen.emulator.record import StepRecord
-from loadgen.results import Conditions, RequestResult, Run, Window, summarize
+from loadgen.replay.results import Conditions, RequestResult, Run, Window, summarize
 from router.types import Dispatch
 
 FLEET = Fleet(workers=2, slots=4, step_time="0.01,0.001")

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from loadgen.results import (
+from loadgen.replay.results import (
     Conditions,
     Report,
     RequestResult,

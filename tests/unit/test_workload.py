@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from loadgen.replay.workload import Arrivals, Workload, plan
 from loadgen.traces import Trace, TraceRequest
-from loadgen.workload import Arrivals, Workload, plan
 from router.errors import ConfigError, InputError
 
 TRACE = Trace("t", "f", tuple(TraceRequest(n, n, 100.0 + n) for n in range(1, 41)))

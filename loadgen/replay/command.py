@@ -21,12 +21,12 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadgen.cluster_figures import Scrapes, StepTime, cluster_report
-from loadgen.replay import Replayer, Target, get_json
-from loadgen.replay_table import replay_table
-from loadgen.results import Conditions, Report, Run, parse_goodput, summarize
+from loadgen.replay.client import Replayer, Target, get_json
+from loadgen.replay.cluster import Scrapes, StepTime, cluster_report
+from loadgen.replay.results import Conditions, Report, Run, parse_goodput, summarize
+from loadgen.replay.table import replay_table
+from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
 from loadgen.traces import BUNDLED_TRACE, Trace, load_trace
-from loadgen.workload import Arrivals, Workload, checked_time_scale, plan
 from router.engines.upstream import HttpClient
 from router.errors import ConfigError, InputError, UpstreamError
 

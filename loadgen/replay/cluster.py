@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.results import Report
+from loadgen.replay.results import Report
 from router.errors import ConfigError
 from router.types import StepTotals
 

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.results import Report
+from loadgen.replay.results import Report
 
 LATENCIES = (
     ("TTFT", "ttft"),

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from loadgen.cluster_figures import Scrape, Scrapes, parse_metrics
-from loadgen.completion_stream import UNREADABLE, CompletionStream, error_message
-from loadgen.results import RequestResult, Run, Window
+from loadgen.replay.cluster import Scrape, Scrapes, parse_metrics
+from loadgen.replay.results import RequestResult, Run, Window
+from loadgen.replay.stream import UNREADABLE, CompletionStream, error_message
+from loadgen.replay.workload import Workload
 from loadgen.traces import TraceRequest
-from loadgen.workload import Workload
 from router.engines.upstream import HttpClient, Response
 from router.errors import UpstreamError
 
