@@ -91,6 +91,14 @@ class DispatchPort(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    """Who waits for a worker; ``since_s`` is its arrival, or when it came back from a worker."""
+
+    worker: asyncio.Future[WorkerSpec]
+    since_s: float
+
+
 @dataclass(slots=True)
 class _Lane:
     """A group with its pool, its policy, and those who wait for an answer.
@@ -105,7 +113,7 @@ class _Lane:
     fallback: Policy
     deserted_s: float | None
     stats: GroupStats = field(default_factory=GroupStats)
-    waiters: dict[str, asyncio.Future[WorkerSpec]] = field(default_factory=dict)
+    waiters: dict[str, _Waiter] = field(default_factory=dict)
     timer: asyncio.TimerHandle | asyncio.Handle | None = None
     hurried: bool = False
 
@@ -117,7 +125,8 @@ class DispatchSettings:
     Attributes:
         pool_limit: requests that may wait, per group.
         patience_s: a request that waited longer enters at the next free slot.
-        queue_timeout_s: a request that waited longer is given up.
+        queue_timeout_s: a request that waited longer is given up; one that came back from a
+            failing worker has as long again.
         snapshot_stale_s: snapshots older than this no longer count.
     """
 
@@ -185,13 +194,13 @@ class Dispatcher:
             lane.stats.rejected += 1
             raise PoolFullError(lane.pool_limit, retry_after_s=1)
         self.cluster.apply(Arrived(request))
-        return self._wait(lane, request)
+        return self._wait(lane, request, request.arrival_s)
 
     def withdraw(self, request: Request) -> None:
         """See ``DispatchPort.withdraw``."""
         lane = self._lanes[request.group]
         if lane.pool.remove(request.id) is not None:
-            lane.waiters.pop(request.id).cancel()
+            lane.waiters.pop(request.id).worker.cancel()
         self.end(request, Outcome.ABORTED)
 
     def give_back(self, request: Request) -> asyncio.Future[WorkerSpec]:
@@ -199,7 +208,7 @@ class Dispatcher:
         lane = self._lanes[request.group]
         self.apply(Returned(request.id))
         lane.stats.returned += 1
-        return self._wait(lane, request)
+        return self._wait(lane, request, self._clock())
 
     def end(self, request: Request, outcome: Outcome) -> None:
         """See ``DispatchPort.end``."""
@@ -237,13 +246,19 @@ class Dispatcher:
         now = self._clock()
         for lane in self._lanes.values():
             self._watch_feeds(lane, now)
-            for request in lane.pool.expired(now):
-                waited = f"no slot became free within {self._settings.queue_timeout_s:g} s"
-                self._give_up(lane, request, Outcome.EXPIRED, QueueTimeoutError(waited))
+            self._expire(lane, now)
             if self._is_deserted(lane):
                 for request in list(lane.pool):
                     error = NoWorkerError(_no_worker(lane.group))
                     self._give_up(lane, request, Outcome.FAILED, error)
+
+    def _expire(self, lane: _Lane, now: float) -> None:
+        timeout_s = self._settings.queue_timeout_s
+        for request in lane.pool.expired(now):
+            # One that came back is old by its arrival, but has waited since its return only.
+            if now - lane.waiters[request.id].since_s >= timeout_s:
+                error = QueueTimeoutError(f"no slot became free within {timeout_s:g} s")
+                self._give_up(lane, request, Outcome.EXPIRED, error)
 
     def _watch_feeds(self, lane: _Lane, now: float) -> None:
         for worker in lane.group.live_workers():
@@ -263,11 +278,12 @@ class Dispatcher:
 
     # rounds
 
-    def _wait(self, lane: _Lane, request: Request) -> asyncio.Future[WorkerSpec]:
+    def _wait(self, lane: _Lane, request: Request, since_s: float) -> asyncio.Future[WorkerSpec]:
         lane.pool.add(request)
-        waiter = lane.waiters[request.id] = asyncio.get_running_loop().create_future()
+        worker: asyncio.Future[WorkerSpec] = asyncio.get_running_loop().create_future()
+        lane.waiters[request.id] = _Waiter(worker, since_s)
         self._schedule(lane, hurry=True)
-        return waiter
+        return worker
 
     def _schedule(self, lane: _Lane, *, hurry: bool) -> None:
         if lane.timer is not None:
@@ -315,9 +331,9 @@ class Dispatcher:
         assert request is not None
         self.cluster.apply(Dispatched(request.id, assignment.worker_id))
         lane.stats.assigned += 1
-        lane.stats.pool_wait_s.observe(now - request.arrival_s)
-        if not waiter.done():  # else its client has just left, and it is about to be withdrawn
-            waiter.set_result(self.cluster.worker(assignment.worker_id).spec)
+        lane.stats.pool_wait_s.observe(now - waiter.since_s)
+        if not waiter.worker.done():  # else its client has just left: it is about to be withdrawn
+            waiter.worker.set_result(self.cluster.worker(assignment.worker_id).spec)
 
     def _lanes_of(self, event: Event) -> Iterable[_Lane]:
         match event:
@@ -331,9 +347,9 @@ class Dispatcher:
     ) -> None:
         lane.pool.remove(request.id)
         self.end(request, outcome)
-        waiter = lane.waiters.pop(request.id)
-        if not waiter.done():
-            waiter.set_exception(error)
+        worker = lane.waiters.pop(request.id).worker
+        if not worker.done():
+            worker.set_exception(error)
 
 
 def _no_worker(group: Group) -> str:

@@ -267,6 +267,27 @@ async def test_the_queue_timeout() -> None:
     assert (rig.waiting, dict(rig.stats.outcomes)) == (1, {Outcome.EXPIRED: 1})
 
 
+async def test_one_that_came_back_has_the_queue_timeout_again() -> None:
+    rig = Rig({"a": 1, "b": 1}, queue_timeout_s=10)
+    first, _ = rig.submit(0)
+    rig.submit(1)
+    await settle()
+    rig.now_s += 30
+    rig.dispatcher.apply(WorkerDown("a", "gone"))
+    again = rig.dispatcher.give_back(first)
+    rig.now_s += 9.5
+    rig.dispatcher.tick()
+    assert not again.done()
+
+    rig.now_s += 1
+    rig.dispatcher.tick()
+
+    with pytest.raises(QueueTimeoutError):
+        await soon(again)
+    assert (rig.waiting, dict(rig.stats.outcomes)) == (0, {Outcome.EXPIRED: 1})
+    assert rig.stats.pool_wait_s.total == 0
+
+
 async def test_the_clock_is_watched() -> None:
     rig = Rig({"a": 1}, queue_timeout_s=10)
     rig.submit(0)
