@@ -239,7 +239,10 @@ class Dispatcher:
         """Watch the clock: snapshots that stop, requests that wait too long."""
         while True:
             await asyncio.sleep(_TICK_S)
-            self.tick()
+            try:
+                self.tick()
+            except Exception:
+                log.exception("looking at the clock failed")
 
     def tick(self) -> None:
         """Look at the clock once."""

@@ -56,7 +56,7 @@ class PoolFullError(EvenstepError):
 
     Args:
         limit: requests that may wait.
-        retry_after_s: when a slot may be expected.
+        retry_after_s: how long the client should wait before it tries again.
     """
 
     def __init__(self, limit: int, retry_after_s: int) -> None:

@@ -179,7 +179,7 @@ STEP_ROWS: Sequence[Row[StepTotals]] = (
     ),
     Row(
         "evenstep_output_tokens_total",
-        "Tokens that workers generated.",
+        "Tokens that workers decoded; a first token that comes with its prefill is not among them.",
         lambda totals: totals.output_tokens,
     ),
 )

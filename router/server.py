@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -20,25 +21,30 @@ from router.dispatch import Dispatcher, DispatchSettings
 from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
 from router.engines.upstream import HttpClient
+from router.errors import ConfigError
 from router.metrics import Metrics
 from router.models import ModelTable
 from router.policies import POLICIES, PolicySettings
-from router.proxy.relay import RelayContext
+from router.proxy.relay import RelayContext, Unstarted
 from router.types import Policy
+
+log = logging.getLogger(__name__)
 
 _GRACE_S = 10
 
 
 def run(settings: ServeSettings) -> None:
-    """Serve until SIGINT or SIGTERM; running streams then get a few seconds to end."""
+    """Serve until SIGINT or SIGTERM; running streams then get a few seconds to end.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    uvicorn.run(
+    config = uvicorn.Config(
         build(settings),
-        host=settings.host,
-        port=settings.port,
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -48,6 +54,23 @@ def run(settings: ServeSettings) -> None:
         log_config=None,
         timeout_graceful_shutdown=_GRACE_S,
     )
+    with _listen(settings.host, settings.port) as listener:
+        log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; try another --port") from None
+    return listener
 
 
 def build(settings: ServeSettings) -> FastAPI:
@@ -58,10 +81,18 @@ def build(settings: ServeSettings) -> FastAPI:
     snapshots = SnapshotClient(
         settings.workers, dispatcher.apply, lambda i: _full_wanted(cluster, i), time.monotonic
     )
+    unstarted = Unstarted()
+
+    def on_silent(worker_id: str) -> None:
+        # Alone in its group it may still be better than nothing: busy engines answer late.
+        if cluster.group_of(worker_id).live_workers():
+            unstarted.recall(worker_id)
+
     health = HealthMonitor(
         settings.workers,
         dispatcher.apply,
         models.learn,
+        on_silent,
         interval_s=settings.health_interval_s,
         timeout_s=settings.health_timeout_s,
         failures=settings.health_failures,
@@ -74,6 +105,7 @@ def build(settings: ServeSettings) -> FastAPI:
         ranked=_shared_urls(settings),
         max_attempts=settings.max_attempts,
         clock=time.monotonic,
+        unstarted=unstarted,
     )
     metrics = Metrics(dispatcher, snapshots, health, time.monotonic)
 

@@ -61,6 +61,7 @@ class HealthMonitor:
         specs: the workers.
         apply: takes ``WorkerUp``, and ``WorkerDown`` whenever its reason is a new one.
         on_models: told of the models that a worker serves.
+        on_silent: told of a worker whose checks have failed often enough to put it out of use.
         interval_s: between two checks of an engine.
         timeout_s: bound on one check.
         failures: failed checks in a row that put an engine's workers out of use.
@@ -76,6 +77,7 @@ class HealthMonitor:
         specs: Iterable[WorkerSpec],
         apply: Callable[[WorkerUp | WorkerDown], None],
         on_models: Callable[[str, Sequence[str]], None],
+        on_silent: Callable[[str], None],
         *,
         interval_s: float = 1.0,
         timeout_s: float = 2.0,
@@ -86,6 +88,7 @@ class HealthMonitor:
         self.errors = 0
         self._apply = apply
         self._on_models = on_models
+        self._on_silent = on_silent
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._failures = failures
@@ -158,10 +161,13 @@ class HealthMonitor:
     def _note_failure(self, engine: _Engine, reason: str) -> None:
         self.failed_checks += 1
         engine.failures += 1
-        if engine.up and engine.failures < self._failures:
-            return
-        if engine.up or reason != engine.down_reason:
+        enough = engine.failures >= self._failures
+        news = enough if engine.up else reason != engine.down_reason
+        if news:
             self._take_down(engine, reason)
+        if enough:
+            for worker_id in engine.worker_ids:
+                self._on_silent(worker_id)
 
     def _bring_up(self, engine: _Engine) -> None:
         log.info("%s is up", engine.url)

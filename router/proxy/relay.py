@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from starlette.requests import HTTPConnection
@@ -34,6 +35,36 @@ from router.types import Outcome, Request, WorkerSpec
 _PROGRESS_EVENTS = 32
 
 
+class Unstarted:
+    """Attempts without a first byte, by worker, so that a silent worker's can be recalled."""
+
+    def __init__(self) -> None:
+        self._attempts: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)
+
+    @contextlib.asynccontextmanager
+    async def watch(self, worker_id: str) -> AsyncIterator[Callable[[], None]]:
+        """Around an attempt; yields what is to be called at its first byte.
+
+        Raises:
+            UpstreamError: the attempt was recalled.
+        """
+        attempts = self._attempts[worker_id]
+        try:
+            async with asyncio.timeout(None) as attempt:
+                attempts.add(attempt)
+                yield lambda: attempts.discard(attempt)
+        except TimeoutError as error:
+            raise UpstreamError("the worker does not answer its health checks") from error
+        finally:
+            attempts.discard(attempt)
+
+    def recall(self, worker_id: str) -> None:
+        """Break off a worker's attempts, which are then made elsewhere."""
+        attempts = self._attempts[worker_id]
+        while attempts:
+            attempts.pop().reschedule(0)
+
+
 @dataclass(frozen=True, slots=True)
 class RelayContext:
     """What every relay needs.
@@ -45,6 +76,7 @@ class RelayContext:
         ranked: URLs behind which several ranks are told apart by a header.
         max_attempts: workers that one request is tried on.
         clock: the dispatcher's.
+        unstarted: attempts that can be recalled.
     """
 
     port: DispatchPort
@@ -53,6 +85,7 @@ class RelayContext:
     ranked: frozenset[str]
     max_attempts: int
     clock: Clock
+    unstarted: Unstarted = field(default_factory=Unstarted)
 
 
 class Relay:
@@ -72,6 +105,7 @@ class Relay:
         self._body = body
         self._started = False
         self._told_events = 0
+        self._note_started: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve it; give it up as soon as the client is gone."""
@@ -116,6 +150,10 @@ class Relay:
                 return
 
     async def _attempt(self, worker: WorkerSpec, client: HTTPConnection, send: Send) -> None:
+        async with self._context.unstarted.watch(worker.id) as self._note_started:
+            await self._exchange(worker, client, send)
+
+    async def _exchange(self, worker: WorkerSpec, client: HTTPConnection, send: Send) -> None:
         rank = worker.rank if worker.url in self._context.ranked else None
         headers = headers_up(client.headers.raw, self._request.id, rank)
         response = await self._context.client.request(
@@ -177,6 +215,7 @@ class Relay:
         await send({"type": "http.response.body", "body": event})
 
     def _note_first_byte(self) -> None:
+        self._note_started()
         self._context.port.first_byte(self._request, self._context.clock())
 
 

@@ -75,6 +75,27 @@ async def test_requests_not_yet_started_go_to_others(tmp_path: Path) -> None:
         await client.aclose()
 
 
+async def test_a_worker_that_falls_silent_gives_back_what_it_has_not_started(
+    tmp_path: Path,
+) -> None:
+    impatient = ("--health-interval", "0.2", "--health-timeout", "0.3")
+    with cluster(tmp_path, "--no-barrier", router_flags=impatient) as (fleet, router):
+        client = HttpClient()
+        await asyncio.to_thread(fleet.fault, 0, "hang")
+        seen = [Seen() for _ in range(WORKERS * SLOTS)]
+        async with asyncio.timeout(60):
+            requests = [body(30, stream=number % 2 == 0) for number in range(len(seen))]
+            answers = zip(seen, requests, strict=True)
+            asked = [asyncio.create_task(ask(client, router, *one)) for one in answers]
+            await asyncio.to_thread(wait_until, lambda: sent_to_first(router) > 0, 10, "some sent")
+            await asyncio.gather(*asked)
+        assert [one.status for one in seen] == [200] * len(seen)
+        assert all(one.complete for one in seen[::2])
+        assert live(router) == [1, 2]
+        assert sent_to_first(router) == 0
+        await client.aclose()
+
+
 async def test_no_worker_left(tmp_path: Path) -> None:
     with cluster(tmp_path, "--time-scale", "4", workers=1) as (fleet, router):
         client = HttpClient()

@@ -66,10 +66,12 @@ class Watched:
     ) -> None:
         self.events: asyncio.Queue[WorkerUp | WorkerDown] = asyncio.Queue()
         self.models: asyncio.Queue[tuple[str, Sequence[str]]] = asyncio.Queue()
+        self.silent: list[str] = []
         self.monitor = HealthMonitor(
             specs,
             self.apply,
             lambda worker_id, models: self.models.put_nowait((worker_id, models)),
+            self.silent.append,
             interval_s=interval_s,
             timeout_s=timeout_s,
             failures=failures,
@@ -140,6 +142,7 @@ async def test_fewer_failures_in_a_row_than_allowed_change_nothing(engine: Engin
             await until_asked(engine, 3)
     assert watched.events.empty()
     assert watched.monitor.failed_checks > 0
+    assert watched.silent == []
 
 
 async def test_an_engine_that_is_gone_and_comes_back(engine: Engine, watched: Watched) -> None:
@@ -149,6 +152,7 @@ async def test_an_engine_that_is_gone_and_comes_back(engine: Engine, watched: Wa
     down = await watched.next()
     assert isinstance(down, WorkerDown)
     assert down.reason.startswith("health check failed: ")
+    assert watched.silent == ["w"]
     engine.models = MODELS.replace(b"tiny", b"huge")
     await engine.start()
     assert await watched.next() == WorkerUp("w")

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,13 @@ class Seen:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, *fleet_flags: str, workers: int = WORKERS) -> Iterator[Any]:
+def cluster(
+    folder: Path, *fleet_flags: str, workers: int = WORKERS, router_flags: Sequence[str] = ()
+) -> Iterator[Any]:
     flags = ("--workers", str(workers), "--slots", str(SLOTS), *fleet_flags)
     with (
         running_fleet(folder, *flags) as fleet,
-        running_router(folder, *worker_flags(fleet)) as router,
+        running_router(folder, *worker_flags(fleet), *router_flags) as router,
     ):
         wait_until(lambda: len(live(router)) == workers, 10, "all workers are up")
         yield fleet, router

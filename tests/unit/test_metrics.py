@@ -49,7 +49,7 @@ class Bench:
         )
         apply = self.dispatcher.apply
         self.snapshots = SnapshotClient(specs, apply, lambda _: False, lambda: self.now_s)
-        self.health = HealthMonitor(specs, apply, lambda *_: None)
+        self.health = HealthMonitor(specs, apply, lambda *_: None, lambda _: None)
         self.metrics = Metrics(self.dispatcher, self.snapshots, self.health, lambda: self.now_s)
 
     def step(self, step: int, **loads_tokens: int) -> None:
