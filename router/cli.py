@@ -32,7 +32,7 @@ COMMANDS = {
     "emulate": _Command(
         "loadgen.emulator.command:emulate",
         "Run emulated engines: the vLLM API without a model.",
-        "evenstep emulate --workers 4 --port 8100 --slots 64",
+        "evenstep emulate --workers 2 --port 8001 --slots 64",
     ),
     "replay": _Command(
         "loadgen.replay.command:replay",

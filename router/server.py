@@ -10,6 +10,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 
 import uvicorn
 from fastapi import FastAPI
@@ -55,7 +56,11 @@ def run(settings: ServeSettings) -> None:
         timeout_graceful_shutdown=_GRACE_S,
     )
     with _listen(settings.host, settings.port) as listener:
-        log.info("listening on http://%s:%d", *listener.getsockname()[:2])
+        log.info(
+            "evenstep %s: %s, %s dispatch, %d workers, http://%s:%d",
+            *(version("evenstep"), settings.policy, settings.dispatch.value),
+            *(len(settings.workers), *listener.getsockname()[:2]),
+        )
         uvicorn.Server(config).run(sockets=[listener])
 
 

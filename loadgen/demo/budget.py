@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -12,7 +12,6 @@ from loadgen.demo.run import Fleet, Outcome, RunPlan
 FIRST_SCALE = 2.0
 SCALE_MAX = 32.0
 TRIALS = 2
-NOTICEABLE = 1.2
 TRIAL_REQUESTS = 1500
 # Lateness is the wall time that a machine takes at a step's end, whatever the step's length. The
 # runs may be this much later than the trial and still be in time.
@@ -21,7 +20,7 @@ MARGIN = 1.4
 SLOWER = 1.25
 FEWEST_REQUESTS = 500
 # With fewer, the long prompts that BF-IO puts off weigh too much: its load stays below the others'.
-ENOUGH_REQUESTS = 3500
+ENOUGH_REQUESTS = 5000
 MOST_REQUESTS = 12000
 
 
@@ -56,31 +55,31 @@ def calibrate(
     plan: RunPlan,
     fleet: Fleet,
     clock: Callable[[], float],
-    choose: Callable[[Trial], float],
 ) -> list[Trial]:
-    """Try slower and slower time until one serves, or no slower one is to be had.
+    """Try the machine; again if it was late, since one hiccup of a shared machine is no measure.
 
     Args:
         execute: does a run.
-        plan: what to try, at this scale first; its number of requests is replaced.
+        plan: what to try; its number of requests is replaced.
         fleet: the fleet.
         clock: wall seconds.
-        choose: the scale that a trial speaks for.
 
     Raises:
         EvenstepError: a run failed.
     """
     trials: list[Trial] = []
-    scale = plan.time_scale
     while len(trials) < TRIALS:
         start_s = clock()
-        outcome = execute(replace(plan, requests=TRIAL_REQUESTS, time_scale=scale))
+        outcome = execute(replace(plan, requests=TRIAL_REQUESTS))
         trials.append(_trial(outcome, fleet, clock() - start_s))
-        chosen = choose(trials[-1])
-        if chosen < scale * NOTICEABLE:
+        if trials[-1].lateness_p99 <= LATENESS_LIMIT:
             break
-        scale = chosen
     return trials
+
+
+def least_late(trials: Sequence[Trial]) -> Trial:
+    """The trial that speaks for the machine."""
+    return min(trials, key=lambda trial: trial.lateness_p99)
 
 
 def _trial(outcome: Outcome, fleet: Fleet, elapsed_s: float) -> Trial:

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.demo.budget import FIRST_SCALE, Allowance, Trial, calibrate
+from loadgen.demo.budget import FIRST_SCALE, Allowance, Trial, calibrate, least_late
 from loadgen.demo.figures import steady_steps
 from loadgen.demo.processes import signals_as_interrupts
 from loadgen.demo.report import (
@@ -106,16 +106,16 @@ class Demo:
             run_wall_s = (budget.seconds - PLOTTING_S - self._elapsed_s()) / len(plans)
             return Allowance(run_wall_s, mean_output, CAP_TOKENS)
 
-        def choose(trial: Trial) -> float:
-            return budget.time_scale or allowance().time_scale(trial)
-
         if budget.requests is not None and budget.time_scale is not None:
             return self._all(plans, budget.requests, budget.time_scale), []
-        self._console.print("Calibrating: how fast can this machine step?")
+        self._console.print(
+            f"Calibrating: how fast can this machine step? (all in all {budget.seconds:.0f} s)"
+        )
         first = replace(plans[-1], time_scale=budget.time_scale or FIRST_SCALE)
-        trials = calibrate(self._execute, first, self._fleet, self._clock, choose)
-        scale = choose(trials[-1])
-        requests = budget.requests or allowance().requests(trials[-1], scale)
+        trials = calibrate(self._execute, first, self._fleet, self._clock)
+        trial = least_late(trials)
+        scale = budget.time_scale or allowance().time_scale(trial)
+        requests = budget.requests or allowance().requests(trial, scale)
         return self._all(plans, requests, scale), trials
 
     def draw(self, runs: Sequence[DemoRun]) -> list[Path]:
