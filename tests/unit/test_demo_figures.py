@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -194,8 +194,11 @@ def test_windows_of_unlike_work_are_told_apart(tokens: float, said: bool) -> Non
 
     def run(policy: str, admitted: float) -> DemoRun:
         found = outcome(policy, steps=steps, steady=Window(0.0, 300.0))
-        steady = {"mean_admitted_prompt_tokens": admitted}
-        report = {**found.report, "steady": steady}
+        steady = cast(dict[str, object], found.report["steady"])
+        report = {
+            **found.report,
+            "steady": {**steady, "mean_admitted_prompt_tokens": admitted},
+        }
         return DemoRun.of(dataclasses.replace(found, report=report), FLEET)
 
     told = warnings([run("jsq", 100.0), run("bfio", tokens)])
