@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from router.errors import ConfigError, EvenstepError
 
@@ -39,16 +39,27 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Child:
+        try:
+            with _held_signals() as before:
+                self._process = self._spawn(before)
+        except BaseException:
+            # An interrupt that was held comes here, when the process is known and can be ended.
+            if self._process is not None:
+                self.end()
+            raise
+        return self
+
+    def _spawn(self, mask: set[signal.Signals]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "router.cli", *self._arguments]
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
             )
-        return self
 
     def __exit__(
         self,
@@ -144,6 +155,17 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+@contextlib.contextmanager
+def _held_signals() -> Iterator[set[signal.Signals]]:
+    """Signals that end the demo wait until the block has ended; yields the mask of before."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = cast("set[signal.Signals]", signal.pthread_sigmask(signal.SIG_BLOCK, numbers))
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,23 @@ def children() -> set[int]:
     """Live children of this process."""
     listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
     return {int(pid) for pid in listed.split()}
+
+
+def test_an_interrupt_while_a_child_starts_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+
+    def interrupted(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments, **settings)
+        os.kill(os.getpid(), signal.SIGINT)
+        return process
+
+    before = children()
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt), Child(["emulate"], tmp_path / "log"):
+        pytest.fail("the block was entered")
+    assert children() == before
 
 
 def emulator(folder: Path) -> tuple[Child, Path]:
