@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import zmq
@@ -237,17 +237,14 @@ class SnapshotPublisher:
 
 
 def _repeated(report: StepReport, time_s: float) -> StepReport:
-    """The same state at a later time, with no step in between."""
-    return StepReport(
-        step=report.step,
+    """The same state of an idle worker at a later time, with no step in between."""
+    return replace(
+        report,
         time_s=time_s,
         step_s=0.0,
-        waiting=report.waiting,
-        waiting_tokens=report.waiting_tokens,
-        slots=report.slots,
-        kv_groups=report.kv_groups,
-        admissible_kv_tokens=report.admissible_kv_tokens,
-        preemptions_total=report.preemptions_total,
-        power_w=report.power_w,
-        energy_j=report.energy_j,
+        rows=(),
+        finished=(),
+        preempted=(),
+        scheduled_prefill_tokens=0,
+        scheduled_decode_tokens=0,
     )
