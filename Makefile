@@ -5,10 +5,11 @@ PYTHON ?= python3.11 python3.12 python3.13 python3
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci
-PURE := $(addprefix router/,types.py errors.py wire.py barrier.py feed.py cluster.py pool.py rounds.py policies/*)
+PURE := $(addprefix router/,types.py errors.py wire.py barrier.py feed.py running.py worker.py cluster.py pool.py reservations.py rounds.py \
+	overcommit.py workload.py forecast.py signals.py survival.py tuning.py lookahead.py policies/*)
 
 .NOTPARALLEL:
-.PHONY: help venv engine demo test test-fast test-engine soak check format bench clean
+.PHONY: help venv engine demo figures test test-fast test-engine soak check format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +29,8 @@ $(READY): pyproject.toml
 	test -e $@ || { echo "making .venv with $$python"; "$$python" -m venv --clear .venv; }
 	@rm -f $@
 	@$(BIN)/python -m pip install --quiet --quiet --editable '.[dev]'
+	@echo "compiling the solver, once (half a minute)"
+	@$(BIN)/python -m router.policies.calibration
 	@touch $@
 
 engine: $(READY)  ## build the real vLLM CPU engine outside the clone; prints its path last
@@ -35,6 +38,9 @@ engine: $(READY)  ## build the real vLLM CPU engine outside the clone; prints it
 
 demo: $(READY)  ## compare policies on emulated workers, no GPU needed
 	@$(BIN)/evenstep demo
+
+figures: $(READY)  ## simulate the paper's experiments again (goes on where it was interrupted)
+	$(BIN)/evenstep figures --out tests/data/figures
 
 test: check engine  ## everything but the slow proofs, real vLLM included (under 20 minutes)
 	EVENSTEP_REQUIRE_ENGINE=1 $(PYTEST) --cov -m "not slow"

@@ -16,15 +16,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from router.cluster import Group, Worker
-from router.dispatch import Clock, Dispatcher
+from router.cluster import Group
+from router.decider import Clock
+from router.dispatch import Dispatcher
 from router.errors import EvenstepError
 from router.models import ModelTable
+from router.policies.instances import to_json
 from router.proxy.answers import error_answer
 from router.proxy.events import error_body
 from router.proxy.parse import ParsedRequest, parse
 from router.proxy.relay import Relay, RelayContext
 from router.types import Request as PoolRequest
+from router.worker import Worker
 
 COMPLETION_PATHS = ("/v1/completions", "/v1/chat/completions")
 
@@ -120,6 +123,14 @@ def _add_information(app: FastAPI, context: AppContext) -> None:
         """The router's version."""
         return {"version": version("evenstep")}
 
+    @app.get("/debug/instance")
+    async def instance(group: str = "default") -> dict[str, Any]:
+        """The integer program that bfio solved in a group's last round, for `evenstep solve`."""
+        decider = context.dispatcher.deciders.get(group)
+        if decider is None or decider.solved is None:
+            raise HTTPException(404, f"bfio solved nothing in the last round of group {group!r}")
+        return to_json(decider.solved.instance)
+
     @app.get("/metrics")
     async def metrics() -> Response:
         """Prometheus metrics."""
@@ -129,7 +140,7 @@ def _add_information(app: FastAPI, context: AppContext) -> None:
 def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
     now = context.clock()
     return {
-        "pool_requests": context.dispatcher.pool_size(group.name),
+        "pool_requests": len(context.dispatcher.deciders[group.name].pool),
         "workers": [_describe_worker(worker, now) for worker in group.workers.values()],
     }
 

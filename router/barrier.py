@@ -24,6 +24,23 @@ class _Rank:
     power_w: float
 
 
+@dataclass(frozen=True, slots=True)
+class StepShares:
+    """A worker's part in a step.
+
+    Attributes:
+        step_tokens: KV tokens resident in the step.
+        held_tokens: those that are left after it.
+        free_slots: slots in which nothing ran.
+        entered: requests whose first step it was.
+    """
+
+    step_tokens: int
+    held_tokens: int
+    free_slots: int = 0
+    entered: int = 0
+
+
 class StepLedger:
     """Sums per pool state over the steps of one group."""
 
@@ -34,21 +51,17 @@ class StepLedger:
         self._reported: set[str] = set()
         self._step_s = 0.0
         self._output_tokens = 0
+        self._free_slots = 0
+        self._entered = 0
 
     def report(
-        self,
-        worker_id: str,
-        step_tokens: int,
-        held_tokens: int,
-        snapshot: Snapshot,
-        state: PoolState,
+        self, worker_id: str, shares: StepShares, snapshot: Snapshot, state: PoolState
     ) -> None:
         """A worker said how it is after a step.
 
         Args:
             worker_id: who.
-            step_tokens: KV tokens resident in the step.
-            held_tokens: those that are left after it.
+            shares: its part in the step.
             snapshot: what it said of the step; the same step again is no further one.
             state: whether requests of the group wait now.
         """
@@ -59,11 +72,15 @@ class StepLedger:
         rank = self._ranks.get(worker_id)
         power_w = snapshot.power_w or 0.0
         if rank is not None and rank.step == snapshot.step:
-            rank.held_tokens, rank.power_w = held_tokens, power_w
+            rank.held_tokens, rank.power_w = shares.held_tokens, power_w
             self._step = self._step if self._reported else self._furthest()
             return
-        self._ranks[worker_id] = _Rank(snapshot.step, step_tokens, held_tokens, power_w)
+        self._ranks[worker_id] = _Rank(
+            snapshot.step, shares.step_tokens, shares.held_tokens, power_w
+        )
         self._output_tokens += snapshot.scheduled_decode_tokens
+        self._free_slots += shares.free_slots
+        self._entered += shares.entered
         if self._reported:
             self._reported.add(worker_id)
             if snapshot.step == self._step:
@@ -104,8 +121,12 @@ class StepLedger:
             step_s=old.step_s + self._step_s,
             energy_j=old.energy_j + power_w * self._step_s,
             output_tokens=old.output_tokens + self._output_tokens,
+            free_slots=old.free_slots + self._free_slots,
+            entered=old.entered + self._entered,
         )
         self._step = self._furthest()
         self._reported.clear()
         self._step_s = 0.0
         self._output_tokens = 0
+        self._free_slots = 0
+        self._entered = 0

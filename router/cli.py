@@ -44,7 +44,28 @@ COMMANDS = {
         "Compare policies on this machine, from nothing to a picture.",
         "evenstep demo --policies jsq,least_tokens,bfio --out out/demo",
     ),
+    "simulate decode": _Command(
+        "loadgen.simulator.command:decode",
+        "Workers whose decode steps wait for the slowest, under one policy.",
+        "evenstep simulate decode --policy bfio --workers 16 --slots 72 --json -",
+    ),
+    "tune": _Command(
+        "loadgen.simulator.tune_command:tune",
+        "Find the best look-ahead and tie weight for a trace by simulation.",
+        "evenstep tune --trace burstgpt --workers 32 --slots 72",
+    ),
+    "solve": _Command(
+        "router.solve_command:solve_file",
+        "Make one decision of bfio from a file, and prove the optimum.",
+        "evenstep solve instance.json --exact",
+    ),
+    "figures": _Command(
+        "loadgen.figures.command:figures",
+        "Simulate the paper's experiments: tables, pictures, one JSON.",
+        "evenstep figures --only table1 --out out/figures",
+    ),
 }
+GROUPS = {"simulate": "Predict, in virtual time, what a policy would do."}
 
 app = typer.Typer(
     name="evenstep",
@@ -73,12 +94,19 @@ def _evenstep(
     pass
 
 
-def _register(name: str, command: _Command) -> None:
+def _group(name: str, summary: str) -> typer.Typer:
+    group = typer.Typer(help=summary, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name=name)
+    return group
+
+
+def _register(parent: typer.Typer, name: str, command: _Command) -> None:
     def run(context: typer.Context) -> None:
         _run(name, command, context.args)
 
     everything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-    app.command(name, help=command.summary, context_settings=everything)(run)
+    last = name.rpartition(" ")[2]
+    parent.command(last, help=command.summary, context_settings=everything)(run)
 
 
 def _run(name: str, command: _Command, arguments: list[str]) -> None:
@@ -89,8 +117,9 @@ def _run(name: str, command: _Command, arguments: list[str]) -> None:
     inner(arguments, prog_name=f"evenstep {name}")
 
 
+_parents = {"": app} | {name: _group(name, summary) for name, summary in GROUPS.items()}
 for _name, _command in COMMANDS.items():
-    _register(_name, _command)
+    _register(_parents[_name.rpartition(" ")[0]], _name, _command)
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 """The cluster as the router knows it: a state machine that only events move.
 
 Two sources are kept apart and joined when asked: what each engine says in its snapshots (``Feed``)
-and what this router has sent and not yet seen there (``Worker``). A dispatch is therefore never
-forgotten between its sending and the first snapshot that shows it, however stale that one is.
+and what this router has sent and not yet seen there (``Worker``).
 """
 
 from __future__ import annotations
@@ -10,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from router.barrier import StepLedger
+import numpy as np
+
+from router.barrier import StepLedger, StepShares
 from router.errors import ConfigError
-from router.feed import Feed
+from router.forecast import Running
+from router.running import RunningTable, joined
+from router.signals import Departure
 from router.types import (
-    DEFAULT_SLOTS,
     Arrived,
     Dispatch,
     Dispatched,
@@ -27,7 +29,6 @@ from router.types import (
     Progressed,
     Request,
     Returned,
-    Snapshot,
     SnapshotReceived,
     StepTotals,
     WorkerDown,
@@ -35,119 +36,38 @@ from router.types import (
     WorkerUp,
     WorkerView,
 )
-
-UNBOUNDED = 1 << 30
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A dispatched request, and how many of its engine requests have ended."""
-
-    request: Request
-    finished: int = 0
-    generated_tokens: int = 0
+from router.worker import Worker
 
 
-class Worker:
-    """One worker: its engine's feed, if it has one, and this router's requests on it.
+class OwnSteps:
+    """Steps of engines that do not tell them, by the output tokens that their requests receive.
 
-    Attributes:
-        live: may be given requests.
-        down_reason: why not, while it is not live.
+    A step yields as many tokens to each request that decodes: so of n of them, a token that one
+    receives is an nth of what a step yields. Who decodes is known from its first tokens on, so
+    somewhat too many steps are seen where these come several at a time.
     """
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self.spec = spec
-        self.live = False
-        self.down_reason: str | None = "not checked yet"
-        self.feed: Feed | None = None
-        self.gaps = 0
-        self._in_flight: dict[str, _InFlight] = {}
+    def __init__(self) -> None:
+        self._slots: dict[str, int] = {}
+        self._decoding = 0
+        self._tokens_each = 0.0
 
-    @property
-    def slots(self) -> int:
-        """Engine requests that run at once: as configured, else as reported, else a default."""
-        return self.spec.slots or (self.feed.slots if self.feed else 0) or DEFAULT_SLOTS
+    def receive(self, request: Request, tokens: int) -> None:
+        """A request has received some more tokens, all its engine requests together."""
+        if request.id not in self._slots:
+            self._slots[request.id] = request.slots
+            self._decoding += request.slots
+        self._tokens_each += tokens / self._decoding
 
-    @property
-    def in_flight(self) -> int:
-        """This router's requests that were sent here and have not ended."""
-        return len(self._in_flight)
+    def leave(self, request_id: str) -> None:
+        """A request no longer decodes, if it has."""
+        self._decoding -= self._slots.pop(request_id, 0)
 
-    @property
-    def load_tokens(self) -> int:
-        """KV tokens: running as the engine says, plus those of dispatches that it has not shown."""
-        unseen = sum(
-            parts * flight.request.prompt_tokens + flight.generated_tokens
-            for flight, parts in self._unseen()
-        )
-        return unseen + (self.feed.load_tokens if self.feed else 0)
-
-    @property
-    def requests(self) -> int:
-        """Engine requests running, queued in the engine, or on their way."""
-        unseen = sum(parts for _, parts in self._unseen())
-        if self.feed is None:
-            return unseen
-        return self.feed.running + max(unseen, self.feed.waiting)
-
-    @property
-    def free_slots(self) -> int:
-        """Engine requests that would start at the next step."""
-        return max(0, self.slots - self.requests)
-
-    def receive(self, snapshot: Snapshot, received_s: float) -> Feed | None:
-        """Take in a snapshot; None if it came late and changed nothing, else the feed."""
-        feed = self.feed = self.feed or Feed()
-        ended = feed.apply(snapshot, received_s)
-        if ended is None:
-            return None
-        for token in ended:
-            if token in self._in_flight:
-                self._in_flight[token].finished += 1
-        return feed
-
-    def lose_feed(self) -> None:
-        """Go on by own counts, from what the feed showed last."""
-        if self.feed is None:
-            return
-        for token, flight in self._in_flight.items():
-            flight.generated_tokens = self.feed.generated_by_token(token)
-        self.gaps += self.feed.gaps
-        self.feed = None
-
-    def add(self, request: Request) -> None:
-        """Count a request that is on its way here."""
-        self._in_flight[request.id] = _InFlight(request)
-
-    def progress(self, request_id: str, generated_tokens: int) -> None:
-        """Output tokens of a request, where no feed tells them."""
-        if self.feed is None:
-            self._in_flight[request_id].generated_tokens = generated_tokens
-
-    def remove(self, request_id: str, *, complete: bool) -> None:
-        """Stop counting a request; an incomplete one counts until the engine has dropped it."""
-        del self._in_flight[request_id]
-        if complete and self.feed is not None:
-            self.feed.forget(request_id)
-
-    def view(self, dispatch: Dispatch) -> WorkerView:
-        """What a policy sees of it."""
-        requests = self.requests
-        free = max(0, self.slots - requests)
-        return WorkerView(
-            id=self.spec.id,
-            load_tokens=self.load_tokens,
-            requests=requests,
-            capacity=free if dispatch is Dispatch.POOL else UNBOUNDED,
-        )
-
-    def _unseen(self) -> Iterable[tuple[_InFlight, int]]:
-        running: Mapping[str, int] = self.feed.running_by_token if self.feed else {}
-        for token, flight in self._in_flight.items():
-            parts = flight.request.slots - flight.finished - running.get(token, 0)
-            if parts > 0:
-                yield flight, parts
+    def take(self, step_tokens: float) -> int:
+        """Whole steps since the last ones were taken; what is left over counts the next time."""
+        steps = int(self._tokens_each / step_tokens)
+        self._tokens_each -= steps * step_tokens
+        return steps
 
 
 class Group:
@@ -155,13 +75,17 @@ class Group:
 
     Attributes:
         waiting: requests that wait for a worker.
+        departures: requests that stopped running; whoever reads them clears it.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.workers: dict[str, Worker] = {}
         self.waiting = 0
+        self.departures: list[Departure] = []
+        self._table = RunningTable()
         self._ledger = StepLedger()
+        self._own_steps = OwnSteps()
 
     @property
     def totals(self) -> Mapping[PoolState, StepTotals]:
@@ -172,9 +96,25 @@ class Group:
         """Workers that may be given requests, in the order of their configuration."""
         return [worker for worker in self.workers.values() if worker.live]
 
-    def views(self, dispatch: Dispatch) -> Sequence[WorkerView]:
+    def join(self, spec: WorkerSpec) -> None:
+        """One more worker."""
+        self.workers[spec.id] = Worker(spec, self._table.worker(), self.departures)
+
+    def views(self, dispatch: Dispatch, overcommit: int = 0) -> Sequence[WorkerView]:
         """What a policy sees of the live workers."""
-        return [worker.view(dispatch) for worker in self.live_workers()]
+        return [worker.view(dispatch, overcommit) for worker in self.live_workers()]
+
+    def running(self) -> Running:
+        """Engine requests that run on the live workers or are on their way, worker by view."""
+        live = self.live_workers()
+        shown = self._table.running([worker.rows.worker for worker in live])
+        unseen = [(i, *row) for i, worker in enumerate(live) for row in worker.foreseen()]
+        if not unseen:
+            return shown
+        worker, number, prompt, generated, cap = np.array(unseen, dtype=np.int64).T
+        left = np.where(generated == 0, prompt, 0)
+        untold = np.full(len(unseen), np.nan)
+        return joined(shown, Running(number, worker, prompt, generated, cap, untold, left))
 
     def receive(self, event: SnapshotReceived) -> bool:
         """Take in a snapshot; True if all live workers have now reported the step."""
@@ -185,11 +125,31 @@ class Group:
         if feed is None or not worker.live:
             return False
         state = PoolState.WAITING if self.waiting else PoolState.EMPTY
-        self._ledger.report(
-            event.worker_id, feed.step_load_tokens, feed.resident_tokens, event.snapshot, state
+        shares = StepShares(
+            step_tokens=feed.step_load_tokens,
+            held_tokens=feed.resident_tokens,
+            free_slots=max(0, worker.slots - feed.step_running),
+            entered=feed.step_entered,
         )
+        self._ledger.report(event.worker_id, shares, event.snapshot, state)
         fed = [i for i, other in self.workers.items() if other.live and other.feed]
         return self._ledger.complete(fed, state)
+
+    def progress(self, worker: Worker, request: Request, generated_tokens: int) -> None:
+        """A request's stream has shown so many output tokens."""
+        new = worker.progress(request.id, generated_tokens)
+        if new > 0:
+            self._own_steps.receive(request, new)
+
+    def leave(self, worker: Worker, request: Request, *, complete: bool) -> None:
+        """A request is no longer on a worker."""
+        worker.remove(request.id, complete=complete)
+        self._own_steps.leave(request.id)
+
+    def own_steps(self, step_tokens: float) -> int:
+        """Steps since this was asked last by own counts; none where a live worker has a feed."""
+        steps = self._own_steps.take(step_tokens)
+        return 0 if steps and any(worker.feed for worker in self.live_workers()) else steps
 
     def lose_feed(self, worker_id: str) -> None:
         """The worker's snapshots no longer count."""
@@ -276,24 +236,24 @@ class Cluster:
                 tracked.worker.add(tracked.request)
             case Progressed():
                 if tracked.worker is not None:
-                    tracked.worker.progress(event.request_id, event.generated_tokens)
+                    group.progress(tracked.worker, tracked.request, event.generated_tokens)
             case Returned():
-                self._leave_worker(tracked, complete=False)
+                self._leave_worker(group, tracked, complete=False)
                 group.waiting += 1
             case _:
                 if tracked.worker is None:
                     group.waiting -= 1
-                self._leave_worker(tracked, complete=event.outcome is Outcome.COMPLETED)
+                self._leave_worker(group, tracked, complete=event.outcome is Outcome.COMPLETED)
                 del self._requests[event.request_id]
 
-    def _leave_worker(self, tracked: _Tracked, *, complete: bool) -> None:
+    def _leave_worker(self, group: Group, tracked: _Tracked, *, complete: bool) -> None:
         if tracked.worker is not None:
-            tracked.worker.remove(tracked.request.id, complete=complete)
+            group.leave(tracked.worker, tracked.request, complete=complete)
             tracked.worker = None
 
     def _join(self, spec: WorkerSpec) -> None:
         if spec.id in self._group_of:
             raise ConfigError(f"two workers are called {spec.id!r}: give one of them another id")
         group = self.groups.setdefault(spec.group, Group(spec.group))
-        group.workers[spec.id] = Worker(spec)
+        group.join(spec)
         self._group_of[spec.id] = group

@@ -71,8 +71,57 @@ class ServeSettings(BaseSettings):
     starvation_s: float = Field(
         default=5.0, gt=0, description="A request that has waited longer goes before all others."
     )
-    tie_weight: float = Field(
-        default=0.1, ge=0, description="Weight mu of bfio's quadratic term, which breaks ties."
+    lookahead: Literal["auto", "none", "cap", "survival"] = Field(
+        default="auto",
+        description="What bfio goes by for coming ends: none, cap (max_tokens), survival (learned "
+        "lengths), or auto: the engine's own probabilities, else survival.",
+    )
+    horizon: int | None = Field(
+        default=None, ge=0, le=256, description="Steps that bfio looks ahead; unset: by the rule."
+    )
+    discount: float | None = Field(
+        default=None, gt=0, le=1, description="Weight gamma of a step against the one before."
+    )
+    tie_weight: float | None = Field(
+        default=None, ge=0, description="Weight mu of bfio's quadratic term, per token."
+    )
+    lead_tokens: float | None = Field(
+        default=None,
+        ge=0,
+        description="How far below the others bfio leaves a worker that it can fill; unset: by "
+        "the rule.",
+    )
+    solver_ms: float = Field(
+        default=1.0,
+        gt=0,
+        le=1000,
+        description="Time for bfio's search in a decision, shared by its tiers (deadlines).",
+    )
+    overcommit: int | None = Field(
+        default=None,
+        ge=0,
+        le=64,
+        description="Requests that may queue in an engine; unset: as its slot bubble asks for.",
+    )
+    drift: float = Field(
+        default=1.0,
+        ge=0,
+        description="Output tokens of a request in a step, accepted drafts included.",
+    )
+    window: int | None = Field(
+        default=None, ge=1, description="Tokens of the model's sliding window, if it has one."
+    )
+    window_share: float = Field(
+        default=1.0, ge=0, le=1, description="Fraction of the layers that have the window."
+    )
+    request_tokens: float = Field(
+        default=0.0, ge=0, description="Cost of running a request, in KV tokens' worth."
+    )
+    prefill_beta: float = Field(
+        default=0.0, ge=0, description="Cost of computing a prompt token, in KV tokens' worth."
+    )
+    prefill_chunk: int = Field(
+        default=2048, ge=1, description="Prompt tokens of a request that a step computes at most."
     )
     seed: int = Field(default=0, ge=0, description="Seed of policies that draw at random.")
     health_interval_s: float = Field(default=1.0, gt=0, description="Time between health checks.")
@@ -180,7 +229,10 @@ def load_settings(flags: Mapping[str, object], config: Path | None = None) -> Se
 def to_toml(settings: ServeSettings) -> str:
     """The settings as a TOML file that loads back to them."""
     plain = settings.model_dump(mode="json", exclude={"workers"})
-    lines = [f"{name} = {_toml_value(value)}" for name, value in plain.items()]
+    lines = [
+        f"# {name} = (unset)" if value is None else f"{name} = {_toml_value(value)}"
+        for name, value in plain.items()
+    ]
     for worker in settings.workers:
         lines += ["", "[[workers]]"]
         table = asdict(worker).items()

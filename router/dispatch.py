@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from router import rounds
 from router.cluster import Cluster, Group
-from router.errors import (
-    EvenstepError,
-    NoWorkerError,
-    PolicyError,
-    PoolFullError,
-    QueueTimeoutError,
-)
+from router.decider import Clock, Decider
+from router.errors import EvenstepError, NoWorkerError, PoolFullError, QueueTimeoutError
+from router.lookahead import LookAhead
+from router.overcommit import Overcommit
 from router.pool import Pool
 from router.stats import GroupStats
 from router.types import (
@@ -41,12 +37,9 @@ from router.types import (
     WorkerDown,
     WorkerSpec,
     WorkerUp,
-    WorkerView,
 )
 
 log = logging.getLogger(__name__)
-
-Clock = Callable[[], float]
 
 _TICK_S = 0.25
 # A worker that failed one request is down until its next health check: nobody is sent away for it.
@@ -101,21 +94,28 @@ class _Waiter:
 
 @dataclass(slots=True)
 class _Lane:
-    """A group with its pool, its policy, and those who wait for an answer.
+    """A group's decider, and those who wait for its answers.
 
     ``deserted_s`` is since when no worker has been live, None while one is.
     """
 
-    group: Group
-    pool: Pool
-    pool_limit: int
-    policy: Policy
-    fallback: Policy
+    decider: Decider
     deserted_s: float | None
-    stats: GroupStats = field(default_factory=GroupStats)
     waiters: dict[str, _Waiter] = field(default_factory=dict)
     timer: asyncio.TimerHandle | asyncio.Handle | None = None
     hurried: bool = False
+
+    @property
+    def group(self) -> Group:
+        return self.decider.group
+
+    @property
+    def pool(self) -> Pool:
+        return self.decider.pool
+
+    @property
+    def stats(self) -> GroupStats:
+        return self.decider.stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,8 @@ class DispatchSettings:
         queue_timeout_s: a request that waited longer is given up; one that came back from a
             failing worker has as long again.
         snapshot_stale_s: snapshots older than this no longer count.
+        overcommit: requests that may queue in an engine before a slot is free; None: as many as
+            its slot bubble asks for.
     """
 
     dispatch: Dispatch = Dispatch.POOL
@@ -135,6 +137,7 @@ class DispatchSettings:
     patience_s: float = 5.0
     queue_timeout_s: float = 60.0
     snapshot_stale_s: float = 3.0
+    overcommit: int | None = 0
 
 
 class Dispatcher:
@@ -146,6 +149,7 @@ class Dispatcher:
         fallback: stands in for a round in which the policy broke its contract.
         settings: see ``DispatchSettings``.
         clock: seconds, monotonic.
+        make_look_ahead: called once per group; None where the policy asks nothing of the future.
     """
 
     def __init__(
@@ -155,30 +159,31 @@ class Dispatcher:
         fallback: Callable[[], Policy],
         settings: DispatchSettings,
         clock: Clock,
+        make_look_ahead: Callable[[], LookAhead | None] = lambda: None,
     ) -> None:
         self.cluster = cluster
         self._settings = settings
         self._clock = clock
         self._lanes = {
             name: _Lane(
-                group,
-                Pool(settings.pool_limit, settings.patience_s, settings.queue_timeout_s),
-                settings.pool_limit,
-                make_policy(),
-                fallback(),
+                Decider(
+                    group,
+                    Pool(settings.pool_limit, settings.patience_s, settings.queue_timeout_s),
+                    make_policy(),
+                    fallback(),
+                    settings.dispatch,
+                    make_look_ahead(),
+                    Overcommit(settings.overcommit),
+                ),
                 clock(),
             )
             for name, group in cluster.groups.items()
         }
 
     @property
-    def stats(self) -> Mapping[str, GroupStats]:
-        """Counters per group."""
-        return {name: lane.stats for name, lane in self._lanes.items()}
-
-    def pool_size(self, group: str) -> int:
-        """Requests of a group that wait."""
-        return len(self._lanes[group].pool)
+    def deciders(self) -> Mapping[str, Decider]:
+        """Who decides, per group, with pool and counters."""
+        return {name: lane.decider for name, lane in self._lanes.items()}
 
     # what the proxy says
 
@@ -192,7 +197,7 @@ class Dispatcher:
             self._round(lane)
         if lane.pool.full:
             lane.stats.rejected += 1
-            raise PoolFullError(lane.pool_limit, retry_after_s=1)
+            raise PoolFullError(self._settings.pool_limit, retry_after_s=1)
         self.cluster.apply(Arrived(request))
         return self._wait(lane, request, request.arrival_s)
 
@@ -230,6 +235,7 @@ class Dispatcher:
         """Move the cluster's state, and start a round where that may have freed a slot."""
         step_complete = self.cluster.apply(event)
         for lane in self._lanes_of(event):
+            lane.decider.learn(step_complete=step_complete)
             if isinstance(event, WorkerUp | WorkerDown):
                 self._note_desertion(lane)
             if lane.pool:
@@ -304,29 +310,9 @@ class Dispatcher:
         if lane.timer is not None:
             lane.timer.cancel()
             lane.timer = None
-        views = lane.group.views(self._settings.dispatch)
-        capacity = sum(view.capacity for view in views)
-        if not lane.pool or not capacity:
-            return
         now = self._clock()
-        for assignment in self._decide(lane, now, capacity, views):
+        for assignment in lane.decider.decide(now, self._clock):
             self._send(lane, assignment, now)
-        lane.stats.decision_s.observe(self._clock() - now)
-
-    def _decide(
-        self, lane: _Lane, now: float, capacity: int, views: Sequence[WorkerView]
-    ) -> Iterable[Assignment]:
-        lane.stats.rounds += 1
-        tiers = lane.pool.tiers(now, capacity, rounds.gap_tokens(views))
-        try:
-            return rounds.assign(lane.policy, tiers, views)
-        except PolicyError:
-            reason = "broke its contract"
-        except Exception:  # noqa: BLE001 - a policy's bug must not stop the service
-            reason = "failed"
-        log.exception("the policy %s, this round is assigned by the fallback", reason)
-        lane.stats.policy_errors += 1
-        return rounds.assign(lane.fallback, tiers, views)
 
     def _send(self, lane: _Lane, assignment: Assignment, now: float) -> None:
         request = lane.pool.remove(assignment.request_id)

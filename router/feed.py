@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from router.forecast import NO_CAP
+from router.running import RunningTable, WorkerRows
+from router.signals import Departure
 from router.types import RunningRequest, Snapshot
 
 _TOKEN = re.compile(r"es-[0-9a-f]{20}")
 _TOMBSTONES = 4096
+
+
+# By a request's token: the cap on its output, and its id if it has been given one.
+Claim = Callable[[str], tuple[int, int | None]]
+
+
+def _unclaimed(token: str) -> tuple[int, int | None]:
+    return NO_CAP, None
 
 
 def request_token(engine_id: str) -> str | None:
@@ -25,9 +36,19 @@ def request_token(engine_id: str) -> str | None:
 class _Part:
     """One running engine request; its generated tokens grow with the feed's ticks."""
 
-    __slots__ = ("base_tokens", "generated_tokens", "prefill_left", "tick", "token")
+    __slots__ = (
+        "base_tokens",
+        "generated_tokens",
+        "max_tokens",
+        "number",
+        "prefill_left",
+        "tick",
+        "token",
+    )
 
     def __init__(self, told: RunningRequest, token: str | None, tick: int) -> None:
+        self.number = 0
+        self.max_tokens = NO_CAP
         self.token = token
         self.base_tokens = told.prompt_tokens
         self.generated_tokens = told.generated_tokens
@@ -41,14 +62,23 @@ class _Part:
 class Feed:
     """State of one engine, kept up to date from its snapshots.
 
+    Args:
+        rows: where the look-ahead finds the running requests.
+        claim: what is known here of a request that the engine shows.
+
     Attributes:
         load_tokens: KV tokens of the running requests, prompts still in prefill counted whole.
         step_load_tokens: tokens resident in the step just reported, by requests that it ended too.
+        step_running: requests that took part in that step.
+        step_entered: requests that began to run in it.
+        kv_usage: fraction of the KV memory in use, of the fullest group of blocks.
         full_wanted: something was missed, a full snapshot puts it right.
         gaps: snapshots known to be lost.
+        departures: requests that stopped running, with their tokens; whoever reads them clears it.
+        changed: tokens whose running requests became more or fewer; likewise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: WorkerRows | None = None, claim: Claim = _unclaimed) -> None:
         self.epoch = ""
         self.sequence = 0
         self.step = 0
@@ -58,8 +88,15 @@ class Feed:
         self.power_w: float | None = None
         self.load_tokens = 0
         self.step_load_tokens = 0
+        self.step_running = 0
+        self.step_entered = 0
+        self.kv_usage = 0.0
         self.full_wanted = True
         self.gaps = 0
+        self.departures: list[tuple[str | None, Departure]] = []
+        self.changed: set[str] = set()
+        self._rows = rows or RunningTable().worker()
+        self._claim = claim
         self._tick = 0
         self._parts: dict[str, _Part] = {}
         self._running: dict[str, int] = {}
@@ -92,15 +129,20 @@ class Feed:
             self._restart(snapshot.epoch)
         elif not self._is_news(snapshot):
             return None
+        stepped = snapshot.kind == "delta" or snapshot.sequence > self.sequence
         self._note(snapshot, received_s)
-        if snapshot.kind == "full":
-            self._replace(snapshot.running)
-        else:
+        self.step_entered = 0
+        if stepped:
             self._grow()
-            self._tell(snapshot.running)
+        if snapshot.kind == "full":
+            self._drop_all_but({*snapshot.finished, *(told.id for told in snapshot.running)})
+        self._tell(snapshot.running)
         self.step_load_tokens = self.resident_tokens
-        for engine_id in (*snapshot.finished, *snapshot.preempted):
-            self._drop(engine_id)
+        self.step_running = len(self._parts)
+        for engine_id in snapshot.finished:
+            self._leave(engine_id, completed=True)
+        for engine_id in snapshot.preempted:
+            self._leave(engine_id, completed=False)
         return [token for i in snapshot.finished if (token := request_token(i)) is not None]
 
     def forget(self, token: str) -> None:
@@ -110,7 +152,11 @@ class Feed:
             self._forgotten.popitem(last=False)
         if token in self._running:
             for engine_id in [i for i, part in self._parts.items() if part.token == token]:
-                self._drop(engine_id)
+                self._leave(engine_id, completed=True)
+
+    def clear(self) -> None:
+        """Nothing of it counts any more."""
+        self._drop_all_but(set())
 
     def generated_by_token(self, token: str) -> int:
         """Output tokens that the running parts of a request have so far."""
@@ -129,7 +175,7 @@ class Feed:
         self.epoch = epoch
         self.sequence = 0
         self.full_wanted = True
-        self._replace(())
+        self._drop_all_but(set())
 
     def _note(self, snapshot: Snapshot, received_s: float) -> None:
         if snapshot.kind == "full":
@@ -143,38 +189,67 @@ class Feed:
         self.slots = snapshot.slots
         self.waiting = snapshot.waiting
         self.power_w = snapshot.power_w
+        usages = (group.blocks_used / group.blocks_total for group in snapshot.kv_groups)
+        self.kv_usage = max(usages, default=0.0)
 
     def _grow(self) -> None:
         self._tick += 1
+        self._rows.tick()
         self.load_tokens += len(self._parts)
 
-    def _replace(self, running: Iterable[RunningRequest]) -> None:
-        self._parts.clear()
-        self._running.clear()
-        self.load_tokens = self._prefill_left = 0
-        self._tell(running)
+    def _drop_all_but(self, engine_ids: set[str]) -> None:
+        """What a full snapshot does not know any more has gone unseen."""
+        for engine_id in self._parts.keys() - engine_ids:
+            self._leave(engine_id, completed=False)
 
     def _tell(self, running: Iterable[RunningRequest]) -> None:
         for told in running:
-            self._drop(told.id)
+            before = self._drop(told.id)
             token = request_token(told.id)
             if token is None or token not in self._forgotten:
-                self._add(told, token)
+                self._add(told, token, before)
 
-    def _add(self, told: RunningRequest, token: str | None) -> None:
+    def _add(self, told: RunningRequest, token: str | None, before: _Part | None) -> None:
         part = self._parts[told.id] = _Part(told, token, self._tick)
+        number = None
+        if before is not None:
+            part.max_tokens, number = before.max_tokens, before.number
+        elif token is not None:
+            part.max_tokens, number = self._claim(token)
+        part.number = self._rows.add(
+            told.prompt_tokens,
+            told.generated_tokens,
+            told.prefill_left,
+            part.max_tokens,
+            told.end_probability,
+            number,
+        )
+        self.step_entered += before is None
         self.load_tokens += part.load_tokens(self._tick)
         self._prefill_left += part.prefill_left
         if token is not None:
             self._running[token] = self._running.get(token, 0) + 1
+            self.changed.add(token)
 
-    def _drop(self, engine_id: str) -> None:
+    def _leave(self, engine_id: str, *, completed: bool) -> None:
+        part = self._drop(engine_id)
+        if part is not None:
+            generated = part.load_tokens(self._tick) - part.base_tokens
+            departure = Departure(
+                part.number, part.base_tokens, generated, completed, part.max_tokens
+            )
+            self.departures.append((part.token, departure))
+
+    def _drop(self, engine_id: str) -> _Part | None:
         part = self._parts.pop(engine_id, None)
         if part is None:
-            return
+            return None
+        self._rows.remove(part.number)
         self.load_tokens -= part.load_tokens(self._tick)
         self._prefill_left -= part.prefill_left
         if part.token is not None:
             self._running[part.token] -= 1
+            self.changed.add(part.token)
             if not self._running[part.token]:
                 del self._running[part.token]
+        return part

@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from router.cluster import Group, Worker
+from router.cluster import Group
+from router.decider import Decider
 from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
 from router.feed import Feed
+from router.lookahead import LookAhead
 from router.stats import GroupStats, Histogram
 from router.types import StepTotals
+from router.worker import Worker
 
 T = TypeVar("T")
 
@@ -35,9 +38,17 @@ class Row(Generic[T]):
 class GroupReading:
     """A group at the moment of a scrape."""
 
-    group: Group
-    stats: GroupStats
-    pool_requests: int
+    decider: Decider
+
+    @property
+    def group(self) -> Group:
+        """Whose it is."""
+        return self.decider.group
+
+    @property
+    def stats(self) -> GroupStats:
+        """Its counters."""
+        return self.decider.stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +109,7 @@ GROUP_ROWS: Sequence[Row[GroupReading]] = (
     Row(
         "evenstep_pool_requests",
         "Requests that wait in the router for a free slot.",
-        lambda reading: reading.pool_requests,
+        lambda reading: len(reading.decider.pool),
     ),
     Row(
         "evenstep_requests_assigned_total",
@@ -120,13 +131,68 @@ GROUP_ROWS: Sequence[Row[GroupReading]] = (
         "Rounds in which the policy failed and a simpler one stood in.",
         lambda reading: reading.stats.policy_errors,
     ),
+    Row(
+        "evenstep_overcommit_requests",
+        "Requests that may queue in an engine before a slot is free there.",
+        lambda reading: reading.decider.overcommit.requests,
+    ),
+    Row(
+        "evenstep_slot_bubble_steps",
+        "Steps from a slot's becoming free to its next request's first step while others waited, "
+        "on average over the last few hundred steps.",
+        lambda reading: reading.decider.overcommit.bubble_steps,
+    ),
+)
+
+LOOK_AHEAD_ROWS: Sequence[Row[LookAhead]] = (
+    Row(
+        "evenstep_horizon_steps",
+        "Steps that bfio looks ahead beyond the coming one.",
+        lambda look_ahead: look_ahead.parameters.horizon,
+    ),
+    Row(
+        "evenstep_discount",
+        "Weight of a step of the look-ahead against the one before it.",
+        lambda look_ahead: look_ahead.parameters.discount,
+    ),
+    Row(
+        "evenstep_tie_weight",
+        "Weight of bfio's quadratic term, per token.",
+        lambda look_ahead: look_ahead.parameters.tie_weight,
+    ),
+    Row(
+        "evenstep_lead_tokens",
+        "How far below the others bfio leaves a worker that it can fill.",
+        lambda look_ahead: look_ahead.parameters.lead_tokens,
+    ),
+    Row(
+        "evenstep_forecast_skill",
+        "Brier skill of what is known of coming ends: 1 for certainty, 0 for no better than their "
+        "base rate.",
+        lambda look_ahead: look_ahead.skill,
+    ),
 )
 
 HISTOGRAMS: Sequence[tuple[str, str, Callable[[GroupStats], Histogram]]] = (
     (
         "evenstep_decision_seconds",
-        "How long a round takes to assign requests and send them off.",
+        "How long a round takes to assign requests, the look-ahead included.",
         lambda stats: stats.decision_s,
+    ),
+    (
+        "evenstep_decision_candidates",
+        "Requests that waited when a round began.",
+        lambda stats: stats.decision_candidates,
+    ),
+    (
+        "evenstep_decision_admitted",
+        "Requests that a round assigned.",
+        lambda stats: stats.decision_admitted,
+    ),
+    (
+        "evenstep_decision_objective_tokens",
+        "What bfio's objective came to, in KV tokens, the weighted sum over its look-ahead.",
+        lambda stats: stats.decision_objective,
     ),
     (
         "evenstep_pool_wait_seconds",
@@ -181,6 +247,16 @@ STEP_ROWS: Sequence[Row[StepTotals]] = (
         "evenstep_output_tokens_total",
         "Tokens that workers decoded; a first token that comes with its prefill is not among them.",
         lambda totals: totals.output_tokens,
+    ),
+    Row(
+        "evenstep_free_slot_steps_total",
+        "Sum over steps and workers of slots in which nothing ran.",
+        lambda totals: totals.free_slots,
+    ),
+    Row(
+        "evenstep_entered_requests_total",
+        "Engine requests that had their first step.",
+        lambda totals: totals.entered,
     ),
 )
 

@@ -17,15 +17,18 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from router.dispatch import Clock, Dispatcher
+from router.decider import Clock
+from router.dispatch import Dispatcher
 from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
+from router.lookahead import LookAhead
 from router.metric_table import (
     BUILD,
     GROUP_ROWS,
     HEALTH_ROWS,
     HISTOGRAMS,
     LIVE_WORKER_ROWS,
+    LOOK_AHEAD_ROWS,
     REQUESTS,
     SNAPSHOT_ROWS,
     STEP_ROWS,
@@ -78,6 +81,7 @@ class Metrics(Collector):
         yield _family(*REQUESTS, ("group", "outcome"), _outcomes(groups))
         yield from _families(GROUP_ROWS, ("group",), [((r.group.name,), r) for r in groups])
         yield from _histograms(groups)
+        yield from _families(LOOK_AHEAD_ROWS, ("group",), _look_aheads(groups))
         yield from _families(STEP_ROWS, ("group", "pool"), _totals(groups))
         workers = list(self._workers())
         live = [(labels, reading) for labels, reading in workers if reading.worker.live]
@@ -86,9 +90,7 @@ class Metrics(Collector):
         yield from _families(LIVE_WORKER_ROWS, names, live)
 
     def _groups(self) -> list[GroupReading]:
-        stats, size = self._dispatcher.stats, self._dispatcher.pool_size
-        groups = self._dispatcher.cluster.groups.items()
-        return [GroupReading(group, stats[name], size(name)) for name, group in groups]
+        return [GroupReading(decider) for decider in self._dispatcher.deciders.values()]
 
     def _workers(self) -> Iterator[tuple[Labels, WorkerReading]]:
         now_s = self._clock()
@@ -105,6 +107,14 @@ def _outcomes(groups: Iterable[GroupReading]) -> Iterator[tuple[Labels, int]]:
             yield (name, outcome.value), stats.outcomes.get(outcome, 0)
         yield (name, "rejected"), stats.rejected
         yield (name, "unserved"), stats.unserved
+
+
+def _look_aheads(groups: Iterable[GroupReading]) -> list[tuple[Labels, LookAhead]]:
+    return [
+        ((reading.group.name,), reading.decider.look_ahead)
+        for reading in groups
+        if reading.decider.look_ahead is not None
+    ]
 
 
 def _totals(groups: Iterable[GroupReading]) -> list[tuple[Labels, StepTotals]]:

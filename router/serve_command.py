@@ -20,16 +20,22 @@ def _flag(setting: str, metavar: str) -> Any:
     return typer.Option(name, metavar=metavar, help=f"{field.description}{suffix}")
 
 
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", envvar=CONFIG_VARIABLE, help="TOML file with settings."
+    ),
+]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the settings as TOML and exit.")
+]
+
+
 # Every flag is text here, so that one validator words the errors of all sources.
 def serve(
     context: typer.Context,
     workers: Annotated[list[str] | None, _flag("workers", "SPEC")] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", envvar=CONFIG_VARIABLE, help="TOML file with settings."
-        ),
-    ] = None,
+    config: ConfigFile = None,
     host: Annotated[str | None, _flag("host", "H")] = None,
     port: Annotated[str | None, _flag("port", "N")] = None,
     policy: Annotated[str | None, _flag("policy", "P")] = None,
@@ -37,7 +43,19 @@ def serve(
     pool_size: Annotated[str | None, _flag("pool_size", "N")] = None,
     queue_timeout_s: Annotated[str | None, _flag("queue_timeout_s", "S")] = None,
     starvation_s: Annotated[str | None, _flag("starvation_s", "S")] = None,
+    lookahead: Annotated[str | None, _flag("lookahead", "SIGNAL")] = None,
+    horizon: Annotated[str | None, _flag("horizon", "H")] = None,
+    discount: Annotated[str | None, _flag("discount", "GAMMA")] = None,
     tie_weight: Annotated[str | None, _flag("tie_weight", "MU")] = None,
+    lead_tokens: Annotated[str | None, _flag("lead_tokens", "TOKENS")] = None,
+    solver_ms: Annotated[str | None, _flag("solver_ms", "MS")] = None,
+    overcommit: Annotated[str | None, _flag("overcommit", "N")] = None,
+    drift: Annotated[str | None, _flag("drift", "TOKENS")] = None,
+    window: Annotated[str | None, _flag("window", "TOKENS")] = None,
+    window_share: Annotated[str | None, _flag("window_share", "F")] = None,
+    request_tokens: Annotated[str | None, _flag("request_tokens", "TOKENS")] = None,
+    prefill_beta: Annotated[str | None, _flag("prefill_beta", "TOKENS")] = None,
+    prefill_chunk: Annotated[str | None, _flag("prefill_chunk", "TOKENS")] = None,
     seed: Annotated[str | None, _flag("seed", "N")] = None,
     health_interval_s: Annotated[str | None, _flag("health_interval_s", "S")] = None,
     health_timeout_s: Annotated[str | None, _flag("health_timeout_s", "S")] = None,
@@ -46,9 +64,7 @@ def serve(
     connect_timeout_s: Annotated[str | None, _flag("connect_timeout_s", "S")] = None,
     max_attempts: Annotated[str | None, _flag("max_attempts", "N")] = None,
     log_level: Annotated[str | None, _flag("log_level", "LEVEL")] = None,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print the settings as TOML and exit.")
-    ] = False,
+    print_config: PrintConfig = False,
 ) -> None:
     """Route requests to workers so that their KV loads stay even.
 

@@ -23,11 +23,15 @@ from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
 from router.engines.upstream import HttpClient
 from router.errors import ConfigError
+from router.lookahead import SIGNALS, LookAhead
 from router.metrics import Metrics
 from router.models import ModelTable
 from router.policies import POLICIES, PolicySettings
+from router.policies.calibration import moves_within
+from router.policies.solver import DEFAULT_MOVES
 from router.proxy.relay import RelayContext, Unstarted
-from router.types import Policy
+from router.types import DEFAULT_SLOTS, Policy
+from router.workload import WorkProfile
 
 log = logging.getLogger(__name__)
 
@@ -44,18 +48,18 @@ def run(settings: ServeSettings) -> None:
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    config = uvicorn.Config(
-        build(settings),
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        log_config=None,
-        timeout_graceful_shutdown=_GRACE_S,
-    )
     with _listen(settings.host, settings.port) as listener:
+        config = uvicorn.Config(
+            build(settings),
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            log_config=None,
+            timeout_graceful_shutdown=_GRACE_S,
+        )
         log.info(
             "evenstep %s: %s, %s dispatch, %d workers, http://%s:%d",
             *(version("evenstep"), settings.policy, settings.dispatch.value),
@@ -131,10 +135,14 @@ def build(settings: ServeSettings) -> FastAPI:
 
 
 def _dispatcher(settings: ServeSettings, cluster: Cluster) -> Dispatcher:
-    chosen = PolicySettings(seed=settings.seed, tie_weight=settings.tie_weight)
+    chosen = PolicySettings(seed=settings.seed, moves=_moves(settings))
+    row = POLICIES[settings.policy]
 
     def make_policy() -> Policy:
-        return POLICIES[settings.policy].make(chosen)
+        return row.make(chosen)
+
+    def make_look_ahead() -> LookAhead | None:
+        return _look_ahead(settings) if row.looks_ahead else None
 
     return Dispatcher(
         cluster,
@@ -146,8 +154,41 @@ def _dispatcher(settings: ServeSettings, cluster: Cluster) -> Dispatcher:
             patience_s=settings.starvation_s,
             queue_timeout_s=settings.queue_timeout_s,
             snapshot_stale_s=settings.snapshot_stale_s,
+            overcommit=settings.overcommit,
         ),
         clock=time.monotonic,
+        make_look_ahead=make_look_ahead,
+    )
+
+
+def _moves(settings: ServeSettings) -> int:
+    """What the solver's time buys on this machine, for the largest group."""
+    if settings.policy != "bfio" or not settings.workers:
+        return DEFAULT_MOVES
+    workers = max(Counter(worker.group for worker in settings.workers).values())
+    slots = settings.workers[0].slots or DEFAULT_SLOTS
+    log.info("bfio: looking how fast its search is here; compiling it takes half a minute, once")
+    moves = moves_within(settings.solver_ms / 1000, workers, slots, time.perf_counter)
+    log.info("bfio: %d moves of its search take %g ms here", moves, settings.solver_ms)
+    return moves
+
+
+def _look_ahead(settings: ServeSettings) -> LookAhead:
+    profile = WorkProfile(
+        growth=settings.drift,
+        window=settings.window,
+        window_share=settings.window_share,
+        request_tokens=settings.request_tokens,
+        prefill_beta=settings.prefill_beta,
+        prefill_chunk=settings.prefill_chunk,
+    )
+    return LookAhead(
+        SIGNALS[settings.lookahead](profile),
+        profile,
+        settings.horizon,
+        settings.discount,
+        settings.tie_weight,
+        settings.lead_tokens,
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.types import Outcome
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 DECISION_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
+REQUEST_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+OBJECTIVE_BOUNDS = (1e2, 3e2, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8, 1e9)
 
 
 class Histogram:
@@ -20,7 +23,7 @@ class Histogram:
         total: sum of the observed values.
     """
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
+    def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
@@ -41,7 +44,10 @@ class GroupStats:
         unserved: requests turned away because no worker was live.
         returned: dispatches that came back before their first byte.
         rounds: rounds in which a policy was asked; policy_errors: those that broke its contract.
-        pool_wait_s, ttft_s: per request; decision_s: per round.
+        pool_wait_s, ttft_s: per request.
+        decision_s: per round, look-ahead included; decision_candidates: requests that waited then;
+            decision_admitted: those that were assigned.
+        decision_objective: what bfio's objective came to.
     """
 
     outcomes: defaultdict[Outcome, int] = field(default_factory=lambda: defaultdict(int))
@@ -54,3 +60,12 @@ class GroupStats:
     pool_wait_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
     ttft_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
     decision_s: Histogram = field(default_factory=lambda: Histogram(DECISION_BOUNDS_S))
+    decision_candidates: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
+    decision_admitted: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
+    decision_objective: Histogram = field(default_factory=lambda: Histogram(OBJECTIVE_BOUNDS))
+
+    def decided(self, seconds: float, candidates: int, admitted: int) -> None:
+        """A round has been decided."""
+        self.decision_s.observe(seconds)
+        self.decision_candidates.observe(candidates)
+        self.decision_admitted.observe(admitted)

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from router.forecast import Outlook
 
 SCHEMA_VERSION = 1
 DEFAULT_SLOTS = 256
@@ -111,17 +114,20 @@ class WorkerView:
         load_tokens: resident KV tokens, dispatches that no snapshot has shown yet included.
         requests: engine requests running, queued or on their way.
         capacity: engine requests that it may receive in this round.
+        waiting: those of ``requests`` that are queued in the engine.
+        kv_usage: fraction of its KV memory in use; 0 where the engine does not tell.
     """
 
     id: str
     load_tokens: int
     requests: int
     capacity: int
+    waiting: int = 0
+    kv_usage: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """One request to one worker."""
+class Assignment(NamedTuple):
+    """One request to one worker; a tuple, since a round may make hundreds in a millisecond."""
 
     request_id: str
     worker_id: str
@@ -131,13 +137,17 @@ class Policy(Protocol):
     """Assigns a pool of waiting requests to workers, jointly."""
 
     def assign(
-        self, waiting: Sequence[Request], workers: Sequence[WorkerView]
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
         """Choose who goes where in this round.
 
         Args:
             waiting: candidates, oldest first, all of one priority.
             workers: the live workers of one group, in a fixed order.
+            outlook: predicted loads of these workers; None: nothing is known but the views.
 
         Returns:
             Assignments in the order of their choosing. Each request at most once; each to a
@@ -308,6 +318,8 @@ class StepTotals:
         step_s: sum of step times, in the engine's seconds.
         energy_j: sum of power times step time, of workers that report power.
         output_tokens: sum of decoded tokens.
+        free_slots: sum over workers of the slots in which nothing ran.
+        entered: requests that had their first step.
     """
 
     steps: int = 0
@@ -318,3 +330,5 @@ class StepTotals:
     step_s: float = 0.0
     energy_j: float = 0.0
     output_tokens: int = 0
+    free_slots: int = 0
+    entered: int = 0

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from router.policies import baselines
+from router.policies.balance_route import BalanceRoute
 from router.policies.baselines import PerRequest
 from router.policies.bfio import BfIo
+from router.policies.solver import DEFAULT_MOVES
 from router.types import Dispatch, Policy
 
 ANY = frozenset(Dispatch)
@@ -21,27 +23,37 @@ class PolicySettings:
 
     Attributes:
         seed: of its random choices.
-        tie_weight: mu of BF-IO's quadratic term, in 1/tokens.
+        tie_weight: mu of BF-IO's quadratic term where no outlook says another, in 1/tokens.
+        moves: budget of BF-IO's local search per decision.
     """
 
     seed: int = 0
     tie_weight: float = 0.1
+    moves: int = DEFAULT_MOVES
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """A policy's maker, the forms of dispatch that it can do, and one line on it."""
+    """A policy's maker, one line on it, the forms of dispatch, and whether it uses an outlook."""
 
     make: Callable[[PolicySettings], Policy]
     summary: str
     dispatch: frozenset[Dispatch] = ANY
+    looks_ahead: bool = False
 
 
 POLICIES: Mapping[str, PolicyRow] = MappingProxyType(
     {
+        "balance_route": PolicyRow(
+            lambda _: BalanceRoute(),
+            "each worker takes what fits below the most loaded one, now and over the look-ahead",
+            dispatch=POOL_ONLY,
+            looks_ahead=True,
+        ),
         "bfio": PolicyRow(
-            lambda settings: BfIo(settings.tie_weight),
+            lambda settings: BfIo(settings.tie_weight, settings.moves),
             "the whole pool at once, so that the most loaded worker waits least for the others",
+            looks_ahead=True,
         ),
         "fcfs": PolicyRow(
             lambda _: PerRequest(baselines.fcfs),
@@ -56,5 +68,13 @@ POLICIES: Mapping[str, PolicyRow] = MappingProxyType(
         ),
         "random": PolicyRow(lambda settings: baselines.uniform(settings.seed), "drawn uniformly"),
         "round_robin": PolicyRow(lambda _: baselines.round_robin(), "each worker in turn"),
+        "vllm_score_2025": PolicyRow(
+            lambda _: PerRequest(baselines.vllm_score_2025),
+            "fewest requests, a queued one counting four times, as in vLLM up to 2025",
+        ),
+        "vllm_score_2026": PolicyRow(
+            lambda _: baselines.vllm_score_2026(),
+            "fewest requests, more for a queue that waits for KV memory, as in vLLM since 2026",
+        ),
     }
 )

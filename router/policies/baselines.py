@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from router.forecast import Outlook
 from router.policies.room import Room
 from router.types import Assignment, Policy, Request, WorkerView
 
@@ -21,7 +22,10 @@ class PerRequest:
         self._choose = choose
 
     def assign(
-        self, waiting: Sequence[Request], workers: Sequence[WorkerView]
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
         """See ``types.Policy.assign``."""
         room = Room(workers)
@@ -34,18 +38,65 @@ class PerRequest:
 
 
 def fcfs(request: Request, room: Room, open_: Sequence[int]) -> int:
-    """The first worker with a free slot, in index order (BF-IO, arXiv 2601.17855, section 6)."""
+    """The first worker with a free slot, in index order: worker after worker is filled.
+
+    The text of BF-IO's Appendix B (arXiv 2601.17855); its listing, Algorithm 2, gives each request
+    to a worker with the most free slots instead, which is ``jsq`` where all have the same slots.
+    """
     return open_[0]
 
 
 def jsq(request: Request, room: Room, open_: Sequence[int]) -> int:
-    """Join the shortest queue: the fewest requests."""
+    """Join the shortest queue: the fewest requests, the first worker in index order among equals.
+
+    Running, queued and on their way all count. BF-IO's section 6 (arXiv 2601.17855) compares with
+    this one too.
+    """
     return min(open_, key=room.requests.__getitem__)
 
 
 def least_tokens(request: Request, room: Room, open_: Sequence[int]) -> int:
     """The fewest KV tokens."""
     return min(open_, key=room.load_tokens.__getitem__)
+
+
+def vllm_score_2025(request: Request, room: Room, open_: Sequence[int]) -> int:
+    """The lowest 4 * waiting + running, the first worker among equals.
+
+    vLLM's balancer of data-parallel ranks (``DPLBAsyncMPClient``) up to 2025. Running stands for
+    all that the engine has not reported as queued: requests on their way are among them. vLLM's
+    own sees counts that are up to 100 ms old, and counts each request that it sends as a waiting
+    one until the next report; here the views are as fresh as the snapshots, and a request that is
+    sent counts once.
+    """
+    return min(open_, key=lambda i: room.requests[i] + 3 * room.waiting[i])
+
+
+def vllm_score_2026() -> Policy:
+    """The lowest max(clients * own, waiting + running) + 6 * waiting * max(0, kv_usage - 0.5).
+
+    The same balancer of vLLM since 2026. Own are the requests that this one of several frontends
+    has sent and that have not ended. The router is the only frontend and knows of each request
+    from its sending to its end, so the first term is its requests on the worker. The scan starts
+    one worker further at each request, as vLLM's does, which decides among equals. Waiting and KV
+    usage are what the engine reported last, for vLLM up to 100 ms ago; vLLM adds the requests that
+    it has sent since then to waiting.
+    """
+    start = 0
+
+    def choose(request: Request, room: Room, open_: Sequence[int]) -> int:
+        nonlocal start
+        workers = len(room.ids)
+        first = start % workers
+        start = first + 1
+        return min(open_, key=lambda i: (_score_2026(room, i), (i - first) % workers))
+
+    return PerRequest(choose)
+
+
+def _score_2026(room: Room, index: int) -> float:
+    pressure = max(0.0, room.kv_usage[index] - 0.5)
+    return room.requests[index] + 6 * room.waiting[index] * pressure
 
 
 def round_robin() -> Policy:

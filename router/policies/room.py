@@ -11,7 +11,8 @@ class Room:
     """A mutable copy of the workers of one round, by index.
 
     Attributes:
-        ids, load_tokens, requests, capacity: one entry per worker.
+        ids, load_tokens, requests, capacity, waiting, kv_usage: one entry per worker; the last two
+            stay as they were reported.
         assignments: what has been placed so far.
     """
 
@@ -20,6 +21,8 @@ class Room:
         self.load_tokens = [worker.load_tokens for worker in workers]
         self.requests = [worker.requests for worker in workers]
         self.capacity = [worker.capacity for worker in workers]
+        self.waiting = [worker.waiting for worker in workers]
+        self.kv_usage = [worker.kv_usage for worker in workers]
         self.assignments: list[Assignment] = []
 
     def open_to(self, request: Request) -> list[int]:

@@ -17,7 +17,8 @@ from http import HTTPStatus
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
-from router.dispatch import Clock, DispatchPort
+from router.decider import Clock
+from router.dispatch import DispatchPort
 from router.engines.upstream import HttpClient, Response
 from router.errors import EvenstepError, UpstreamError
 from router.proxy.answers import (
@@ -188,6 +189,8 @@ class Relay:
             if not stream.done:
                 await self._break_off(worker, error, send)
                 return
+        # Shorter than what is told in between, most answers would count as nothing.
+        self._context.port.progress(self._request, stream.events - stream.done)
         self._context.port.end(self._request, Outcome.COMPLETED)
         await self._start(response, send)
         await send({"type": "http.response.body", "body": stream.rest()})

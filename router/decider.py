@@ -1,0 +1,109 @@
+"""What decides for one group: its pool, its policy, the look-ahead, and what came of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from router import rounds
+from router.cluster import Group
+from router.errors import PolicyError
+from router.forecast import Outlook
+from router.lookahead import LookAhead
+from router.overcommit import Overcommit
+from router.policies.bfio import BfIo, Decision
+from router.pool import Pool
+from router.reservations import Reservations
+from router.stats import GroupStats
+from router.types import Assignment, Dispatch, Policy, PoolState, WorkerView
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+
+@dataclass(slots=True)
+class Decider:
+    """Chooses which of a group's waiting requests go where, round by round.
+
+    Attributes:
+        fallback: stands in for a round in which the policy broke its contract.
+        look_ahead: what the policy is told of the near future; None for one that asks nothing.
+        solved: what bfio solved in the last round, None where it solved nothing.
+    """
+
+    group: Group
+    pool: Pool
+    policy: Policy
+    fallback: Policy
+    dispatch: Dispatch
+    look_ahead: LookAhead | None = None
+    overcommit: Overcommit = field(default_factory=Overcommit)
+    reservations: Reservations = field(default_factory=Reservations)
+    stats: GroupStats = field(default_factory=GroupStats)
+    solved: Decision | None = None
+
+    def learn(self, *, step_complete: bool) -> None:
+        """Tell the look-ahead who has left, and that steps have passed.
+
+        Where no live worker has snapshots, the tokens that requests receive say how many steps.
+        """
+        departures = self.group.departures
+        if self.look_ahead is not None:
+            for departure in departures:
+                self.look_ahead.ended(departure)
+            step_tokens = self.look_ahead.profile.step_tokens
+            self.look_ahead.advance(1 if step_complete else self.group.own_steps(step_tokens))
+        departures.clear()
+        if step_complete:
+            slots = sum(worker.slots for worker in self.group.live_workers())
+            self.overcommit.review(self.group.totals[PoolState.WAITING], slots)
+
+    def decide(self, now: float, clock: Clock) -> Sequence[Assignment]:
+        """Assign who waits to who has room; nobody where there is none."""
+        views = self.group.views(self.dispatch, self.overcommit.requests)
+        capacity = sum(view.capacity for view in views)
+        if not self.pool or not capacity:
+            return ()
+        waiting = len(self.pool)
+        assignments = self._assign(now, capacity, views)
+        self.stats.decided(clock() - now, waiting, len(assignments))
+        if self.solved is not None:
+            self.stats.decision_objective.observe(self.solved.solution.objective)
+        return assignments
+
+    def _assign(
+        self, now: float, capacity: int, views: Sequence[WorkerView]
+    ) -> Sequence[Assignment]:
+        gap_tokens = rounds.gap_tokens(views)
+        tiers = self.pool.tiers(now, capacity, gap_tokens)
+        self.stats.rounds += 1
+        self.solved = None
+        try:
+            outlook = self._outlook(views)
+            if outlook is not None:
+                wanted = self.pool.room_wanted(now, gap_tokens)
+                outlook = self.reservations.make_room(wanted, views, outlook)
+            assignments = rounds.assign(self.policy, tiers, views, outlook)
+            self.solved = self.policy.last if isinstance(self.policy, BfIo) else None
+            return assignments
+        except PolicyError:
+            reason = "broke its contract"
+        except Exception:  # noqa: BLE001 - a policy's bug must not stop the service
+            reason = "failed"
+        log.exception("the policy %s, this round is assigned by the fallback", reason)
+        self.stats.policy_errors += 1
+        return rounds.assign(self.fallback, tiers, views)
+
+    def _outlook(self, views: Sequence[WorkerView]) -> Outlook | None:
+        if self.look_ahead is None:
+            return None
+        slots = sum(worker.slots for worker in self.group.live_workers()) // len(views)
+        if self.look_ahead.needs_running:
+            return self.look_ahead.outlook(self.group.running(), len(views), slots)
+        loads = np.array([view.load_tokens for view in views], dtype=np.float64)
+        requests = np.array([view.requests for view in views], dtype=np.int64)
+        return self.look_ahead.outlook_from_loads(loads, requests, slots)

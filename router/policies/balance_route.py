@@ -1,0 +1,198 @@
+"""BalanceRoute (arXiv 2605.06113): BR-0 without an outlook, BR-H with one.
+
+Worker after worker takes requests that add S to its load, such that
+
+    F(S) = sum_t d^t [alpha S - beta max(0, S - m_t)]        m_t = max_g L_g(t) - L(t)
+
+is large: m_t is what still fits under the most loaded worker at look-ahead step t, those that the
+workers before it have taken included. What the formula leaves open is as in the authors' release of
+BF-IO (arXiv 2601.17855), whose published figures are this algorithm's:
+
+- While many slots are free, a worker with the most of them takes the one request of the highest F.
+- Then the worker with the least load at the last look-ahead step takes a subset for its free slots:
+  the largest sum that fits at every step, else the smallest sum above. Fewer requests are taken if
+  F is higher by it, and one alone, that of the highest F, if it is not above 0. Worker after worker
+  comes again until all slots are filled.
+- A new request adds its present size at every step.
+
+F is concave. Its peak is where the weights d^t of the margins up to S exceed alpha / beta of the
+whole, often above the lowest margin: the release's subsets are not quite those of the highest F.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from router.forecast import Outlook
+from router.policies.baselines import PerRequest, fcfs
+from router.policies.room import Room
+from router.policies.subsets import Shelf
+from router.types import Assignment, Request, WorkerView
+from router.workload import Floats
+
+# Up to so many free slots of all workers together, subsets are chosen; above, single requests.
+SUBSET_SLOTS = 7
+
+
+class BalanceRoute:
+    """Assigns by F; alpha, beta and d are those of the authors' release unless said otherwise.
+
+    Args:
+        alpha: gain per token that is admitted.
+        beta: loss per token above a margin, more than alpha.
+        discount: d, weight of a look-ahead step against the one before it.
+        exact: take the subset of the highest F, not the release's.
+    """
+
+    def __init__(
+        self, alpha: float = 1.0, beta: float = 43.0, discount: float = 0.86, exact: bool = False
+    ) -> None:
+        self._alpha = alpha
+        self._beta = beta
+        self._discount = discount
+        self._exact = exact
+
+    def assign(
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
+    ) -> Sequence[Assignment]:
+        """See ``types.Policy.assign``; a worker alone has nothing to balance and serves by age."""
+        if len(workers) < 2:
+            return PerRequest(fcfs).assign(waiting, workers)
+        room = Room(workers)
+        if outlook is None:
+            work = np.array([[float(load)] for load in room.load_tokens])
+            sizes = [request.load_tokens for request in waiting]
+        else:
+            work = outlook.work.copy()
+            sizes = [round(size) for size in outlook.request_work(waiting)[:, 0]]
+        loads = _Loads(work, self._alpha, self._beta, self._discount)
+        _place_wide(room, loads, waiting, sizes)
+        narrow = [index for index, request in enumerate(waiting) if request.slots == 1]
+        filling = _Filling(loads, room.capacity, [sizes[i] for i in narrow], self._exact)
+        for worker, candidates in filling.choices():
+            for candidate in candidates:
+                room.place(worker, waiting[narrow[candidate]])
+        return room.assignments
+
+
+def _place_wide(
+    room: Room, loads: _Loads, waiting: Sequence[Request], sizes: Sequence[int]
+) -> None:
+    """Requests of several slots go first, in order of arrival, each where its F is the highest."""
+    for request, size in zip(waiting, sizes, strict=True):
+        if request.slots > 1 and (open_ := room.open_to(request)):
+            values = [loads.value(loads.margins(index), size) for index in open_]
+            worker = open_[values.index(max(values))]
+            loads.add(worker, size)
+            room.place(worker, request)
+
+
+class _Loads:
+    """Loads over the look-ahead, shape (G, K), which it changes, and F over what is added."""
+
+    def __init__(self, work: Floats, alpha: float, beta: float, discount: float) -> None:
+        self._work = work
+        self._highest = work.max(axis=0)
+        weights = discount ** np.arange(work.shape[1])
+        self._gain = alpha * float(weights.sum())
+        self._losses = beta * weights
+
+    def now(self, worker: int) -> float:
+        return float(self._work[worker, 0])
+
+    def last(self, worker: int) -> float:
+        return float(self._work[worker, -1])
+
+    def margins(self, worker: int) -> Floats:
+        """What still fits at each step, m_t."""
+        margins: Floats = self._highest - self._work[worker]
+        return margins
+
+    def value(self, margins: Floats, added: int) -> float:
+        """F of an addition."""
+        return self._gain * added - float(self._losses @ np.maximum(0.0, added - margins))
+
+    def peak(self, margins: Floats) -> float:
+        """The addition of the highest F."""
+        order = margins.argsort()
+        at = int(self._losses[order].cumsum().searchsorted(self._gain, side="right"))
+        return float(margins[order[min(at, len(order) - 1)]])
+
+    def add(self, worker: int, added: int) -> None:
+        row = self._work[worker]
+        row += added
+        np.maximum(self._highest, row, out=self._highest)
+
+
+class _Filling:
+    """Fills the free slots with requests of one slot each; a candidate is an index of sizes."""
+
+    def __init__(
+        self, loads: _Loads, capacity: Sequence[int], sizes: Sequence[int], exact: bool
+    ) -> None:
+        self._loads = loads
+        self._free = [max(0, slots) for slots in capacity]
+        self._shelf = Shelf(sizes)
+        self._exact = exact
+
+    def choices(self) -> Iterator[tuple[int, list[int]]]:
+        """Workers and what they take, in the order of choosing."""
+        singles = sum(self._free) - SUBSET_SLOTS
+        yield from islice(self._by_turns(self._freest, self._single), max(0, singles))
+        yield from self._by_turns(self._loads.last, self._subset)
+
+    def _by_turns(
+        self, key: Callable[[int], Any], choose: Callable[[int], list[int]]
+    ) -> Iterator[tuple[int, list[int]]]:
+        """The worker of the lowest key chooses, and stands in line again if it has slots left."""
+        line = [(key(worker), worker) for worker, slots in enumerate(self._free) if slots]
+        heapq.heapify(line)
+        while line and self._shelf:
+            worker = line[0][1]
+            candidates = choose(worker)
+            self._take(worker, candidates)
+            yield worker, candidates
+            if self._free[worker]:
+                heapq.heapreplace(line, (key(worker), worker))
+            else:
+                heapq.heappop(line)
+
+    def _freest(self, worker: int) -> tuple[int, float]:
+        return -self._free[worker], self._loads.now(worker)
+
+    def _take(self, worker: int, candidates: list[int]) -> None:
+        self._loads.add(worker, self._shelf.total(candidates))
+        self._shelf.take(candidates)
+        self._free[worker] -= len(candidates)
+
+    def _single(self, worker: int) -> list[int]:
+        margins = self._loads.margins(worker)
+        return self._best(margins, self._shelf.subsets(1, self._loads.peak(margins)))
+
+    def _subset(self, worker: int) -> list[int]:
+        """The subset that the worker takes: see the head of the file."""
+        margins = self._loads.margins(worker)
+        limit = self._loads.peak(margins) if self._exact else float(margins.min())
+        best: list[int] = []
+        highest = 0.0
+        for count in range(min(self._free[worker], len(self._shelf)), 0, -1):
+            found = self._shelf.subsets(count, limit)
+            chosen = self._best(margins, found) if self._exact else found[0]
+            total = self._shelf.total(chosen)
+            value = self._loads.value(margins, total)
+            if value > highest:
+                best, highest = chosen, value
+                if total <= limit:
+                    break
+        return best or self._single(worker)
+
+    def _best(self, margins: Floats, found: Sequence[list[int]]) -> list[int]:
+        return max(found, key=lambda one: self._loads.value(margins, self._shelf.total(one)))

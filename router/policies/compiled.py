@@ -1,0 +1,73 @@
+"""Compiles kernels where numba is installed; without it they run as they stand, only slower.
+
+Arithmetic is left in its order, so that both ways give the same results bit by bit. Kernels get all
+the memory that they need from their caller. Whoever imports kernels imports numba, which takes half
+a second: import them where they are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from importlib import import_module
+from types import FunctionType
+from typing import Any, TypeVar, cast
+
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
+
+njit: Any = None
+with suppress(ImportError):  # the extra ``fast`` is not installed
+    njit = import_module("numba").njit
+
+# Nobody divides by zero here, and no memory is claimed that would have to be counted.
+_LEAN = {"error_model": "numpy", "_nrt": False}
+_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
+def compiled(kernel: Kernel) -> Kernel:
+    """Compile a kernel on its first call; the next process loads it from the cache on disk."""
+    return _compile(kernel, **_LEAN)
+
+
+def inner(kernel: Kernel) -> Kernel:
+    """The same for one that only kernels may call: Python would crash."""
+    return _compile(kernel, **_LEAN, **_INNER)
+
+
+def inlined(kernel: Kernel) -> Kernel:
+    """The same for a short one, which becomes part of its callers: a call costs 50 ns."""
+    return _compile(kernel, forceinline=True, **_LEAN, **_INNER)
+
+
+def _compile(kernel: Kernel, **options: Any) -> Kernel:
+    if njit is None:
+        return kernel
+    dispatcher = njit(**options)(kernel)
+    _keep(dispatcher, import_module("numba.core.caching").FunctionCache)
+    return cast(Kernel, dispatcher)
+
+
+def _keep(dispatcher: Any, cache: Any) -> None:
+    """Let compiled code be kept on disk, until the kernel changes or one that it calls.
+
+    numba itself looks at the kernel's own file only.
+    """
+
+    class Cache(cache):  # type: ignore[misc]
+        def _index_key(self, *of: Any) -> tuple[Any, ...]:
+            return (*super()._index_key(*of), fingerprint(dispatcher.py_func))
+
+    with suppress(RuntimeError):  # no place to keep it
+        dispatcher._cache = Cache(dispatcher.py_func)  # noqa: SLF001
+
+
+def fingerprint(kernel: FunctionType) -> str:
+    """A digest of what a kernel does, the kernels that it calls and their constants included."""
+    code = kernel.__code__
+    parts = [code.co_code.hex(), repr(code.co_consts)]
+    for name in code.co_names:
+        value = kernel.__globals__.get(name)
+        called = getattr(value, "py_func", value)
+        parts.append(fingerprint(called) if isinstance(called, FunctionType) else repr(called))
+    return sha256("\n".join(parts).encode()).hexdigest()

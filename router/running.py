@@ -1,0 +1,134 @@
+"""The running requests of a group as arrays, kept up to date row by row for the look-ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
+
+from router.forecast import NO_CAP, Running
+
+_ID, _WORKER, _PROMPT, _GENERATED, _CAP, _PREFILL = range(6)
+_COLUMNS = 6
+_FIRST_ROWS = 64
+
+
+def joined(one: Running, other: Running) -> Running:
+    """The rows of both."""
+    columns = (column.name for column in fields(Running))
+    return Running(*(np.concatenate((getattr(one, i), getattr(other, i))) for i in columns))
+
+
+class RunningTable:
+    """One row per running engine request, in no order; changes cost O(1).
+
+    A worker's requests grow together: what a row keeps of its generated tokens is less the ticks
+    that its worker had taken by then.
+    """
+
+    def __init__(self) -> None:
+        self._columns = np.zeros((_COLUMNS, _FIRST_ROWS), dtype=np.int64)
+        self._end_probability = np.zeros(_FIRST_ROWS)
+        self._row: dict[int, int] = {}
+        self._ticks: list[int] = []
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def worker(self) -> WorkerRows:
+        """Room for one more worker; its index counts from 0."""
+        self._ticks.append(0)
+        return WorkerRows(self, len(self._ticks) - 1)
+
+    def running(self, workers: Sequence[int]) -> Running:
+        """The rows of some workers, which are numbered anew in this order."""
+        numbering = np.full(len(self._ticks), -1, dtype=np.int64)
+        numbering[list(workers)] = np.arange(len(workers))
+        columns = self._columns[:, : len(self)]
+        place = numbering[columns[_WORKER]]
+        here = place >= 0
+        kept = columns[:, here]
+        ticks = np.array(self._ticks, dtype=np.int64)
+        return Running(
+            id=kept[_ID],
+            worker=place[here],
+            prompt_tokens=kept[_PROMPT],
+            generated_tokens=kept[_GENERATED] + ticks[kept[_WORKER]],
+            max_tokens=kept[_CAP],
+            end_probability=self._end_probability[: len(self)][here],
+            prefill_left=kept[_PREFILL],
+        )
+
+    def new_id(self) -> int:
+        """An id that no row has had."""
+        self._serial += 1
+        return self._serial
+
+    def tick(self, worker: int) -> None:
+        """Each request of a worker gains a token."""
+        self._ticks[worker] += 1
+
+    def add(
+        self,
+        row: tuple[int, int, int, int, int, int],
+        end_probability: float | None,
+    ) -> None:
+        """Add id, worker, prompt, generated tokens, cap and prompt tokens not yet computed."""
+        at = len(self._row)
+        if at == self._columns.shape[1]:
+            self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
+            room = np.zeros_like(self._end_probability)
+            self._end_probability = np.concatenate((self._end_probability, room))
+        self._columns[:, at] = row
+        self._columns[_GENERATED, at] -= self._ticks[row[_WORKER]]
+        self._end_probability[at] = np.nan if end_probability is None else end_probability
+        self._row[row[_ID]] = at
+
+    def remove(self, number: int) -> None:
+        """Drop the row of an id; the last one takes its place."""
+        at, last = self._row.pop(number), len(self._row)
+        if at != last:
+            self._columns[:, at] = self._columns[:, last]
+            self._end_probability[at] = self._end_probability[last]
+            self._row[int(self._columns[_ID, at])] = at
+
+
+class WorkerRows:
+    """The rows of one worker.
+
+    Attributes:
+        worker: its index in the table.
+    """
+
+    def __init__(self, table: RunningTable, worker: int) -> None:
+        self._table = table
+        self.worker = worker
+
+    def tick(self) -> None:
+        """Each of its requests gains a token."""
+        self._table.tick(self.worker)
+
+    def add(
+        self,
+        prompt_tokens: int,
+        generated_tokens: int,
+        prefill_left: int,
+        max_tokens: int = NO_CAP,
+        end_probability: float | None = None,
+        number: int | None = None,
+    ) -> int:
+        """Add a request; returns its id, a new one unless it is given."""
+        number = self._table.new_id() if number is None else number
+        row = (number, self.worker, prompt_tokens, generated_tokens, max_tokens, prefill_left)
+        self._table.add(row, end_probability)
+        return number
+
+    def new_id(self) -> int:
+        """An id for a request that has no row yet."""
+        return self._table.new_id()
+
+    def remove(self, number: int) -> None:
+        """Drop the request of an id."""
+        self._table.remove(number)

@@ -1,0 +1,196 @@
+"""One worker as the router knows it: what its engine shows, and what it does not show yet.
+
+A dispatch is never forgotten between its sending and the first snapshot that shows it, however
+stale that one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from router.feed import Feed
+from router.forecast import NO_CAP
+from router.running import WorkerRows
+from router.signals import Departure
+from router.types import DEFAULT_SLOTS, Dispatch, Request, Snapshot, WorkerSpec, WorkerView
+
+UNBOUNDED = 1 << 30
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A dispatched request, and how many of its engine requests have ended.
+
+    ``numbers`` are ids in the look-ahead, until engine requests that are shown take them over;
+    ``generated_tokens`` are of all that are not shown together.
+    """
+
+    request: Request
+    numbers: list[int] = field(default_factory=list)
+    finished: int = 0
+    generated_tokens: int = 0
+
+    @property
+    def max_tokens(self) -> int:
+        return NO_CAP if self.request.max_tokens is None else self.request.max_tokens
+
+
+class Worker:
+    """One worker: its engine's feed, if it has one, and this router's requests on it.
+
+    Args:
+        spec: as configured.
+        rows: where the look-ahead finds its running requests.
+        departures: where requests are noted that stopped running.
+
+    Attributes:
+        live: may be given requests.
+        down_reason: why not, while it is not live.
+    """
+
+    def __init__(self, spec: WorkerSpec, rows: WorkerRows, departures: list[Departure]) -> None:
+        self.spec = spec
+        self.rows = rows
+        self.departures = departures
+        self.live = False
+        self.down_reason: str | None = "not checked yet"
+        self.feed: Feed | None = None
+        self.gaps = 0
+        self._in_flight: dict[str, _InFlight] = {}
+        self._unseen: dict[str, int] = {}
+
+    @property
+    def slots(self) -> int:
+        """Engine requests that run at once: as configured, else as reported, else a default."""
+        return self.spec.slots or (self.feed.slots if self.feed else 0) or DEFAULT_SLOTS
+
+    @property
+    def in_flight(self) -> int:
+        """This router's requests that were sent here and have not ended."""
+        return len(self._in_flight)
+
+    @property
+    def load_tokens(self) -> int:
+        """KV tokens: running as the engine says, plus those of dispatches that it has not shown."""
+        unseen = 0
+        for token, parts in self._unseen.items():
+            flight = self._in_flight[token]
+            unseen += parts * flight.request.prompt_tokens + flight.generated_tokens
+        return unseen + (self.feed.load_tokens if self.feed else 0)
+
+    @property
+    def requests(self) -> int:
+        """Engine requests running, queued in the engine, or on their way."""
+        unseen = sum(self._unseen.values())
+        if self.feed is None:
+            return unseen
+        return self.feed.running + max(unseen, self.feed.waiting)
+
+    @property
+    def free_slots(self) -> int:
+        """Engine requests that would start at the next step."""
+        return max(0, self.slots - self.requests)
+
+    def receive(self, snapshot: Snapshot, received_s: float) -> Feed | None:
+        """Take in a snapshot; None if it came late and changed nothing, else the feed."""
+        feed = self.feed = self.feed or Feed(self.rows, self._claim)
+        ended = feed.apply(snapshot, received_s)
+        if ended is None:
+            return None
+        for token in ended:
+            if token in self._in_flight:
+                self._in_flight[token].finished += 1
+        self._recount(feed.changed.union(ended))
+        self._note_departures(feed)
+        return feed
+
+    def lose_feed(self) -> None:
+        """Go on by own counts, from what the feed showed last."""
+        if self.feed is None:
+            return
+        for token, flight in self._in_flight.items():
+            flight.generated_tokens = self.feed.generated_by_token(token)
+        self.gaps += self.feed.gaps
+        self.feed.clear()
+        self._note_departures(self.feed)
+        self.feed = None
+        self._recount(self._in_flight)
+
+    def add(self, request: Request) -> None:
+        """Count a request that is on its way here."""
+        self._in_flight[request.id] = _InFlight(request)
+        self._recount((request.id,))
+
+    def progress(self, request_id: str, generated_tokens: int) -> int:
+        """Output tokens of a request, where no feed tells them; returns how many are new."""
+        if self.feed is not None:
+            return 0
+        flight = self._in_flight[request_id]
+        new = generated_tokens - flight.generated_tokens
+        flight.generated_tokens = generated_tokens
+        return new
+
+    def remove(self, request_id: str, *, complete: bool) -> None:
+        """Stop counting a request; an incomplete one counts until the engine has dropped it."""
+        if complete and self.feed is not None:
+            self.feed.forget(request_id)
+            self._note_departures(self.feed)
+        if self.feed is None:
+            for number, prompt, generated, cap in self._unseen_parts(request_id):
+                self.departures.append(Departure(number, prompt, generated, complete, cap))
+        del self._in_flight[request_id]
+        self._recount((request_id,))
+
+    def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
+        """What a policy sees of it, if so many may queue in the engine."""
+        requests = self.requests
+        free = max(0, self.slots + overcommit - requests)
+        return WorkerView(
+            id=self.spec.id,
+            load_tokens=self.load_tokens,
+            requests=requests,
+            capacity=free if dispatch is Dispatch.POOL else UNBOUNDED,
+            waiting=self.feed.waiting if self.feed else 0,
+            kv_usage=self.feed.kv_usage if self.feed else 0.0,
+        )
+
+    def foreseen(self) -> Iterator[tuple[int, int, int, int]]:
+        """Engine requests that no snapshot has shown: id, prompt, generated tokens, and cap."""
+        return chain.from_iterable(map(self._unseen_parts, self._unseen))
+
+    def _unseen_parts(self, token: str) -> Iterator[tuple[int, int, int, int]]:
+        """Those of one request, between which its tokens are divided."""
+        flight, parts = self._in_flight[token], self._unseen.get(token, 0)
+        flight.numbers += [self.rows.new_id() for _ in range(parts - len(flight.numbers))]
+        for part, number in enumerate(flight.numbers[:parts]):
+            generated_tokens = (flight.generated_tokens + part) // parts
+            yield number, flight.request.prompt_tokens, generated_tokens, flight.max_tokens
+
+    def _claim(self, token: str) -> tuple[int, int | None]:
+        flight = self._in_flight.get(token)
+        if flight is None:
+            return NO_CAP, None
+        return flight.max_tokens, flight.numbers.pop(0) if flight.numbers else None
+
+    def _recount(self, tokens: Iterable[str]) -> None:
+        """Find out anew how much of these requests the feed does not show."""
+        running: Mapping[str, int] = self.feed.running_by_token if self.feed else {}
+        for token in tokens:
+            flight = self._in_flight.get(token)
+            parts = 0
+            if flight is not None:
+                parts = flight.request.slots - flight.finished - running.get(token, 0)
+            if parts > 0:
+                self._unseen[token] = parts
+            else:
+                self._unseen.pop(token, None)
+
+    def _note_departures(self, feed: Feed) -> None:
+        """An own request that had left before its engine dropped it was aborted."""
+        for token, departure in feed.departures:
+            aborted = token is not None and token not in self._in_flight
+            self.departures.append(replace(departure, completed=False) if aborted else departure)
+        feed.departures.clear()
+        feed.changed.clear()

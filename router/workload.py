@@ -1,0 +1,107 @@
+"""What a request costs a worker from step to step, in KV tokens' worth of work.
+
+The general workload profiles of BF-IO (arXiv 2601.17855, sections 3 and 5.1): KV growth with full
+attention or a sliding window, a common drift per step, a cost per running request, and prefill
+chunks where a worker computes prompts as well. MLA holds fewer bytes per token, not fewer tokens:
+its profile is that of full attention.
+
+Arrays of shape (n, K) lie in memory step by step: n is the long axis, and numpy is quick along it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkProfile:
+    """Work of one running request, alike for all requests of a group.
+
+    Attributes:
+        growth: tokens that it gains per step: 1 for plain decoding, more with accepted drafts of
+            speculative decoding, 0 for constant work.
+        window: tokens that a layer with a sliding window attends to; None for full attention.
+        window_share: fraction of the layers that have the window.
+        request_tokens: cost of running one request whatever its length, t_r / t_l.
+        prefill_beta: work per prompt token that is computed; 0 where others prefill.
+        prefill_chunk: prompt tokens of a request that a step computes at most.
+
+    Raises:
+        ValueError: a value outside its range; the message says which is allowed.
+    """
+
+    growth: float = 1.0
+    window: int | None = None
+    window_share: float = 1.0
+    request_tokens: float = 0.0
+    prefill_beta: float = 0.0
+    prefill_chunk: int = 2048
+
+    def __post_init__(self) -> None:
+        for name in ("growth", "request_tokens", "prefill_beta"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} {getattr(self, name)}: give a number from 0 up")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window {self.window}: give 1 token or more, or none at all")
+        if not 0 <= self.window_share <= 1:
+            raise ValueError(f"window_share {self.window_share}: give a fraction from 0 to 1")
+        if self.prefill_chunk < 1:
+            raise ValueError(f"prefill_chunk {self.prefill_chunk}: give 1 token or more")
+
+    @property
+    def plain(self) -> bool:
+        """Work is linear in tokens and steps: no window, no prefill."""
+        return self.window is None and self.prefill_beta == 0
+
+    @property
+    def step_tokens(self) -> float:
+        """Output tokens that a decode step yields: more than one with accepted drafts."""
+        return max(1.0, self.growth)
+
+    def work(self, tokens: Ints, prefill_left: Ints, steps: int) -> Floats:
+        """Work over the coming steps of requests that go on.
+
+        A prompt counts whole from the step at which its request enters, computed or not, as the
+        snapshots' loads do.
+
+        Args:
+            tokens: shape (n,), prompt and generated tokens at the next step.
+            prefill_left: shape (n,), prompt tokens that are still to be computed.
+            steps: K, how many steps.
+
+        Returns:
+            Shape (n, K): work at step k + h in column h.
+        """
+        if self.plain:
+            ahead = np.arange(steps, dtype=np.float64)
+            return (tokens + (self.request_tokens + self.growth * ahead)[:, None]).T
+        return np.stack([self.work_at(tokens, prefill_left, h) for h in range(steps)]).T
+
+    def work_at(self, tokens: Ints, prefill_left: Ints, ahead: int) -> Floats:
+        """Work at step k + ahead alone; shape (n,)."""
+        held: Floats = tokens + self.growth * self.decoded(prefill_left, ahead)
+        if self.window is not None:
+            seen = np.minimum(held, self.window)
+            held = (1 - self.window_share) * held + self.window_share * seen
+        held += self.request_tokens
+        if self.prefill_beta > 0:
+            left = np.maximum(0, prefill_left - ahead * self.prefill_chunk)
+            held += self.prefill_beta * np.minimum(self.prefill_chunk, left)
+        return held
+
+    def decoded(self, prefill_left: Ints, ahead: int) -> Ints:
+        """Steps that yielded tokens before step k + ahead; a prefill's last yields the first."""
+        return np.maximum(0, ahead - self.steps_before_first(prefill_left))
+
+    def steps_before_first(self, prefill_left: Ints) -> Ints:
+        """Steps that compute a prompt without yielding a token; shape (n,)."""
+        if self.prefill_beta == 0:
+            return np.zeros_like(prefill_left)
+        return np.maximum(0, -(-prefill_left // self.prefill_chunk) - 1)
