@@ -16,7 +16,8 @@ from loadgen.replay.results import Report
 from router.errors import EvenstepError
 from router.types import Dispatch
 
-READY_TIMEOUT_S = 30.0
+# A router compiles its search at the first start of all.
+READY_TIMEOUT_S = 180.0
 HTTP_TIMEOUT_S = 2.0
 # Engine seconds: some 200 steps. The router's own 5 s would be most of a run, whose averages would
 # then lack the long prompts that BF-IO puts off.

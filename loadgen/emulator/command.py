@@ -16,9 +16,9 @@ from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.settings import (
     EmulatorSettings,
     parse_speeds,
-    parse_step_time,
     snapshot_endpoints,
 )
+from loadgen.step_model import parse_step_time
 from router.errors import InputError
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadgen.emulator.generation import Limits
-from loadgen.emulator.stepping import PowerModel, StepTime
+from loadgen.step_model import PowerModel, StepTime, numbers
 from router.errors import ConfigError
 
 _HIGHEST_PORT = 65535
@@ -109,25 +109,13 @@ class EmulatorSettings:
             raise ConfigError(f"--control-port {self.fault_port} is a worker's port")
 
 
-def parse_step_time(text: str) -> StepTime:
-    """Read ``C,t_l[,t_r]`` in seconds.
-
-    Raises:
-        ConfigError: not two or three numbers, or a step that takes no time.
-    """
-    values = _numbers("--step-time", text)
-    if len(values) not in (2, 3) or min(values) < 0 or values[0] == 0:
-        raise ConfigError(f"--step-time takes C,t_l[,t_r] in seconds with C above 0, got {text!r}")
-    return StepTime(*values)
-
-
 def parse_speeds(text: str) -> tuple[float, ...]:
     """Read relative speeds separated by commas.
 
     Raises:
         ConfigError: not numbers.
     """
-    return tuple(_numbers("--speed", text))
+    return tuple(numbers("--speed", text))
 
 
 def snapshot_endpoints(host: str, port: int, workers: int) -> tuple[str, ...]:
@@ -139,13 +127,3 @@ def snapshot_endpoints(host: str, port: int, workers: int) -> tuple[str, ...]:
     if not 0 < port <= _HIGHEST_PORT - 2 * workers:
         raise ConfigError(f"--snapshot-port {port} leaves no room for {workers} workers")
     return tuple(f"tcp://{host}:{port + 2 * rank}" for rank in range(workers))
-
-
-def _numbers(option: str, text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"{option} takes numbers separated by commas, got {text!r}") from error
-    if not all(map(math.isfinite, values)):
-        raise ConfigError(f"{option} takes finite numbers, got {text!r}")
-    return values

@@ -1,8 +1,4 @@
-"""Workers that step together, as a pure model: step time, power and energy.
-
-Times are engine seconds. With the plain barrier model (arXiv 2601.17855, section 2) a step takes
-``C + t_l * max_g L_g``; a cost per running request and slower workers generalize it.
-"""
+"""Workers that step together, as a pure model: step time, power and energy, in engine seconds."""
 
 from __future__ import annotations
 
@@ -10,40 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.emulator.engine import Engine, EngineRequest, Schedule
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """What a step costs.
-
-    Attributes:
-        base_s: C, the cost of any step, seconds.
-        per_token_s: t_l, seconds per resident KV token.
-        per_request_s: t_r, seconds per running request.
-    """
-
-    base_s: float = 4.95e-3
-    per_token_s: float = 9.5e-8
-    per_request_s: float = 0.0
-
-    def seconds(self, load_tokens: int, requests: int, speed: float = 1.0) -> float:
-        """How long one worker needs; one of half the speed needs twice as long."""
-        work_s = self.base_s + self.per_token_s * load_tokens + self.per_request_s * requests
-        return work_s / speed
-
-
-@dataclass(frozen=True, slots=True)
-class PowerModel:
-    """Power of one worker against its utilization u = L_g / max L (arXiv 2601.17855)."""
-
-    idle_w: float = 100.0
-    max_w: float = 400.0
-    exponent: float = 0.7
-
-    def watts(self, load_tokens: int, peak_load_tokens: int) -> float:
-        """Power during a step, ``P_idle + (P_max - P_idle) * u ** exponent``."""
-        utilization = load_tokens / peak_load_tokens if peak_load_tokens else 0.0
-        return float(self.idle_w + (self.max_w - self.idle_w) * utilization**self.exponent)
+from loadgen.step_model import PowerModel, StepTime
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +83,8 @@ class StepGroup:
         schedules = [worker.engine.schedule() for worker in live]
         peak_tokens = max((worker.engine.load_tokens for worker in live), default=0)
         for worker in live:
-            worker.power_w = self._power.watts(worker.engine.load_tokens, peak_tokens)
+            utilization = worker.engine.load_tokens / peak_tokens if peak_tokens else 0.0
+            worker.power_w = self._power.watts(utilization)
         parts = tuple(
             WorkerStep(
                 worker=worker,

@@ -26,11 +26,10 @@ from loadgen.replay.cluster import Scrapes, StepTime, cluster_report
 from loadgen.replay.results import Conditions, Report, Run, parse_goodput, summarize
 from loadgen.replay.table import replay_table
 from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
-from loadgen.traces import BUNDLED_TRACE, Trace, load_trace
+from loadgen.traces import BUNDLED, Trace, load_trace
 from router.engines.upstream import HttpClient
 from router.errors import ConfigError, InputError, UpstreamError
 
-BUNDLED = "burstgpt"
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
@@ -38,7 +37,7 @@ Url = Annotated[
     str, typer.Option(metavar="URL", help="base URL of a router or an OpenAI-compatible engine")
 ]
 TraceFile = Annotated[
-    str, typer.Option(metavar="FILE", help="trace file; burstgpt is the bundled length sample")
+    str, typer.Option(metavar="FILE", help=f"trace file, or a bundled one: {', '.join(BUNDLED)}")
 ]
 ArrivalsText = Annotated[
     str,
@@ -100,7 +99,7 @@ class ReplaySettings:
 
 def replay(
     url: Url = "http://127.0.0.1:8000",
-    trace: TraceFile = BUNDLED,
+    trace: TraceFile = "burstgpt",
     arrivals: ArrivalsText = "closed:64",
     requests: Requests = None,
     seed: Seed = 0,
@@ -118,7 +117,7 @@ def replay(
 
     Times are engine seconds: wall seconds divided by the time scale. Exit 1 if a request failed.
     """
-    loaded = load_trace(BUNDLED_TRACE if trace == BUNDLED else Path(trace))
+    loaded = load_trace(trace)
     settings = ReplaySettings(
         target=Target(_base_url(url), _authorization(api_key_file)),
         trace=loaded,

@@ -1,0 +1,1 @@
+"""``evenstep figures``: the paper's experiments simulated: tables, pictures, one JSON."""

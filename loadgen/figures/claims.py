@@ -1,0 +1,64 @@
+"""What a study shows or fails to show, with the number it stands on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from loadgen.figures.samples import Sample
+from loadgen.replay.table import number
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A bound and what was found.
+
+    Attributes:
+        text: what is claimed, without the number.
+        found: the number; not a number counts as missed.
+        bound: limit of it.
+        at_most: the bound is the highest allowed, else the lowest.
+        remark: what else a reader must know.
+    """
+
+    text: str
+    found: float
+    bound: float
+    at_most: bool = True
+    remark: str = ""
+
+    @property
+    def met(self) -> bool:
+        """The bound holds."""
+        return self.found <= self.bound if self.at_most else self.found >= self.bound
+
+    def row(self) -> list[str]:
+        """As a row of a table: claim, bound, found, verdict."""
+        sign = "≤" if self.at_most else "≥"
+        verdict = "met" if self.met else "**missed**"
+        found = number(float(self.found), 3) + (f" ({self.remark})" if self.remark else "")
+        return [self.text, f"{sign} {number(float(self.bound), 3)}", found, verdict]
+
+
+def at_most(text: str, found: float, bound: float, remark: str = "") -> Claim:
+    """The number is not above the bound."""
+    return Claim(text, found, bound, True, remark)
+
+
+def at_least(text: str, found: float, bound: float, remark: str = "") -> Claim:
+    """The number is not below the bound."""
+    return Claim(text, found, bound, False, remark)
+
+
+def within(text: str, sample: Sample, metric: str, target: float, share: float) -> Claim:
+    """The mean of a metric differs by at most a share from a target."""
+    found = sample.of(metric)
+    mean = math.nan if found is None else found.mean
+    spread = "" if found is None or found.half_width is None else f" ± {found.half_width:,.0f}"
+    return Claim(
+        f"{text}: deviation from {number(float(target), 3)}",
+        abs(mean / target - 1),
+        share,
+        True,
+        f"{number(mean, 3)}{spread}, {mean / target - 1:+.1%}",
+    )

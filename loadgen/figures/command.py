@@ -1,0 +1,98 @@
+"""``evenstep figures``: run the studies, write tables, pictures and one JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from loadgen.demo.processes import signals_as_interrupts
+from loadgen.figures.laboratory import Bench
+from loadgen.figures.report import (
+    JSON_NAME,
+    MARKDOWN_NAME,
+    claims_of,
+    document,
+    json_text,
+    markdown,
+    outcomes_of,
+    read_document,
+)
+from loadgen.figures.samples import Outcomes
+from loadgen.figures.studies import STUDIES
+from loadgen.plots import require_matplotlib
+from router.errors import ConfigError, InputError
+
+_Out = Annotated[Path, typer.Option(metavar="DIR", help="Takes tables, pictures and the JSON.")]
+_Runs = Annotated[Path, typer.Option(metavar="DIR", help="Takes each finished run, found again.")]
+_Only = Annotated[
+    str, typer.Option(metavar="NAME,…", help=f"Of {', '.join(STUDIES)}; empty: all of them.")
+]
+_Processes = Annotated[int, typer.Option(min=1, metavar="N", help="Runs at a time.")]
+_Quick = Annotated[
+    bool, typer.Option("--quick", help="Few steps and seeds: shows that it works, no figures.")
+]
+
+
+def figures(
+    out: _Out = Path("out/figures"),
+    runs: _Runs = Path("out/figures/runs"),
+    only: _Only = "",
+    processes: _Processes = 2,
+    quick: _Quick = False,
+) -> None:
+    """Simulate the paper's experiments and this project's own; finished runs are not repeated."""
+    names = _chosen(only)
+    require_matplotlib()
+    console = Console(stderr=True)
+    bench = Bench(runs, processes, quick, lambda line: _say(console, line))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with signals_as_interrupts():
+            _study_all(names, bench, out, console)
+    except OSError as error:
+        raise InputError(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def _chosen(only: str) -> list[str]:
+    names = [name for name in only.split(",") if name] or list(STUDIES)
+    unknown = [name for name in names if name not in STUDIES]
+    if unknown:
+        raise ConfigError(f"--only: {unknown[0]!r} is unknown; known: {', '.join(STUDIES)}")
+    return names
+
+
+def _study_all(names: list[str], bench: Bench, out: Path, console: Console) -> None:
+    read_document(out, quick=bench.quick)  # what is wrong is said before all the work
+    for name in names:
+        _say(console, f"== {name}: {STUDIES[name].title}")
+        outcomes = STUDIES[name].measure(bench)
+        draw = STUDIES[name].draw
+        if draw is not None:
+            draw(outcomes, out / picture_name(name))
+        _write(out, name, outcomes, quick=bench.quick)
+        for claim in () if bench.quick else claims_of(name, outcomes):
+            text, bound, found, verdict = claim.row()
+            _say(console, f"{verdict.strip('*')}: {text}: {found} ({bound})")
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _write(out: Path, name: str, outcomes: Outcomes, *, quick: bool) -> None:
+    """Put one study in the place of what an earlier run has left of it."""
+    earlier = read_document(out, quick=quick)
+    found = (outcomes_of(earlier) if earlier else {}) | {name: outcomes}
+    ordered = {each: found[each] for each in STUDIES if each in found}
+    written = document(ordered, quick=quick)
+    (out / JSON_NAME).write_text(json_text(written), encoding="utf-8")
+    pictures = {each: picture_name(each) for each in ordered if STUDIES[each].draw}
+    (out / MARKDOWN_NAME).write_text(markdown(ordered, pictures, quick=quick), encoding="utf-8")
+
+
+def picture_name(name: str) -> str:
+    """Of a study's picture."""
+    return f"{name}.png"

@@ -1,0 +1,173 @@
+"""All outcomes as one JSON, and what is shown of them as Markdown; either can be read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from loadgen.figures.cases import settings
+from loadgen.figures.claims import Claim
+from loadgen.figures.laboratory import QUICK_SEEDS, QUICK_SHARE
+from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.studies import STUDIES
+from loadgen.figures.study import config
+from loadgen.figures.tables import Table
+from router.errors import InputError
+
+JSON_NAME, MARKDOWN_NAME = "figures.json", "figures.md"
+STATEMENT = (
+    "Simulated in virtual time by the paper's step-time model, with the live router's own pool, "
+    "look-ahead and policies: no GPU's figures. Mean ± half of the 95 % interval (Student's t over "
+    "the seeds, 5 unless said otherwise)."
+)
+
+QUICK_STATEMENT = (
+    f"Quick: a {QUICK_SHARE}th of the steps and {QUICK_SEEDS} seeds at most, whatever is said "
+    "below. It shows that everything works; the numbers are no results, and no claim is judged."
+)
+
+Document = dict[str, Any]
+
+
+def document(outcomes: Mapping[str, Outcomes], *, quick: bool = False) -> Document:
+    """Every number with the settings and the command that it comes from, JSON-able.
+
+    Args:
+        outcomes: by name of the study.
+        quick: they come from shortened runs.
+    """
+    mark = {"quick": True} if quick else {}
+    return {
+        "statement": QUICK_STATEMENT if quick else STATEMENT,
+        **mark,
+        "versions": {"evenstep": version("evenstep"), "numpy": version("numpy")},
+        "defaults": _default_settings(),
+        "studies": {name: _study(name, found, quick) for name, found in outcomes.items()},
+    }
+
+
+def _default_settings() -> dict[str, object]:
+    everything = settings(config("burstgpt", "bfio, no look-ahead"))
+    return {name: value for name, value in everything.items() if name not in ("policy", "lengths")}
+
+
+def _study(name: str, outcomes: Outcomes, quick: bool) -> Document:
+    study = STUDIES[name]
+    claims = [] if quick else study.claims(outcomes)
+    return {
+        "title": study.title,
+        "conditions": study.conditions,
+        "cases": [_case(list(key), sample) for key, sample in outcomes.items()],
+        "claims": [
+            {"claim": claim.text, "bound": claim.bound, "found": claim.found, "met": claim.met}
+            for claim in claims
+        ],
+    }
+
+
+def _case(key: list[str], sample: Sample) -> Document:
+    return {
+        "key": key,
+        "command": sample.command,
+        "differs": sample.differs,
+        "values": dict(sample.values),
+    }
+
+
+def outcomes_of(document_: Document) -> dict[str, Outcomes]:
+    """What ``document`` was made of, without the steps of single runs."""
+    return {
+        name: {
+            tuple(case["key"]): Sample(case["values"], case["command"], case["differs"])
+            for case in study["cases"]
+        }
+        for name, study in document_["studies"].items()
+    }
+
+
+def read_document(folder: Path, *, quick: bool = False) -> Document | None:
+    """What an earlier run has left; None for nothing.
+
+    Args:
+        folder: where it is.
+        quick: it is to be completed by shortened runs.
+
+    Raises:
+        InputError: the file is not one of these, cannot be shown by the studies as they are now,
+            or is quick where full runs are to be added, or the other way round.
+    """
+    path = folder / JSON_NAME
+    if not path.exists():
+        return None
+    try:
+        found: Document = json.loads(path.read_text(encoding="utf-8"))
+        kept = bool(found.get("quick"))
+        outcomes = {name: each for name, each in outcomes_of(found).items() if name in STUDIES}
+        markdown(outcomes, {}, quick=kept)
+    except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} is not a file of figures of this version ({error!r}); delete it"
+        ) from error
+    if kept != quick:
+        held, added = ("quick", "full") if kept else ("full", "quick")
+        raise InputError(f"{path} holds {held} runs, and {added} ones go elsewhere: give an --out")
+    return found
+
+
+def json_text(document_: Document) -> str:
+    """One line a case, so that changes show."""
+    studies = []
+    for name, study in document_["studies"].items():
+        head = {key: value for key, value in study.items() if key != "cases"}
+        cases = ",\n".join(f"    {_compact(case)}" for case in study["cases"])
+        studies.append(f' {_compact(name)}: {_compact(head)[:-1]}, "cases": [\n{cases}]}}')
+    head = {key: value for key, value in document_.items() if key != "studies"}
+    return f'{_compact(head)[:-1]},\n"studies": {{\n' + ",\n".join(studies) + "}}\n"
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def score(outcomes: Mapping[str, Outcomes]) -> str:
+    """How many claims are met."""
+    verdicts = [claim.met for name, found in outcomes.items() for claim in claims_of(name, found)]
+    return f"{sum(verdicts)} of {len(verdicts)} claims are met."
+
+
+def claims_table(outcomes: Mapping[str, Outcomes]) -> Table:
+    """Every claim of every study, met or missed."""
+    claims = [(name, claim) for name, found in outcomes.items() for claim in claims_of(name, found)]
+    rows = [[name, *claim.row()] for name, claim in claims]
+    return Table(["study", "claim", "bound", "found", ""], rows, text_columns=2)
+
+
+def claims_of(name: str, outcomes: Outcomes) -> Sequence[Claim]:
+    """Those of one study."""
+    return STUDIES[name].claims(outcomes)
+
+
+def markdown(
+    outcomes: Mapping[str, Outcomes], pictures: Mapping[str, str], *, quick: bool = False
+) -> str:
+    """All tables, with pictures by their file names; ``quick``: of shortened runs."""
+    if quick:
+        parts = ["# Simulated figures (quick: no results)", QUICK_STATEMENT]
+    else:
+        parts = ["# Simulated figures", STATEMENT, "## Claims", score(outcomes)]
+        parts.append(claims_table(outcomes).markdown())
+    for name, found in outcomes.items():
+        study = STUDIES[name]
+        parts += [f"## {study.title}", study.conditions]
+        if name in pictures:
+            parts.append(f"![{study.title}]({pictures[name]})")
+        parts += [table.markdown() for table in study.tables(found)]
+        if study.words is not None:
+            parts.append(study.words(found))
+        command = next((sample.command for sample in found.values() if sample.command), None)
+        if command is not None:
+            parts.append(f"A single run of it, the first case: `{command}`")
+    return "\n\n".join(parts) + "\n"

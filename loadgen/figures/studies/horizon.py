@@ -1,0 +1,94 @@
+"""Figure 4 of arXiv 2601.17855: how far to look ahead, with and without discount."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from loadgen.figures.cases import Case
+from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.figures.laboratory import Laboratory
+from loadgen.figures.samples import Outcomes
+from loadgen.figures.study import ORACLE, PLAIN, TRACE_NAMES, Study, config
+from loadgen.figures.tables import IMBALANCE, THROUGHPUT, Table, metric_table
+
+HORIZONS = (0, 4, 8, 12, 20, 40, 100)
+_PLAIN, _DISCOUNTED = "plain", "discounted"
+_KINDS: Mapping[str, Mapping[str, float]] = {_PLAIN: PLAIN, _DISCOUNTED: {}}
+_STEPS = 1500
+
+
+def _measure(laboratory: Laboratory) -> Outcomes:
+    return laboratory.run(
+        [
+            Case(
+                (trace, kind, str(horizon)),
+                config(trace, ORACLE, horizon=horizon, steps=_STEPS, **changes),
+            )
+            for trace in TRACE_NAMES
+            for kind, changes in _KINDS.items()
+            for horizon in HORIZONS
+        ]
+    )
+
+
+def _tables(outcomes: Outcomes) -> list[Table]:
+    return [
+        metric_table(
+            TRACE_NAMES[trace],
+            "program, H",
+            [
+                (f"{kind}, H={horizon}", outcomes[trace, kind, str(horizon)])
+                for kind in _KINDS
+                for horizon in HORIZONS
+            ],
+            (IMBALANCE, THROUGHPUT),
+        )
+        for trace in TRACE_NAMES
+    ]
+
+
+def best(outcomes: Outcomes, trace: str, kind: str) -> tuple[int, float]:
+    """The horizon of the least imbalance, and that, in tokens."""
+    found = {h: outcomes[trace, kind, str(h)].mean(IMBALANCE.metric) for h in HORIZONS}
+    horizon = min(found, key=found.__getitem__)
+    return horizon, found[horizon]
+
+
+def _draw(outcomes: Outcomes, path: Path) -> None:
+    figure, every_axes = panels(2)
+    for axes, (trace, name) in zip(every_axes, TRACE_NAMES.items(), strict=True):
+        for style, kind in enumerate(_KINDS, 1):
+            samples = [outcomes[trace, kind, str(horizon)] for horizon in HORIZONS]
+            estimates = [sample.of(IMBALANCE.metric) for sample in samples]
+            draw_line(axes, Line(kind, HORIZONS, estimates, 1e4, style))
+        axes.set_xscale("symlog", linthresh=2)
+        axes.set_xticks(HORIZONS, [str(horizon) for horizon in HORIZONS])
+        axes.set_yscale("log")
+        finish(axes, "look-ahead H, steps", IMBALANCE.title, name)
+        legend(axes)
+    save(figure, path, f"simulated; G=16, B=72, pool 128, oracle of ends, {_STEPS:,} steps")
+
+
+def _words(outcomes: Outcomes) -> str:
+    parts = []
+    for trace, name in TRACE_NAMES.items():
+        (plain, least), (ours, lower) = (best(outcomes, trace, kind) for kind in _KINDS)
+        parts.append(
+            f"{name}: best plain H is {plain} ({least / 1e4:.2f}e4), best discounted H {ours} "
+            f"({lower / 1e4:.2f}e4)."
+        )
+    return " ".join(parts)
+
+
+STUDY = Study(
+    title="Look-ahead (Figure 4)",
+    conditions=(
+        f"G=16, B=72, pool 128, oracle of ends, {_STEPS:,} steps without the first 500. Plain: the "
+        "paper's objective with ties broken evenly; discounted: gamma, mu and lead by the rule."
+    ),
+    measure=_measure,
+    tables=_tables,
+    draw=_draw,
+    words=_words,
+)

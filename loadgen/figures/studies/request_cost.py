@@ -1,0 +1,74 @@
+"""What remains of the gain when each running request costs time of its own (t_r)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loadgen.figures.cases import Case
+from loadgen.figures.laboratory import Laboratory
+from loadgen.figures.samples import Outcomes
+from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, config
+from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, Table
+from loadgen.simulator.config import DecodeConfig
+from loadgen.step_model import StepTime
+from router.workload import WorkProfile
+
+REQUEST_TOKENS = 800
+FITTED = replace(StepTime(), per_request_s=REQUEST_TOKENS * StepTime().per_token_s)
+_WAYS = ("fcfs", NONE, ORACLE)
+_COSTS = {"t_r = 0": StepTime(), "t_r fitted": FITTED}
+UNAWARE = f"{NONE}, not knowing t_r"
+
+
+def _config(trace: str, cost: str, way: str) -> DecodeConfig:
+    if way == UNAWARE:
+        return config(trace, NONE, step_time=_COSTS[cost], known_profile=WorkProfile())
+    return config(trace, way, step_time=_COSTS[cost])
+
+
+def _rows(cost: str) -> list[str]:
+    return [*_WAYS, UNAWARE] if _COSTS[cost] is FITTED else list(_WAYS)
+
+
+def _measure(laboratory: Laboratory) -> Outcomes:
+    return laboratory.run(
+        [
+            Case((trace, cost, way), _config(trace, cost, way))
+            for trace in TRACE_NAMES
+            for cost in _COSTS
+            for way in _rows(cost)
+        ]
+    )
+
+
+def gain(outcomes: Outcomes, trace: str, cost: str, way: str) -> float:
+    """Throughput over that of FCFS at the same cost, less 1."""
+    first = outcomes[trace, cost, "fcfs"]
+    return outcomes[trace, cost, way].ratio(first, THROUGHPUT.metric) - 1
+
+
+def _tables(outcomes: Outcomes) -> list[Table]:
+    columns = (THROUGHPUT, TPOT, IMBALANCE)
+    rows = [
+        [
+            f"{name}, {cost}, {way}",
+            *(column.cell(outcomes[trace, cost, way]) for column in columns),
+            f"{gain(outcomes, trace, cost, way):+.1%}",
+        ]
+        for trace, name in TRACE_NAMES.items()
+        for cost in _COSTS
+        for way in _rows(cost)
+    ]
+    titles = [column.title for column in columns]
+    return [Table(["", *titles, "throughput over fcfs"], rows)]
+
+
+STUDY = Study(
+    title="A cost per running request",
+    conditions=(
+        "As Table 1; t_r fitted: each running request costs as much as 800 KV tokens, as fits to a "
+        "dense 8B model show."
+    ),
+    measure=_measure,
+    tables=_tables,
+)

@@ -1,0 +1,164 @@
+"""The same from 16 to 256 workers (BurstGPT lengths)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from loadgen.figures.cases import SEEDS, Case
+from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.figures.claims import Claim, at_least, at_most, within
+from loadgen.figures.laboratory import Laboratory
+from loadgen.figures.samples import Outcomes
+from loadgen.figures.study import GREEDY, GREEDY_ORACLE, NONE, ORACLE, Study, config
+from loadgen.figures.tables import (
+    IMBALANCE,
+    MEAN_LOAD,
+    PROMPT,
+    THROUGHPUT,
+    TPOT,
+    Table,
+    metric_table,
+)
+from loadgen.simulator.config import DecodeConfig
+
+WORKERS = (16, 32, 64, 128, 256)
+FEWER_SEEDS, MORE_SEEDS = 3, 10
+_WAYS = ("fcfs", GREEDY, GREEDY_ORACLE, NONE, ORACLE)
+_GREEDY_UP_TO = 64
+# (G, way): imbalance in tokens, tok/s; the first three to be met, the others of one short run.
+REACHED: Mapping[tuple[int, str], tuple[float, float]] = MappingProxyType(
+    {
+        (32, "fcfs"): (83e4, 15.5e4),
+        (32, NONE): (3.1e4, 18.5e4),
+        (32, ORACLE): (1.8e4, 18.8e4),
+        (64, "fcfs"): (146e4, 32.5e4),
+        (64, NONE): (7.0e4, 38.0e4),
+        (64, ORACLE): (5.5e4, 38.5e4),
+        (128, "fcfs"): (417e4, 61.1e4),
+        (128, NONE): (23e4, 75.9e4),
+        (128, ORACLE): (11e4, 77.5e4),
+        (256, "fcfs"): (845e4, 122e4),
+        (256, NONE): (60e4, 151e4),
+        (256, ORACLE): (32e4, 154e4),
+    }
+)
+_REQUIRED_WORKERS = 32
+TOLERANCE = 0.07
+GAIN_AT_128 = 0.22
+
+
+def _config(workers: int, way: str) -> DecodeConfig:
+    if workers <= _REQUIRED_WORKERS:
+        return config("burstgpt", way, workers=workers)
+    return config("burstgpt", way, workers=workers, pool=4 * workers, steps=1500)
+
+
+def _seeds(workers: int, way: str) -> int:
+    if workers >= 128:
+        return FEWER_SEEDS
+    return MORE_SEEDS if (workers, way) == (_REQUIRED_WORKERS, "fcfs") else SEEDS
+
+
+def _measure(laboratory: Laboratory) -> Outcomes:
+    return laboratory.run(
+        [
+            Case(
+                (str(workers), way),
+                _config(workers, way),
+                seeds=_seeds(workers, way),
+            )
+            for workers in WORKERS
+            for way in _WAYS
+            if workers <= _GREEDY_UP_TO or "balance_route" not in way
+        ]
+    )
+
+
+def _tables(outcomes: Outcomes) -> list[Table]:
+    samples = [
+        (f"G={workers}, {way}", outcomes.get((str(workers), way)))
+        for workers in WORKERS
+        for way in _WAYS
+        if (str(workers), way) in outcomes
+    ]
+    columns = (IMBALANCE, THROUGHPUT, TPOT, MEAN_LOAD, PROMPT)
+    return [metric_table("", "workers, policy", samples, columns), _reached(outcomes)]
+
+
+def _reached(outcomes: Outcomes) -> Table:
+    rows = []
+    for (workers, way), targets in REACHED.items():
+        sample = outcomes[str(workers), way]
+        cells = []
+        for column, target in zip((IMBALANCE, THROUGHPUT), targets, strict=True):
+            found = sample.mean(column.metric)
+            cells += [f"{found / 1e4:.2f}", f"{target / 1e4:g}", f"{found / target - 1:+.1%}"]
+        rows.append([f"G={workers}, {way}", *cells])
+    header = ["", "imbalance, 10⁴ tokens", "reached before", "", "throughput, 10⁴ tok/s"]
+    return Table([*header, "reached before", ""], rows, "Beside an earlier reproduction")
+
+
+def _claims(outcomes: Outcomes) -> Iterator[Claim]:
+    for way in ("fcfs", NONE, ORACLE):
+        sample = outcomes[str(_REQUIRED_WORKERS), way]
+        imbalance, throughput = REACHED[_REQUIRED_WORKERS, way]
+        name = f"BurstGPT lengths, G=32, {way}"
+        found = sample.mean(IMBALANCE.metric)
+        if way == "fcfs":
+            yield within(f"{name}: imbalance", sample, IMBALANCE.metric, imbalance, TOLERANCE)
+        else:
+            yield at_most(f"{name}: imbalance, limit + 7 %", found, imbalance * (1 + TOLERANCE))
+        yield within(f"{name}: throughput", sample, THROUGHPUT.metric, throughput, TOLERANCE)
+    yield from _comparisons(outcomes)
+
+
+def _comparisons(outcomes: Outcomes) -> Iterator[Claim]:
+    metric = IMBALANCE.metric
+    for workers in WORKERS:
+        ours, first = outcomes[str(workers), NONE], outcomes[str(workers), "fcfs"]
+        text = f"BurstGPT lengths, G={workers}: imbalance, {{}} / fcfs"
+        yield at_most(text.format(NONE), ours.ratio(first, metric), 1.0)
+        oracle = outcomes[str(workers), ORACLE]
+        yield at_most(text.format(ORACLE), oracle.ratio(first, metric), 1.0)
+        if workers in (32, 64):
+            greedy = outcomes[str(workers), GREEDY_ORACLE]
+            text = f"BurstGPT lengths, G={workers}: imbalance, {NONE} / {GREEDY_ORACLE}"
+            yield at_most(text, ours.ratio(greedy, metric), 1.0)
+    gain = outcomes["128", NONE].ratio(outcomes["128", "fcfs"], THROUGHPUT.metric) - 1
+    text = f"BurstGPT lengths, G=128: gain in throughput of {NONE} over fcfs"
+    yield at_least(text, gain, GAIN_AT_128)
+
+
+def _draw(outcomes: Outcomes, path: Path) -> None:
+    figure, (left, right) = panels(2)
+    for style, way in enumerate(_WAYS):
+        present = [workers for workers in WORKERS if (str(workers), way) in outcomes]
+        samples = [outcomes[str(workers), way] for workers in present]
+        for axes, column in ((left, IMBALANCE), (right, THROUGHPUT)):
+            estimates = [sample.of(column.metric) for sample in samples]
+            draw_line(axes, Line(way, present, estimates, 1e4, style))
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(WORKERS, [str(workers) for workers in WORKERS])
+    finish(left, "workers G", IMBALANCE.title)
+    finish(right, "workers G", THROUGHPUT.title)
+    legend(left)
+    save(figure, path, "simulated; BurstGPT lengths, B=72, pool 128 up to G=32, then 4 G")
+
+
+STUDY = Study(
+    title="From 16 to 256 workers",
+    conditions=(
+        "BurstGPT lengths, B=72. G=16 and 32: pool 128, 4,500 steps; above: pool 4 G, 1,500 steps. "
+        f"The first 500 steps are left out. {SEEDS} seeds, from G=128 on {FEWER_SEEDS}; "
+        f"{MORE_SEEDS} for fcfs at G=32, which varies most from seed to seed. The greedy's "
+        f"simulation is slow: up to G={_GREEDY_UP_TO} only."
+    ),
+    measure=_measure,
+    tables=_tables,
+    claims=lambda outcomes: list(_claims(outcomes)),
+    draw=_draw,
+)

@@ -1,0 +1,173 @@
+"""The scaling of Theorems 1 to 3 of arXiv 2601.17855: FCFS / BF-IO grows as sqrt(B log G).
+
+Prompts are uniform up to 1,000 tokens. Outputs: all alike (Theorem 1), geometric (2), and geometric
+with another growth per step than one token (3). BF-IO looks at the coming step only, as the
+theorems do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loadgen.figures.cases import SEEDS, Case
+from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.figures.claims import Claim, at_least
+from loadgen.figures.laboratory import Laboratory
+from loadgen.figures.samples import Outcomes
+from loadgen.figures.study import Study
+from loadgen.figures.tables import IMBALANCE, Table, shown
+from loadgen.intervals import Estimate, estimate
+from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.lengths import LawLengths
+from router.workload import WorkProfile
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One law of lengths and growth."""
+
+    name: str
+    lengths: str
+    drift: float = 1.0
+
+    @property
+    def alike(self) -> bool:
+        """All outputs are of one length, so all requests end together."""
+        return self.lengths.startswith("homogeneous")
+
+
+SETTINGS = (
+    Setting("Theorem 1: outputs alike", "homogeneous:1000,4"),
+    Setting("Theorem 2: geometric outputs", "uniform:1000,50"),
+    Setting("Theorem 3: drift 0", "uniform:1000,50", 0.0),
+    Setting("Theorem 3: drift 0.5", "uniform:1000,50", 0.5),
+    Setting("Theorem 3: drift 2", "uniform:1000,50", 2.0),
+)
+SLOTS = (16, 32, 64, 128, 256)
+WORKERS = (4, 8, 16, 32, 64, 128)
+AT_WORKERS, AT_SLOTS = 16, 64
+_POINTS = [(AT_WORKERS, slots) for slots in SLOTS] + [
+    (workers, AT_SLOTS) for workers in WORKERS if workers != AT_WORKERS
+]
+SLOPE = 0.5
+
+
+def _config(setting: Setting, workers: int, slots: int, policy: str) -> DecodeConfig:
+    lengths = LawLengths.parse(setting.lengths)
+    size = workers * slots
+    pool = 2 * size if setting.alike else max(4 * workers, math.ceil(4 * size / 50))
+    return DecodeConfig(
+        policy=policy,
+        lengths=lengths,
+        workers=workers,
+        slots=slots,
+        pool=pool,
+        steps=88 if setting.alike else 350,
+        warmup=8 if setting.alike else 150,
+        horizon=0 if policy == "bfio" else None,
+        lead_tokens=0 if policy == "bfio" else None,
+        profile=WorkProfile(growth=setting.drift),
+    )
+
+
+def _measure(laboratory: Laboratory) -> Outcomes:
+    return laboratory.run(
+        [
+            Case(
+                (setting.name, str(workers), str(slots), policy),
+                _config(setting, workers, slots, policy),
+            )
+            for setting in SETTINGS
+            for workers, slots in _POINTS
+            for policy in ("fcfs", "bfio")
+        ]
+    )
+
+
+def ratios(outcomes: Outcomes, setting: Setting, workers: int, slots: int) -> list[float]:
+    """Imbalance of FCFS by that of BF-IO, which counts as 1 token at least; one a seed."""
+    first, ours = (
+        outcomes[setting.name, str(workers), str(slots), policy].each(IMBALANCE.metric)
+        for policy in ("fcfs", "bfio")
+    )
+    return [a / max(1.0, b) for a, b in zip(first, ours, strict=True)]
+
+
+def slope(xs: Sequence[float], by_seed: Sequence[Sequence[float]]) -> Estimate:
+    """Exponent of x in a power law fitted to each seed's values; ``by_seed``: one row an x."""
+    rows = np.log(np.array(by_seed))
+    return estimate([float(np.polyfit(np.log(xs), column, 1)[0]) for column in rows.T])
+
+
+def _slopes(outcomes: Outcomes, setting: Setting) -> tuple[Estimate, Estimate]:
+    """Against B at fixed G, and against log G at fixed B."""
+    by_slots = [ratios(outcomes, setting, AT_WORKERS, slots) for slots in SLOTS]
+    by_workers = [ratios(outcomes, setting, workers, AT_SLOTS) for workers in WORKERS]
+    return slope(SLOTS, by_slots), slope([math.log(w) for w in WORKERS], by_workers)
+
+
+def _tables(outcomes: Outcomes) -> list[Table]:
+    tables = []
+    for name, points in (
+        (f"Ratio FCFS / BF-IO against B (G={AT_WORKERS})", [(AT_WORKERS, b) for b in SLOTS]),
+        (f"Ratio FCFS / BF-IO against G (B={AT_SLOTS})", [(g, AT_SLOTS) for g in WORKERS]),
+    ):
+        by_slots = points[0][0] == points[1][0]
+        header = [f"B={slots}" if by_slots else f"G={workers}" for workers, slots in points]
+        rows = []
+        for setting in SETTINGS:
+            cells = [shown(estimate(ratios(outcomes, setting, *at)), 1.0, 1) for at in points]
+            fitted = _slopes(outcomes, setting)[0 if by_slots else 1]
+            rows.append([setting.name, *cells, shown(fitted, 1.0, 2)])
+        exponent = "exponent of B" if by_slots else "exponent of log G"
+        tables.append(Table(["", *header, exponent], rows, name))
+    return tables
+
+
+def _claims(outcomes: Outcomes) -> Iterator[Claim]:
+    for setting in SETTINGS:
+        for name, found in zip(("B", "log G"), _slopes(outcomes, setting), strict=True):
+            text = f"{setting.name}: exponent of {name} in FCFS / BF-IO (theory: 0.5 or more)"
+            yield at_least(text, found.mean, SLOPE, f"± {found.half_width or 0:.2f}")
+
+
+def _draw(outcomes: Outcomes, path: Path) -> None:
+    figure, (left, right) = panels(2)
+    for style, setting in enumerate(SETTINGS, 1):
+        by_slots = [estimate(ratios(outcomes, setting, AT_WORKERS, b)) for b in SLOTS]
+        by_workers = [estimate(ratios(outcomes, setting, g, AT_SLOTS)) for g in WORKERS]
+        draw_line(left, Line(setting.name, SLOTS, by_slots, style=style))
+        draw_line(right, Line(setting.name, WORKERS, by_workers, style=style))
+    first = SETTINGS[1]
+    for axes, xs, at in ((left, SLOTS, (AT_WORKERS, 0)), (right, WORKERS, (0, AT_SLOTS))):
+        bounds = [math.sqrt((at[1] or x) * math.log(at[0] or x)) for x in xs]
+        start = estimate(ratios(outcomes, first, at[0] or xs[0], at[1] or xs[0])).mean
+        ys = [start * bound / bounds[0] for bound in bounds]
+        axes.plot(xs, ys, color="0.4", linewidth=3, alpha=0.4, label="sqrt(B log G), scaled")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(xs, [str(x) for x in xs])
+        axes.yaxis.set_major_formatter("{x:g}")
+    finish(left, f"slots B (G={AT_WORKERS})", "imbalance, FCFS / BF-IO (H=0)")
+    finish(right, f"workers G (B={AT_SLOTS})", "imbalance, FCFS / BF-IO (H=0)")
+    legend(left)
+    save(figure, path, "simulated; prompts uniform to 1,000 tokens, geometric outputs of mean 50")
+
+
+STUDY = Study(
+    title="Scaling with B and G (Theorems 1 to 3)",
+    conditions=(
+        "Prompts uniform from 1 to 1,000 tokens. Theorem 1: all outputs of 4 tokens, twice as many "
+        "requests waiting as run, 20 rounds a seed. Else: geometric outputs of mean 50, a pool of "
+        f"four steps' free slots and at least 4 G, 350 steps without the first 150. {SEEDS} seeds."
+    ),
+    measure=_measure,
+    tables=_tables,
+    claims=lambda outcomes: list(_claims(outcomes)),
+    draw=_draw,
+)

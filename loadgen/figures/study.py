@@ -1,0 +1,91 @@
+"""What a study is, and the conditions that studies share (arXiv 2601.17855, section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from loadgen.figures.cases import trace_lengths
+from loadgen.figures.claims import Claim
+from loadgen.figures.laboratory import Laboratory
+from loadgen.figures.samples import Outcomes
+from loadgen.figures.tables import Table
+from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.oracle import Knowledge
+
+TRACE_NAMES: Mapping[str, str] = MappingProxyType(
+    {"burstgpt": "BurstGPT lengths", "azure-conv": "Azure conversation lengths"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One question put to the simulator.
+
+    Attributes:
+        title: what it is about.
+        conditions: how it was simulated, in a sentence or two.
+        measure: has its cases run.
+        tables: of the outcomes.
+        claims: checked on the outcomes; a claim that fails is shown as missed.
+        draw: writes a PNG to a path, and where there are more, beside it; None: no picture.
+        words: what the figures show, and what they do not; None: nothing to add.
+    """
+
+    title: str
+    conditions: str
+    measure: Callable[[Laboratory], Outcomes]
+    tables: Callable[[Outcomes], Sequence[Table]]
+    claims: Callable[[Outcomes], Sequence[Claim]] = lambda _: ()
+    draw: Callable[[Outcomes, Path], None] | None = None
+    words: Callable[[Outcomes], str] | None = None
+
+
+def _way(policy: str, **changes: Any) -> Mapping[str, Any]:
+    return MappingProxyType({"policy": policy, **changes})
+
+
+def oracle(missed: float = 0.0) -> Knowledge:
+    """All ends are seen coming, but for a fraction of the requests."""
+    return Knowledge("oracle", missed)
+
+
+# The paper's objective as printed; a tie weight that does no more than break ties.
+PLAIN: Mapping[str, float] = MappingProxyType(
+    {"discount": 1.0, "tie_weight": 1e-9, "lead_tokens": 0.0}
+)
+# Policies with what they are told, by the names that tables and keys use.
+WAYS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "fcfs": _way("fcfs"),
+        "jsq": _way("jsq"),
+        "least_tokens": _way("least_tokens"),
+        "vllm_score_2025": _way("vllm_score_2025"),
+        "vllm_score_2026": _way("vllm_score_2026"),
+        "balance_route H=0": _way("balance_route", horizon=0),
+        "balance_route H=20, oracle": _way("balance_route", horizon=20, knowledge=oracle()),
+        "plain program H=20, oracle": _way("bfio", horizon=20, **PLAIN, knowledge=oracle()),
+        "bfio, no look-ahead": _way("bfio"),
+        "bfio, survival curve": _way("bfio", knowledge=Knowledge("survival")),
+        "bfio, oracle missing 50 %": _way("bfio", knowledge=oracle(0.5)),
+        "bfio, oracle missing 30 %": _way("bfio", knowledge=oracle(0.3)),
+        "bfio, oracle missing 10 %": _way("bfio", knowledge=oracle(0.1)),
+        "bfio, oracle": _way("bfio", knowledge=oracle()),
+    }
+)
+NONE, ORACLE = "bfio, no look-ahead", "bfio, oracle"
+GREEDY, GREEDY_ORACLE = "balance_route H=0", "balance_route H=20, oracle"
+
+
+def config(trace: str, way: str, **changes: Any) -> DecodeConfig:
+    """A bundled trace under the paper's conditions: G=16, B=72, pool 128, 4,500 steps.
+
+    Args:
+        trace: a name of ``TRACE_NAMES``.
+        way: a name of ``WAYS``.
+        changes: of the fields of ``DecodeConfig``.
+    """
+    return DecodeConfig(**{"lengths": trace_lengths(trace), **WAYS[way], **changes})

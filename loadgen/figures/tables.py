@@ -1,0 +1,96 @@
+"""Markdown tables of means with their 95 % intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadgen.figures.samples import Sample
+from loadgen.intervals import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A metric as a column.
+
+    Attributes:
+        title: with the unit.
+        metric: a key of a sample's values.
+        unit: what the value is divided by.
+        digits: after the decimal point.
+    """
+
+    title: str
+    metric: str
+    unit: float = 1.0
+    digits: int = 2
+
+    def cell(self, sample: Sample | None) -> str:
+        """Mean and interval; a dash where there is none."""
+        found = None if sample is None else sample.of(self.metric)
+        return "–" if found is None else shown(found, self.unit, self.digits)
+
+
+IMBALANCE = Column("imbalance, 10⁴ tokens", "avg_imbalance_tokens", 1e4)
+THROUGHPUT = Column("throughput, 10⁴ tok/s", "throughput_tok_s", 1e4)
+TPOT = Column("TPOT, ms", "tpot_mean_s", 1e-3)
+ENERGY = Column("energy, kJ", "energy_j", 1e3, 1)
+MEAN_LOAD = Column("mean load, 10³ tokens", "mean_load_tokens", 1e3, 1)
+PROMPT = Column("mean admitted prompt", "mean_admitted_prompt_tokens", 1.0, 0)
+LONGEST_WAIT = Column("longest wait, steps", "max_pool_wait_steps", 1.0, 0)
+TTFT = Column("TTFT mean, s", "ttft_mean_s", 1.0, 3)
+TTFT_P99 = Column("TTFT p99, s", "ttft_p99_s", 1.0, 2)
+BUBBLE = Column("slot bubble, steps", "slot_bubble_steps")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under a title line; the first columns are text, the others are figures."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    text_columns: int = 1
+
+    def markdown(self) -> str:
+        """As GitHub shows it."""
+        figures = len(self.header) - self.text_columns
+        align = ["---"] * self.text_columns + ["---:"] * figures
+        lines = ["| " + " | ".join(row) + " |" for row in [self.header, align, *self.rows]]
+        return "\n".join([f"**{self.title}**", "", *lines] if self.title else lines)
+
+
+def metric_table(
+    title: str, first: str, samples: Sequence[tuple[str, Sample | None]], columns: Sequence[Column]
+) -> Table:
+    """One row a sample."""
+    rows = [[name, *(column.cell(sample) for column in columns)] for name, sample in samples]
+    return Table([first, *(column.title for column in columns)], rows, title)
+
+
+def shown(found: Estimate, unit: float, digits: int) -> str:
+    """``1.43 ± 0.05``."""
+    text = f"{found.mean / unit:,.{digits}f}"
+    if found.half_width is None or found.half_width == 0:
+        return text
+    return f"{text} ± {found.half_width / unit:,.{digits}f}"
+
+
+def chosen_parameters(sample: Sample) -> str:
+    """H, gamma, mu and lead that were in force at the end of the runs, or their ranges."""
+    if not sample.each("horizon"):
+        return "–"
+    return ", ".join(f"{name} {_range(sample.each(key), form)}" for name, key, form in _CHOSEN)
+
+
+_CHOSEN = (
+    ("H", "horizon", "g"),
+    ("γ", "discount", ".2f"),
+    ("μ", "tie_weight", ".2g"),
+    ("lead", "lead_tokens", ".0f"),
+)
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    ends = sorted({format(min(values), form), format(max(values), form)}, key=float)
+    return " to ".join(ends)

@@ -1,0 +1,203 @@
+"""``evenstep simulate decode``: one policy in virtual time."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from loadgen.simulator.arrivals import Arrivals
+from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.decode import simulate
+from loadgen.simulator.lengths import LAWS, LawLengths, LengthSource, TraceLengths
+from loadgen.simulator.oracle import Knowledge
+from loadgen.simulator.results import DecodeResult
+from loadgen.simulator.table import decode_table
+from loadgen.step_model import StepTime, numbers, parse_step_time
+from loadgen.trace_files import MAX_TOKENS
+from loadgen.traces import BUNDLED, load_trace
+from router.errors import ConfigError, InputError
+from router.policies import POLICIES
+from router.types import Dispatch
+from router.workload import WorkProfile
+
+# With these, sums of tokens stay far from what 64 bits hold.
+_MOST_DRIFT = 1000
+_MOST_BETA = 1_000_000
+_LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
+
+
+def _flag(name: str, help_text: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=help_text, metavar=metavar)
+
+
+_Policy = Annotated[str, _flag("--policy", f"One of {', '.join(POLICIES)}.", "P")]
+_Trace = Annotated[
+    str | None,
+    _flag("--trace", f"Trace file, or a bundled one: {', '.join(BUNDLED)} [burstgpt].", "FILE"),
+]
+_Lengths = Annotated[
+    str | None, _flag("--lengths", f"In place of a trace: {_LAW_FORMS}.", "LAW:IN,OUT")
+]
+_Workers = Annotated[int, _flag("--workers", "Workers that step together.", "G")]
+_Slots = Annotated[int, _flag("--slots", "Requests that a worker runs at once.", "B")]
+_Pool = Annotated[
+    int, _flag("--pool", "Requests kept waiting; with other arrivals, seen by a policy.", "N")
+]
+_Horizon = Annotated[int | None, _flag("--horizon", "Steps looked ahead [by the rule].", "H")]
+_Discount = Annotated[
+    float | None, _flag("--discount", "Weight of a step against the one before [rule].", "g")
+]
+_TieWeight = Annotated[
+    float | None, _flag("--tie-weight", "Weight of the quadratic term, 1/tokens [rule].", "mu")
+]
+_Lead = Annotated[
+    float | None,
+    _flag("--lead", "Tokens by which a worker that can be filled is left below [rule].", "TOKENS"),
+]
+_Deadline = Annotated[
+    int, _flag("--deadline-steps", "Steps after which a request goes first; 0: none.", "W")
+]
+_Lookahead = Annotated[
+    str, _flag("--lookahead", "What is known of coming ends.", "none|cap|survival|oracle|miss:P")
+]
+_Arrivals = Annotated[
+    str, _flag("--arrivals", "Always enough, a rate per second, the trace's.", Arrivals.FORMS)
+]
+_Dispatch = Annotated[
+    Dispatch, _flag("--dispatch", "From the pool when a slot is free, or at once on arrival.")
+]
+_Delay = Annotated[int, _flag("--dispatch-delay", "Steps from a decision to the engine.", "STEPS")]
+_Overcommit = Annotated[
+    int, _flag("--overcommit", "Requests queued in an engine before a slot is free.", "N")
+]
+_Drift = Annotated[float, _flag("--drift", "Tokens that a request grows by in a step.", "D")]
+_Prefill = Annotated[
+    str | None, _flag("--prefill-cost", "Workers prefill: work per token, chunk.", "BETA,CHUNK")
+]
+_StepTime = Annotated[
+    str,
+    _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]|FILE"),
+]
+_KvTokens = Annotated[
+    int, _flag("--kv-tokens", "KV memory of a worker, for the usage shown; 0: not shown.", "N")
+]
+_Steps = Annotated[int, _flag("--steps", "Steps simulated.", "N")]
+_Warmup = Annotated[int, _flag("--warmup", "Steps before the averages begin.", "N")]
+_Seed = Annotated[int, _flag("--seed", "Of lengths, arrivals and random choices.", "S")]
+_Json = Annotated[str | None, _flag("--json", "Write the result; - is stdout.", "FILE")]
+
+
+def decode(
+    policy: _Policy = "bfio",
+    trace: _Trace = None,
+    lengths: _Lengths = None,
+    workers: _Workers = 16,
+    slots: _Slots = 72,
+    pool: _Pool = 128,
+    horizon: _Horizon = None,
+    discount: _Discount = None,
+    tie_weight: _TieWeight = None,
+    lead_tokens: _Lead = None,
+    deadline_steps: _Deadline = 0,
+    lookahead: _Lookahead = "none",
+    arrivals: _Arrivals = "full",
+    dispatch: _Dispatch = Dispatch.POOL,
+    dispatch_delay: _Delay = 0,
+    overcommit: _Overcommit = 0,
+    drift: _Drift = 1.0,
+    prefill_cost: _Prefill = None,
+    step_time: _StepTime = "4.95e-3,9.5e-8",
+    kv_tokens: _KvTokens = 0,
+    steps: _Steps = 4500,
+    warmup: _Warmup = 500,
+    seed: _Seed = 0,
+    json_file: _Json = None,
+) -> None:
+    """Simulate workers whose decode steps wait for the slowest, in virtual time."""
+    options = dict(locals())
+    values = {
+        each.name: options[each.name] for each in fields(DecodeConfig) if each.name in options
+    }
+    config = DecodeConfig(
+        **values
+        | {
+            "lengths": _length_source(trace, lengths),
+            "arrivals": Arrivals.parse(arrivals),
+            "knowledge": Knowledge.parse(lookahead),
+            "profile": _profile(drift, prefill_cost),
+            "step_time": _step_time(step_time),
+        }
+    )
+    try:
+        result = simulate(config, clock=time.perf_counter)
+    except MemoryError as error:
+        raise ConfigError(
+            "--workers times --slots, --pool or --horizon: too much for this machine's memory"
+        ) from error
+    _show(result, json_file)
+
+
+def _length_source(trace: str | None, lengths: str | None) -> LengthSource:
+    if lengths is None:
+        return TraceLengths.of(load_trace(trace or "burstgpt"))
+    if trace is not None:
+        raise ConfigError("--trace and --lengths: give one of them")
+    return LawLengths.parse(lengths)
+
+
+def _profile(drift: float, prefill_cost: str | None) -> WorkProfile:
+    if not 0 <= drift <= _MOST_DRIFT:
+        raise ConfigError(f"--drift takes a number from 0 to {_MOST_DRIFT:,}, got {drift:g}")
+    if prefill_cost is None:
+        return WorkProfile(growth=drift)
+    values = numbers("--prefill-cost", prefill_cost)
+    beta, chunk = values if len(values) == 2 else (0.0, 0.0)
+    if not 0 < beta <= _MOST_BETA or not 1 <= chunk <= MAX_TOKENS or not chunk.is_integer():
+        raise ConfigError(
+            f"--prefill-cost takes BETA,CHUNK with BETA above 0 and up to {_MOST_BETA:,}, and "
+            f"CHUNK a whole number of tokens from 1 to {MAX_TOKENS:,}, got {prefill_cost!r}"
+        )
+    return WorkProfile(growth=drift, prefill_beta=beta, prefill_chunk=int(chunk))
+
+
+def _step_time(text: str) -> StepTime:
+    """Numbers, or the path of a JSON object with these as ``base_s``, ``per_token_s`` and so on."""
+    path = Path(text)
+    if not _is_file(path):
+        return parse_step_time(text)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        values = [found["base_s"], found["per_token_s"], found.get("per_request_s", 0.0)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"--step-time: {text} is no JSON object with base_s and per_token_s ({error})"
+        ) from error
+    return parse_step_time(",".join(map(str, values)))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long for a name
+        return False
+
+
+def _show(result: DecodeResult, json_file: str | None) -> None:
+    Console(stderr=json_file == "-").print(decode_table(result))
+    if json_file is None:
+        return
+    text = json.dumps(result.report(), indent=2, allow_nan=False) + "\n"
+    if json_file == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(json_file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--json: cannot write {json_file}: {error.strerror}") from error

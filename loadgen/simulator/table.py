@@ -1,0 +1,45 @@
+"""The result of a simulation as a table for the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.replay.table import number
+from loadgen.simulator.results import DecodeResult
+
+_ROWS = (
+    ("imbalance, tokens", "avg_imbalance_tokens", 1.0),
+    ("throughput, tok/s", "throughput_tok_s", 1.0),
+    ("TPOT, ms", "tpot_mean_s", 1e3),
+    ("TTFT, ms", "ttft_mean_s", 1e3),
+    ("TTFT p99, ms", "ttft_p99_s", 1e3),
+    ("energy, kJ", "energy_j", 1e-3),
+    ("mean load, tokens", "mean_load_tokens", 1.0),
+    ("fullest worker, tokens", "max_load_tokens", 1.0),
+    ("mean admitted prompt, tokens", "mean_admitted_prompt_tokens", 1.0),
+    ("longest pool wait, steps", "max_pool_wait_steps", 1),
+    ("slot bubble, steps", "slot_bubble_steps", 1.0),
+    ("decision p50, ms", "decision_ms_p50", 1.0),
+    ("decision p99, ms", "decision_ms_p99", 1.0),
+    ("completed", "completed", 1),
+    ("waiting at the end", "waiting_at_end", 1),
+)
+
+
+def decode_table(result: DecodeResult) -> RenderableType:
+    """The figures, and what they depend on."""
+    used = result.parameters
+    table = Table("", str(used["policy"]), box=None, pad_edge=False)
+    for label, key, scale in _ROWS:
+        value = getattr(result, key)
+        table.add_row(label, number(None if value is None else value * scale))
+    notes = (
+        f"{used['lengths']}, arrivals {used['arrivals']}, {used['workers']} workers of "
+        f"{used['slots']} slots, pool {used['pool']}, {used['dispatch']} dispatch",
+        f"{result.steps} steps after a warm-up of {used['warmup']}, seed {used['seed']}",
+        f"look-ahead {used['lookahead']}: H {number(used['horizon'])}, gamma "
+        f"{number(used['discount'])}, mu {number(used['tie_weight'])}",
+    )
+    return Group(table, *map(Text, notes if used["horizon"] is not None else notes[:2]))

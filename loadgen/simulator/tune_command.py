@@ -1,0 +1,224 @@
+"""``evenstep tune``: the best H, gamma, mu and lead for a trace, beside those of the rule."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from loadgen.intervals import Estimate, paired
+from loadgen.replay.table import number
+from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.decode import simulate
+from loadgen.simulator.lengths import LAWS, LawLengths, LengthSource, TraceLengths
+from loadgen.simulator.oracle import Knowledge
+from loadgen.simulator.tune import Search, Setting, Tell, Trial, Tuned
+from loadgen.step_model import parse_step_time
+from loadgen.traces import BUNDLED, load_trace
+from router.errors import ConfigError, InputError
+from router.lookahead import SIGNALS
+
+_LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
+STATEMENT = "Simulated with requests always waiting; the step time is a model, not your engine's."
+
+
+def _flag(name: str, help_text: str, metavar: str | None = None, least: float | None = None) -> Any:
+    return typer.Option(name, help=help_text, metavar=metavar, min=least)
+
+
+_Trace = Annotated[
+    str | None,
+    _flag("--trace", f"Trace file, or a bundled one: {', '.join(BUNDLED)} [burstgpt].", "FILE"),
+]
+_Lengths = Annotated[
+    str | None, _flag("--lengths", f"In place of a trace: {_LAW_FORMS}.", "LAW:IN,OUT")
+]
+_Workers = Annotated[int, _flag("--workers", "Workers that step together.", "G")]
+_Slots = Annotated[int, _flag("--slots", "Requests that a worker runs at once.", "B")]
+_Pool = Annotated[int | None, _flag("--pool", "Requests kept waiting [128 or 4 G].", "N")]
+_Lookahead = Annotated[
+    str, _flag("--lookahead", "What is known of coming ends.", "none|cap|survival|oracle|miss:P")
+]
+_StepTime = Annotated[
+    str, _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]")
+]
+_Steps = Annotated[int, _flag("--steps", "Steps of each simulation.", "N")]
+_Warmup = Annotated[int | None, _flag("--warmup", "Of these, left out [a quarter].", "N")]
+_Seeds = Annotated[
+    int, _flag("--seeds", "In the search; as many again for the comparison.", "N", 2)
+]
+_Json = Annotated[str | None, _flag("--json", "Write the result; - is stdout.", "FILE")]
+
+
+def tune(
+    trace: _Trace = None,
+    lengths: _Lengths = None,
+    workers: _Workers = 16,
+    slots: _Slots = 72,
+    pool: _Pool = None,
+    lookahead: _Lookahead = "none",
+    step_time: _StepTime = "4.95e-3,9.5e-8",
+    steps: _Steps = 1200,
+    warmup: _Warmup = None,
+    seeds: _Seeds = 4,
+    json_file: _Json = None,
+) -> None:
+    """Search the best H, gamma, mu and lead by short simulations; compare with the rule's."""
+    config = DecodeConfig(
+        policy="bfio",
+        lengths=_length_source(trace, lengths),
+        workers=workers,
+        slots=slots,
+        pool=max(128, 4 * workers) if pool is None else pool,
+        knowledge=Knowledge.parse(lookahead),
+        step_time=parse_step_time(step_time),
+        steps=steps,
+        warmup=steps // 4 if warmup is None else warmup,
+    )
+    if workers < 2:
+        raise ConfigError("--workers: one alone has nothing to balance; give 2 or more")
+    console = Console(stderr=True)
+    tuned = tune_config(config, seeds, lambda line: console.print(line, highlight=False))
+    verdict = Verdict.of(tuned)
+    Console(stderr=json_file == "-").print(verdict_table(config, tuned, verdict))
+    _write(report(config, tuned, verdict), json_file)
+
+
+def tune_config(config: DecodeConfig, seeds: int, tell: Tell) -> Tuned:
+    """Search for one workload; deterministic.
+
+    Args:
+        config: the workload; its parameters and its seed are replaced.
+        seeds: of the search.
+        tell: is told how far it is.
+    """
+
+    def measure(setting: Setting | None, seed: int) -> Trial:
+        chosen = replace(config, seed=seed)
+        if setting is not None:
+            chosen = replace(chosen, **asdict(setting))
+        result = simulate(chosen)
+        used: dict[str, Any] = {name: result.parameters[name] for name in Setting.__slots__}
+        return Trial(result.avg_imbalance_tokens, result.throughput_tok_s, Setting(**used))
+
+    return Search(measure, seeds, config.knowledge.kind != "none", tell).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The best against the rule on seeds that the search has not seen.
+
+    Attributes:
+        imbalance, throughput: relative differences, best / rule - 1, of paired seeds.
+    """
+
+    imbalance: Estimate
+    throughput: Estimate
+
+    @classmethod
+    def of(cls, tuned: Tuned) -> Verdict:
+        """Compare."""
+        metrics = ("imbalance_tokens", "throughput_tok_s")
+        differences = [
+            paired(_each(tuned.best_trials, name), _each(tuned.rule_trials, name))
+            for name in metrics
+        ]
+        return cls(*differences)
+
+    @property
+    def change(self) -> bool:
+        """The best has surely less imbalance than the rule."""
+        return self.imbalance.mean < 0 and self.imbalance.surely_not_zero
+
+
+def _each(trials: Sequence[Trial], name: str) -> list[float]:
+    return [getattr(trial, name) for trial in trials]
+
+
+def verdict_table(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> Table:
+    """The rule and the best as rows, and what to do about it."""
+    table = Table("", "H", "gamma", "mu", "lead", "imbalance", "tok/s", box=None, pad_edge=False)
+    for name, trials in (("the rule", tuned.rule_trials), ("the best", tuned.best_trials)):
+        used = trials[-1].used
+        figures = [fmean(_each(trials, key)) for key in ("imbalance_tokens", "throughput_tok_s")]
+        table.add_row(name, *map(number, (*asdict(used).values(), *figures)))
+    table.add_row("difference", *[""] * 4, _share(verdict.imbalance), _share(verdict.throughput))
+    table.caption = "\n".join(advice(config, tuned, verdict))
+    table.caption_justify = "left"
+    return table
+
+
+def advice(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> list[str]:
+    """What the figures mean, and the flags to pass."""
+    count = len(tuned.rule_trials)
+    lines = [
+        f"Difference: mean of {count} fresh seeds, paired, with its 95 % interval. {STATEMENT}"
+    ]
+    if not verdict.change:
+        return [*lines, "Keep the rule: nothing better is certain. Its choice needs no flags."]
+    look_ahead = f"--lookahead {config.knowledge}"
+    lines.append(f"evenstep simulate decode {look_ahead} {tuned.best.flags()}")
+    if str(config.knowledge) in SIGNALS:
+        return [*lines, f"evenstep serve {look_ahead} {tuned.best.flags('--lead-tokens')}"]
+    return [*lines, f"Live there is no look-ahead like {config.knowledge}: no flags for serve."]
+
+
+def _share(difference: Estimate) -> str:
+    return f"{difference.mean:+.1%} ± {difference.half_width or 0:.1%}"
+
+
+def report(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> dict[str, object]:
+    """Everything that was found, JSON-able."""
+    return {
+        "statement": STATEMENT,
+        "conditions": {name: value for name, value in config.described().items() if name != "seed"},
+        "rule": _of(tuned.rule_trials),
+        "best": _of(tuned.best_trials),
+        "difference": {
+            "imbalance": asdict(verdict.imbalance),
+            "throughput": asdict(verdict.throughput),
+        },
+        "change": verdict.change,
+        "flags": tuned.best.flags() if verdict.change else "",
+        "tried": [
+            asdict(setting) | {"imbalance_tokens": tokens}
+            for setting, tokens in sorted(tuned.tried.items(), key=lambda pair: pair[1])
+        ],
+    }
+
+
+def _of(trials: Sequence[Trial]) -> dict[str, object]:
+    return {
+        "parameters": asdict(trials[-1].used),
+        "imbalance_tokens": _each(trials, "imbalance_tokens"),
+        "throughput_tok_s": _each(trials, "throughput_tok_s"),
+    }
+
+
+def _write(found: dict[str, object], json_file: str | None) -> None:
+    if json_file is None:
+        return
+    text = json.dumps(found, indent=2, allow_nan=False) + "\n"
+    if json_file == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(json_file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--json: cannot write {json_file}: {error.strerror}") from error
+
+
+def _length_source(trace: str | None, lengths: str | None) -> LengthSource:
+    if lengths is None:
+        return TraceLengths.of(load_trace(trace or "burstgpt"))
+    if trace is not None:
+        raise ConfigError("--trace and --lengths: give one of them")
+    return LawLengths.parse(lengths)

@@ -1,0 +1,77 @@
+"""What a step of barrier-synchronized workers costs: time and power.
+
+With the plain barrier model (arXiv 2601.17855, section 2) a step takes ``C + t_l * max_g L_g``; a
+cost per running request and slower workers generalize it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+from router.errors import ConfigError
+from router.workload import Floats
+
+Share = TypeVar("Share", float, Floats)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """What a step costs.
+
+    Attributes:
+        base_s: C, the cost of any step, seconds.
+        per_token_s: t_l, seconds per resident KV token.
+        per_request_s: t_r, seconds per running request.
+    """
+
+    base_s: float = 4.95e-3
+    per_token_s: float = 9.5e-8
+    per_request_s: float = 0.0
+
+    def seconds(self, load_tokens: int, requests: int, speed: float = 1.0) -> float:
+        """How long one worker needs; one of half the speed needs twice as long."""
+        work_s = self.base_s + self.per_token_s * load_tokens + self.per_request_s * requests
+        return work_s / speed
+
+
+@dataclass(frozen=True, slots=True)
+class PowerModel:
+    """Power of one worker against its utilization u = L_g / max L (arXiv 2601.17855)."""
+
+    idle_w: float = 100.0
+    max_w: float = 400.0
+    exponent: float = 0.7
+
+    def watts(self, utilization: Share) -> Share:
+        """Power during a step, ``P_idle + (P_max - P_idle) * u ** exponent``; u from 0 to 1."""
+        watts: Share = self.idle_w + (self.max_w - self.idle_w) * utilization**self.exponent
+        return watts
+
+
+def parse_step_time(text: str) -> StepTime:
+    """Read ``C,t_l[,t_r]`` in seconds.
+
+    Raises:
+        ConfigError: not two or three numbers, or a step that takes no time.
+    """
+    values = numbers("--step-time", text)
+    if len(values) not in (2, 3) or min(values) < 0 or values[0] == 0:
+        raise ConfigError(f"--step-time takes C,t_l[,t_r] in seconds with C above 0, got {text!r}")
+    return StepTime(*values)
+
+
+def numbers(option: str, text: str) -> list[float]:
+    """Read finite numbers separated by commas.
+
+    Raises:
+        ConfigError: something else; names the option.
+    """
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{option} takes numbers separated by commas, got {text!r}") from error
+    if not all(map(math.isfinite, values)):
+        raise ConfigError(f"{option} takes finite numbers, got {text!r}")
+    return values
