@@ -11,22 +11,24 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
+import msgspec
 import zmq
 
-from router.types import DEFAULT_SLOTS, KvGroup, RunningRequest, Snapshot
-from router.wire import encode, full_endpoint
+from router.types import DEFAULT_SLOTS, SCHEMA_VERSION, KvGroup
+from router.wire import full_endpoint
 
 Row = tuple[str, int, int, int, int, float | None]
 """The fields of ``RunningRequest``, in its order: one is made per running request and step."""
 
 HEARTBEAT_S = 1.0
 
+UNREAD_MESSAGES = 1000
+"""How many messages are kept for a router that does not read; it misses what comes after them."""
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+
+class StepReport(msgspec.Struct, frozen=True):
     """The whole state of one worker after one step.
 
     Attributes:
@@ -55,6 +57,51 @@ class StepReport:
     energy_j: float | None = None
 
 
+class RunningMessage(msgspec.Struct, omit_defaults=True):
+    """As ``types.RunningRequest``; made and encoded in less time."""
+
+    id: str
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int = 0
+    prefill_left: int = 0
+    end_probability: float | None = None
+
+
+class SnapshotMessage(msgspec.Struct, omit_defaults=True):
+    """As ``types.Snapshot``; one is used again and again, and encoded in less time."""
+
+    group: str
+    worker: str
+    rank: int
+    epoch: str
+    step: int
+    time_s: float
+    step_s: float
+    slots: int
+    version: int
+    sequence: int
+    kind: Literal["full", "delta"]
+    running: Sequence[RunningMessage] = ()
+    finished: Sequence[str] = ()
+    preempted: Sequence[str] = ()
+    waiting: int = 0
+    waiting_tokens: int = 0
+    kv_groups: tuple[KvGroup, ...] = ()
+    admissible_kv_tokens: int | None = None
+    scheduled_prefill_tokens: int = 0
+    scheduled_decode_tokens: int = 0
+    preemptions_total: int = 0
+    power_w: float | None = None
+    energy_j: float | None = None
+
+
+_REPORTED = tuple(
+    field for field in StepReport.__struct_fields__ if field in SnapshotMessage.__struct_fields__
+)
+_encode = msgspec.msgpack.Encoder().encode
+
+
 def changed_rows(previous: Mapping[str, Row], rows: Iterable[Row]) -> list[Row]:
     """Rows that a delta must list: new ones, and those that did not just grow by one token."""
     changed = []
@@ -76,6 +123,10 @@ def ended_ids(
     return (*finished, *(id_ for id_ in previous if id_ not in current and id_ not in told))
 
 
+def _nothing(_socket: zmq.Socket[bytes]) -> None:
+    """The options that a socket has by itself."""
+
+
 class SnapshotPublisher:
     """Publishes one worker's state; safe to ``publish`` in one thread and ``poll`` in another.
 
@@ -87,6 +138,13 @@ class SnapshotPublisher:
         initial: the state at the start, published at once as a full snapshot.
         clock: wall clock, seconds since 1970.
         context: ZMQ context to use, the process's own by default.
+        rows: all that runs, for a full snapshot; by default what ``publish`` was last given.
+        prepare: sets options of both sockets before they are bound.
+
+    Attributes:
+        lock: held while a message is made; whoever changes what ``rows`` returns, or ``message``,
+            holds it.
+        message: what was said last, heartbeats aside.
 
     Raises:
         zmq.ZMQError: an endpoint cannot be bound.
@@ -102,15 +160,32 @@ class SnapshotPublisher:
         initial: StepReport,
         clock: Callable[[], float] = time.time,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        rows: Callable[[], Iterable[Row]] | None = None,
+        prepare: Callable[[zmq.Socket[bytes]], None] = _nothing,
     ) -> None:
         self.epoch = secrets.token_hex(8)
         self.sequence = 0
-        self._names = (group, worker, rank)
+        self.lock = threading.RLock()
+        self.message = SnapshotMessage(
+            group=group,
+            worker=worker,
+            rank=rank,
+            epoch=self.epoch,
+            step=initial.step,
+            time_s=initial.time_s,
+            step_s=initial.step_s,
+            slots=initial.slots,
+            version=SCHEMA_VERSION,
+            sequence=0,
+            kind="delta",
+        )
+        self._note(initial)
         self._clock = clock
-        self._lock = threading.Lock()
-        self._report = initial
         self._rows = {row[0]: row for row in initial.rows}
+        self._all_rows = rows or self._rows_published
+        self._idle = not initial.rows
         self._sent_s = clock()
+        self._prepare = prepare
         context = context or zmq.Context.instance()
         self._stream = context.socket(zmq.PUB)
         self._requests = context.socket(zmq.ROUTER)
@@ -124,6 +199,8 @@ class SnapshotPublisher:
                 (self._requests, full_endpoint(endpoint)),
             ):
                 socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.SNDHWM, UNREAD_MESSAGES)
+                self._prepare(socket)
                 socket.bind(address)
         except zmq.ZMQError:
             self.close()
@@ -131,12 +208,37 @@ class SnapshotPublisher:
 
     def publish(self, report: StepReport) -> None:
         """Send what changed since the last report; never blocks."""
-        with self._lock:
+        with self.lock:
             rows = {row[0]: row for row in report.rows}
             ended = ended_ids(self._rows, rows, report.finished, report.preempted)
             changed = changed_rows(self._rows, report.rows)
-            self._report, self._rows = report, rows
-            self._send_delta(report, changed, ended, report.preempted)
+            self._note(report)
+            self._rows = rows
+            self.publish_changes(changed, ended, report.preempted, idle=not rows)
+
+    def publish_changes(
+        self,
+        rows: Iterable[Row],
+        finished: Sequence[str],
+        preempted: Sequence[str],
+        *,
+        idle: bool,
+    ) -> None:
+        """Send ``message``, brought up to date by the caller, as a delta; never blocks.
+
+        For a publisher that was given ``rows``. The caller holds ``lock``.
+
+        Args:
+            rows: running requests that a delta must list.
+            finished: ids that ended.
+            preempted: ids that lost their slot.
+            idle: whether nothing runs any more.
+        """
+        self._idle = idle
+        message = self.message
+        message.running = [RunningMessage(*row) for row in rows]
+        message.finished, message.preempted = finished, preempted
+        self._send_delta(message)
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Answer requests for full snapshots, and send the heartbeat of an idle worker when due.
@@ -169,80 +271,56 @@ class SnapshotPublisher:
         self._requests.close(0)
 
     def _beat(self) -> None:
-        with self._lock:
+        with self.lock:
             now_s = self._clock()
-            if self._rows or now_s - self._sent_s < HEARTBEAT_S:
+            if not self._idle or now_s - self._sent_s < HEARTBEAT_S:
                 return
-            self._send_delta(_repeated(self._report, now_s), (), (), ())
+            self._send_delta(_repeated(self.message, now_s))
 
     def _answer_one(self) -> bool:
         try:
             frames = self._requests.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return False
-        with self._lock:
+        with self.lock:
             answer = self._full()
         envelope = 2 if len(frames) > 2 and not frames[1] else 1
         self._requests.send_multipart([*frames[:envelope], answer], zmq.NOBLOCK)
         return True
 
     def _full(self) -> bytes:
-        return encode(self._snapshot("full", self._report, self._rows.values(), (), ()))
-
-    def _send_delta(
-        self,
-        report: StepReport,
-        rows: Iterable[Row],
-        finished: tuple[str, ...],
-        preempted: tuple[str, ...],
-    ) -> None:
-        self.sequence += 1
-        self._sent_s = report.time_s
-        snapshot = self._snapshot("delta", report, rows, finished, preempted)
-        self._stream.send(encode(snapshot), zmq.NOBLOCK)
-
-    def _snapshot(
-        self,
-        kind: Literal["full", "delta"],
-        report: StepReport,
-        rows: Iterable[Row],
-        finished: tuple[str, ...],
-        preempted: tuple[str, ...],
-    ) -> Snapshot:
-        group, worker, rank = self._names
-        return Snapshot(
-            kind=kind,
-            group=group,
-            worker=worker,
-            rank=rank,
-            epoch=self.epoch,
+        rows = [RunningMessage(*row) for row in self._all_rows()]
+        full = msgspec.structs.replace(
+            self.message,
+            kind="full",
             sequence=self.sequence,
-            step=report.step,
-            time_s=report.time_s,
-            step_s=report.step_s,
-            running=tuple(RunningRequest(*row) for row in rows),
-            finished=finished,
-            preempted=preempted,
-            waiting=report.waiting,
-            waiting_tokens=report.waiting_tokens,
-            slots=report.slots,
-            kv_groups=report.kv_groups,
-            admissible_kv_tokens=report.admissible_kv_tokens,
-            scheduled_prefill_tokens=report.scheduled_prefill_tokens,
-            scheduled_decode_tokens=report.scheduled_decode_tokens,
-            preemptions_total=report.preemptions_total,
-            power_w=report.power_w,
-            energy_j=report.energy_j,
+            running=rows,
+            finished=(),
+            preempted=(),
         )
+        return _encode(full)
+
+    def _rows_published(self) -> Iterable[Row]:
+        return self._rows.values()
+
+    def _note(self, report: StepReport) -> None:
+        for field in _REPORTED:
+            setattr(self.message, field, getattr(report, field))
+
+    def _send_delta(self, message: SnapshotMessage) -> None:
+        self.sequence += 1
+        message.sequence = self.sequence
+        self._sent_s = message.time_s
+        self._stream.send(_encode(message), zmq.NOBLOCK)
 
 
-def _repeated(report: StepReport, time_s: float) -> StepReport:
+def _repeated(message: SnapshotMessage, time_s: float) -> SnapshotMessage:
     """The same state of an idle worker at a later time, with no step in between."""
-    return replace(
-        report,
+    return msgspec.structs.replace(
+        message,
         time_s=time_s,
         step_s=0.0,
-        rows=(),
+        running=(),
         finished=(),
         preempted=(),
         scheduled_prefill_tokens=0,

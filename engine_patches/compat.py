@@ -1,0 +1,215 @@
+"""What the plug-in reads of vLLM that vLLM does not promise to keep: all of it, and only here.
+
+Checked once, when the engine starts. The names below are alike in vLLM 0.26, 0.32 and 0.33; what
+differs is in ``SLOTS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from inspect import signature
+from operator import attrgetter
+from typing import Any
+
+from engine_patches.settings import PlugInError
+from engine_patches.state import EngineRequest
+
+TESTED_VERSIONS = ("0.26", "0.32", "0.33")
+
+SCHEDULER = (
+    "running",
+    "requests",
+    "finished_req_ids",
+    "get_request_counts",
+    "kv_cache_manager.block_pool.num_gpu_blocks",
+    "kv_cache_manager.block_pool.get_num_free_blocks",
+    "kv_cache_config.kv_cache_groups",
+    "vllm_config.additional_config",
+    "vllm_config.parallel_config.data_parallel_index",
+    "vllm_config.parallel_config.data_parallel_rank_local",
+    "vllm_config.parallel_config.world_size",
+    "kv_cache_manager.watermark_blocks",
+)
+# How many requests run at once: apart from the model runner's slots in 0.32 and 0.33.
+SLOTS = ("max_num_active_reqs", "max_num_running_reqs")
+KV_GROUP = ("kv_cache_spec.block_size",)
+REQUEST = ("request_id", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens")
+OUTPUT = (
+    "num_scheduled_tokens",
+    "total_num_scheduled_tokens",
+    "finished_req_ids",
+    "preempted_req_ids",
+    "scheduled_new_reqs",
+    "scheduled_cached_reqs",
+)
+NEW_REQUEST = ("req_id", "num_computed_tokens")
+CACHED_REQUESTS = ("req_ids", "resumed_req_ids", "num_computed_tokens")
+OUTPUTS = ("outputs",)
+TOKENS = ("request_id", "new_token_ids")
+CLASSES = {
+    "vllm.v1.request.Request": REQUEST,
+    "vllm.v1.engine.EngineCoreOutputs": OUTPUTS,
+    "vllm.v1.engine.EngineCoreOutput": TOKENS,
+    "vllm.v1.core.sched.output.SchedulerOutput": OUTPUT,
+    "vllm.v1.core.sched.output.NewRequestData": NEW_REQUEST,
+    "vllm.v1.core.sched.output.CachedRequestData": CACHED_REQUESTS,
+}
+METHODS = {
+    "schedule": (),
+    "update_from_output": ("scheduler_output", "model_runner_output"),
+    "add_request": ("request",),
+    "shutdown": (),
+}
+
+
+class EngineView:
+    """What the plug-in sees of a vLLM scheduler.
+
+    Args:
+        scheduler: vLLM's, when its own constructor has run.
+
+    Attributes:
+        rank: data-parallel rank of the engine.
+        local_rank: the same among the ranks of this machine.
+        gpus: GPUs of this rank.
+        slots: requests that run at once.
+        block_sizes: tokens per KV block, one for each KV group of the model.
+        blocks_total: KV blocks of the pool that all groups take theirs from.
+        watermark: those of them that admission leaves free.
+
+    Raises:
+        PlugInError: this version of vLLM is not what it was written for.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        check(scheduler)
+        self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+        parallel = scheduler.vllm_config.parallel_config
+        self.rank = int(parallel.data_parallel_index)
+        local_rank = parallel.data_parallel_rank_local
+        self.local_rank = self.rank if local_rank is None else int(local_rank)
+        self.gpus = int(parallel.world_size)
+        self.slots = int(next(getattr(scheduler, n) for n in SLOTS if hasattr(scheduler, n)))
+        groups = scheduler.kv_cache_config.kv_cache_groups
+        self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in groups)
+        # One block is a placeholder that no request gets.
+        self.blocks_total = int(self._pool.num_gpu_blocks) - 1
+        self.watermark = int(scheduler.kv_cache_manager.watermark_blocks)
+
+    @property
+    def running(self) -> Sequence[EngineRequest]:
+        """Requests that run, a list that vLLM goes on using."""
+        return self._scheduler.running  # type: ignore[no-any-return]
+
+    @property
+    def alive(self) -> Mapping[str, EngineRequest]:
+        """Requests that run or wait, by id."""
+        return self._scheduler.requests  # type: ignore[no-any-return]
+
+    @property
+    def ended(self) -> Collection[str]:
+        """Ids that have ended since the last call of ``schedule``."""
+        return self._scheduler.finished_req_ids  # type: ignore[no-any-return]
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return self._scheduler.get_request_counts()[1]  # type: ignore[no-any-return]
+
+    @property
+    def blocks_free(self) -> int:
+        """KV blocks that no request holds."""
+        return self._pool.get_num_free_blocks()  # type: ignore[no-any-return]
+
+
+def admissions(output: Any) -> Iterator[tuple[str, int]]:
+    """Requests that got a slot in a step, with the tokens found in a cache."""
+    for new in output.scheduled_new_reqs:
+        yield new.req_id, new.num_computed_tokens
+    cached = output.scheduled_cached_reqs
+    if resumed := cached.resumed_req_ids:
+        for id_, tokens in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            if id_ in resumed:
+                yield id_, tokens
+
+
+def grown_by_one(results: Mapping[int, Any]) -> set[str]:
+    """Requests that got exactly one token, of what ``update_from_output`` returned."""
+    return {
+        one.request_id
+        for outputs in results.values()
+        for one in outputs.outputs
+        if len(one.new_token_ids) == 1
+    }
+
+
+def preempted(output: Any) -> int:
+    """Requests that lost their slot when a step was scheduled."""
+    return len(output.preempted_req_ids or ())
+
+
+def version() -> str:
+    """Version of vLLM; "unknown" where it does not say."""
+    return str(getattr(import_module("vllm"), "__version__", "unknown"))
+
+
+def check(scheduler: Any) -> None:
+    """See that vLLM has everything that the plug-in reads.
+
+    Raises:
+        PlugInError: something is missing; the message names it and vLLM's version.
+    """
+    missing = [f"Scheduler.{path}" for path in SCHEDULER if not _has(scheduler, path)]
+    if not any(_has(scheduler, name) for name in SLOTS):
+        missing.append(f"Scheduler.{' or '.join(SLOTS)}")
+    missing.extend(_missing_arguments(type(scheduler)))
+    for path, names in CLASSES.items():
+        missing.extend(_missing_fields(path, names))
+    if not missing:
+        for group in scheduler.kv_cache_config.kv_cache_groups:
+            missing.extend(f"KV group's {path}" for path in KV_GROUP if not _has(group, path))
+    if missing:
+        raise PlugInError(
+            f"the plug-in cannot work with vLLM {version()}: it has no {', '.join(missing)}. "
+            f"Tested versions: {', '.join(TESTED_VERSIONS)}"
+        )
+
+
+def _missing_arguments(scheduler: type) -> Iterator[str]:
+    """Methods of vLLM's own classes that are not called as they used to be."""
+    own = [base for base in scheduler.__mro__ if base.__module__.startswith("vllm.")]
+    for name, arguments in METHODS.items():
+        method = next((vars(base)[name] for base in own if name in vars(base)), None)
+        if method is None:
+            yield f"Scheduler.{name}"
+        elif tuple(signature(method).parameters)[1 : len(arguments) + 1] != arguments:
+            yield f"Scheduler.{name}({', '.join(arguments)})"
+
+
+def _missing_fields(path: str, names: Iterable[str]) -> Iterator[str]:
+    """Fields that a class neither declares nor sets when an instance is made."""
+    module, _, name = path.rpartition(".")
+    class_ = getattr(import_module(module), name, None)
+    if class_ is None:
+        yield path
+        return
+    declared = {
+        *getattr(class_, "__dataclass_fields__", ()),
+        *getattr(class_, "__struct_fields__", ()),
+    }
+    assigned = getattr(class_.__init__, "__code__", None)
+    for field in names:
+        if not (
+            hasattr(class_, field) or field in declared or (assigned and field in assigned.co_names)
+        ):
+            yield f"{name}.{field}"
+
+
+def _has(owner: Any, path: str) -> bool:
+    try:
+        attrgetter(path)(owner)
+    except AttributeError:
+        return False
+    return True

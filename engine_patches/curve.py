@@ -1,0 +1,70 @@
+"""A state stream that only routers with an allowed key can read: ZMQ CURVE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import zmq
+from zmq.auth import load_certificate
+from zmq.auth.thread import ThreadAuthenticator
+
+from engine_patches.settings import PlugInError
+
+_DOMAIN = "evenstep"
+
+
+class CurveGate:
+    """Asks every peer of a context's sockets for its key, in a thread of its own.
+
+    Args:
+        context: the sockets' context, used for nothing else.
+        secret_key_file: the engine's key pair, as ``zmq.auth.create_certificates`` writes it.
+        allowed_keys: public keys that are let in.
+
+    Raises:
+        PlugInError: the file has no key pair.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        secret_key_file: str,
+        allowed_keys: Iterable[str],
+    ) -> None:
+        self._public, self._secret = _key_pair(secret_key_file)
+        self._allowed = frozenset(key.encode("ascii") for key in allowed_keys)
+        self._authenticator = ThreadAuthenticator(context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(_DOMAIN, self)
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether a peer with this public key is let in (called by pyzmq)."""
+        return key in self._allowed
+
+    def secure(self, socket: zmq.Socket[bytes]) -> None:
+        """Make a socket a CURVE server, before it is bound."""
+        socket.zap_domain = _DOMAIN.encode("ascii")
+        # Nobody is let in once nobody asks for keys any more.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.curve_server = True
+        socket.curve_publickey = self._public
+        socket.curve_secretkey = self._secret
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._authenticator.stop()
+
+
+def _key_pair(file: str) -> tuple[bytes, bytes]:
+    if not Path(file).is_file():
+        raise PlugInError(f"evenstep.secret_key_file: there is no file {file}")
+    try:
+        public, secret = load_certificate(file)
+    except (OSError, ValueError) as error:
+        raise PlugInError(f"evenstep.secret_key_file {file}: {error}") from error
+    if public is None or secret is None:
+        raise PlugInError(
+            f"evenstep.secret_key_file {file} holds no secret key (a .key_secret file)"
+        )
+    return public, secret

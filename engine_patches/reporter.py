@@ -1,0 +1,252 @@
+"""From a vLLM scheduler to the state stream; a fault ends the stream, never the engine.
+
+The engine's thread sends what a step changed, without waiting for anybody. A thread beside it
+answers requests for full snapshots and sends an idle engine's heartbeats.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import zmq
+
+from engine_patches import compat
+from engine_patches.compat import EngineView
+from engine_patches.curve import CurveGate
+from engine_patches.power import GpuMeter, open_meter
+from engine_patches.report import SnapshotMessage, SnapshotPublisher, StepReport
+from engine_patches.settings import PlugInError, Settings, is_local
+from engine_patches.state import EngineRequest, EngineState, Step
+from router.types import KvGroup
+
+log = logging.getLogger("vllm.evenstep")
+
+_POLL_S = 0.25
+_STEPS_AHEAD = 64
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
+
+def _harmless(method: _Method) -> _Method:
+    """A method of a reporter that logs its fault, and after which none does anything."""
+
+    @functools.wraps(method)
+    def guarded(self: Reporter, *args: Any) -> None:
+        if self.failed:
+            return
+        try:
+            method(self, *args)
+        except Exception:
+            self.failed = True
+            log.exception("evenstep: the state stream ends here; the engine goes on without it")
+
+    return cast(_Method, guarded)
+
+
+class Reporter:
+    """One engine's state stream.
+
+    Args:
+        engine: what is reported.
+        settings: where to, and who may read it.
+        clock: seconds, for the length of steps.
+        wall: seconds since 1970.
+
+    Attributes:
+        endpoint: where the stream is bound.
+        failed: whether a fault has ended the stream.
+
+    Raises:
+        PlugInError: the endpoint cannot be bound, or the keys cannot be used.
+    """
+
+    def __init__(
+        self,
+        engine: EngineView,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.failed = False
+        self.endpoint = settings.endpoint(engine.rank)
+        self._engine = engine
+        self._clock = clock
+        self._wall = wall
+        self._state = EngineState()
+        self._steps = 0
+        self._preemptions = 0
+        self._blocks_free = -1
+        self._last_end_s: float | None = None
+        self._ahead: deque[tuple[Any, float]] = deque(maxlen=_STEPS_AHEAD)
+        self._tokens_per_block = 1 / sum(1 / size for size in engine.block_sizes or (1,))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gate: CurveGate | None = None
+        self._closing = threading.Event()
+        self._meter = open_meter(engine.gpus, engine.local_rank)
+        self._publisher = self._open(settings)
+        self._thread = threading.Thread(target=self._answer, name="evenstep", daemon=True)
+        self._thread.start()
+
+    @_harmless
+    def arrived(self, request: EngineRequest) -> None:
+        """A request was given to the engine."""
+        self._state.arrived(request)
+
+    @_harmless
+    def scheduled(self, output: Any, began_s: float) -> None:
+        """A step was scheduled; its results come later, and other steps' perhaps before."""
+        self._ahead.append((output, began_s))
+        self._preemptions += compat.preempted(output)
+        # No lock: a full snapshot is not made of what is noted here.
+        self._state.flushed(output.finished_req_ids)
+        for id_, cached_tokens in compat.admissions(output):
+            self._state.admitted(id_, cached_tokens)
+
+    @_harmless
+    def stepped(self, output: Any, results: Mapping[int, Any]) -> None:
+        """A step's results were taken in.
+
+        Args:
+            output: what had been scheduled.
+            results: what ``update_from_output`` returned.
+        """
+        now_s = self._clock()
+        began_s = self._began_s(output, now_s)
+        engine = self._engine
+        grown = compat.grown_by_one(results)
+        scheduled = output.num_scheduled_tokens
+        ahead = [later.num_scheduled_tokens for later, _ in self._ahead]
+        step = Step(engine.running, grown, engine.alive, engine.ended, scheduled, ahead)
+        tokens = output.total_num_scheduled_tokens
+        publisher = self._publisher
+        with publisher.lock:
+            if tokens or self._state.changed(step):
+                self._steps += tokens > 0
+                changes = self._state.advance(step)
+                self._describe(publisher.message)
+                publisher.message.step_s = now_s - began_s if tokens else 0.0
+                publisher.message.scheduled_prefill_tokens = changes.prefill_tokens
+                publisher.message.scheduled_decode_tokens = tokens - changes.prefill_tokens
+                publisher.publish_changes(
+                    changes.rows, changes.finished, changes.preempted, idle=not step.running
+                )
+        self._last_end_s = now_s if engine.alive else None
+
+    def close(self) -> None:
+        """End the stream; no-op when it has ended."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        try:
+            self._thread.join()
+            self._publisher.close()
+            self._close_context()
+        except Exception:
+            log.exception("evenstep: the state stream was not closed properly")
+
+    def _open(self, settings: Settings) -> SnapshotPublisher:
+        try:
+            return self._bind(settings)
+        except zmq.ZMQError as error:
+            self._close_context()
+            raise PlugInError(
+                f"evenstep.snapshots: cannot bind {self.endpoint} and the port after it "
+                f"({error.strerror})"
+            ) from error
+        except PlugInError:
+            self._close_context()
+            raise
+
+    def _bind(self, settings: Settings) -> SnapshotPublisher:
+        if settings.secret_key_file is not None:
+            gate = CurveGate(self._context, settings.secret_key_file, settings.allowed_keys)
+            self._gate = gate
+        return SnapshotPublisher(
+            self.endpoint,
+            group=settings.group,
+            worker=settings.name(self._engine.rank),
+            rank=self._engine.rank,
+            initial=self._initial(),
+            clock=self._wall,
+            context=self._context,
+            rows=self._state.rows,
+            prepare=self._prepare,
+        )
+
+    def _initial(self) -> StepReport:
+        total = self._blocks_free = self._engine.blocks_total
+        return StepReport(
+            step=0,
+            time_s=self._wall(),
+            step_s=0.0,
+            slots=self._engine.slots,
+            kv_groups=tuple(KvGroup(size, 0, total) for size in self._engine.block_sizes),
+            admissible_kv_tokens=int((total - self._engine.watermark) * self._tokens_per_block),
+        )
+
+    def _prepare(self, socket: zmq.Socket[bytes]) -> None:
+        if "[" in self.endpoint:
+            socket.setsockopt(zmq.IPV6, 1)
+        if self._gate is not None:
+            self._gate.secure(socket)
+        else:
+            assert is_local(self.endpoint), "settings let nothing else through"
+
+    def _close_context(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+        self._context.destroy(linger=0)
+
+    def _began_s(self, output: Any, now_s: float) -> float:
+        """When the step began: when the one before ended, unless the engine was idle then."""
+        scheduled_s = now_s
+        while self._ahead:
+            other, scheduled_s = self._ahead.popleft()
+            if other is output:
+                break
+        return scheduled_s if self._last_end_s is None else self._last_end_s
+
+    def _describe(self, message: SnapshotMessage) -> None:
+        """Bring up to date what does not depend on a step."""
+        engine = self._engine
+        free = engine.blocks_free
+        message.step = self._steps
+        message.time_s = self._wall()
+        message.waiting = engine.waiting
+        message.waiting_tokens = self._state.waiting_tokens
+        message.admissible_kv_tokens = int(max(0, free - engine.watermark) * self._tokens_per_block)
+        message.preemptions_total = self._preemptions
+        if free != self._blocks_free:
+            self._blocks_free = free
+            used, total = engine.blocks_total - free, engine.blocks_total
+            # The groups of a hybrid model take their blocks from one pool.
+            message.kv_groups = tuple(KvGroup(size, used, total) for size in engine.block_sizes)
+
+    def _answer(self) -> None:
+        """Serve full snapshots until the stream ends."""
+        while not (self._closing.is_set() or self.failed):
+            self._answer_once()
+
+    @_harmless
+    def _answer_once(self) -> None:
+        self._publisher.poll(_POLL_S)
+        if self._meter is not None:
+            self._read_meter(self._meter)
+
+    def _read_meter(self, meter: GpuMeter) -> None:
+        power_w: float | None = None
+        energy_j: float | None = None
+        try:
+            power_w, energy_j = meter.read()
+        except Exception:
+            self._meter = None
+            log.exception("evenstep: no power and energy from here on")
+        with self._publisher.lock:
+            self._publisher.message.power_w = power_w
+            self._publisher.message.energy_j = energy_j

@@ -1,0 +1,140 @@
+"""The plug-in's settings: ``--additional-config '{"evenstep": {"snapshots": "tcp://…"}}'``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from ipaddress import ip_address
+from typing import Any
+
+KEY = "evenstep"
+"""Where the settings lie in vLLM's ``--additional-config``."""
+
+PORTS_PER_RANK = 2
+"""One for the stream, the next one for full snapshots."""
+
+_CURVE_KEY_CHARACTERS = 40
+_EXAMPLE = '{"evenstep": {"snapshots": "tcp://127.0.0.1:5600"}}'
+
+
+class PlugInError(Exception):
+    """The engine cannot start with the plug-in; the message says what to mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the plug-in is told.
+
+    Attributes:
+        snapshots: endpoint of rank 0's state stream, ``tcp://HOST:PORT`` or ``ipc://PATH``.
+        group: the worker's group, as in the router's ``--worker``.
+        worker: the worker's name; "" for the group and the rank.
+        secret_key_file: file with the engine's CURVE key pair, as ``zmq.auth`` writes it.
+        allowed_keys: public CURVE keys of the routers that may read.
+    """
+
+    snapshots: str
+    group: str = "default"
+    worker: str = ""
+    secret_key_file: str | None = None
+    allowed_keys: tuple[str, ...] = ()
+
+    @property
+    def secured(self) -> bool:
+        """Whether only routers with an allowed key can read."""
+        return self.secret_key_file is not None
+
+    def endpoint(self, rank: int) -> str:
+        """Where a rank of one engine binds its stream: two ports further for every rank.
+
+        Raises:
+            PlugInError: no such port.
+        """
+        if not self.snapshots.startswith("tcp://"):
+            return f"{self.snapshots}.{rank}" if rank else self.snapshots
+        host, _, port = self.snapshots.rpartition(":")
+        number = int(port) + PORTS_PER_RANK * rank
+        if number >= 65535:
+            raise PlugInError(f"{KEY}.snapshots: no port is left for rank {rank}; take a lower one")
+        return f"{host}:{number}"
+
+    def name(self, rank: int) -> str:
+        """The worker's name in its snapshots."""
+        return self.worker or f"{self.group}-{rank}"
+
+
+def read_settings(additional_config: object) -> Settings:
+    """Read the plug-in's part of vLLM's ``additional_config``.
+
+    Raises:
+        PlugInError: it is missing, has unknown keys or values that cannot be used.
+    """
+    part = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+    if not isinstance(part, Mapping):
+        raise PlugInError(f"the plug-in needs its settings: --additional-config '{_EXAMPLE}'")
+    known = [field.name for field in fields(Settings)]
+    if unknown := sorted(str(key) for key in part if key not in known):
+        raise PlugInError(f"{KEY} has no key {', '.join(unknown)}; known: {', '.join(known)}")
+    _check_types(part)
+    keys = tuple(part.get("allowed_keys", ()))
+    settings = Settings(**{**part, "allowed_keys": keys})
+    _check_endpoint(settings.snapshots)
+    _check_security(settings)
+    return settings
+
+
+def _check_types(part: Mapping[str, Any]) -> None:
+    for key, value in part.items():
+        if key == "allowed_keys":
+            if not isinstance(value, list | tuple) or not all(_is_curve_key(one) for one in value):
+                raise PlugInError(
+                    f"{KEY}.allowed_keys must be a list of public CURVE keys of "
+                    f"{_CURVE_KEY_CHARACTERS} characters"
+                )
+        elif not isinstance(value, str) or not value:
+            raise PlugInError(f"{KEY}.{key} must be a text, got {value!r}")
+    if "snapshots" not in part:
+        raise PlugInError(f"{KEY}.snapshots is missing: the endpoint of the state stream")
+
+
+def _is_curve_key(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and len(value) == _CURVE_KEY_CHARACTERS
+        and value.isascii()
+        and value.isprintable()
+    )
+
+
+def _check_endpoint(endpoint: str) -> None:
+    scheme, separator, address = endpoint.partition("://")
+    if not separator or scheme not in ("tcp", "ipc") or not address:
+        raise PlugInError(f"{KEY}.snapshots must be tcp://HOST:PORT or ipc://PATH, got {endpoint}")
+    if scheme == "ipc":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65535:
+        raise PlugInError(
+            f"{KEY}.snapshots needs a host and a port from 1 to 65534, got {endpoint}"
+        )
+
+
+def _check_security(settings: Settings) -> None:
+    if settings.secured != bool(settings.allowed_keys):
+        raise PlugInError(f"{KEY}.secret_key_file and {KEY}.allowed_keys go together: give both")
+    if not settings.secured and not is_local(settings.snapshots):
+        raise PlugInError(
+            f"{KEY}.snapshots {settings.snapshots} can be reached from other machines: give "
+            f"{KEY}.secret_key_file and {KEY}.allowed_keys (CURVE), or bind it to 127.0.0.1"
+        )
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether only this machine can reach an endpoint."""
+    if endpoint.startswith("ipc://"):
+        return True
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
