@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router import rounds
-from router.cluster import UNBOUNDED
 from router.policies import POLICIES, PolicySettings
 from router.types import Assignment, Dispatch, Policy, Request, WorkerView
+from router.worker import UNBOUNDED
 from tests.support.core import request, requests, views
 
 every_policy = pytest.mark.parametrize("name", POLICIES)

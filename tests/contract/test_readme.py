@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
+
+from loadgen.figures.command import picture_name
+from loadgen.figures.report import claims_of, markdown, outcomes_of, score
+from loadgen.figures.studies import STUDIES as ALL_STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -51,3 +56,36 @@ def test_the_kept_run_shows_what_is_claimed() -> None:
     assert SUMMARY["warnings"] == []
     assert SUMMARY["comparison"]["imbalance_ratio"] <= 0.25
     assert SUMMARY["comparison"]["throughput_ratio"] >= 1.04
+
+
+FIGURES = ROOT / "tests/data/figures"
+STUDIES: dict[str, Any] = json.loads((FIGURES / "figures.json").read_text())
+SECTION = README.partition("\n## Simulated figures\n")[2].partition("\n## ")[0]
+
+
+def test_what_is_shown_of_the_figures_is_what_was_simulated() -> None:
+    outcomes = outcomes_of(STUDIES)
+    pictures = {name: picture_name(name) for name in outcomes if ALL_STUDIES[name].draw}
+    assert markdown(outcomes, pictures) == (FIGURES / "figures.md").read_text()
+    assert list(outcomes) == list(ALL_STUDIES)
+
+
+def test_claims_are_judged_by_the_kept_figures() -> None:
+    outcomes = outcomes_of(STUDIES)
+    for name, study in STUDIES["studies"].items():
+        judged = [(claim.text, claim.met) for claim in claims_of(name, outcomes[name])]
+        assert judged == [(claim["claim"], claim["met"]) for claim in study["claims"]]
+
+
+def test_the_simulated_figures_of_the_readme_are_the_kept_ones() -> None:
+    kept = {line.replace("**", "") for line in (FIGURES / "figures.md").read_text().splitlines()}
+    shown = [line.replace("**", "") for line in SECTION.splitlines() if line.startswith("|")]
+    assert shown
+    assert [line for line in shown if line not in kept] == []
+    assert score(outcomes_of(STUDIES)) in SECTION
+
+
+def test_pictures_of_the_readme_exist() -> None:
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README)
+    assert pictures
+    assert [path for path in pictures if not (ROOT / path).is_file()] == []

@@ -75,7 +75,7 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path, number: sign
     )
     try:
         # Fleet, router and replay.
-        wait_until(lambda: len(descendants(process.pid)) == 3, 30, "a run")
+        wait_until(lambda: len(descendants(process.pid)) == 3, 60, "a run")
         started = descendants(process.pid)
         process.send_signal(number)
         said, _ = process.communicate(timeout=30)

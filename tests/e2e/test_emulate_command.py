@@ -27,7 +27,7 @@ def emulating(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str]
         text=True,
     )
     try:
-        wait_until(ready.exists, 20, "the ready file")
+        wait_until(ready.exists, 60, "the ready file")
         yield process, json.loads(ready.read_text())
     finally:
         process.kill()

@@ -48,7 +48,7 @@ async def test_worker_killed_mid_stream(tmp_path: Path, mid_event: bool) -> None
         assert live(router) == [1, 2]
 
         fleet.restore(0)
-        wait_until(lambda: live(router) == [0, 1, 2], 10, "the worker is used again")
+        wait_until(lambda: live(router) == [0, 1, 2], 60, "the worker is used again")
         async with asyncio.timeout(60):
             again = await asyncio.gather(
                 *(ask(client, router, Seen(), body(20)) for _ in range(started))

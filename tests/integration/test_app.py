@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from router.app import COMPLETION_PATHS
+from router.policies.bfio import BfIo
 from router.types import Outcome
+from tests.support.core import requests, views
 from tests.support.scripted import ScriptedServer, scripted, soon, until
 from tests.support.serving import Router, serving
 
@@ -208,3 +210,21 @@ async def test_what_nobody_expected_is_said_in_the_same_form(
     monkeypatch.setattr(router.dispatcher, "submit", fail)
 
     assert_error(await soon(router.post()), 500, "InternalServerError", "internal error")
+
+
+async def test_the_program_of_the_last_round_can_be_looked_at(one: One) -> None:
+    router, _ = one
+    decider = router.dispatcher.deciders["default"]
+    policy = BfIo(0.1)
+    policy.assign(requests([50]), views([100, 60]))
+    decider.solved = policy.last
+
+    answer = await router.http.get("/debug/instance")
+    assert answer.status_code == 200
+    assert len(answer.json()["loads"]) == 2
+
+    decider.solved = None
+    for group in ("default", "other"):
+        answer = await router.http.get("/debug/instance", params={"group": group})
+        message = f"bfio solved nothing in the last round of group '{group}'"
+        assert_error(answer, 404, "NotFoundError", message)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from router.errors import NoWorkerError, PoolFullError, QueueTimeoutError
+from router.forecast import Outlook
 from router.types import (
     Assignment,
     Dispatch,
@@ -146,7 +147,10 @@ class Newest:
     """Always takes the newest."""
 
     def assign(
-        self, waiting: Sequence[Request], workers: Sequence[WorkerView]
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
         free = [worker.id for worker in workers for _ in range(worker.capacity)]
         return [Assignment(r.id, i) for r, i in zip(reversed(waiting), free, strict=False)]
@@ -465,21 +469,30 @@ async def test_progress_counts_where_no_snapshot_does() -> None:
 
 class Raises:
     def assign(
-        self, waiting: Sequence[Request], workers: Sequence[WorkerView]
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
         raise ZeroDivisionError
 
 
 class HoldsBack:
     def assign(
-        self, waiting: Sequence[Request], workers: Sequence[WorkerView]
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
         return []
 
 
 class Crowds:
     def assign(
-        self, waiting: Sequence[Request], workers: Sequence[WorkerView]
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
         return [Assignment(request.id, workers[0].id) for request in waiting]
 

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.emulator.fleet import EmulatedFleet
-from loadgen.emulator.stepping import StepTime
+from loadgen.step_model import StepTime
 from tests.support.emulated import TIMEOUT_S, client, emulated, eventually, reading
 
 HIDDEN = "evenstep_output_tokens"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.emulator.record import read_record
-from loadgen.emulator.stepping import StepTime
+from loadgen.step_model import StepTime
 from router.types import RunningRequest, Snapshot
 from tests.support.emulated import client, emulated, eventually, reading
 

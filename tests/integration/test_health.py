@@ -8,7 +8,7 @@ import pytest
 from router.engines.health import HealthMonitor
 from router.types import WorkerDown, WorkerSpec, WorkerUp
 
-TIMEOUT_S = 10
+TIMEOUT_S = 60.0
 MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()
 
 

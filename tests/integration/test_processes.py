@@ -52,7 +52,7 @@ def test_a_child_ends_with_its_block(tmp_path: Path) -> None:
     child, ready = emulator(tmp_path)
     before = children()
     with child:
-        child.until(lambda: ready.exists() or None, 20)
+        child.until(lambda: ready.exists() or None, 60)
         assert child.exit_code is None
         assert len(children() - before) == 1
     assert child.exit_code == 0
@@ -63,7 +63,7 @@ def test_a_child_ends_with_an_exception(tmp_path: Path) -> None:
     child, ready = emulator(tmp_path)
     before = children()
     with pytest.raises(ZeroDivisionError), child:
-        child.until(lambda: 1 // 0 if ready.exists() else None, 20)
+        child.until(lambda: 1 // 0 if ready.exists() else None, 60)
     assert children() == before
 
 
@@ -71,13 +71,13 @@ def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
     said = "evenstep emulate ended with 2: error: --workers"
     child = Child(["emulate", "--workers", "0"], tmp_path / "log")
     with child, pytest.raises(EvenstepError, match=said):
-        child.until(lambda: None, 20)
+        child.until(lambda: None, 60)
 
 
 def test_a_child_that_does_not_get_ready(tmp_path: Path) -> None:
     child, ready = emulator(tmp_path)
     with child:
-        child.until(lambda: ready.exists() or None, 20)
+        child.until(lambda: ready.exists() or None, 60)
         with pytest.raises(EvenstepError, match=r"was not ready within 0.1 s:"):
             child.until(lambda: None, 0.1)
 
@@ -85,7 +85,7 @@ def test_a_child_that_does_not_get_ready(tmp_path: Path) -> None:
 def test_a_child_that_takes_too_long_is_interrupted(tmp_path: Path) -> None:
     child, ready = emulator(tmp_path)
     with child:
-        child.until(lambda: ready.exists() or None, 20)
+        child.until(lambda: ready.exists() or None, 60)
         assert child.finish(0.1) == 0
 
 
@@ -95,7 +95,7 @@ def test_a_child_that_ignores_signals_is_killed(
     monkeypatch.setattr(loadgen.demo.processes, "GRACE_S", 0.1)
     child, ready = emulator(tmp_path)
     with child:
-        child.until(lambda: ready.exists() or None, 20)
+        child.until(lambda: ready.exists() or None, 60)
         (pid,) = children()
         os.kill(pid, signal.SIGSTOP)
     assert child.exit_code == -signal.SIGKILL
@@ -138,4 +138,4 @@ def test_a_run_that_takes_too_long_counts_what_is_lost(tmp_path: Path) -> None:
     assert outcome.report["interrupted"] is True
     assert outcome.report["lost"] == 9
     assert children() == before
-    wait_until(lambda: not list(tmp_path.glob("*.ready")), 1, "the ready file is gone")
+    wait_until(lambda: not list(tmp_path.glob("*.ready")), 60, "the ready file is gone")

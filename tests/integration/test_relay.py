@@ -266,6 +266,19 @@ async def test_progress_is_told_however_events_come_together(one: One, together:
         await router.settled()
 
 
+async def test_the_length_of_a_short_answer_is_told_at_its_end(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router, engine = one
+    told = []
+    monkeypatch.setattr(router.dispatcher, "progress", lambda _, tokens: told.append(tokens))
+    asked = router.post(stream=True)
+    await (await engine.next()).stream(*token_events(5), DONE)
+    await soon(asked)
+    await router.settled()
+    assert told == [5]
+
+
 # clients that leave
 
 

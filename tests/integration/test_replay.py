@@ -20,7 +20,7 @@ from loadgen.traces import TraceRequest
 from router.engines.upstream import HttpClient
 
 EVENSTEP = str(Path(sys.executable).with_name("evenstep"))
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 Body = dict[str, Any]
 

@@ -14,7 +14,7 @@ from router.errors import ConfigError
 from router.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
 from router.wire import encode, full_endpoint
 
-TIMEOUT_S = 10
+TIMEOUT_S = 60.0
 NOTHING = Snapshot("delta", "theirs", "engine", 3, "epoch", 0, 0, 0.0, 0.01)
 
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from router.cluster import Cluster, Worker
+from router.cluster import Cluster
 from router.types import (
     Arrived,
     Dispatch,
@@ -37,6 +37,7 @@ from router.types import (
     WorkerSpec,
     WorkerUp,
 )
+from router.worker import Worker
 from tests.support.core import part, request
 from tests.support.engine_model import EngineModel
 

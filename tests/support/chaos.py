@@ -55,7 +55,7 @@ def cluster(
         running_fleet(folder, *flags) as fleet,
         running_router(folder, *worker_flags(fleet), *router_flags) as router,
     ):
-        wait_until(lambda: len(live(router)) == workers, 10, "all workers are up")
+        wait_until(lambda: len(live(router)) == workers, 60, "all workers are up")
         yield fleet, router
 
 
@@ -83,7 +83,7 @@ def generated_tokens(fleet: Fleet, rank: int) -> float:
 
 def assert_idle(fleet: Fleet, router: Server) -> None:
     """Nothing in flight, nothing waiting, every slot free, on both sides."""
-    wait_until(lambda: fleet.unfinished() == 0, 10, "the engines are idle")
+    wait_until(lambda: fleet.unfinished() == 0, 60, "the engines are idle")
     wait_until(
         lambda: all(worker["free_slots"] == SLOTS for worker in workers_of(router)),
         10,

@@ -45,11 +45,11 @@ class Rig:
 
     @property
     def stats(self) -> Any:
-        return self.dispatcher.stats["default"]
+        return self.dispatcher.deciders["default"].stats
 
     @property
     def waiting(self) -> int:
-        size = self.dispatcher.pool_size("default")
+        size = len(self.dispatcher.deciders["default"].pool)
         assert size == self.group.waiting, "pool and cluster count differently"
         return size
 

@@ -14,11 +14,11 @@ import zmq.asyncio
 
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.settings import EmulatorSettings
-from loadgen.emulator.stepping import StepTime
+from loadgen.step_model import StepTime
 from router.types import Snapshot
 from router.wire import decode, full_endpoint
 
-TIMEOUT_S = 15
+TIMEOUT_S = 60.0
 QUICK = StepTime(base_s=1e-3, per_token_s=0.0)
 
 

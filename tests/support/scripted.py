@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 SSE = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"

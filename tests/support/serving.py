@@ -64,11 +64,11 @@ class Router:
 
     @property
     def stats(self) -> GroupStats:
-        return self.dispatcher.stats["default"]
+        return self.dispatcher.deciders["default"].stats
 
     @property
     def waiting(self) -> int:
-        return self.dispatcher.pool_size("default")
+        return len(self.dispatcher.deciders["default"].pool)
 
     @property
     def in_flight(self) -> int:

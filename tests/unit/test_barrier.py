@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from router.barrier import StepLedger
+from router.barrier import StepLedger, StepShares
 from router.types import PoolState, StepTotals
 from tests.support.core import snapshot
 
@@ -28,7 +28,7 @@ def tell(ledger: StepLedger, said: Said, state: PoolState = EMPTY) -> None:
         "delta", 1, step=said.step, step_s=said.step_s, power_w=said.power_w, decoded=said.decoded
     )
     left = said.load if said.left is None else said.left
-    ledger.report(said.worker, said.load, left, message, state)
+    ledger.report(said.worker, StepShares(said.load, left), message, state)
 
 
 def closed(ledger: StepLedger, *reports: Said, live: str = "ab") -> list[bool]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import pytest
 import typer
 
-from router.cli import COMMANDS, main
+from router.cli import COMMANDS, GROUPS, main
 from router.config import ServeSettings, flag_name, load_settings
 from router.errors import ConfigError, InputError, UpstreamError
 
@@ -44,16 +44,25 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, object], No
 def test_help_lists_the_commands_and_ends_with_an_example(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    assert all(f"\n  {name} " in out for name in COMMANDS)
+    assert all(f"\n  {name.partition(' ')[0]} " in out for name in COMMANDS)
     assert out.rstrip().rpartition("\n")[2].startswith("    evenstep serve --worker")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_ends_with_an_example(run: Run, command: str) -> None:
-    code, out, _ = run(command, "--help")
+    code, out, _ = run(*command.split(), "--help")
     assert code == 0
     assert out.startswith(f"Usage: evenstep {command} [OPTIONS]")
     assert out.rstrip().endswith(COMMANDS[command].example)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_help_of_each_group_lists_its_commands(run: Run, group: str) -> None:
+    code, out, _ = run(group, "--help")
+    assert code == 0
+    members = [name for name in COMMANDS if name.startswith(f"{group} ")]
+    assert members
+    assert all(f"\n  {name.rpartition(' ')[2]} " in out for name in members)
 
 
 def test_help_of_serve_names_every_setting(run: Run) -> None:

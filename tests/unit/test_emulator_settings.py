@@ -6,10 +6,9 @@ from loadgen.emulator.faults import FAULT_KINDS, Fault
 from loadgen.emulator.settings import (
     EmulatorSettings,
     parse_speeds,
-    parse_step_time,
     snapshot_endpoints,
 )
-from loadgen.emulator.stepping import StepTime
+from loadgen.step_model import StepTime, parse_step_time
 from router.errors import ConfigError, InputError
 
 

@@ -1,7 +1,8 @@
 import pytest
 
 from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.stepping import PowerModel, StepGroup, StepTime, WorkerModel
+from loadgen.emulator.stepping import StepGroup, WorkerModel
+from loadgen.step_model import PowerModel, StepTime
 
 TIME = StepTime(base_s=0.005, per_token_s=1e-6, per_request_s=1e-4)
 POWER = PowerModel()

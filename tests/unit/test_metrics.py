@@ -85,6 +85,7 @@ def test_every_metric_has_a_sound_name_help_and_type(bench: Bench) -> None:
         metric_table.SNAPSHOT_ROWS,
         metric_table.HEALTH_ROWS,
         metric_table.GROUP_ROWS,
+        metric_table.LOOK_AHEAD_ROWS,
         metric_table.STEP_ROWS,
         metric_table.WORKER_ROWS,
         metric_table.LIVE_WORKER_ROWS,
@@ -173,7 +174,7 @@ def test_gauges_of_a_dead_worker_end_while_totals_stay(bench: Bench) -> None:
 
 
 def test_requests_by_outcome_and_rounds(bench: Bench) -> None:
-    stats = bench.dispatcher.stats["g"]
+    stats = bench.dispatcher.deciders["g"].stats
     for number, outcome in enumerate(Outcome, 1):
         stats.outcomes[outcome] += number
     stats.rejected, stats.unserved, stats.assigned, stats.returned = 5, 6, 7, 8
@@ -192,11 +193,11 @@ def test_requests_by_outcome_and_rounds(bench: Bench) -> None:
 
 def test_a_scrape_does_not_add_outcomes(bench: Bench) -> None:
     bench.scrape()
-    assert dict(bench.dispatcher.stats["g"].outcomes) == {}
+    assert dict(bench.dispatcher.deciders["g"].stats.outcomes) == {}
 
 
 def test_histograms_are_cumulative(bench: Bench) -> None:
-    histogram = bench.dispatcher.stats["g"].ttft_s
+    histogram = bench.dispatcher.deciders["g"].stats.ttft_s
     for value_s in (0.0005, 0.001, 0.2, 0.3, 99.0):
         histogram.observe(value_s)
     samples = bench.scrape()

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from router.policies import ANY, POLICIES, POOL_ONLY, PolicySettings
-from router.policies.baselines import power_of_two, round_robin, uniform
+from router.policies.baselines import power_of_two, round_robin, uniform, vllm_score_2026
 from router.policies.room import Room
 from router.types import Request, WorkerView
 from tests.support.core import pairs, request, requests, views
@@ -36,7 +37,43 @@ def test_choices(name: str, workers: list[WorkerView], sizes: list[int], expecte
     assert choose(name, requests(sizes), workers) == expected
 
 
-@pytest.mark.parametrize("name", ["fcfs", "jsq", "least_tokens", "round_robin"])
+def queued(
+    requests: Sequence[int], waiting: Sequence[int], kv_usage: Sequence[float]
+) -> list[WorkerView]:
+    """Workers with so many requests, some of them queued, and so much of their KV memory in use."""
+    plain = views([0] * len(requests), 9, requests)
+    rows = zip(plain, waiting, kv_usage, strict=True)
+    return [replace(view, waiting=queue, kv_usage=used) for view, queue, used in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "expected"),
+    [
+        # 4 * waiting + running: 14, 17 and 16; a request that is placed adds one.
+        ("vllm_score_2025", queued([14, 17, 10], [0, 0, 2], [0, 0, 0]), "aaac"),
+        ("vllm_score_2025", queued([3, 3], [0, 0], [0, 0.9]), "abab"),
+        # Up to half of the KV memory a queue counts no more than what runs.
+        ("vllm_score_2026", queued([14, 17, 10], [0, 0, 9], [0, 0, 0.5]), "cccc"),
+        # 14, 17, and 10 + 6 * 2 * 0.4 = 14.8.
+        ("vllm_score_2026", queued([14, 17, 10], [0, 0, 2], [0, 0, 0.9]), "acac"),
+        ("vllm_score_2026", queued([0, 0, 0], [0, 0, 0], [0, 0, 0]), "abca"),
+    ],
+)
+def test_vllm_scores(name: str, workers: list[WorkerView], expected: str) -> None:
+    assert choose(name, requests([5] * len(expected)), workers) == expected
+
+
+def test_vllm_score_2026_starts_its_scan_one_worker_further_each_time() -> None:
+    policy, workers = vllm_score_2026(), views([0, 0, 0], 9)
+    rounds = [policy.assign(requests([5]), workers) for _ in range(4)]
+    assert "".join(done[0].worker_id for done in rounds) == "abca"
+    assert policy.assign(requests([5]), views([0], 9))[0].worker_id == "a"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fcfs", "jsq", "least_tokens", "round_robin", "vllm_score_2025", "vllm_score_2026"],
+)
 def test_a_wide_request_goes_where_all_its_parts_fit(name: str) -> None:
     assert choose(name, [request(1, slots=3)], views([0, 50, 90], [1, 2, 4])) == "c"
     assert choose(name, [request(1, slots=9)], views([0, 50, 90], [1, 2, 4])) == "a"
@@ -69,7 +106,8 @@ def test_power_of_two_takes_the_shorter_of_two_queues() -> None:
 def test_every_row_says_what_it_is() -> None:
     assert set(POLICIES) >= {"bfio", "fcfs", "jsq", "least_tokens"}
     assert all(row.summary and row.dispatch in (ANY, POOL_ONLY) for row in POLICIES.values())
-    assert [name for name, row in POLICIES.items() if row.dispatch is POOL_ONLY] == ["fcfs"]
+    pool_only = [name for name, row in POLICIES.items() if row.dispatch is POOL_ONLY]
+    assert pool_only == ["balance_route", "fcfs"]
 
 
 def test_a_room_writes_on_its_own_copy() -> None:

@@ -122,11 +122,11 @@ SIZES = [request(1, 900, arrival=0), request(2, 300, arrival=1), request(3, 300,
 @pytest.mark.parametrize(
     ("now", "gap_tokens", "expected"),
     [
-        pytest.param(2.4, 10**6, [["1", "2", "3"]], id="nobody has waited a quarter"),
-        pytest.param(2.5, 900, [["1"], ["2", "3"]], id="a quarter: the whole must fit"),
-        pytest.param(2.5, 899, [["1", "2", "3"]], id="and does not"),
-        pytest.param(5, 600, [["1"], ["2", "3"]], id="half: two thirds must fit"),
-        pytest.param(5, 599, [["2"], ["1", "3"]], id="else the next that fits, one at a time"),
+        pytest.param(1.9, 10**6, [["1", "2", "3"]], id="nobody has waited a fifth"),
+        pytest.param(2.0, 900, [["1"], ["2", "3"]], id="a fifth: the whole must fit"),
+        pytest.param(2.0, 899, [["1", "2", "3"]], id="and does not"),
+        pytest.param(9, 734, [["1"], ["2", "3"]], id="nine tenths: 1 - .9^16 of it must fit"),
+        pytest.param(9, 733, [["2"], ["1", "3"]], id="else the next that fits, one at a time"),
         pytest.param(10, 0, [["1"], ["2", "3"]], id="no patience left: nothing must fit"),
     ],
 )
@@ -134,6 +134,32 @@ def test_the_longer_a_request_waits_the_smaller_the_gap_it_takes(
     now: float, gap_tokens: int, expected: list[list[str]]
 ) -> None:
     assert tiers(pool_of(*SIZES), now, 9, gap_tokens) == expected
+
+
+@pytest.mark.parametrize(
+    ("now", "gap_tokens", "expected"),
+    [
+        pytest.param(4.9, 0, [], id="nobody has waited half of the patience"),
+        pytest.param(6, 0, [(1, 225.0), (2, 0.0)], id="a quarter of the way; one just begins"),
+        pytest.param(7, 0, [(1, 450.0), (2, 75.0), (3, 0.0)], id="half of it"),
+        pytest.param(7, 300, [(1, 450.0), (2, 0.0), (3, 0.0)], id="none for those that fit"),
+        pytest.param(9.5, 0, [(1, 900.0), (2, 262.5), (3, 187.5)], id="all of it"),
+        pytest.param(10, 0, [(1, 0.0), (2, 300.0), (3, 225.0)], id="no patience left: it enters"),
+    ],
+)
+def test_room_is_made_for_those_that_have_waited_for_long(
+    now: float, gap_tokens: int, expected: list[tuple[int, float]]
+) -> None:
+    wanted = pool_of(*SIZES).room_wanted(now, gap_tokens)
+    assert [name for name, _ in wanted] == [token(number) for number, _ in expected]
+    assert [room for _, room in wanted] == pytest.approx([room for _, room in expected])
+
+
+def test_without_patience_no_room_is_ever_made() -> None:
+    assert Pool(9).room_wanted(1e9, 0) == []
+    pool = Pool(9)
+    pool.add(request(1))
+    assert pool.room_wanted(1e9, 0) == []
 
 
 def test_who_finds_no_room_is_told_to_come_back() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from router import rounds
 from router.errors import PolicyError
+from router.forecast import Outlook
 from router.policies.baselines import PerRequest, fcfs
 from router.types import Assignment, Request, WorkerView
 from tests.support.core import pairs, request, requests, token, views
@@ -19,15 +20,20 @@ class Scripted:
         self.asked: list[tuple[int, list[WorkerView]]] = []
 
     def assign(
-        self, waiting: Sequence[Request], workers: Sequence[WorkerView]
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
         self.asked.append((len(waiting), list(workers)))
         return [Assignment(token(number), worker) for number, worker in next(self._answers)]
 
 
-def test_a_request_changes_the_worker_that_receives_it() -> None:
+def test_requests_change_the_worker_that_receives_them() -> None:
     worker = WorkerView("a", 1000, 4, 3)
-    assert rounds.receive(worker, request(1, 50, slots=2)) == WorkerView("a", 1100, 6, 1)
+    assert rounds.receive(worker, [request(1, 50, slots=2)]) == WorkerView("a", 1100, 6, 1)
+    assert rounds.receive(worker, requests([5, 6])) == WorkerView("a", 1011, 6, 1)
+    assert rounds.receive(worker, []) is worker
 
 
 def test_tiers_are_served_one_after_the_other_from_what_the_last_left() -> None:
@@ -39,6 +45,43 @@ def test_tiers_are_served_one_after_the_other_from_what_the_last_left() -> None:
         (1, views([0, 5], 2, [0, 0])),
         (2, views([0, 15], [2, 1], [0, 1])),
     ]
+
+
+class Budgeted(PerRequest):
+    """Keeps the share of its budget that it has for each tier."""
+
+    def __init__(self) -> None:
+        super().__init__(fcfs)
+        self.share = 1.0
+        self.shares: list[float] = []
+
+    def assign(
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
+    ) -> Sequence[Assignment]:
+        self.shares.append(self.share)
+        return super().assign(waiting, workers, outlook)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "shares"),
+    [([2, 2], [0.25, 0.5, 0.25]), ([9, 0], [0.2, 0.4, 0.4]), ([3, -1], [1 / 3, 2 / 3])],
+)
+def test_tiers_share_a_budget_by_the_slots_that_they_fill(
+    capacity: list[int], shares: list[float]
+) -> None:
+    waiting = [request(0), request(1, slots=2), request(2), request(3)]
+    policy = Budgeted()
+    rounds.assign(policy, [waiting[:1], waiting[1:2], waiting[2:]], views([0, 0], capacity))
+    assert policy.shares == pytest.approx(shares)
+
+
+def test_a_tier_alone_has_the_whole_budget() -> None:
+    policy = Budgeted()
+    rounds.assign(policy, [requests([10])], views([0], 9))
+    assert policy.shares == [1.0]
 
 
 def test_no_tier_is_asked_for_once_capacity_is_used_up() -> None:

@@ -1,0 +1,172 @@
+"""What a decision of bfio costs on one core, the forecast included, in steady state.
+
+    python tests/bench/bench_decision.py [--steps 400] [--runs 5] [--growth] [--plot PNG] [--json F]
+
+Simulates full pools of BurstGPT lengths on workers of 72 slots, where some 1.75 % of the slots come
+free at each step, with oracle look-ahead. A decision is forecast, tiers of the pool, rounds and
+policy. Times are CPU time of one thread, and of each decision the shortest of several runs, so that
+what else the machine does hardly counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.decode import simulate
+from loadgen.simulator.lengths import TraceLengths
+from loadgen.simulator.oracle import Knowledge
+from loadgen.traces import load_trace
+from router.policies.bfio import BfIo
+from router.policies.solver import DEFAULT_MOVES
+from router.workload import Floats
+
+WARM_UP = 200
+DISCOUNT = 0.8
+TIE_WEIGHT = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """G workers, R requests in the pool, H steps of look-ahead; what p99 may be, if that is set."""
+
+    workers: int
+    pool: int
+    horizon: int
+    limit_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What the decisions of one size took."""
+
+    size: Size
+    free_slots: float
+    p50_ms: float
+    p99_ms: float
+    imbalance_tokens: float
+
+
+SIZES = [Size(32, 128, 20, 1.0), Size(64, 512, 40, 2.0), Size(256, 2048, 20, 3.0)]
+BY_WORKERS = [Size(workers, 4 * workers, 20) for workers in (8, 16, 32, 64, 128, 256)]
+BY_POOL = [Size(32, pool, 20) for pool in (64, 128, 256, 512, 1024, 2048)]
+BY_HORIZON = [Size(32, 128, horizon) for horizon in (0, 5, 10, 20, 40)]
+
+
+class Stopwatch:
+    """A clock that is read when a decision begins and when it ends; CPU time of this thread."""
+
+    def __init__(self) -> None:
+        self._read_s: list[float] = []
+
+    def __call__(self) -> float:
+        self._read_s.append(time.thread_time())
+        return self._read_s[-1]
+
+    @property
+    def taken_ms(self) -> Floats:
+        return 1e3 * np.diff(np.reshape(self._read_s, (-1, 2)))[:, 0]
+
+
+def measure(size: Size, steps: int, moves: int, runs: int) -> Cost:
+    """Every run makes the same decisions: the shortest time of each is that of the code."""
+    config = DecodeConfig(
+        policy="bfio",
+        lengths=TraceLengths.of(load_trace("burstgpt")),
+        workers=size.workers,
+        pool=size.pool,
+        steps=WARM_UP + steps,
+        warmup=WARM_UP,
+        horizon=size.horizon,
+        discount=DISCOUNT,
+        tie_weight=TIE_WEIGHT,
+        knowledge=Knowledge("oracle"),
+    )
+    clocks = [Stopwatch() for _ in range(runs)]
+    results = [simulate(config, clock=clock, policy=BfIo(0.0, moves)) for clock in clocks]
+    taken_ms = np.min([clock.taken_ms for clock in clocks], axis=0)[-steps:]
+    p50_ms, p99_ms = np.percentile(taken_ms, [50, 99]).tolist()
+    result = results[0]
+    free = result.completed / result.steps
+    return Cost(size, free, p50_ms, p99_ms, result.avg_imbalance_tokens)
+
+
+def markdown(costs: Sequence[Cost]) -> str:
+    lines = [
+        "| G | R | H | slots coming free at a step | p50 | p99 | at most | imbalance, tokens |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {cost.size.workers} | {cost.size.pool} | {cost.size.horizon} | {cost.free_slots:.0f} "
+        f"| {cost.p50_ms:.2f} ms | {cost.p99_ms:.2f} ms "
+        f"| {f'{cost.size.limit_ms:g} ms' if cost.size.limit_ms else ''} "
+        f"| {cost.imbalance_tokens:,.0f} |"
+        for cost in costs
+    ]
+    return "\n".join(lines)
+
+
+def plot(costs: dict[Size, Cost], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    panels = (("G", "workers", BY_WORKERS), ("R", "pool", BY_POOL), ("H", "horizon", BY_HORIZON))
+    for axes, (name, field, sizes) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        at = [getattr(size, field) for size in sizes]
+        for quantile in ("p50_ms", "p99_ms"):
+            times = [getattr(costs[size], quantile) for size in sizes]
+            axes.plot(at, times, marker="o", label=quantile[:3])
+        if name != "H":
+            axes.set_xscale("log", base=2)
+        axes.set(xlabel=name, ylim=(0, None))
+        axes.grid(alpha=0.3)
+    figure.axes[0].set(ylabel="CPU time of a decision, ms", title="R = 4 G, H = 20")
+    figure.axes[1].set(title="G = 32, H = 20")
+    figure.axes[2].set(title="G = 32, R = 128")
+    figure.axes[0].legend()
+    figure.savefig(file, dpi=100)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=400, help="decisions measured of each size")
+    parser.add_argument("--runs", type=int, default=5, help="times that each is measured")
+    parser.add_argument("--moves", type=int, default=DEFAULT_MOVES, help="the solver's budget")
+    parser.add_argument("--growth", action="store_true", help="measure growth with G, R and H too")
+    parser.add_argument("--plot", type=Path, help="PNG of the growth")
+    parser.add_argument("--json", type=Path, help="file for everything that was measured")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    sizes = list(SIZES)
+    if args.growth or args.plot:
+        sizes += [*BY_WORKERS, *BY_POOL, *BY_HORIZON]
+    costs = {}
+    for size in dict.fromkeys(sizes):
+        costs[size] = measure(size, args.steps, args.moves, args.runs)
+        print(f"measured {size}", file=sys.stderr)
+    print(markdown([*costs.values()]))
+    if args.plot:
+        plot(costs, args.plot)
+    if args.json:
+        kept = {
+            "moves": args.moves,
+            "steps": args.steps,
+            "runs": args.runs,
+            "sizes": [*map(asdict, costs.values())],
+        }
+        args.json.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""The plug-in's stream over real sockets, fed by a scheduler that is not vLLM's."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+from zmq.auth import create_certificates, load_certificate
+
+from engine_patches.compat import EngineView
+from engine_patches.report import HEARTBEAT_S, UNREAD_MESSAGES
+from engine_patches.reporter import Reporter
+from engine_patches.settings import PlugInError, Settings
+from router.feed import Feed
+from router.types import KvGroup, Snapshot
+from router.wire import decode, full_endpoint
+from tests.support import plugin_engine
+from tests.support.plugin_engine import FakeScheduler, Request
+from tests.support.server import free_port, wait_until
+
+TIMEOUT_MS = 5000
+
+_Socket = zmq.Socket[bytes]
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in plugin_engine.vllm_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+class Routers:
+    """Sockets of those who read, or try to."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[_Socket] = zmq.Context()
+        self._sockets: list[_Socket] = []
+
+    def connect(self, kind: int, endpoint: str, keys: tuple[bytes, ...] = ()) -> _Socket:
+        socket = self._context.socket(kind)
+        self._sockets.append(socket)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
+        if keys:
+            socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = keys
+        if kind == zmq.SUB:
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.connect(endpoint)
+        return socket
+
+    def subscribed(self, endpoint: str, keys: tuple[bytes, ...] = ()) -> _Socket:
+        """A subscriber that has got its first message, a heartbeat."""
+        stream = self.connect(zmq.SUB, endpoint, keys)
+        assert decode(stream.recv()).running == ()
+        return stream
+
+    def asker(self, endpoint: str, keys: tuple[bytes, ...] = ()) -> _Socket:
+        return self.connect(zmq.DEALER, full_endpoint(endpoint), keys)
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.close()
+        self._context.term()
+
+
+@pytest.fixture
+def routers() -> Iterator[Routers]:
+    routers = Routers()
+    yield routers
+    routers.close()
+
+
+class Engine(FakeScheduler):
+    """A scheduler and its reporter, called as the plug-in calls it."""
+
+    def __init__(self, settings: Settings, **config: Any) -> None:
+        super().__init__(**config)
+        self.now_s = 0.0
+        self.reporter = Reporter(EngineView(self), settings, clock=lambda: self.now_s)
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        self.reporter.arrived(request)
+
+    def step(self, finish: set[str] | None = None, preempt: set[str] | None = None) -> None:
+        output = self.schedule(preempt or set())
+        self.reporter.scheduled(output, self.now_s)
+        self.now_s += 0.5
+        results = self.update_from_output(output, finish or set())
+        self.reporter.stepped(output, results)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    engine = Engine(Settings(f"ipc://{tmp_path}/s", group="g", worker="w"), rank=0)
+    yield engine
+    engine.reporter.close()
+
+
+def ask_full(dealer: _Socket) -> Snapshot:
+    dealer.send(b"")
+    return decode(dealer.recv())
+
+
+def test_a_router_follows_steps(engine: Engine, routers: Routers) -> None:
+    stream = routers.subscribed(engine.reporter.endpoint)
+    dealer = routers.asker(engine.reporter.endpoint)
+    engine.add_request(Request("a", 20))
+    engine.add_request(Request("b", 6, cached_tokens=4))
+    engine.step()
+    first = decode(stream.recv())
+    rows = [(r.id, r.generated_tokens, r.cached_tokens, r.prefill_left) for r in first.running]
+    assert rows == [("a", 0, 0, 12), ("b", 1, 4, 0)]
+    assert (first.group, first.worker, first.rank, first.slots) == ("g", "w", 0, 4)
+    assert (first.step, first.step_s, first.waiting) == (1, 0.5, 0)
+    assert (first.scheduled_prefill_tokens, first.scheduled_decode_tokens) == (10, 0)
+    assert first.kv_groups == (KvGroup(4, 4, 100),)
+    assert first.admissible_kv_tokens == 96 * 4
+
+    engine.now_s += 1.0
+    engine.step(finish={"b"})
+    second = decode(stream.recv())
+    assert [r.id for r in second.running] == ["a"]
+    assert (second.finished, second.step_s) == (("b",), 1.5)
+    assert (second.scheduled_prefill_tokens, second.scheduled_decode_tokens) == (8, 1)
+
+    engine.step()
+    engine.step(preempt={"a"})
+    preempted = [decode(stream.recv()) for _ in "34"][-1]
+    assert (preempted.preempted, preempted.preemptions_total) == (("a",), 1)
+    assert (preempted.waiting, preempted.waiting_tokens) == (1, 21)
+    full = ask_full(dealer)
+    assert (full.kind, full.running, full.sequence) == ("full", (), preempted.sequence)
+
+
+def test_the_groups_of_a_hybrid_model_share_one_pool(tmp_path: Path, routers: Routers) -> None:
+    scheduler = FakeScheduler(blocks=100)
+    scheduler.kv_cache_manager.watermark_blocks = 15
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    groups.append(SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16)))
+    reporter = Reporter(EngineView(scheduler), Settings(f"ipc://{tmp_path}/s"))
+    full = ask_full(routers.asker(reporter.endpoint))
+    assert full.kv_groups == (KvGroup(4, 0, 100), KvGroup(16, 0, 100))
+    # Sixteen tokens take four blocks in one group and one in the other.
+    assert full.admissible_kv_tokens == 85 / 5 * 16
+    reporter.close()
+
+
+def test_a_full_snapshot_after_a_gap(engine: Engine, routers: Routers) -> None:
+    dealer = routers.asker(engine.reporter.endpoint)
+    for number in range(4):
+        engine.add_request(Request(str(number), 5 + number))
+    for _ in range(5):
+        engine.step()
+    full, feed = ask_full(dealer), Feed()
+    feed.apply(full, 0.0)
+    assert feed.load_tokens == sum(one.num_tokens for one in engine.running) == 46
+    assert not feed.full_wanted
+
+
+def test_an_empty_step_says_what_an_abort_changed(engine: Engine, routers: Routers) -> None:
+    stream = routers.subscribed(engine.reporter.endpoint)
+    engine.add_request(Request("a", 5))
+    engine.step()
+    engine.finish_requests(["a"])
+    engine.step()
+    engine.step()
+    run, aborted = decode(stream.recv()), decode(stream.recv())
+    assert (aborted.finished, aborted.step, aborted.step_s) == (("a",), run.step, 0.0)
+    idle = decode(stream.recv())  # the step in between said nothing: a heartbeat
+    assert (idle.finished, idle.sequence) == ((), aborted.sequence + 1)
+    assert idle.time_s >= aborted.time_s + HEARTBEAT_S
+
+
+def test_a_subscriber_that_does_not_read_delays_nothing(engine: Engine, routers: Routers) -> None:
+    stream = routers.connect(zmq.SUB, engine.reporter.endpoint)
+    stream.setsockopt(zmq.RCVHWM, 10)
+    dealer = routers.asker(engine.reporter.endpoint)
+    for number in range(4):
+        engine.add_request(Request(str(number), 5))
+    for _ in range(6 * UNREAD_MESSAGES):
+        engine.step()
+    assert not engine.reporter.failed
+    assert ask_full(dealer).sequence >= 6 * UNREAD_MESSAGES
+    kept = 0
+    with contextlib.suppress(zmq.Again):
+        while stream.recv(zmq.NOBLOCK):
+            kept += 1
+    assert kept <= 3 * UNREAD_MESSAGES
+
+
+def test_a_fault_never_reaches_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.add_request(Request("a", 5))
+    monkeypatch.setattr(FakeScheduler, "get_request_counts", lambda _: 1 / 0)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            engine.step()
+    assert engine.reporter.failed
+    assert [r.getMessage() for r in caplog.records] == [
+        "evenstep: the state stream ends here; the engine goes on without it"
+    ]
+    assert engine.running[0].num_output_tokens == 3
+
+
+class Meter:
+    """Of one GPU."""
+
+    lost = False
+
+    def read(self) -> tuple[float, float]:
+        if self.lost:
+            raise OSError
+        return 300.0, 12.0
+
+
+def test_power_and_energy_are_told_while_they_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routers: Routers
+) -> None:
+    meter = Meter()
+    monkeypatch.setattr("engine_patches.reporter.open_meter", lambda *_: meter)
+    reporter = Reporter(EngineView(FakeScheduler()), Settings(f"ipc://{tmp_path}/s"))
+    dealer = routers.asker(reporter.endpoint)
+
+    def told(power_w: float | None, energy_j: float | None) -> bool:
+        full = ask_full(dealer)
+        return (full.power_w, full.energy_j) == (power_w, energy_j)
+
+    wait_until(lambda: told(300.0, 12.0), 5, "power and energy are told")
+    meter.lost = True
+    wait_until(lambda: told(None, None), 5, "they are told no more")
+    assert not reporter.failed
+    reporter.close()
+
+
+def test_closing_twice_leaves_no_thread(engine: Engine) -> None:
+    engine.reporter.close()
+    engine.reporter.close()
+    assert "evenstep" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_busy_port_is_said(engine: Engine) -> None:
+    port = free_port()
+    blocked = Settings(f"tcp://127.0.0.1:{port}")
+    first = Reporter(EngineView(FakeScheduler()), blocked)
+    with pytest.raises(PlugInError, match=f"cannot bind tcp://127.0.0.1:{port}"):
+        Reporter(EngineView(FakeScheduler()), blocked)
+    first.close()
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+class Keys:
+    """Certificates of an engine, of a router and of a stranger."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = {
+            name: create_certificates(folder, name) for name in ("engine", "router", "stranger")
+        }
+
+    def pair(self, name: str) -> tuple[bytes, bytes]:
+        public, secret = load_certificate(self.files[name][1])
+        assert secret is not None
+        return public, secret
+
+    def client(self, name: str) -> tuple[bytes, bytes, bytes]:
+        return (*self.pair(name), self.pair("engine")[0])
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path)
+
+
+@pytest.fixture
+def secured(keys: Keys) -> Iterator[Engine]:
+    allowed = (keys.pair("router")[0].decode(),)
+    settings = Settings(
+        f"tcp://0.0.0.0:{free_port()}",
+        secret_key_file=keys.files["engine"][1],
+        allowed_keys=allowed,
+    )
+    engine = Engine(settings)
+    yield engine
+    engine.reporter.close()
+
+
+def test_a_router_with_an_allowed_key_reads(secured: Engine, keys: Keys, routers: Routers) -> None:
+    endpoint = secured.reporter.endpoint.replace("0.0.0.0", "127.0.0.1")
+    stream = routers.subscribed(endpoint, keys.client("router"))
+    dealer = routers.asker(endpoint, keys.client("router"))
+    secured.add_request(Request("a", 5))
+    secured.step()
+    assert [one.id for one in decode(stream.recv()).running] == ["a"]
+    assert [one.id for one in ask_full(dealer).running] == ["a"]
+
+
+def test_nobody_else_gets_anything(secured: Engine, keys: Keys, routers: Routers) -> None:
+    endpoint = secured.reporter.endpoint.replace("0.0.0.0", "127.0.0.1")
+    strangers = [
+        routers.connect(kind, address, client)
+        for kind, address in ((zmq.SUB, endpoint), (zmq.DEALER, full_endpoint(endpoint)))
+        for client in (keys.client("stranger"), ())
+    ]
+    for stranger in strangers:
+        if stranger.type == zmq.DEALER:
+            stranger.send(b"", zmq.NOBLOCK)
+    # Two heartbeats later they would have had their share.
+    friend = routers.subscribed(endpoint, keys.client("router"))
+    friend.recv()
+    assert not any(stranger.poll(0) for stranger in strangers)
+
+
+@pytest.mark.parametrize("half", [0, None], ids=["public half only", "no such file"])
+def test_a_key_file_that_cannot_be_used_is_said(keys: Keys, half: int | None) -> None:
+    file = "nowhere" if half is None else keys.files["engine"][half]
+    settings = Settings("tcp://127.0.0.1:5600", secret_key_file=file, allowed_keys=("a" * 40,))
+    with pytest.raises(PlugInError, match=r"secret_key_file"):
+        Reporter(EngineView(FakeScheduler()), settings)

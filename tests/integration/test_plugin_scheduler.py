@@ -1,0 +1,70 @@
+"""The scheduler classes themselves, on top of a scheduler that is not vLLM's."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import zmq
+
+from engine_patches.settings import PlugInError
+from router.wire import decode, full_endpoint
+from tests.support import plugin_engine
+from tests.support.plugin_engine import FakeScheduler, Request
+
+FLAVOURS = ("EvenstepScheduler", "EvenstepAsyncScheduler")
+
+
+class FakeAsyncScheduler(FakeScheduler):
+    __module__ = "vllm.v1.core.sched.async_scheduler"
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """``engine_patches.scheduler``, as imported inside an engine."""
+    for name, module in plugin_engine.vllm_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for name, class_ in (("Scheduler", FakeScheduler), ("AsyncScheduler", FakeAsyncScheduler)):
+        module = ModuleType(class_.__module__)
+        setattr(module, name, class_)
+        monkeypatch.setitem(sys.modules, class_.__module__, module)
+    yield importlib.import_module("engine_patches.scheduler")
+    del sys.modules["engine_patches.scheduler"]
+
+
+def ask_full(endpoint: str) -> Any:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVTIMEO, 5000)
+        dealer.connect(full_endpoint(endpoint))
+        dealer.send(b"")
+        return decode(dealer.recv())
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_scheduler_works_as_before_and_tells(ours: Any, flavour: str, tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/s"
+    scheduler = getattr(ours, flavour)(slots=2, evenstep={"snapshots": endpoint})
+    for id_ in "abc":
+        scheduler.add_request(Request(id_, 5))
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"a": 5, "b": 5}
+    (results,) = scheduler.update_from_output(output, {"b"}).values()
+    assert [one.request_id for one in results.outputs] == ["a", "b"]
+    full = ask_full(endpoint)
+    assert [(row.id, row.generated_tokens) for row in full.running] == [("a", 1)]
+    assert (full.step, full.waiting, full.waiting_tokens, full.slots) == (1, 1, 5, 2)
+    scheduler.shutdown()
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_settings_that_cannot_be_used_keep_the_engine_from_starting(
+    ours: Any, flavour: str
+) -> None:
+    with pytest.raises(PlugInError, match=r"evenstep has no key endpoint; known: snapshots"):
+        getattr(ours, flavour)(evenstep={"endpoint": "tcp://127.0.0.1:5600"})

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from hypothesis import event, example, given
+from hypothesis import strategies as st
+
+from engine_patches.compat import admissions, grown_by_one
+from engine_patches.report import Row
+from engine_patches.state import Changes, EngineState, Step
+from router.feed import Feed
+from router.types import RunningRequest, Snapshot
+from tests.support.core import snapshot
+from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
+
+
+class Engine:
+    """A scheduler, the plug-in's state beside it, and two who read what that says."""
+
+    def __init__(self, ahead: int) -> None:
+        self.scheduler = FakeScheduler()
+        self.state = EngineState()
+        self.reader: dict[str, Row] = {}
+        self.feed = Feed()
+        self.finished: Counter[str] = Counter()
+        self.submitted: set[str] = set()
+        self.deltas = 0
+        self._ahead = ahead
+        self._queue: deque[SchedulerOutput] = deque()
+        self.feed.apply(snapshot("full", 0), 0.0)
+
+    def submit(self, id_: str, prompt: int, cached: int) -> None:
+        if id_ not in self.submitted:
+            self.submitted.add(id_)
+            request = Request(id_, prompt, cached)
+            self.scheduler.add_request(request)
+            self.state.arrived(request)
+
+    def abort(self, id_: str) -> None:
+        if id_ in self.scheduler.requests:
+            self.scheduler.finish_requests([id_])
+
+    def step(self, finish: set[str], preempt: set[str]) -> None:
+        output = self.scheduler.schedule(preempt)
+        self.state.flushed(output.finished_req_ids)
+        for id_, cached in admissions(output):
+            self.state.admitted(id_, cached)
+        self._queue.append(output)
+        if len(self._queue) > self._ahead:
+            self._update(self._queue.popleft(), finish)
+
+    def drain(self) -> None:
+        while self._queue:
+            self._update(self._queue.popleft(), set())
+
+    def _update(self, output: SchedulerOutput, finish: set[str]) -> None:
+        results = self.scheduler.update_from_output(output, finish)
+        scheduler = self.scheduler
+        step = Step(
+            scheduler.running,
+            grown_by_one(results),
+            scheduler.requests,
+            scheduler.finished_req_ids,
+            output.num_scheduled_tokens,
+            [later.num_scheduled_tokens for later in self._queue],
+        )
+        if output.total_num_scheduled_tokens or self.state.changed(step):
+            changes = self.state.advance(step)
+            assert 0 <= changes.prefill_tokens <= output.total_num_scheduled_tokens
+            self._read(changes)
+        self._compare()
+
+    def _read(self, changes: Changes) -> None:
+        self.deltas += 1
+        told = {row[0]: row for row in changes.rows}
+        grown = {i: (i, r[1], r[2] + 1, *r[3:]) for i, r in self.reader.items()}
+        gone = (*changes.finished, *changes.preempted)
+        after = {**grown, **told}
+        self.reader = {id_: row for id_, row in after.items() if id_ not in gone}
+        self.finished.update(changes.finished)
+        self.feed.apply(self._delta(changes), 0.0)
+
+    def _delta(self, changes: Changes) -> Snapshot:
+        rows = [RunningRequest(*row) for row in changes.rows]
+        finished, preempted = changes.finished, changes.preempted
+        return snapshot("delta", self.deltas, *rows, finished=finished, preempted=preempted)
+
+    def _compare(self) -> None:
+        truth = {
+            one.request_id: (
+                one.request_id,
+                one.num_prompt_tokens,
+                one.num_output_tokens,
+                one.cached_tokens,
+                one.prefill_left,
+                None,
+            )
+            for one in self.scheduler.running
+        }
+        assert self.reader == truth
+        assert {row[0]: row for row in self.state.rows()} == truth
+        assert self.state.running == self.feed.running == len(truth)
+        assert self.feed.load_tokens == sum(one.num_tokens for one in self.scheduler.running)
+        assert self.feed.resident_tokens == self.feed.load_tokens - sum(
+            one.prefill_left for one in self.scheduler.running
+        )
+
+
+ids = st.sampled_from("abcdefgh")
+some = st.sets(ids, max_size=3)
+actions: st.SearchStrategy[tuple[object, ...]] = st.one_of(
+    st.tuples(st.just("submit"), ids, st.integers(1, 30), st.integers(0, 12)),
+    st.tuples(st.just("abort"), ids),
+    st.tuples(st.just("step"), some, some),
+    st.tuples(st.just("step"), some, st.just(set())),
+    st.tuples(st.just("step"), st.just(set()), st.just(set())),
+)
+
+
+# One takes the other's slot, in a step that computed nothing.
+SWAP = [
+    ("step", set(), set()),
+    ("step", set(), set()),
+    ("submit", "b", 1, 0),
+    ("step", set(), set()),
+    ("submit", "a", 1, 0),
+    ("step", set(), {"b"}),
+]
+
+
+@example(SWAP, 2)
+@given(st.lists(actions, max_size=60), st.integers(0, 2))
+def test_what_the_deltas_say_is_what_the_engine_has(
+    history: list[tuple[object, ...]], ahead: int
+) -> None:
+    engine = Engine(ahead)
+    for name, *arguments in history:
+        getattr(engine, str(name))(*arguments)
+    engine.drain()
+    for _ in range(2):  # an end before a step is told by the step after it
+        engine.step(set(), set())
+        engine.drain()
+    ended = engine.submitted - engine.scheduler.requests.keys()
+    assert engine.finished == Counter(ended)
+    assert engine.state._ended <= engine.scheduler.finished_req_ids
+    waiting = engine.scheduler.waiting
+    assert engine.state.waiting_tokens == sum(one.num_tokens for one in waiting)
+    event(f"deltas: {min(engine.deltas, 20) // 5 * 5}+")
+
+
+@given(st.integers(1, 40), st.integers(0, 30))
+def test_a_step_of_requests_that_just_grow_says_nothing(prompt: int, steps: int) -> None:
+    scheduler, state = FakeScheduler(chunk=100), EngineState()
+    scheduler.add_request(Request("a", prompt))
+    for number in range(steps):
+        output = scheduler.schedule()
+        grown = grown_by_one(scheduler.update_from_output(output))
+        tokens = output.num_scheduled_tokens
+        if number == 0:
+            for id_, cached in admissions(output):
+                state.admitted(id_, cached)
+        step = Step(scheduler.running, grown, scheduler.requests, (), tokens)
+        changes = state.advance(step)
+        assert len(changes.rows) == (number == 0)
+        assert changes.prefill_tokens == (prompt if number == 0 else 0)

@@ -1,0 +1,202 @@
+"""The solver: what holds for every instance, whatever its profiles, weights and budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from router.policies.solver import Instance, Solution, solve
+from router.workload import Floats, Ints
+from tests.support.uncompiled import uncompiled
+
+BUDGETS = [0, 50, 500, 5000]
+STEPS = st.sampled_from([1, 6])
+TIE_WEIGHTS = st.sampled_from([0.0, 1e-4, 0.1])
+TOKENS = st.integers(0, 3000)
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> Instance:
+    """Few workers and sizes, so that ties, duplicates, full groups and empty pools come up."""
+    steps = draw(STEPS)
+    loads = draw(st.lists(st.integers(0, 9000), min_size=1, max_size=5))
+    capacity = draw(st.lists(st.integers(-2, 4), min_size=len(loads), max_size=len(loads)))
+    return Instance(
+        loads=np.array([_grown(load, steps, 3) for load in loads], dtype=np.float64),
+        candidates=draw(st.one_of(_parallel(steps), _general(steps))),
+        capacity=np.array(capacity, dtype=np.int64),
+        weights=np.array(draw(_weights(steps))),
+        tie_weight=draw(TIE_WEIGHTS),
+    )
+
+
+def _grown(size: int, steps: int, growth: int) -> list[int]:
+    return [size + growth * h for h in range(steps)]
+
+
+def _rows(rows: list[list[int]], steps: int) -> Floats:
+    return np.array(rows, dtype=np.float64).reshape(-1, steps)
+
+
+def _parallel(steps: int) -> st.SearchStrategy[Floats]:
+    sizes = st.lists(TOKENS | st.sampled_from([7, 8]), max_size=24)
+    return sizes.map(lambda some: _rows([_grown(size, steps, 1) for size in some], steps))
+
+
+def _general(steps: int) -> st.SearchStrategy[Floats]:
+    rows = st.lists(st.lists(TOKENS, min_size=steps, max_size=steps), max_size=12)
+    return rows.map(lambda some: _rows(some, steps))
+
+
+def _weights(steps: int) -> st.SearchStrategy[list[float]]:
+    some = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=steps, max_size=steps)
+    return some | st.just([0.7**h for h in range(steps)])
+
+
+def instance_of(
+    loads: list[list[float]],
+    candidates: list[list[float]],
+    capacity: list[int],
+    weights: list[float],
+    mu: float = 0.1,
+) -> Instance:
+    rows = np.array(candidates, dtype=np.float64).reshape(-1, len(weights))
+    return Instance(np.array(loads), rows, np.array(capacity), np.array(weights), mu)
+
+
+NOBODY = instance_of([[1.0], [5.0]], [], [1, 2], [1.0])
+NO_ROOM = instance_of([[1.0], [5.0]], [[3.0]], [0, -2], [1.0])
+ONE_WORKER = instance_of([[1.0, 9.0]], [[3.0, 4.0], [5.0, 1.0]], [1], [1.0, 0.5])
+NO_WEIGHT = instance_of([[1.0, 9.0]] * 2, [[3.0, 4.0], [5.0, 1.0]], [1, 0], [0.0, 0.0])
+
+LEAST_LOADED_IS_WORSE = instance_of([[8.0, 19.0], [27.0, 5.0]], [[3.0, 24.0]], [1, 1], [1.0, 1.0])
+
+
+def rounding(instance: Instance) -> float:
+    """What sums over an instance may differ by."""
+    loads = np.abs(instance.loads).sum() + np.abs(instance.candidates).sum()
+    return float(1e-9 + 1e-11 * len(instance.loads) * loads * max(1.0, instance.weights.max()))
+
+
+def check(instance: Instance, solution: Solution) -> None:
+    """Every candidate once at most, no worker beyond its room, and all places filled."""
+    places, room = solution.places, np.maximum(instance.capacity, 0)
+    assert places.shape == (len(instance.candidates),)
+    assert places.min(initial=0) >= -1
+    assert places.max(initial=-1) < len(instance.loads)
+    entered = np.bincount(places[places >= 0], minlength=len(room))
+    assert (entered <= room).all()
+    assert entered.sum() == min(len(places), room.sum()) == instance.admitted
+    assert abs(solution.objective - instance.objective(places)) <= rounding(instance)
+
+
+@given(instances(), st.sampled_from(BUDGETS))
+@example(NOBODY, 500)
+@example(NO_ROOM, 500)
+@example(ONE_WORKER, 500)
+@example(NO_WEIGHT, 500)
+@settings(deadline=None)
+def test_every_solution_is_valid(instance: Instance, moves: int) -> None:
+    check(instance, solve(instance, moves))
+
+
+@given(instances())
+@example(instance_of([[459.0], [0.0]], [[0.0], [0.0], [1.0], [7.0], [918.0]], [0, 3], [1.0]))
+@settings(deadline=None)
+def test_more_moves_never_end_worse(instance: Instance) -> None:
+    """The first budget leaves the greedy filling as it is."""
+    found = [solve(instance, moves).objective for moves in BUDGETS]
+    for fewer, more in pairwise(found):
+        assert more <= fewer + rounding(instance)
+
+
+@given(instances(), st.sampled_from(BUDGETS))
+@settings(deadline=None)
+def test_one_instance_has_one_answer(instance: Instance, moves: int) -> None:
+    kept = [array.copy() for array in arrays_of(instance)]
+    one, other = solve(instance, moves), solve(instance, moves)
+    assert_same(one, other)
+    for before, after in zip(kept, arrays_of(instance), strict=True):
+        np.testing.assert_array_equal(before, after, "the arguments are the caller's")
+
+
+def arrays_of(instance: Instance) -> list[Floats | Ints]:
+    return [instance.loads, instance.candidates, instance.capacity, instance.weights]
+
+
+def assert_same(one: Solution, other: Solution) -> None:
+    np.testing.assert_array_equal(one.places, other.places)
+    assert (one.objective, one.moves) == (other.objective, other.moves)
+
+
+@given(instances(), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_the_order_of_candidates_does_not_matter(instance: Instance, seed: int) -> None:
+    """Where no two different rows weigh the same: those are alike to the ranking."""
+    candidates = np.unique(instance.candidates, axis=0)
+    sizes = candidates @ instance.weights
+    if len(np.unique(sizes)) < len(sizes):
+        return
+    shuffled = np.random.default_rng(seed).permutation(len(candidates))
+    one = Instance(
+        instance.loads, candidates, instance.capacity, instance.weights, instance.tie_weight
+    )
+    other = Instance(
+        one.loads, candidates[shuffled], one.capacity, one.weights, instance.tie_weight
+    )
+    np.testing.assert_array_equal(solve(one, 500).places[shuffled], solve(other, 500).places)
+
+
+@pytest.mark.parametrize("moves", BUDGETS)
+def test_the_first_ones_enter_among_alike_candidates(moves: int) -> None:
+    instance = instance_of([[0.0], [9.0]], [[5.0], [4.0]] * 6, [2, 2], [1.0])
+    entered = solve(instance, moves).places >= 0
+    for kind in (0, 1):
+        alike = entered[kind::2]
+        assert (np.diff(alike.astype(np.int64)) <= 0).all()
+
+
+def test_a_step_without_weight_decides_nothing() -> None:
+    seen = instance_of([[0.0], [90.0]], [[80.0], [10.0]], [1, 0], [1.0])
+    blind = instance_of([[0.0, 0.0], [90.0, 0.0]], [[80.0, 999.0], [10.0, 0.0]], [1, 0], [1.0, 0.0])
+    assert solve(seen).places.tolist() == solve(blind).places.tolist() == [0, -1]
+
+
+def test_one_that_went_to_the_least_loaded_worker_moves_on() -> None:
+    assert solve(LEAST_LOADED_IS_WORSE).places.tolist() == [1]
+
+
+def drawn(count: int, *, choice: bool) -> Iterator[Instance]:
+    """Random instances of every kind, without and with look-ahead and quadratic term."""
+    rng = np.random.default_rng(3)
+    for number in range(count):
+        steps, workers = (1, 7)[number % 2], int(rng.integers(2, 7))
+        capacity = rng.integers(-1, 4, workers)
+        room = int(np.maximum(capacity, 0).sum())
+        pool = room + int(rng.integers(1, 40)) if choice else int(rng.integers(0, room + 1))
+        sizes = np.ceil(rng.lognormal(5, 1.2, pool))[:, None]
+        ahead = np.arange(steps, dtype=np.float64)
+        general = rng.random((pool, steps)) < (0.5, 1.0)[number % 3 > 0]
+        yield Instance(
+            loads=rng.integers(2000, 4000, (workers, 1)) + rng.integers(0, 9, (workers, 1)) * ahead,
+            candidates=np.where(general, sizes + ahead, 0.0),
+            capacity=capacity,
+            weights=np.array([0.8**h for h in range(steps)]),
+            tie_weight=(0.0, 1e-3, 0.1)[number // 2 % 3],
+        )
+
+
+@pytest.mark.parametrize("choice", [True, False])
+def test_without_numba_the_answers_are_the_same(choice: bool) -> None:
+    tried = [LEAST_LOADED_IS_WORSE, *drawn(50, choice=choice)]
+    expected = [solve(instance, 1500) for instance in tried]
+    with uncompiled() as plain:
+        found = [plain(instance, 1500) for instance in tried]
+    for instance, one, other in zip(tried, expected, found, strict=True):
+        check(instance, one)
+        assert_same(one, other)

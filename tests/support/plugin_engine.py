@@ -1,0 +1,221 @@
+"""A scheduler with vLLM's attributes and vLLM's ways, as far as the plug-in looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+VERSION = "0.32.0"
+
+
+class Request:
+    """An engine's request; ``computed_tokens`` are those of steps whose results are in."""
+
+    def __init__(self, request_id: str, num_prompt_tokens: int, cached_tokens: int = 0) -> None:
+        self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_output_tokens = 0
+        self.num_computed_tokens = 0
+        self.cached_tokens = min(cached_tokens, num_prompt_tokens - 1)
+        self.placeholders = 0
+        self.computed_tokens = 0
+        self.decoding = False
+        self.in_flight = 0
+        self.stale = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def prefill_left(self) -> int:
+        """What a snapshot is to say; the last token of a prefill after a preemption is left out."""
+        left = 0 if self.decoding else self.num_tokens - self.computed_tokens
+        return 0 if left == 1 and self.num_output_tokens else left
+
+
+@dataclass
+class NewRequestData:
+    req_id: str
+    num_computed_tokens: int
+
+
+@dataclass
+class CachedRequestData:
+    req_ids: list[str] = field(default_factory=list)
+    resumed_req_ids: set[str] = field(default_factory=set)
+    num_computed_tokens: list[int] = field(default_factory=list)
+
+
+@dataclass
+class SchedulerOutput:
+    num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    total_num_scheduled_tokens: int = 0
+    finished_req_ids: set[str] = field(default_factory=set)
+    preempted_req_ids: set[str] | None = None
+    scheduled_new_reqs: list[NewRequestData] = field(default_factory=list)
+    scheduled_cached_reqs: CachedRequestData = field(default_factory=CachedRequestData)
+    samples: dict[str, bool] = field(default_factory=dict)
+
+
+@dataclass
+class EngineCoreOutput:
+    request_id: str
+    new_token_ids: list[int]
+
+
+@dataclass
+class EngineCoreOutputs:
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+
+
+class FakeScheduler:
+    """Chunked prefill, preemption by recomputation; its caller may schedule several steps ahead."""
+
+    __module__ = "vllm.v1.core.sched.scheduler"
+
+    def __init__(
+        self, slots: int = 4, chunk: int = 8, blocks: int = 100, rank: int = 0, **config: Any
+    ) -> None:
+        self.chunk = chunk
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.requests: dict[str, Request] = {}
+        self.finished_req_ids: set[str] = set()
+        self.max_num_running_reqs = slots
+        self.kv_cache_manager = SimpleNamespace(
+            block_pool=SimpleNamespace(
+                num_gpu_blocks=blocks + 1, get_num_free_blocks=lambda: blocks - self.blocks_used
+            ),
+            watermark_blocks=0,
+        )
+        spec = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4))
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[spec])
+        self.vllm_config = SimpleNamespace(
+            additional_config=config,
+            parallel_config=SimpleNamespace(
+                data_parallel_index=rank, data_parallel_rank_local=None, world_size=1
+            ),
+        )
+        self._preempted: set[str] = set()
+
+    @property
+    def blocks_used(self) -> int:
+        return sum(-(-one.num_computed_tokens // 4) for one in self.running)
+
+    def get_request_counts(self) -> tuple[int, int]:
+        return len(self.running), len(self.waiting)
+
+    def add_request(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+
+    def finish_requests(self, ids: Iterable[str]) -> None:
+        for id_ in ids:
+            one = self.requests.pop(id_)
+            self.finished_req_ids.add(id_)
+            self.running = [other for other in self.running if other is not one]
+            self.waiting = [other for other in self.waiting if other is not one]
+
+    def schedule(self, preempt: Collection[str] = ()) -> SchedulerOutput:
+        for one in [one for one in self.running if one.request_id in preempt]:
+            self._preempt(one)
+        output = SchedulerOutput(
+            finished_req_ids=self.finished_req_ids, preempted_req_ids=self._preempted
+        )
+        self.finished_req_ids, self._preempted = set(), set()
+        for one in self.running:
+            self._schedule_one(one, output)
+            output.scheduled_cached_reqs.req_ids.append(one.request_id)
+            output.scheduled_cached_reqs.num_computed_tokens.append(0)
+        self._admit(output, preempt)
+        output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: Collection[str] = ()
+    ) -> dict[int, EngineCoreOutputs]:
+        """Take in a step's tokens; the requests named in ``model_runner_output`` end with it."""
+        results = EngineCoreOutputs()
+        for id_, tokens in scheduler_output.num_scheduled_tokens.items():
+            one = self.requests.get(id_)
+            if one is None:
+                continue
+            one.in_flight -= 1
+            if stale := one.stale > 0:
+                one.stale -= 1
+            else:
+                one.computed_tokens += tokens
+            if scheduler_output.samples[id_]:
+                one.num_output_tokens += 1
+                results.outputs.append(EngineCoreOutput(id_, [7]))
+                one.placeholders -= not stale
+                one.decoding = one.decoding or not stale
+                if id_ in model_runner_output:
+                    self.finish_requests([id_])
+        return {0: results}
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+    def _preempt(self, one: Request) -> None:
+        self.running.remove(one)
+        self.waiting.insert(0, one)
+        one.num_computed_tokens = one.computed_tokens = one.placeholders = 0
+        one.stale = one.in_flight
+        one.decoding = False
+        self._preempted.add(one.request_id)
+
+    def _admit(self, output: SchedulerOutput, preempt: Collection[str]) -> None:
+        for one in list(self.waiting):
+            if one.stale or one.request_id in preempt:
+                continue
+            if len(self.running) == self.max_num_running_reqs:
+                break
+            self.waiting.remove(one)
+            self.running.append(one)
+            one.num_computed_tokens = one.computed_tokens = one.cached_tokens
+            if one.num_output_tokens:
+                output.scheduled_cached_reqs.resumed_req_ids.add(one.request_id)
+                output.scheduled_cached_reqs.req_ids.append(one.request_id)
+                output.scheduled_cached_reqs.num_computed_tokens.append(one.cached_tokens)
+            else:
+                new = NewRequestData(one.request_id, one.cached_tokens)
+                output.scheduled_new_reqs.append(new)
+            self._schedule_one(one, output)
+
+    def _schedule_one(self, one: Request, output: SchedulerOutput) -> None:
+        tokens = min(self.chunk, one.num_tokens + one.placeholders - one.num_computed_tokens)
+        if tokens > 0:
+            one.num_computed_tokens += tokens
+            one.in_flight += 1
+            samples = one.num_computed_tokens == one.num_tokens + one.placeholders
+            one.placeholders += samples
+            output.num_scheduled_tokens[one.request_id] = tokens
+            output.samples[one.request_id] = samples
+
+
+def vllm_modules() -> Mapping[str, ModuleType]:
+    """What ``sys.modules`` has of vLLM inside an engine, as far as the plug-in looks."""
+    modules = {name: ModuleType(name) for name in _CONTENTS}
+    for name, contents in _CONTENTS.items():
+        for key, value in contents.items():
+            setattr(modules[name], key, value)
+    return modules
+
+
+_CONTENTS: Mapping[str, Mapping[str, object]] = {
+    "vllm": {"__version__": VERSION},
+    "vllm.v1.request": {"Request": Request},
+    "vllm.v1.engine": {
+        "EngineCoreOutput": EngineCoreOutput,
+        "EngineCoreOutputs": EngineCoreOutputs,
+    },
+    "vllm.v1.core.sched.output": {
+        "SchedulerOutput": SchedulerOutput,
+        "NewRequestData": NewRequestData,
+        "CachedRequestData": CachedRequestData,
+    },
+}

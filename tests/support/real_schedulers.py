@@ -1,0 +1,364 @@
+"""vLLM's own schedulers without a model; run by the engine's interpreter, in the engine's venv.
+
+PYTHONPATH=. VENV/bin/python -m tests.support.real_schedulers MODEL check|bench STEPS
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from deploy.engine.serve import write_metadata
+from router.feed import Feed
+from router.wire import decode, full_endpoint
+
+BLOCK_TOKENS = 32
+
+
+class Schedulers:
+    """Makes schedulers for one model.
+
+    Args:
+        model: folder of the checkpoint, for its configuration.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._names = iter(range(1_000_000))
+        self._folder = tempfile.mkdtemp(prefix="evenstep-")
+
+    def make(
+        self,
+        flavour: str,
+        *,
+        slots: int = 256,
+        blocks: int = 20_000,
+        step_tokens: int = 8192,
+        caching: bool = False,
+    ) -> Any:
+        """``Scheduler`` and ``AsyncScheduler`` are vLLM's, with ``Evenstep`` before it ours."""
+        import torch
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
+        from vllm.v1.kv_cache_interface import (
+            FullAttentionSpec,
+            KVCacheConfig,
+            KVCacheGroupSpec,
+        )
+        from vllm.v1.structured_output import StructuredOutputManager
+
+        from engine_patches import scheduler as ours
+
+        config = EngineArgs(
+            model=self._model,
+            enforce_eager=True,
+            block_size=BLOCK_TOKENS,
+            max_num_seqs=slots,
+            max_num_batched_tokens=step_tokens,
+            max_model_len=4096,
+            enable_prefix_caching=caching,
+            additional_config={
+                "evenstep": {"snapshots": f"ipc://{self._folder}/{next(self._names)}"}
+            },
+        ).create_engine_config()
+        config.cache_config.num_gpu_blocks = blocks
+        spec = FullAttentionSpec(
+            block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=32, dtype=torch.bfloat16
+        )
+        classes = {
+            "Scheduler": Scheduler,
+            "AsyncScheduler": AsyncScheduler,
+            "EvenstepScheduler": ours.EvenstepScheduler,
+            "EvenstepAsyncScheduler": ours.EvenstepAsyncScheduler,
+        }
+        return classes[flavour](
+            config,
+            KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+            StructuredOutputManager(config),
+            block_size=BLOCK_TOKENS,
+            log_stats=True,
+        )
+
+
+class Driver:
+    """Plays the engine: steps in order, ``ahead`` of them scheduled before the results are in.
+
+    Args:
+        scheduler: any of vLLM's, or ours.
+        ahead: 0, or 1 as vLLM does with an asynchronous scheduler.
+        hasher: what prefix caching needs of a request.
+    """
+
+    def __init__(self, scheduler: Any, ahead: int = 0, hasher: Any = None) -> None:
+        self.scheduler = scheduler
+        self._ahead = ahead
+        self._hasher = hasher
+        self._queue: deque[Any] = deque()
+        self._requests = 0
+
+    def submit(self, prompt: list[int], max_tokens: int) -> str:
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        self._requests += 1
+        id_ = f"cmpl-es-{self._requests:020x}-0-1a2b3c4d"
+        parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        self.scheduler.add_request(
+            Request(id_, prompt, parameters, None, block_hasher=self._hasher)
+        )
+        return id_
+
+    def abort(self, id_: str) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(id_, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> dict[int, Any] | None:
+        """Schedule, and take in the oldest results if enough is under way."""
+        output = self.scheduler.schedule()
+        self._queue.append((output, self._sampling(output)))
+        if len(self._queue) <= self._ahead:
+            return None
+        return self._update(*self._queue.popleft())
+
+    def drain(self) -> Iterable[dict[int, Any]]:
+        while self._queue:
+            yield self._update(*self._queue.popleft())
+
+    def _sampling(self, output: Any) -> list[bool]:
+        """Which of the requests get a token: those that end their prompt's last chunk or decode."""
+        requests = self.scheduler.requests
+        return [not requests[id_].is_prefill_chunk for id_ in output.num_scheduled_tokens]
+
+    def _update(self, output: Any, sampling: list[bool]) -> dict[int, Any]:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        ids = list(output.num_scheduled_tokens)
+        result = ModelRunnerOutput(
+            req_ids=ids,
+            req_id_to_index={id_: index for index, id_ in enumerate(ids)},
+            sampled_token_ids=[[7] if sampled else [] for sampled in sampling],
+        )
+        done: dict[int, Any] = self.scheduler.update_from_output(output, result)
+        return done
+
+
+# --- check ----------------------------------------------------------------------------------------
+
+
+class Reader:
+    """A router's view of one scheduler, message by message."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.stream = self._connect(zmq.SUB, endpoint)
+        self.stream.setsockopt(zmq.SUBSCRIBE, b"")
+        self.dealer = self._connect(zmq.DEALER, full_endpoint(endpoint))
+        self.feed = Feed()
+        self.finished: list[str] = []
+        self.bytes = 0
+        self.last = self._take(self.stream.recv())
+        self.dealer.send(b"")
+        self._take(self.dealer.recv())
+
+    def _connect(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        socket = self.context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVTIMEO, 20_000)
+        socket.connect(endpoint)
+        return socket
+
+    def _take(self, message: bytes) -> Any:
+        self.bytes += len(message)
+        self.last = decode(message)
+        self.feed.apply(self.last, 0.0)
+        self.finished.extend(self.last.finished)
+        return self.last
+
+    def until(self, sequence: int) -> Any:
+        """The snapshot with this sequence number, all before it taken in."""
+        while self.last.sequence < sequence:
+            self._take(self.stream.recv())
+        return self.last
+
+    def close(self) -> None:
+        self.stream.close()
+        self.dealer.close()
+        self.context.term()
+
+
+def check(make: Schedulers, flavour: str, ahead: int, seed: int, steps: int) -> dict[str, int]:
+    """Random requests under memory pressure; what is read must be what the scheduler has."""
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+    init_none_hash(sha256)
+    rng = random.Random(seed)
+    scheduler = make.make(flavour, slots=8, blocks=21, step_tokens=64, caching=True)
+    driver = Driver(scheduler, ahead, get_request_block_hasher(BLOCK_TOKENS, sha256))
+    reader = Reader(scheduler.evenstep.endpoint)
+    seen = {"steps": 0, "prefills_cut": 0, "cached": 0, "preempted": 0, "aborted": 0}
+    submitted: list[str] = []
+    shared = [rng.randrange(10, 200) for _ in range(160)]
+    for _ in range(steps):
+        if rng.random() < 0.15:
+            prompt = [*shared[: rng.randrange(1, 161)], rng.randrange(10, 200)]
+            submitted.append(driver.submit(prompt, rng.randrange(1, 120)))
+        if submitted and rng.random() < 0.02:
+            seen["aborted"] += 1
+            driver.abort(rng.choice(submitted))
+        if driver.step() is not None:
+            compare(scheduler, reader, seen)
+    for id_ in submitted:
+        driver.abort(id_)
+    for _ in driver.drain():
+        compare(scheduler, reader, seen)
+    driver.step()
+    list(driver.drain())
+    reader.until(scheduler.evenstep._publisher.sequence)
+    assert sorted(reader.finished) == sorted(submitted)
+    seen["preempted"] = reader.last.preemptions_total
+    assert not scheduler.evenstep.failed
+    scheduler.shutdown()
+    reader.close()
+    return seen
+
+
+def compare(scheduler: Any, reader: Reader, seen: dict[str, int]) -> None:
+    """One step: the router's view beside vLLM's own statistics and requests."""
+    told = reader.until(scheduler.evenstep._publisher.sequence)
+    stats = scheduler.make_stats()
+    (group,) = told.kv_groups
+    assert reader.feed.running == stats.num_running_reqs
+    assert told.waiting == stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
+    assert group.blocks_used == round(stats.kv_cache_usage * group.blocks_total)
+    assert reader.feed.load_tokens == sum(one.num_tokens for one in scheduler.running)
+    computed = sum(resident(one) for one in scheduler.running)
+    assert reader.feed.resident_tokens == computed, (reader.feed.resident_tokens, computed)
+    seen["steps"] += told.step_s > 0
+    seen["prefills_cut"] += any(one.prefill_left for one in told.running)
+    seen["cached"] += any(one.cached_tokens for one in told.running)
+
+
+def resident(one: Any) -> int:
+    """Tokens of a request in KV, the newest one counted in."""
+    done = one.num_computed_tokens - one.num_in_flight_tokens
+    decoding = one.num_output_tokens > 0 and done >= one.num_tokens - 1
+    return int(one.num_tokens if decoding else done)
+
+
+# --- bench ----------------------------------------------------------------------------------------
+
+
+def bench(make: Schedulers, ours: str, theirs: str, running: int, steps: int) -> dict[str, float]:
+    """CPU time of the engine's thread in one step, hook on and off alternating; bytes of a step.
+
+    CPU time, because a thread that loses its core to somebody else is not the hook's fault; the
+    hook's wall time is given beside it.
+    """
+    ahead = int("Async" in ours)
+    drivers = [Driver(make.make(flavour, slots=running), ahead) for flavour in (ours, theirs)]
+    reporter = drivers[0].scheduler.evenstep
+    meter = Meter()
+    for name in ("scheduled", "stepped", "arrived"):
+        setattr(reporter, name, meter.around(getattr(reporter, name)))
+    reader = Reader(reporter.endpoint)
+    took: tuple[list[float], list[float]] = ([], [])
+    hooked: list[tuple[float, float]] = []
+    for number in range(steps):
+        for which in (0, 1) if number % 2 else (1, 0):
+            meter.clear()
+            refill(drivers[which], running, number)
+            began_s = time.thread_time()
+            drivers[which].step()
+            took[which].append(time.thread_time() - began_s)
+            if which == 0:
+                hooked.append((meter.cpu_s, meter.wall_s))
+        reader.until(reporter._publisher.sequence)
+    assert not reporter.failed
+    reader.close()
+    for driver in drivers:
+        driver.scheduler.shutdown()
+    warm = steps // 5
+    cpu_s, wall_s = zip(*hooked[warm:], strict=True)
+    return {
+        "hook_us": statistics.median(cpu_s) * 1e6,
+        "hook_p90_us": statistics.quantiles(cpu_s, n=10)[-1] * 1e6,
+        "hook_wall_us": statistics.median(wall_s) * 1e6,
+        "step_us": statistics.median(took[0][warm:]) * 1e6,
+        "step_without_us": statistics.median(took[1][warm:]) * 1e6,
+        "bytes": reader.bytes / steps,
+        "loop_ms": loop_s() * 1e3,
+    }
+
+
+def loop_s() -> float:
+    """CPU time of a million additions, which tells how fast the machine is at the moment."""
+    began_s, total = time.thread_time(), 0
+    for number in range(1_000_000):
+        total += number
+    return time.thread_time() - began_s
+
+
+class Meter:
+    """Seconds spent in some methods."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.cpu_s = self.wall_s = 0.0
+
+    def around(self, method: Callable[..., None]) -> Callable[..., None]:
+        def run(*arguments: Any) -> None:
+            wall_s, cpu_s = time.perf_counter(), time.thread_time()
+            method(*arguments)
+            self.cpu_s += time.thread_time() - cpu_s
+            self.wall_s += time.perf_counter() - wall_s
+
+        return run
+
+
+def refill(driver: Driver, running: int, number: int) -> None:
+    """Requests that keep every slot busy, 200 tokens each on average."""
+    rng = random.Random(number)
+    have = sum(driver.scheduler.get_request_counts())
+    first = not number
+    for _ in range(running + 4 - have):
+        left = rng.randrange(1, 400) if first else rng.randrange(100, 301)
+        driver.submit([9] * rng.randrange(16, 128), left)
+
+
+def main() -> None:
+    """Print one line of JSON."""
+    folder = Path(sys.prefix) / "vllm-name"
+    write_metadata(folder)
+    sys.path.insert(0, str(folder))
+    make = Schedulers(sys.argv[1])
+    report: dict[str, Any] = {}
+    gc.freeze()
+    if sys.argv[2] == "check":
+        for flavour, ahead in (("EvenstepScheduler", 0), ("EvenstepAsyncScheduler", 1)):
+            report[flavour] = check(make, flavour, ahead, seed=1, steps=int(sys.argv[3]))
+    else:
+        for kind in ("Scheduler", "AsyncScheduler"):
+            for running in (32, 256):
+                name = f"{kind} {running}"
+                report[name] = bench(make, f"Evenstep{kind}", kind, running, steps=int(sys.argv[3]))
+    sys.stdout.write(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The look-ahead of a group: outlooks, and parameters that follow the work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from router.forecast import Ends, Outlook, Running, Signal, forecast
+from router.lookahead import REVIEW_STEPS, LookAhead
+from router.signals import CapSignal, NoSignal
+from router.survival import SurvivalSignal
+from router.tuning import BLIND_LEAD, BLIND_TIE_WEIGHT, LEAD, Parameters, choose
+from router.types import DEFAULT_SLOTS
+from router.workload import WorkProfile
+from tests.support.lookahead import Fleet, column, departure, running
+
+NOW = running([10, 20, 30], worker=[0, 1, 1], generated=[0, 1, 2], caps=[2, 9, 9])
+
+
+class Deaf:
+    """A signal that has lost its skill."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.deaf = False
+
+    def predict(self, running: Running, horizon: int) -> Ends:
+        ends = self.fleet.predict(running, horizon)
+        return Ends(column(ends.steps[::-1])) if self.deaf else ends
+
+
+def fleet() -> Fleet:
+    return Fleet(2, 64, np.random.default_rng(0).geometric(0.02, 5000))
+
+
+def lived(look_ahead: LookAhead, fleet: Fleet, steps: int) -> list[Outlook]:
+    outlooks = []
+    for _ in range(steps):
+        now = fleet.running()
+        if look_ahead.needs_running:
+            outlooks.append(look_ahead.outlook(now, 2, 64))
+        else:
+            loads = np.bincount(now.worker, now.tokens, 2)
+            outlooks.append(look_ahead.outlook_from_loads(loads, np.bincount(now.worker), 64))
+        for each in fleet.step():
+            look_ahead.ended(each)
+        look_ahead.advance()
+    return outlooks
+
+
+def test_an_outlook_is_a_forecast_with_weights() -> None:
+    look_ahead = LookAhead(CapSignal(), horizon=3, discount=0.7, tie_weight=0.01, lead_tokens=40)
+    assert look_ahead.needs_running
+    outlook = look_ahead.outlook(NOW, 2, 72)
+    expected = forecast(NOW, CapSignal().predict(NOW, 3), WorkProfile(), 2, 3)
+    assert np.array_equal(outlook.work, expected)
+    assert (outlook.discount, outlook.tie_weight, outlook.lead_tokens) == (0.7, 0.01, 40)
+    assert look_ahead.parameters == Parameters(3, 0.7, 0.01, 40)
+
+
+def test_without_a_signal_the_loads_will_do() -> None:
+    look_ahead = LookAhead(NoSignal(), WorkProfile(request_tokens=800))
+    assert not look_ahead.needs_running
+    assert look_ahead.skill is None
+    cheap = look_ahead.outlook_from_loads(np.array([10.0, 53.0]), column([1, 2]), 72)
+    assert np.array_equal(cheap.work, look_ahead.outlook(NOW, 2, 72).work)
+    assert cheap.work.tolist() == [[810], [1653]]
+    look_ahead.advance(REVIEW_STEPS)
+    assert (cheap.discount, cheap.tie_weight) == (1.0, BLIND_TIE_WEIGHT)
+    assert look_ahead.parameters.horizon == 0
+
+
+@pytest.mark.parametrize("profile", [WorkProfile(window=9), WorkProfile(prefill_beta=1)])
+def test_a_profile_that_is_not_plain_needs_the_running(profile: WorkProfile) -> None:
+    assert LookAhead(NoSignal(), profile).needs_running
+
+
+def test_skill_is_measured_now_and_then_where_the_rule_asks_for_it() -> None:
+    assert not LookAhead(CapSignal(), horizon=0).needs_running
+    look_ahead = LookAhead(CapSignal())
+    assert look_ahead.needs_running
+    look_ahead.outlook(NOW, 2, 72)
+    assert not look_ahead.needs_running
+    look_ahead.advance(16)
+    assert look_ahead.needs_running
+
+
+def test_the_horizon_follows_the_skill() -> None:
+    farm = fleet()
+    signal = Deaf(farm)
+    look_ahead = LookAhead(signal)
+    assert lived(look_ahead, farm, 2 * REVIEW_STEPS)[0].work.shape == (2, 1)
+    assert look_ahead.skill == 1
+    horizon = look_ahead.parameters.horizon
+    assert horizon > 0
+    assert lived(look_ahead, farm, 1)[0].work.shape == (2, horizon + 1)
+    signal.deaf = True
+    lived(look_ahead, farm, 5000)
+    lead_tokens = BLIND_LEAD * look_ahead.mean_output_tokens
+    assert look_ahead.parameters.lead_tokens == pytest.approx(lead_tokens, rel=0.1)
+    assert replace(look_ahead.parameters, lead_tokens=0) == Parameters(0, 1.0, BLIND_TIE_WEIGHT)
+
+
+def test_a_survival_curve_alone_has_too_little_skill() -> None:
+    look_ahead = LookAhead(SurvivalSignal())
+    lived(look_ahead, fleet(), 2000)
+    assert look_ahead.skill == pytest.approx(0, abs=0.05)
+    assert look_ahead.parameters.horizon == 0
+
+
+def test_the_mean_output_is_learned_from_all() -> None:
+    look_ahead = LookAhead(NoSignal())
+    assert look_ahead.mean_output_tokens == 256
+    for _ in range(20_000):
+        look_ahead.ended(departure(60))
+        look_ahead.ended(departure(20, completed=False))
+    assert look_ahead.mean_output_tokens == pytest.approx(80, rel=0.02)
+
+
+@pytest.mark.parametrize("growth", [0.0, 0.5, 1.0])
+def test_the_lead_is_what_requests_gain(growth: float) -> None:
+    look_ahead = LookAhead(NoSignal(), WorkProfile(growth=growth))
+    assert look_ahead.parameters.lead_tokens == BLIND_LEAD * growth * 256
+
+
+def test_with_accepted_drafts_requests_end_the_sooner() -> None:
+    """Two tokens a step: twice the growth for half as long, and ends come twice as often."""
+    look_ahead = LookAhead(CapSignal(), WorkProfile(growth=2), horizon=8)
+    look_ahead.outlook(NOW, 2, 72)
+    assert look_ahead.parameters == choose(2, 72, 128, None, 8, growth=2)
+    assert look_ahead.parameters.lead_tokens == LEAD * 256
+    assert look_ahead.parameters.discount == choose(2, 144, 256, None, 8).discount
+
+
+def test_another_fleet_has_other_weights_at_once() -> None:
+    look_ahead = LookAhead(CapSignal(), horizon=20)
+    assert look_ahead.parameters == choose(1, DEFAULT_SLOTS, 256, None, 20)
+    for slots in (16, 72):
+        outlook = look_ahead.outlook(NOW, 2, slots)
+        assert outlook.discount == choose(2, slots, 256, None, 20).discount
+        assert look_ahead.parameters == choose(2, slots, 256, None, 20)
+
+
+@pytest.mark.parametrize("make", [CapSignal, SurvivalSignal])
+def test_the_same_calls_give_the_same_outlooks(make: type[Signal]) -> None:
+    one, other = (lived(LookAhead(make(), horizon=5), fleet(), 300) for _ in range(2))
+    assert all(np.array_equal(a.work, b.work) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from engine_patches.compat import EngineView, admissions, check, preempted
+from engine_patches.settings import PlugInError
+from tests.support import plugin_engine
+from tests.support.plugin_engine import (
+    CachedRequestData,
+    FakeScheduler,
+    NewRequestData,
+    Request,
+    SchedulerOutput,
+)
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in plugin_engine.vllm_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_what_is_read_of_an_engine() -> None:
+    scheduler = FakeScheduler(slots=7, blocks=50, rank=2)
+    view = EngineView(scheduler)
+    scheduler.add_request(Request("a", 10))
+    scheduler.add_request(Request("b", 10))
+    scheduler.finish_requests(["b"])
+    assert (view.rank, view.slots, view.block_sizes) == (2, 7, (4,))
+    assert (view.local_rank, view.gpus) == (2, 1)
+    assert (view.blocks_total, view.blocks_free, view.watermark) == (50, 50, 0)
+    assert (view.running, view.waiting, view.ended) == ([], 1, {"b"})
+    assert list(view.alive) == ["a"]
+
+
+def test_the_cap_on_admission_goes_before_the_slots_of_the_model_runner() -> None:
+    scheduler: Any = FakeScheduler(slots=7)
+    scheduler.max_num_active_reqs = 5
+    assert EngineView(scheduler).slots == 5
+
+
+def test_the_rank_among_those_of_the_machine() -> None:
+    scheduler = FakeScheduler(rank=5)
+    scheduler.vllm_config.parallel_config.data_parallel_rank_local = 1
+    view = EngineView(scheduler)
+    assert (view.rank, view.local_rank) == (5, 1)
+
+
+def test_admissions_and_preemptions_of_a_step() -> None:
+    output = SchedulerOutput(
+        scheduled_new_reqs=[NewRequestData("new", 3)],
+        scheduled_cached_reqs=CachedRequestData(["runs", "again"], {"again"}, [9, 5]),
+        preempted_req_ids={"x", "y"},
+    )
+    assert list(admissions(output)) == [("new", 3), ("again", 5)]
+    assert preempted(output) == 2
+    assert preempted(SchedulerOutput()) == 0
+
+
+@pytest.mark.parametrize("name", ["running", "kv_cache_manager", "max_num_running_reqs"])
+def test_a_missing_attribute_is_named_with_the_version(name: str) -> None:
+    scheduler = FakeScheduler()
+    delattr(scheduler, name)
+    with pytest.raises(PlugInError, match=rf"vLLM 0\.32\.0: it has no Scheduler\..*{name}"):
+        check(scheduler)
+
+
+def test_a_nested_attribute_is_named() -> None:
+    scheduler = FakeScheduler()
+    del scheduler.kv_cache_manager.block_pool.get_num_free_blocks
+    with pytest.raises(PlugInError, match=r"block_pool\.get_num_free_blocks\. Tested versions"):
+        check(scheduler)
+
+
+def test_a_kv_group_without_a_block_size_is_named() -> None:
+    scheduler = FakeScheduler()
+    del scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+    with pytest.raises(PlugInError, match=r"KV group's kv_cache_spec\.block_size"):
+        check(scheduler)
+
+
+def test_a_missing_class_or_field_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bare:
+        pass
+
+    monkeypatch.setattr(sys.modules["vllm.v1.request"], "Request", Bare)
+    monkeypatch.delattr(sys.modules["vllm.v1.core.sched.output"], "NewRequestData")
+    with pytest.raises(PlugInError) as raised:
+        check(FakeScheduler())
+    assert "Request.num_prompt_tokens" in str(raised.value)
+    assert "vllm.v1.core.sched.output.NewRequestData" in str(raised.value)
+
+
+def test_a_method_that_takes_something_else_is_named() -> None:
+    class Changed(FakeScheduler):
+        __module__ = "vllm.v1.core.sched.scheduler"
+
+        def add_request(self, other: Any) -> None:
+            pass
+
+    class Ours(Changed):
+        __module__ = "engine_patches.scheduler"
+
+        def add_request(self, request: Any) -> None:
+            pass
+
+    with pytest.raises(PlugInError, match=r"Scheduler\.add_request\(request\)"):
+        check(Ours())
+
+
+def test_a_method_that_is_gone_is_named() -> None:
+    class NotOfVllm(FakeScheduler):
+        __module__ = "elsewhere"
+
+    scheduler = NotOfVllm()
+    FakeScheduler.__module__, before = "elsewhere", FakeScheduler.__module__
+    try:
+        with pytest.raises(
+            PlugInError, match=r"Scheduler\.schedule, Scheduler\.update_from_output"
+        ):
+            check(scheduler)
+    finally:
+        FakeScheduler.__module__ = before
