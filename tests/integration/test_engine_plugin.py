@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,11 @@ def counted(counts: list[dict[str, Any]]) -> list[tuple[Moment, int]]:
     return moments
 
 
+def changes(moments: Iterable[Moment]) -> list[Moment]:
+    """Moments without repetitions: vLLM's front end counts no token for a client that has left."""
+    return [moment for moment, _ in groupby(moments)]
+
+
 def test_snapshots_say_what_vllm_counts(watched: Watched) -> None:
     assert watched.complete(0, range(1, 13), MAX_TOKENS) == 12 * MAX_TOKENS
     watched.rest()
@@ -211,7 +217,7 @@ def test_a_client_that_hangs_up_is_told(watched: Watched) -> None:
     wait_until(gone, WAIT_S, "the end of the request is told")
     watched.rest()
     snapshots = told(watched.stream.snapshots)
-    assert [moment for moment, *_ in snapshots] == [m for m, _ in counted(watched.counts)]
+    assert changes(m for m, *_ in snapshots) == changes(m for m, _ in counted(watched.counts))
 
 
 def test_real_schedulers_under_memory_pressure(engine_installation: Installation) -> None:
