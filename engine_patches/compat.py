@@ -6,7 +6,8 @@ differs is in ``SLOTS``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
 from importlib import import_module
 from inspect import signature
 from operator import attrgetter
@@ -28,6 +29,7 @@ SCHEDULER = (
     "vllm_config.additional_config",
     "vllm_config.parallel_config.data_parallel_index",
     "vllm_config.parallel_config.data_parallel_rank_local",
+    "vllm_config.parallel_config.data_parallel_size",
     "vllm_config.parallel_config.world_size",
     "kv_cache_manager.watermark_blocks",
 )
@@ -55,6 +57,8 @@ CLASSES = {
     "vllm.v1.core.sched.output.NewRequestData": NEW_REQUEST,
     "vllm.v1.core.sched.output.CachedRequestData": CACHED_REQUESTS,
 }
+LOCKSTEP_ENGINE = ("vllm.v1.engine.core", "DPEngineCoreProc")
+DUMMY_BATCH = "execute_dummy_batch"
 METHODS = {
     "schedule": (),
     "update_from_output": ("scheduler_output", "model_runner_output"),
@@ -73,6 +77,7 @@ class EngineView:
         rank: data-parallel rank of the engine.
         local_rank: the same among the ranks of this machine.
         gpus: GPUs of this rank.
+        lockstep: whether its steps are those of a data-parallel group (mixture of experts).
         slots: requests that run at once.
         block_sizes: tokens per KV block, one for each KV group of the model.
         blocks_total: KV blocks of the pool that all groups take theirs from.
@@ -91,6 +96,8 @@ class EngineView:
         local_rank = parallel.data_parallel_rank_local
         self.local_rank = self.rank if local_rank is None else int(local_rank)
         self.gpus = int(parallel.world_size)
+        # Of dense models each engine is made to believe that it is alone.
+        self.lockstep = int(parallel.data_parallel_size) > 1
         self.slots = int(next(getattr(scheduler, n) for n in SLOTS if hasattr(scheduler, n)))
         groups = scheduler.kv_cache_config.kv_cache_groups
         self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in groups)
@@ -148,6 +155,34 @@ def grown_by_one(results: Mapping[int, Any]) -> set[str]:
 def preempted(output: Any) -> int:
     """Requests that lost their slot when a step was scheduled."""
     return len(output.preempted_req_ids or ())
+
+
+def watch_dummy_batches(began: Callable[[], None]) -> None:
+    """Have a rank that steps with others tell of the steps in which it has nothing to compute.
+
+    Its scheduler is not asked then; only the engine around it knows. One engine is in a process.
+
+    Args:
+        began: called as each of them begins.
+
+    Raises:
+        PlugInError: this version of vLLM has no such step.
+    """
+    module, name = LOCKSTEP_ENGINE
+    engine = getattr(import_module(module), name, None)
+    execute = getattr(engine, DUMMY_BATCH, None)
+    if execute is None:
+        raise PlugInError(
+            f"the plug-in cannot count the steps of vLLM {version()}'s data-parallel ranks: it has "
+            f"no {name}.{DUMMY_BATCH}. Tested versions: {', '.join(TESTED_VERSIONS)}"
+        )
+
+    @wraps(execute)
+    def counted(core: Any) -> Any:
+        began()
+        return execute(core)
+
+    setattr(engine, DUMMY_BATCH, counted)
 
 
 def version() -> str:

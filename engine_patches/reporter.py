@@ -80,10 +80,11 @@ class Reporter:
         self._wall = wall
         self._state = EngineState()
         self._steps = 0
+        self._steps_begun = 0
         self._preemptions = 0
         self._blocks_free = -1
         self._last_end_s: float | None = None
-        self._ahead: deque[tuple[Any, float]] = deque(maxlen=_STEPS_AHEAD)
+        self._ahead: deque[tuple[Any, float, int]] = deque(maxlen=_STEPS_AHEAD)
         self._tokens_per_block = 1 / sum(1 / size for size in engine.block_sizes or (1,))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: CurveGate | None = None
@@ -101,12 +102,19 @@ class Reporter:
     @_harmless
     def scheduled(self, output: Any, began_s: float) -> None:
         """A step was scheduled; its results come later, and other steps' perhaps before."""
-        self._ahead.append((output, began_s))
+        self._steps_begun += output.total_num_scheduled_tokens > 0
+        self._ahead.append((output, began_s, self._steps_begun))
         self._preemptions += compat.preempted(output)
         # No lock: a full snapshot is not made of what is noted here.
         self._state.flushed(output.finished_req_ids)
         for id_, cached_tokens in compat.admissions(output):
             self._state.admitted(id_, cached_tokens)
+
+    @_harmless
+    def idled(self) -> None:
+        """A step of the group began in which this engine has nothing to compute."""
+        self._steps_begun += 1
+        self._last_end_s = None
 
     @_harmless
     def stepped(self, output: Any, results: Mapping[int, Any]) -> None:
@@ -117,17 +125,17 @@ class Reporter:
             results: what ``update_from_output`` returned.
         """
         now_s = self._clock()
-        began_s = self._began_s(output, now_s)
+        began_s, number = self._began(output, now_s)
         engine = self._engine
         grown = compat.grown_by_one(results)
         scheduled = output.num_scheduled_tokens
-        ahead = [later.num_scheduled_tokens for later, _ in self._ahead]
+        ahead = [later.num_scheduled_tokens for later, *_ in self._ahead]
         step = Step(engine.running, grown, engine.alive, engine.ended, scheduled, ahead)
         tokens = output.total_num_scheduled_tokens
         publisher = self._publisher
         with publisher.lock:
             if tokens or self._state.changed(step):
-                self._steps += tokens > 0
+                self._steps = number if tokens else self._steps
                 changes = self._state.advance(step)
                 self._describe(publisher.message)
                 publisher.message.step_s = now_s - began_s if tokens else 0.0
@@ -203,14 +211,17 @@ class Reporter:
             self._gate.close()
         self._context.destroy(linger=0)
 
-    def _began_s(self, output: Any, now_s: float) -> float:
-        """When the step began: when the one before ended, unless the engine was idle then."""
-        scheduled_s = now_s
+    def _began(self, output: Any, now_s: float) -> tuple[float, int]:
+        """When the step began, and its number among all of the barrier's.
+
+        It began when the one before ended, unless the engine was idle then.
+        """
+        scheduled_s, number = now_s, self._steps_begun
         while self._ahead:
-            other, scheduled_s = self._ahead.popleft()
+            other, scheduled_s, number = self._ahead.popleft()
             if other is output:
                 break
-        return scheduled_s if self._last_end_s is None else self._last_end_s
+        return scheduled_s if self._last_end_s is None else self._last_end_s, number
 
     def _describe(self, message: SnapshotMessage) -> None:
         """Bring up to date what does not depend on a step."""

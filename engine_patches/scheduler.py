@@ -15,7 +15,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from engine_patches.compat import EngineView, version
+from engine_patches.compat import EngineView, version, watch_dummy_batches
 from engine_patches.reporter import Reporter, log
 from engine_patches.settings import read_settings
 
@@ -28,10 +28,16 @@ class EvenstepMixin:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = read_settings(self.vllm_config.additional_config)
-        self.evenstep = Reporter(EngineView(self), settings)
+        engine = EngineView(self)
+        if engine.lockstep:
+            watch_dummy_batches(self._idled)
+        self.evenstep = Reporter(engine, settings)
         log.info(
             "evenstep: vLLM %s, the state of every step at %s", version(), self.evenstep.endpoint
         )
+
+    def _idled(self) -> None:
+        self.evenstep.idled()
 
     def add_request(self, request: Any) -> None:
         """As vLLM's."""

@@ -141,6 +141,33 @@ def test_a_router_follows_steps(engine: Engine, routers: Routers) -> None:
     assert (full.kind, full.running, full.sequence) == ("full", (), preempted.sequence)
 
 
+def test_steps_in_which_only_the_other_ranks_compute_are_counted(
+    engine: Engine, routers: Routers
+) -> None:
+    stream = routers.subscribed(engine.reporter.endpoint)
+    engine.add_request(Request("a", 20))
+    engine.step()
+    engine.reporter.idled()
+    engine.now_s += 3.0
+    engine.reporter.idled()
+    engine.step()
+    told = [decode(stream.recv()) for _ in "12"]
+    assert [(one.step, one.step_s) for one in told] == [(1, 0.5), (4, 0.5)]
+
+
+def test_a_step_scheduled_ahead_keeps_its_number(engine: Engine, routers: Routers) -> None:
+    stream = routers.subscribed(engine.reporter.endpoint)
+    engine.add_request(Request("a", 5))
+    first = engine.schedule()
+    engine.reporter.scheduled(first, 0.0)
+    second = engine.schedule()
+    engine.reporter.scheduled(second, 0.1)
+    for output in (first, second):
+        engine.reporter.idled()
+        engine.reporter.stepped(output, engine.update_from_output(output))
+    assert [decode(stream.recv()).step for _ in "12"] == [1, 2]
+
+
 def test_the_groups_of_a_hybrid_model_share_one_pool(tmp_path: Path, routers: Routers) -> None:
     scheduler = FakeScheduler(blocks=100)
     scheduler.kv_cache_manager.watermark_blocks = 15

@@ -68,3 +68,26 @@ def test_settings_that_cannot_be_used_keep_the_engine_from_starting(
 ) -> None:
     with pytest.raises(PlugInError, match=r"evenstep has no key endpoint; known: snapshots"):
         getattr(ours, flavour)(evenstep={"endpoint": "tcp://127.0.0.1:5600"})
+
+
+def test_a_rank_of_a_group_counts_the_steps_that_it_only_joins(
+    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = plugin_engine.DPEngineCoreProc
+    monkeypatch.setattr(core, "execute_dummy_batch", core.execute_dummy_batch)
+    endpoint = f"ipc://{tmp_path}/s"
+    scheduler = ours.EvenstepScheduler(ranks=2, evenstep={"snapshots": endpoint})
+    assert core().execute_dummy_batch() == "computed for the others"
+    scheduler.add_request(Request("a", 5))
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, set())
+    assert ask_full(endpoint).step == 2
+    scheduler.shutdown()
+
+
+def test_an_engine_whose_steps_cannot_be_counted_does_not_start(
+    ours: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(sys.modules["vllm.v1.engine.core"], "DPEngineCoreProc")
+    with pytest.raises(PlugInError, match=r"no DPEngineCoreProc\.execute_dummy_batch"):
+        ours.EvenstepScheduler(ranks=2, evenstep={"snapshots": f"ipc://{tmp_path}/s"})

@@ -71,13 +71,26 @@ class EngineCoreOutputs:
     outputs: list[EngineCoreOutput] = field(default_factory=list)
 
 
+class DPEngineCoreProc:
+    """An engine whose steps are a group's."""
+
+    def execute_dummy_batch(self) -> str:
+        return "computed for the others"
+
+
 class FakeScheduler:
     """Chunked prefill, preemption by recomputation; its caller may schedule several steps ahead."""
 
     __module__ = "vllm.v1.core.sched.scheduler"
 
     def __init__(
-        self, slots: int = 4, chunk: int = 8, blocks: int = 100, rank: int = 0, **config: Any
+        self,
+        slots: int = 4,
+        chunk: int = 8,
+        blocks: int = 100,
+        rank: int = 0,
+        ranks: int = 1,
+        **config: Any,
     ) -> None:
         self.chunk = chunk
         self.running: list[Request] = []
@@ -96,7 +109,10 @@ class FakeScheduler:
         self.vllm_config = SimpleNamespace(
             additional_config=config,
             parallel_config=SimpleNamespace(
-                data_parallel_index=rank, data_parallel_rank_local=None, world_size=1
+                data_parallel_index=rank,
+                data_parallel_rank_local=None,
+                data_parallel_size=ranks,
+                world_size=1,
             ),
         )
         self._preempted: set[str] = set()
@@ -213,6 +229,7 @@ _CONTENTS: Mapping[str, Mapping[str, object]] = {
         "EngineCoreOutput": EngineCoreOutput,
         "EngineCoreOutputs": EngineCoreOutputs,
     },
+    "vllm.v1.engine.core": {"DPEngineCoreProc": DPEngineCoreProc},
     "vllm.v1.core.sched.output": {
         "SchedulerOutput": SchedulerOutput,
         "NewRequestData": NewRequestData,
