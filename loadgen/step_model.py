@@ -6,11 +6,13 @@ cost per running request and slower workers generalize it.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
-from router.errors import ConfigError
+from router.errors import ConfigError, InputError
 from router.workload import Floats
 
 Share = TypeVar("Share", float, Floats)
@@ -60,6 +62,53 @@ def parse_step_time(text: str) -> StepTime:
     if len(values) not in (2, 3) or min(values) < 0 or values[0] == 0:
         raise ConfigError(f"--step-time takes C,t_l[,t_r] in seconds with C above 0, got {text!r}")
     return StepTime(*values)
+
+
+def load_step_time(text: str) -> StepTime:
+    """Read ``C,t_l[,t_r]``, or the file of a measurement.
+
+    Args:
+        text: numbers, or the path of a JSON object that has ``base_s``, ``per_token_s`` and perhaps
+            ``per_request_s``, as ``tests/gpu/step_time.py`` writes it; its other keys are passed
+            over.
+
+    Raises:
+        ConfigError: no file has this name, and it is not two or three numbers either.
+        InputError: the file is no such object; names the key and the value.
+    """
+    path = Path(text)
+    if not _is_file(path):
+        if text.endswith(".json"):
+            raise ConfigError(f"--step-time: there is no file {text}")
+        return parse_step_time(text)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"--step-time: {text} cannot be read as JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise InputError(f"--step-time: {text} is no JSON object with base_s and per_token_s")
+    values = [_seconds(text, found, key) for key in ("base_s", "per_token_s", "per_request_s")]
+    if values[0] == 0:
+        raise InputError(f"--step-time: base_s in {text} must be above 0")
+    return StepTime(*values)
+
+
+def _seconds(file: str, found: dict[str, object], key: str) -> float:
+    value = found.get(key, 0.0 if key == "per_request_s" else None)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:  # type: ignore[operator]
+        raise InputError(
+            f"--step-time: {key} in {file} must be a number of seconds from 0 up, "
+            f"got {json.dumps(value)}"
+        )
+    return float(value)  # type: ignore[arg-type]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long for a name, or with a zero byte
+        return False
 
 
 def numbers(option: str, text: str) -> list[float]:

@@ -19,7 +19,7 @@ from loadgen.simulator.lengths import LAWS, LawLengths, LengthSource, TraceLengt
 from loadgen.simulator.oracle import Knowledge
 from loadgen.simulator.results import DecodeResult
 from loadgen.simulator.table import decode_table
-from loadgen.step_model import StepTime, numbers, parse_step_time
+from loadgen.step_model import load_step_time, numbers
 from loadgen.trace_files import MAX_TOKENS
 from loadgen.traces import BUNDLED, load_trace
 from router.errors import ConfigError, InputError
@@ -132,7 +132,7 @@ def decode(
             "arrivals": Arrivals.parse(arrivals),
             "knowledge": Knowledge.parse(lookahead),
             "profile": _profile(drift, prefill_cost),
-            "step_time": _step_time(step_time),
+            "step_time": load_step_time(step_time),
         }
     )
     try:
@@ -165,28 +165,6 @@ def _profile(drift: float, prefill_cost: str | None) -> WorkProfile:
             f"CHUNK a whole number of tokens from 1 to {MAX_TOKENS:,}, got {prefill_cost!r}"
         )
     return WorkProfile(growth=drift, prefill_beta=beta, prefill_chunk=int(chunk))
-
-
-def _step_time(text: str) -> StepTime:
-    """Numbers, or the path of a JSON object with these as ``base_s``, ``per_token_s`` and so on."""
-    path = Path(text)
-    if not _is_file(path):
-        return parse_step_time(text)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        values = [found["base_s"], found["per_token_s"], found.get("per_request_s", 0.0)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"--step-time: {text} is no JSON object with base_s and per_token_s ({error})"
-        ) from error
-    return parse_step_time(",".join(map(str, values)))
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # too long for a name
-        return False
 
 
 def _show(result: DecodeResult, json_file: str | None) -> None:

@@ -21,7 +21,7 @@ from loadgen.simulator.decode import simulate
 from loadgen.simulator.lengths import LAWS, LawLengths, LengthSource, TraceLengths
 from loadgen.simulator.oracle import Knowledge
 from loadgen.simulator.tune import Search, Setting, Tell, Trial, Tuned
-from loadgen.step_model import parse_step_time
+from loadgen.step_model import load_step_time
 from loadgen.traces import BUNDLED, load_trace
 from router.errors import ConfigError, InputError
 from router.lookahead import SIGNALS
@@ -48,7 +48,7 @@ _Lookahead = Annotated[
     str, _flag("--lookahead", "What is known of coming ends.", "none|cap|survival|oracle|miss:P")
 ]
 _StepTime = Annotated[
-    str, _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]")
+    str, _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]|FILE")
 ]
 _Steps = Annotated[int, _flag("--steps", "Steps of each simulation.", "N")]
 _Warmup = Annotated[int | None, _flag("--warmup", "Of these, left out [a quarter].", "N")]
@@ -79,7 +79,7 @@ def tune(
         slots=slots,
         pool=max(128, 4 * workers) if pool is None else pool,
         knowledge=Knowledge.parse(lookahead),
-        step_time=parse_step_time(step_time),
+        step_time=load_step_time(step_time),
         steps=steps,
         warmup=steps // 4 if warmup is None else warmup,
     )
