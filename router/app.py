@@ -140,6 +140,7 @@ def _add_information(app: FastAPI, context: AppContext) -> None:
 def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
     now = context.clock()
     return {
+        "lockstep": group.lockstep,
         "pool_requests": len(context.dispatcher.deciders[group.name].pool),
         "workers": [_describe_worker(worker, now) for worker in group.workers.values()],
     }

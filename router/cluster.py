@@ -6,7 +6,7 @@ and what this router has sent and not yet seen there (``Worker``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,13 +73,18 @@ class OwnSteps:
 class Group:
     """A barrier domain: the workers that serve one model and step together.
 
+    Args:
+        name: as configured.
+        lockstep: without one of its workers the others cannot step either.
+
     Attributes:
         waiting: requests that wait for a worker.
         departures: requests that stopped running; whoever reads them clears it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, lockstep: bool = False) -> None:
         self.name = name
+        self.lockstep = lockstep
         self.workers: dict[str, Worker] = {}
         self.waiting = 0
         self.departures: list[Departure] = []
@@ -151,6 +156,17 @@ class Group:
         steps = self._own_steps.take(step_tokens)
         return 0 if steps and any(worker.feed for worker in self.live_workers()) else steps
 
+    def note_health(self, worker_id: str, trouble: str | None) -> None:
+        """A worker's engine is healthy, or why it is not; in lockstep that concerns all."""
+        self.workers[worker_id].trouble = trouble
+        sick = [worker for worker in self.workers.values() if worker.trouble is not None]
+        for worker in self.workers.values():
+            was_live, worker.down_reason = worker.live, worker.trouble
+            if self.lockstep and sick and worker.trouble is None:
+                worker.down_reason = f"in lockstep with {sick[0].spec.id}: {sick[0].trouble}"
+            if not worker.live and (was_live or worker.spec.id == worker_id):
+                self.lose_feed(worker.spec.id)
+
     def lose_feed(self, worker_id: str) -> None:
         """The worker's snapshots no longer count."""
         self.workers[worker_id].lose_feed()
@@ -168,16 +184,20 @@ class _Tracked:
 class Cluster:
     """All groups and all requests; ``apply`` is the only way to change them.
 
+    Args:
+        specs: the workers.
+        lockstep: groups that are down as soon as one of their workers is.
+
     Raises:
         ConfigError: two workers of one id.
     """
 
-    def __init__(self, specs: Iterable[WorkerSpec]) -> None:
+    def __init__(self, specs: Iterable[WorkerSpec], lockstep: Collection[str] = ()) -> None:
         self.groups: dict[str, Group] = {}
         self._group_of: dict[str, Group] = {}
         self._requests: dict[str, _Tracked] = {}
         for spec in specs:
-            self._join(spec)
+            self._join(spec, lockstep=spec.group in lockstep)
 
     def worker(self, worker_id: str) -> Worker:
         """The worker of that id."""
@@ -208,22 +228,17 @@ class Cluster:
             case Arrived():
                 self._requests[event.request.id] = _Tracked(event.request)
                 self.groups[event.request.group].waiting += 1
-            case WorkerUp() | WorkerDown() | FeedStale():
-                self._apply_health(event)
+            case WorkerUp():
+                self._group_of[event.worker_id].note_health(event.worker_id, None)
+            case WorkerDown():
+                self._group_of[event.worker_id].note_health(event.worker_id, event.reason)
+            case FeedStale():
+                self._group_of[event.worker_id].lose_feed(event.worker_id)
             case _:
                 tracked = self._requests.get(event.request_id)
                 if tracked is not None:
                     self._apply_request(event, tracked)
         return False
-
-    def _apply_health(self, event: WorkerUp | WorkerDown | FeedStale) -> None:
-        worker = self.worker(event.worker_id)
-        if isinstance(event, WorkerUp):
-            worker.live, worker.down_reason = True, None
-            return
-        if isinstance(event, WorkerDown):
-            worker.live, worker.down_reason = False, event.reason
-        self._group_of[event.worker_id].lose_feed(event.worker_id)
 
     def _apply_request(
         self, event: Dispatched | Progressed | Returned | Ended, tracked: _Tracked
@@ -239,6 +254,8 @@ class Cluster:
                     group.progress(tracked.worker, tracked.request, event.generated_tokens)
             case Returned():
                 self._leave_worker(group, tracked, complete=False)
+                del self._requests[event.request_id]
+                self._requests[event.again.id] = _Tracked(event.again)
                 group.waiting += 1
             case _:
                 if tracked.worker is None:
@@ -251,9 +268,9 @@ class Cluster:
             group.leave(tracked.worker, tracked.request, complete=complete)
             tracked.worker = None
 
-    def _join(self, spec: WorkerSpec) -> None:
+    def _join(self, spec: WorkerSpec, *, lockstep: bool) -> None:
         if spec.id in self._group_of:
             raise ConfigError(f"two workers are called {spec.id!r}: give one of them another id")
-        group = self.groups.setdefault(spec.group, Group(spec.group))
+        group = self.groups.setdefault(spec.group, Group(spec.group, lockstep=lockstep))
         group.join(spec)
         self._group_of[spec.id] = group

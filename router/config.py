@@ -60,6 +60,10 @@ class ServeSettings(BaseSettings):
         description="A worker, may be repeated: URL, then any of ,group=NAME ,role=prefill|decode "
         ",rank=R ,slots=N ,snapshots=ENDPOINT ,id=NAME without spaces.",
     )
+    lockstep: tuple[str, ...] = Field(
+        default=(),
+        description="A group, may be repeated, that is down as soon as one of its workers is.",
+    )
     policy: str = Field(default="bfio", description=f"Who goes where: {', '.join(POLICIES)}.")
     dispatch: Dispatch = Field(
         default=Dispatch.POOL,
@@ -166,6 +170,20 @@ class ServeSettings(BaseSettings):
             return parse_workers(entries)
         except ConfigError as error:
             raise ValueError(str(error)) from None
+
+    @field_validator("lockstep", mode="before")
+    @classmethod
+    def _split_groups(cls, value: object) -> object:
+        return tuple(value.split()) if isinstance(value, str) else value
+
+    @field_validator("lockstep")
+    @classmethod
+    def _known_groups(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        groups = {worker.group for worker in info.data.get("workers", ())}
+        for name in value:
+            if groups and name not in groups:
+                raise ValueError(unknown("lockstep group", name, groups))
+        return value
 
     @field_validator("policy")
     @classmethod

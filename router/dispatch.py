@@ -67,8 +67,12 @@ class DispatchPort(Protocol):
         """The client left; the request may be waiting or assigned."""
         ...
 
-    def give_back(self, request: Request) -> asyncio.Future[WorkerSpec]:
-        """The worker failed before the first byte: wait for another, at the old place."""
+    def give_back(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        """The worker failed before the first byte: wait for another, at the old place.
+
+        Returns:
+            The request as it is called from now on, and its worker as ``submit`` returns it.
+        """
         ...
 
     def end(self, request: Request, outcome: Outcome) -> None:
@@ -208,12 +212,13 @@ class Dispatcher:
             lane.waiters.pop(request.id).worker.cancel()
         self.end(request, Outcome.ABORTED)
 
-    def give_back(self, request: Request) -> asyncio.Future[WorkerSpec]:
+    def give_back(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """See ``DispatchPort.give_back``."""
         lane = self._lanes[request.group]
-        self.apply(Returned(request.id))
+        again = request.again()
+        self.apply(Returned(request.id, again))
         lane.stats.returned += 1
-        return self._wait(lane, request, self._clock())
+        return again, self._wait(lane, again, self._clock())
 
     def end(self, request: Request, outcome: Outcome) -> None:
         """See ``DispatchPort.end``."""

@@ -12,6 +12,7 @@ EvenstepError
 ├── PolicyError            a policy broke its contract
 ├── SnapshotError          a state message that cannot be understood
 └── UpstreamError          the engine could not be reached, or broke off
+    └── RecalledError      the router broke it off
 """
 
 from __future__ import annotations
@@ -82,3 +83,7 @@ class SnapshotError(EvenstepError):
 
 class UpstreamError(EvenstepError):
     """The engine could not be reached, or its answer broke off or is not HTTP."""
+
+
+class RecalledError(UpstreamError):
+    """The router gave up an attempt, since its worker is out of use."""

@@ -15,7 +15,7 @@ from router.running import RunningTable, WorkerRows
 from router.signals import Departure
 from router.types import RunningRequest, Snapshot
 
-_TOKEN = re.compile(r"es-[0-9a-f]{20}")
+_TOKEN = re.compile(r"es-[0-9a-f]{20}(?:r[0-9]+)?")
 _TOMBSTONES = 4096
 
 

@@ -35,6 +35,7 @@ PrintConfig = Annotated[
 def serve(
     context: typer.Context,
     workers: Annotated[list[str] | None, _flag("workers", "SPEC")] = None,
+    lockstep: Annotated[list[str] | None, _flag("lockstep", "GROUP")] = None,
     config: ConfigFile = None,
     host: Annotated[str | None, _flag("host", "H")] = None,
     port: Annotated[str | None, _flag("port", "N")] = None,

@@ -29,8 +29,8 @@ from router.models import ModelTable
 from router.policies import POLICIES, PolicySettings
 from router.policies.calibration import moves_within
 from router.policies.solver import DEFAULT_MOVES
-from router.proxy.relay import RelayContext, Unstarted
-from router.types import DEFAULT_SLOTS, Policy
+from router.proxy.relay import Attempts, RelayContext
+from router.types import DEFAULT_SLOTS, Policy, WorkerDown, WorkerUp
 from router.workload import WorkProfile
 
 log = logging.getLogger(__name__)
@@ -84,24 +84,18 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def build(settings: ServeSettings) -> FastAPI:
     """The application with all that runs beside it."""
-    cluster = Cluster(settings.workers)
+    cluster = Cluster(settings.workers, settings.lockstep)
     dispatcher = _dispatcher(settings, cluster)
     models = ModelTable(cluster)
     snapshots = SnapshotClient(
         settings.workers, dispatcher.apply, lambda i: _full_wanted(cluster, i), time.monotonic
     )
-    unstarted = Unstarted()
-
-    def on_silent(worker_id: str) -> None:
-        # Alone in its group it may still be better than nothing: busy engines answer late.
-        if cluster.group_of(worker_id).live_workers():
-            unstarted.recall(worker_id)
-
+    attempts = Attempts()
     health = HealthMonitor(
         settings.workers,
-        dispatcher.apply,
+        lambda event: _apply_health(event, dispatcher, attempts),
         models.learn,
-        on_silent,
+        lambda worker_id: _recall_from_silent(worker_id, cluster, attempts),
         interval_s=settings.health_interval_s,
         timeout_s=settings.health_timeout_s,
         failures=settings.health_failures,
@@ -114,7 +108,7 @@ def build(settings: ServeSettings) -> FastAPI:
         ranked=_shared_urls(settings),
         max_attempts=settings.max_attempts,
         clock=time.monotonic,
-        unstarted=unstarted,
+        attempts=attempts,
     )
     metrics = Metrics(dispatcher, snapshots, health, time.monotonic)
 
@@ -190,6 +184,21 @@ def _look_ahead(settings: ServeSettings) -> LookAhead:
         settings.tie_weight,
         settings.lead_tokens,
     )
+
+
+def _apply_health(event: WorkerUp | WorkerDown, dispatcher: Dispatcher, attempts: Attempts) -> None:
+    dispatcher.apply(event)
+    group = dispatcher.cluster.group_of(event.worker_id)
+    if group.lockstep:
+        for worker in group.workers.values():
+            if worker.down_reason is not None:
+                attempts.break_off(worker.spec.id, worker.down_reason)
+
+
+def _recall_from_silent(worker_id: str, cluster: Cluster, attempts: Attempts) -> None:
+    # Alone in its group it may still be better than nothing: busy engines answer late.
+    if cluster.group_of(worker_id).live_workers():
+        attempts.recall(worker_id, "the worker does not answer its health checks")
 
 
 def _full_wanted(cluster: Cluster, worker_id: str) -> bool:

@@ -7,7 +7,7 @@ is on whatever clock the caller uses, and only differences of one clock are ever
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -58,7 +58,7 @@ class Request:
     """What the router knows of a request: never its output length.
 
     Attributes:
-        id: the router's own token, unique per request, found again inside engine request ids.
+        id: the router's own token, unique per attempt, found again inside engine request ids.
         group: the group of workers (one model, one barrier) that may serve it.
         prompt_tokens: exact for token-id prompts, else an estimate.
         slots: engine requests that it becomes (``n`` times the number of prompts).
@@ -79,6 +79,11 @@ class Request:
     def load_tokens(self) -> int:
         """KV tokens that it brings to a worker when it enters (one prompt per engine request)."""
         return self.prompt_tokens * self.slots
+
+    def again(self) -> Request:
+        """The same for another attempt: ``es-…``, then ``es-…r1``, ``es-…r2`` (r is no digit)."""
+        first, _, attempt = self.id.partition("r")
+        return replace(self, id=f"{first}r{int(attempt or 0) + 1}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +278,10 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A dispatched request came back before its first byte, to be assigned anew."""
+    """A dispatched request came back before its first byte, to be assigned anew as ``again``."""
 
     request_id: str
+    again: Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,20 +46,25 @@ class Worker:
         departures: where requests are noted that stopped running.
 
     Attributes:
-        live: may be given requests.
-        down_reason: why not, while it is not live.
+        trouble: what is wrong with its own engine, None while that is healthy.
+        down_reason: why it may not be given requests, None while it may.
     """
 
     def __init__(self, spec: WorkerSpec, rows: WorkerRows, departures: list[Departure]) -> None:
         self.spec = spec
         self.rows = rows
         self.departures = departures
-        self.live = False
-        self.down_reason: str | None = "not checked yet"
+        self.trouble: str | None = "not checked yet"
+        self.down_reason: str | None = self.trouble
         self.feed: Feed | None = None
         self.gaps = 0
         self._in_flight: dict[str, _InFlight] = {}
         self._unseen: dict[str, int] = {}
+
+    @property
+    def live(self) -> bool:
+        """May be given requests."""
+        return self.down_reason is None
 
     @property
     def slots(self) -> int:

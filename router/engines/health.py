@@ -64,7 +64,8 @@ class HealthMonitor:
         on_silent: told of a worker whose checks have failed often enough to put it out of use.
         interval_s: between two checks of an engine.
         timeout_s: bound on one check.
-        failures: failed checks in a row that put an engine's workers out of use.
+        failures: failed checks in a row that put an engine's workers out of use; a refused
+            connection does at once.
 
     Attributes:
         checks: checks made.
@@ -144,7 +145,7 @@ class HealthMonitor:
 
     async def _check(self, engine: _Engine, client: httpx.AsyncClient) -> None:
         self.checks += 1
-        answer = await self._ask(client, f"{engine.url}/health")
+        answer = await self._ask(engine, client, "/health")
         if engine.hurried.is_set():
             return  # trouble was reported after the question: the answer is out of date
         if isinstance(answer, str):
@@ -183,7 +184,7 @@ class HealthMonitor:
         engine.down_reason = reason
 
     async def _learn_models(self, engine: _Engine, client: httpx.AsyncClient) -> None:
-        answer = await self._ask(client, f"{engine.url}/v1/models")
+        answer = await self._ask(engine, client, "/v1/models")
         models = answer if isinstance(answer, str) else _model_ids(answer)
         if isinstance(models, str):
             log.warning("%s: models not known, asking again: %s", engine.url, models)
@@ -192,14 +193,16 @@ class HealthMonitor:
         for worker_id in engine.worker_ids:
             self._on_models(worker_id, models)
 
-    async def _ask(self, client: httpx.AsyncClient, url: str) -> bytes | str:
+    async def _ask(self, engine: _Engine, client: httpx.AsyncClient, path: str) -> bytes | str:
         """The body of a successful answer, or what was wrong."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                response = await client.get(url)
+                response = await client.get(engine.url + path)
         except TimeoutError:
             return f"no answer within {self._timeout_s:g} s"
         except httpx.HTTPError as error:
+            if isinstance(error, httpx.ConnectError):
+                engine.failures = max(engine.failures, self._failures - 1)  # nobody is there
             return str(error) or type(error).__name__
         return response.content if response.is_success else f"status {response.status_code}"
 

@@ -159,6 +159,13 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def break_off(self, error: UpstreamError) -> None:
+        """End the answer that is being read, and the request with it, by this error."""
+        self._error = self._error or error
+        self._wake()
+        if self._transport is not None:
+            self._transport.abort()
+
     async def _news(self) -> None:
         if self._error is not None:
             raise self._error
@@ -173,10 +180,7 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _fail(self, message: str) -> None:
-        self._error = self._error or UpstreamError(message)
-        self._wake()
-        if self._transport is not None:
-            self._transport.abort()
+        self.break_off(UpstreamError(message))
 
 
 class Response:
@@ -212,6 +216,11 @@ class Response:
             UpstreamError: the answer broke off.
         """
         return b"".join([chunk async for chunk in self])
+
+    def break_off(self, error: UpstreamError) -> None:
+        """Whoever reads the body gets this error instead of what has not come yet."""
+        if self._connection is not None:
+            self._connection.break_off(error)
 
     def close(self) -> None:
         """Give the connection back; before the end of the body this aborts the request."""

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from router.decider import Clock
 from router.dispatch import DispatchPort
 from router.engines.upstream import HttpClient, Response
-from router.errors import EvenstepError, UpstreamError
+from router.errors import EvenstepError, RecalledError, UpstreamError
 from router.proxy.answers import (
     Answer,
     content_type,
@@ -36,34 +36,54 @@ from router.types import Outcome, Request, WorkerSpec
 _PROGRESS_EVENTS = 32
 
 
-class Unstarted:
-    """Attempts without a first byte, by worker, so that a silent worker's can be recalled."""
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """A request at a worker; ``response`` from its first byte on."""
+
+    timeout: asyncio.Timeout
+    response: Response | None = None
+
+
+class Attempts:
+    """Attempts under way, by worker, so that those at a worker that is out of use can be ended."""
 
     def __init__(self) -> None:
-        self._attempts: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)
+        self._of: defaultdict[str, set[_Attempt]] = defaultdict(set)
+        self._reason: dict[str, str] = {}
 
     @contextlib.asynccontextmanager
-    async def watch(self, worker_id: str) -> AsyncIterator[Callable[[], None]]:
-        """Around an attempt; yields what is to be called at its first byte.
+    async def watch(self, worker_id: str) -> AsyncIterator[Callable[[Response], None]]:
+        """Around an attempt; yields what is to be given its response at the first byte.
 
         Raises:
-            UpstreamError: the attempt was recalled.
+            RecalledError: the attempt was recalled before that.
         """
-        attempts = self._attempts[worker_id]
+        attempts = self._of[worker_id]
         try:
-            async with asyncio.timeout(None) as attempt:
+            async with asyncio.timeout(None) as timeout:
+                attempt = _Attempt(timeout)
                 attempts.add(attempt)
-                yield lambda: attempts.discard(attempt)
+                try:
+                    yield lambda response: setattr(attempt, "response", response)
+                finally:
+                    attempts.discard(attempt)
         except TimeoutError as error:
-            raise UpstreamError("the worker does not answer its health checks") from error
-        finally:
-            attempts.discard(attempt)
+            raise RecalledError(self._reason[worker_id]) from error
 
-    def recall(self, worker_id: str) -> None:
-        """Break off a worker's attempts, which are then made elsewhere."""
-        attempts = self._attempts[worker_id]
-        while attempts:
-            attempts.pop().reschedule(0)
+    def recall(self, worker_id: str, reason: str) -> None:
+        """Break off those without a first byte, which are then made elsewhere."""
+        self._reason[worker_id] = reason
+        attempts = self._of[worker_id]
+        for attempt in [one for one in attempts if one.response is None]:
+            attempts.remove(attempt)
+            attempt.timeout.reschedule(0)
+
+    def break_off(self, worker_id: str, reason: str) -> None:
+        """The same, and end the streams that have begun."""
+        self.recall(worker_id, reason)
+        for attempt in self._of[worker_id]:
+            if attempt.response is not None:
+                attempt.response.break_off(RecalledError(reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +97,7 @@ class RelayContext:
         ranked: URLs behind which several ranks are told apart by a header.
         max_attempts: workers that one request is tried on.
         clock: the dispatcher's.
-        unstarted: attempts that can be recalled.
+        attempts: those under way.
     """
 
     port: DispatchPort
@@ -86,7 +106,7 @@ class RelayContext:
     ranked: frozenset[str]
     max_attempts: int
     clock: Clock
-    unstarted: Unstarted = field(default_factory=Unstarted)
+    attempts: Attempts = field(default_factory=Attempts)
 
 
 class Relay:
@@ -106,7 +126,7 @@ class Relay:
         self._body = body
         self._started = False
         self._told_events = 0
-        self._note_started: Callable[[], None] = lambda: None
+        self._note_started: Callable[[Response], None] = lambda _: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve it; give it up as soon as the client is gone."""
@@ -121,17 +141,17 @@ class Relay:
                 await serving
 
     async def _serve(self, client: HTTPConnection, send: Send) -> None:
-        port, request = self._context.port, self._request
+        port = self._context.port
         try:
-            await self._attempts(port.submit(request), client, send)
+            await self._attempts(port.submit(self._request), client, send)
         except EvenstepError as error:
-            port.end(request, Outcome.FAILED)
+            port.end(self._request, Outcome.FAILED)
             await send_answer(send, error_answer(error))
         except asyncio.CancelledError:
-            port.withdraw(request)
+            port.withdraw(self._request)
             raise
         except BaseException:
-            port.end(request, Outcome.FAILED)
+            port.end(self._request, Outcome.FAILED)
             raise
 
     async def _attempts(
@@ -143,15 +163,15 @@ class Relay:
             try:
                 await self._attempt(worker, client, send)
             except UpstreamError as error:
-                self._context.trouble(worker.id, str(error))
+                self._report(worker, error)
                 if not attempts_left:
                     raise
-                waiter = self._context.port.give_back(self._request)
+                self._request, waiter = self._context.port.give_back(self._request)
             else:
                 return
 
     async def _attempt(self, worker: WorkerSpec, client: HTTPConnection, send: Send) -> None:
-        async with self._context.unstarted.watch(worker.id) as self._note_started:
+        async with self._context.attempts.watch(worker.id) as self._note_started:
             await self._exchange(worker, client, send)
 
     async def _exchange(self, worker: WorkerSpec, client: HTTPConnection, send: Send) -> None:
@@ -170,7 +190,7 @@ class Relay:
 
     async def _whole(self, response: Response, send: Send) -> None:
         body = await response.read()
-        self._note_first_byte()
+        self._note_first_byte(response)
         failed = response.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         self._context.port.end(self._request, Outcome.FAILED if failed else Outcome.COMPLETED)
         await send_answer(
@@ -207,18 +227,22 @@ class Relay:
     async def _start(self, response: Response, send: Send) -> None:
         if not self._started:
             self._started = True
-            self._note_first_byte()
+            self._note_first_byte(response)
             await send_head(send, response.status, headers_down(response.headers))
 
     async def _break_off(self, worker: WorkerSpec, error: UpstreamError, send: Send) -> None:
         """End a stream that has begun: its tokens cannot be taken back, so say what happened."""
-        self._context.trouble(worker.id, str(error))
+        self._report(worker, error)
         self._context.port.end(self._request, Outcome.FAILED)
         event = error_event(f"the worker failed in mid-answer: {error}", "BadGatewayError", 502)
         await send({"type": "http.response.body", "body": event})
 
-    def _note_first_byte(self) -> None:
-        self._note_started()
+    def _report(self, worker: WorkerSpec, error: UpstreamError) -> None:
+        if not isinstance(error, RecalledError):
+            self._context.trouble(worker.id, str(error))
+
+    def _note_first_byte(self, response: Response) -> None:
+        self._note_started(response)
         self._context.port.first_byte(self._request, self._context.clock())
 
 

@@ -22,6 +22,7 @@ from tests.support.chaos import (
     generated_tokens,
     live,
     sent_to_first,
+    workers_of,
 )
 from tests.support.server import wait_until
 
@@ -93,6 +94,35 @@ async def test_a_worker_that_falls_silent_gives_back_what_it_has_not_started(
         assert all(one.complete for one in seen[::2])
         assert live(router) == [1, 2]
         assert sent_to_first(router) == 0
+        await client.aclose()
+
+
+async def test_a_lockstep_group_goes_down_and_comes_back_as_a_whole(tmp_path: Path) -> None:
+    """The emulated fleet would go on without the dead worker; real ranks in lockstep cannot."""
+    lockstep = ("--lockstep", "default")
+    with cluster(tmp_path, "--time-scale", "4", router_flags=lockstep) as (fleet, router):
+        client = HttpClient()
+        seen = [Seen() for _ in range(WORKERS * SLOTS + 2)]
+        async with asyncio.timeout(60):
+            started = [asyncio.create_task(ask(client, router, s, body(900))) for s in seen[:-2]]
+            await asyncio.gather(*(one.first.wait() for one in seen[:-2]))
+            rest = [asyncio.create_task(ask(client, router, s, body(20))) for s in seen[-2:]]
+            await asyncio.to_thread(fleet.fault, 0, "kill")
+            await asyncio.gather(*started, *rest)
+        assert [one.errors for one in seen[:-2]] == [1] * (WORKERS * SLOTS)
+        assert [one.status for one in seen[-2:]] == [503, 503]
+        assert live(router) == []
+        reasons = [worker["down_reason"] for worker in workers_of(router)]
+        assert all("in lockstep with" in reason for reason in reasons[1:]), reasons
+
+        fleet.restore(0)
+        wait_until(lambda: live(router) == [0, 1, 2], 60, "the group is used again")
+        async with asyncio.timeout(60):
+            again = await asyncio.gather(
+                *(ask(client, router, Seen(), body(20)) for _ in range(WORKERS * SLOTS))
+            )
+        assert all(one.complete for one in again)
+        await asyncio.to_thread(assert_idle, fleet, router)
         await client.aclose()
 
 

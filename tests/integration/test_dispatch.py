@@ -119,7 +119,7 @@ async def test_a_request_that_comes_back_keeps_its_place() -> None:
     rig.now_s += 1
     _, second = rig.submit(1)
 
-    again = rig.dispatcher.give_back(first)
+    _, again = rig.dispatcher.give_back(first)
     await settle()
 
     assert (sent_to(again), sent_to(second)) == ("a", None)
@@ -135,7 +135,7 @@ async def test_a_request_that_comes_back_finds_room_in_a_full_pool() -> None:
     _, third = rig.submit(2)
     rig.dispatcher.apply(WorkerDown("a", "gone"))
 
-    again = rig.dispatcher.give_back(first)
+    _, again = rig.dispatcher.give_back(first)
     await settle()
 
     assert rig.waiting == 2
@@ -225,7 +225,7 @@ async def test_a_request_that_comes_back_to_no_worker_fails() -> None:
     await settle()
     rig.dispatcher.apply(WorkerDown("a", "gone"))
 
-    waiter = rig.dispatcher.give_back(first)
+    first, waiter = rig.dispatcher.give_back(first)
     rig.now_s += 1
     rig.dispatcher.tick()
 
@@ -278,7 +278,7 @@ async def test_one_that_came_back_has_the_queue_timeout_again() -> None:
     await settle()
     rig.now_s += 30
     rig.dispatcher.apply(WorkerDown("a", "gone"))
-    again = rig.dispatcher.give_back(first)
+    _, again = rig.dispatcher.give_back(first)
     rig.now_s += 9.5
     rig.dispatcher.tick()
     assert not again.done()

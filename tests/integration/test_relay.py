@@ -388,7 +388,7 @@ async def test_another_worker_answers_and_the_client_does_not_notice(
 
         again = await engines[1].next()
         assert again.body == failing.body
-        assert again.headers["x-request-id"] == failing.headers["x-request-id"]
+        assert again.headers["x-request-id"] == failing.headers["x-request-id"] + "r1"
         await again.stream(*TOKENS, DONE)
 
         answer = await soon(asked)
@@ -551,4 +551,30 @@ async def test_many_at_once_leave_nothing_behind() -> None:
 
         assert {answer.content for answer in answers} == {b"".join(TOKENS) + DONE}
         assert router.outcomes == {Outcome.COMPLETED: 40}
+        await router.settled()
+
+
+async def test_attempts_at_a_worker_that_is_out_of_use_are_ended() -> None:
+    async with routed() as (router, (engine,)):
+        started, unstarted = router.post(stream=True), router.post()
+        streaming, silent = await engine.next(), await engine.next()
+        if streaming.json.get("stream") is None:
+            streaming, silent = silent, streaming
+        await streaming.start_stream()
+        await streaming.chunks(*TOKENS[:2])
+        await until(lambda: router.stats.ttft_s.counts != [0] * len(router.stats.ttft_s.counts))
+
+        router.attempts.break_off("a", "in lockstep with b: gone")
+        again = await engine.next()
+        await again.answer(b"{}")
+
+        assert again.headers["x-request-id"] == silent.headers["x-request-id"] + "r1"
+        assert (await soon(unstarted)).content == b"{}"
+        body = (await soon(started)).content
+        assert body.startswith(b"".join(TOKENS[:2]))
+        (last,) = [json.loads(line[6:]) for line in body.splitlines() if b"error" in line]
+        assert "in lockstep with b: gone" in last["error"]["message"]
+        assert router.troubles == []
+        await silent.left()
+        await streaming.left()
         await router.settled()

@@ -38,7 +38,7 @@ from router.types import (
     WorkerUp,
 )
 from router.worker import Worker
-from tests.support.core import part, request
+from tests.support.core import request
 from tests.support.engine_model import EngineModel
 
 SLOTS = 3
@@ -60,7 +60,7 @@ class Sent:
 
     @property
     def parts(self) -> list[str]:
-        return [part(int(self.request.id[3:], 16), i) for i in range(self.request.slots)]
+        return [f"{i}_cmpl-{self.request.id}-0-1a2b3c4d" for i in range(self.request.slots)]
 
     @property
     def whole_tokens(self) -> int:
@@ -156,8 +156,8 @@ class ClusterMachine(RuleBasedStateMachine):
     def fail_to_reach_the_engine(self, pick: int) -> None:
         if (sent := self._pick(pick)).on_its_way:
             self.alive.remove(sent)
-            self.pool.append(sent.request)
-            self.cluster.apply(Returned(sent.request.id))
+            self.pool.append(sent.request.again())
+            self.cluster.apply(Returned(sent.request.id, self.pool[-1]))
 
     @some_are_sent
     @rule(pick=PICK)

@@ -76,8 +76,8 @@ class Story:
         elif step == "withdraw" or not waiter.done():
             self.rig.dispatcher.withdraw(request)
         elif step == "give_back" and waiter.exception() is None:
-            self.alive[request_id] = (request, self.rig.dispatcher.give_back(request))
-            return
+            again = self.rig.dispatcher.give_back(request)
+            self.alive[again[0].id] = again
         else:
             self.rig.dispatcher.end(request, Outcome.COMPLETED)
         del self.alive[request_id]

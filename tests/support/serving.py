@@ -22,7 +22,7 @@ from router.dispatch import Dispatcher, DispatchSettings
 from router.engines.upstream import HttpClient, Response
 from router.models import ModelTable
 from router.policies.baselines import PerRequest, fcfs
-from router.proxy.relay import RelayContext
+from router.proxy.relay import Attempts, RelayContext
 from router.stats import GroupStats
 from router.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
 from tests.support.scripted import TIMEOUT_S, ScriptedServer, until
@@ -50,6 +50,7 @@ class Router:
         http: a client of the router.
         upstream: the router's own client.
         troubles: workers that were reported.
+        attempts: those under way.
     """
 
     url: str
@@ -57,6 +58,7 @@ class Router:
     dispatcher: Dispatcher
     upstream: SpyClient
     troubles: list[str]
+    attempts: Attempts
 
     @property
     def port(self) -> int:
@@ -136,7 +138,7 @@ async def serving(
     context = AppContext(dispatcher, models, relay, lambda: b"metric 1\n", time.monotonic)
     watching = asyncio.create_task(dispatcher.run())
     async with _listening(context) as url, _client(url) as http:
-        yield Router(url, http, dispatcher, upstream, troubles)
+        yield Router(url, http, dispatcher, upstream, troubles, relay.attempts)
     watching.cancel()
     await upstream.aclose()
 

@@ -46,6 +46,10 @@ def send(cluster: Cluster, sent: Request, worker_id: str = "a") -> Worker:
     return cluster.worker(worker_id)
 
 
+def request_of(group: str, number: int) -> Request:
+    return replace(request(number), group=group)
+
+
 def show(cluster: Cluster, *snapshots: Snapshot, worker_id: str = "a") -> list[bool]:
     return [cluster.apply(SnapshotReceived(worker_id, message, 1.0)) for message in snapshots]
 
@@ -106,6 +110,33 @@ def test_what_a_policy_sees() -> None:
     assert cluster.worker("a").free_slots == 0
 
 
+def test_a_lockstep_group_is_up_when_all_its_workers_are() -> None:
+    specs = [WorkerSpec("a", "", "g"), WorkerSpec("b", "", "g"), WorkerSpec("c", "", "free")]
+    cluster = Cluster(specs, lockstep={"g"})
+    cluster.apply(WorkerUp("a"))
+    assert cluster.worker("a").down_reason == "in lockstep with b: not checked yet"
+    cluster.apply(WorkerUp("b"))
+    cluster.apply(WorkerUp("c"))
+    group = cluster.groups["g"]
+    assert [worker.spec.id for worker in group.live_workers()] == ["a", "b"]
+    sent = send(cluster, request_of("g", 1))
+    show(cluster, snapshot("full", 1, running(part(1), 100, 7)))
+
+    cluster.apply(WorkerDown("b", "gone"))
+    assert group.live_workers() == []
+    assert [cluster.worker(i).down_reason for i in "abc"] == [
+        "in lockstep with b: gone",
+        "gone",
+        None,
+    ]
+    assert (sent.feed, sent.load_tokens) == (None, 107)
+    cluster.apply(WorkerDown("a", "gone too"))
+    cluster.apply(WorkerUp("b"))
+    assert cluster.worker("b").down_reason == "in lockstep with a: gone too"
+    cluster.apply(WorkerUp("a"))
+    assert [worker.spec.id for worker in group.live_workers()] == ["a", "b"]
+
+
 def test_a_request_from_arrival_to_end() -> None:
     cluster, sent = cluster_of(), request(1)
     group = cluster.groups["default"]
@@ -114,13 +145,25 @@ def test_a_request_from_arrival_to_end() -> None:
     assert (cluster.phase(sent.id), group.waiting) == (Phase.READY, 1)
     cluster.apply(Dispatched(sent.id, "a"))
     assert (cluster.phase(sent.id), group.waiting) == (Phase.DECODING, 0)
-    cluster.apply(Returned(sent.id))
+    cluster.apply(Returned(sent.id, sent := sent.again()))
     assert (cluster.phase(sent.id), group.waiting) == (Phase.READY, 1)
     cluster.apply(Dispatched(sent.id, "b"))
     assert [figures(cluster.worker(i)) for i in "ab"] == [(0, 0, 0), (100, 1, 1)]
     cluster.apply(Ended(sent.id, Outcome.COMPLETED))
     assert (cluster.phase(sent.id), group.waiting) == (Phase.ENDED, 0)
     assert figures(cluster.worker("b")) == (0, 0, 0)
+
+
+def test_a_request_that_comes_back_to_its_worker_is_counted_anew() -> None:
+    cluster = cluster_of()
+    worker = send(cluster, first := request(1, 100))
+    show(cluster, snapshot("full", 1, running(part(1), 100, 7)))
+    cluster.apply(Returned(first.id, second := first.again()))
+    cluster.apply(Dispatched(second.id, "a"))
+    assert figures(worker) == (207, 2, 1), "the engine has not dropped the first attempt yet"
+    show(cluster, snapshot("delta", 2, finished=(part(1),)))
+    assert figures(worker) == (100, 1, 1)
+    assert [second.id, second.again().id] == [f"{token(1)}r1", f"{token(1)}r2"]
 
 
 def test_a_request_may_end_while_it_waits() -> None:
@@ -202,7 +245,7 @@ def test_a_late_snapshot_cannot_revive_a_complete_request(outcome: Outcome) -> N
     "late",
     [
         Progressed(token(1), 5),
-        Returned(token(1)),
+        Returned(token(1), request(1).again()),
         Ended(token(1), Outcome.FAILED),
         Dispatched(token(1), "a"),
     ],
@@ -219,9 +262,9 @@ def test_events_after_the_end_are_ignored(late: Event) -> None:
 def test_progress_of_a_request_that_was_returned_is_ignored() -> None:
     cluster = cluster_of()
     send(cluster, request(1, 100))
-    cluster.apply(Returned(token(1)))
+    cluster.apply(Returned(token(1), again := request(1, 100).again()))
     cluster.apply(Progressed(token(1), 5))
-    cluster.apply(Dispatched(token(1), "b"))
+    cluster.apply(Dispatched(again.id, "b"))
     assert cluster.worker("b").load_tokens == 100
 
 
@@ -404,7 +447,7 @@ def test_own_steps_are_tokens_by_those_that_decode() -> None:
     assert own_steps(cluster) == 0
     cluster.apply(Progressed(token(1), 5))
     assert own_steps(cluster) == 1, "a token for each of four"
-    cluster.apply(Returned(token(2)))
+    cluster.apply(Returned(token(2), request(2, slots=3).again()))
     cluster.apply(Ended(token(3), Outcome.ABORTED))
     cluster.apply(Progressed(token(1), 8))
     assert own_steps(cluster, 2.0) == 1

@@ -25,8 +25,10 @@ def fed(*snapshots: Snapshot) -> Feed:
         token(7),
     ],
 )
-def test_the_token_is_found_inside_engine_ids(engine_id: str) -> None:
-    assert request_token(engine_id) == token(7)
+@pytest.mark.parametrize("attempt", ["", "r1", "r12"])
+def test_the_token_is_found_inside_engine_ids(engine_id: str, attempt: str) -> None:
+    told = engine_id.replace(token(7), token(7) + attempt)
+    assert request_token(told) == token(7) + attempt
 
 
 @pytest.mark.parametrize("engine_id", ["", "cmpl-abc-0", "es-0123", "cmpl-es-" + "g" * 20])
