@@ -6,7 +6,7 @@ differs is in ``SLOTS``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import wraps
 from importlib import import_module
 from inspect import signature
@@ -142,14 +142,22 @@ def admissions(output: Any) -> Iterator[tuple[str, int]]:
                 yield id_, tokens
 
 
-def grown_by_one(results: Mapping[int, Any]) -> set[str]:
-    """Requests that got exactly one token, of what ``update_from_output`` returned."""
-    return {
-        one.request_id
+def grown_by_one(results: Mapping[int, Any], scheduled: Mapping[str, int]) -> Set[str]:
+    """Requests that got exactly one token.
+
+    Args:
+        results: what ``update_from_output`` returned; it names a request once at most, and gives
+            tokens to none that was not scheduled.
+        scheduled: tokens that were scheduled, by id.
+    """
+    single = [
+        one
         for outputs in results.values()
         for one in outputs.outputs
         if len(one.new_token_ids) == 1
-    }
+    ]
+    # No set is made in the steps that only decode, which are nearly all.
+    return scheduled.keys() if len(single) == len(scheduled) else {one.request_id for one in single}
 
 
 def preempted(output: Any) -> int:

@@ -127,8 +127,8 @@ class Reporter:
         now_s = self._clock()
         began_s, number = self._began(output, now_s)
         engine = self._engine
-        grown = compat.grown_by_one(results)
         scheduled = output.num_scheduled_tokens
+        grown = compat.grown_by_one(results, scheduled)
         ahead = [later.num_scheduled_tokens for later, *_ in self._ahead]
         step = Step(engine.running, grown, engine.alive, engine.ended, scheduled, ahead)
         tokens = output.total_num_scheduled_tokens

@@ -76,6 +76,9 @@ class Changes:
     prefill_tokens: int
 
 
+_NOTHING = Changes([], (), (), 0)
+
+
 class _Told(NamedTuple):
     """What does not change while a request grows by one token a step."""
 
@@ -152,23 +155,35 @@ class EngineState:
     def advance(self, step: Step) -> Changes:
         """Take in a step: one more delta."""
         self._deltas += 1
-        odd = {*(self._offsets.keys() - step.grown), *self._prefilling, *self._entered}
-        self._entered.clear()
+        odd = self._odd(step.grown)
+        same = len(self._offsets) == len(step.running)
+        if same and not (odd or step.ended or self._unseen):
+            return _NOTHING
         prefill_tokens = self._prefilled(odd, step.scheduled)
         finished = self._newly_ended(step.ended)
-        rows = self._last_rows(odd.intersection(finished), step)
-        for id_ in finished:
-            self._forget(id_)
-        odd.difference_update(finished)
+        rows: list[Row] = []
+        if finished:
+            rows = self._last_rows(odd.intersection(finished), step)
+            for id_ in finished:
+                self._forget(id_)
+            odd.difference_update(finished)
         preempted: list[str] = []
-        new = sum(id_ not in self._offsets for id_ in odd)
-        if len(self._offsets) + new != len(step.running):
+        if len(self._offsets) + len(odd - self._offsets.keys()) != len(step.running):
             running = {request.request_id for request in step.running}
             lost, preempted = self._drop_gone(running, step.alive)
             finished += lost
             odd = (odd & running) | (running - self._offsets.keys())
-        rows.extend(self._tell(step.alive[id_], step.ahead) for id_ in sorted(odd))
+        rows += [self._tell(step.alive[id_], step.ahead) for id_ in sorted(odd)]
         return Changes(rows, tuple(finished), tuple(preempted), prefill_tokens)
+
+    def _odd(self, grown: Set[str]) -> set[str]:
+        """Requests that did not just grow by one, or may not have."""
+        offsets = self._offsets.keys()
+        odd = set() if offsets <= grown else offsets - grown
+        odd |= self._prefilling
+        odd |= self._entered
+        self._entered.clear()
+        return odd
 
     def _newly_ended(self, ended: Collection[str]) -> list[str]:
         """Ids that ended and were not reported yet."""

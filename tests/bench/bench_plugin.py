@@ -1,11 +1,11 @@
 """What the vLLM plug-in costs a step: vLLM's own schedulers, without a model.
 
-    python tests/bench/bench_plugin.py [--steps 1000]
+    python tests/bench/bench_plugin.py [--steps 200]
 
 Every slot is busy, requests make 200 tokens on average, and a router reads. A scheduler with the
-plug-in and one without take turns. CPU time of the engine's thread; limits: 50 us a step at 32
-running, 150 us at 256, on an idle machine: how far it is from that, the last column tells, what a
-million additions take. Needs the CPU engine (`make engine`); does nothing without it.
+plug-in and one without take turns. CPU time of the engine's thread, medians, the least of five
+runs; limits: 50 us a step at 32 running, 150 us at 256. The last column tells how fast the machine is:
+what a million additions take. Needs the CPU engine (`make engine`); does nothing without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.engine_python import real_schedulers
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=200, help="of each run")
     arguments = parser.parse_args()
     engine = installation()
     if engine is None:

@@ -58,7 +58,7 @@ class Engine:
         scheduler = self.scheduler
         step = Step(
             scheduler.running,
-            grown_by_one(results),
+            grown_by_one(results, output.num_scheduled_tokens),
             scheduler.requests,
             scheduler.finished_req_ids,
             output.num_scheduled_tokens,
@@ -154,8 +154,8 @@ def test_a_step_of_requests_that_just_grow_says_nothing(prompt: int, steps: int)
     scheduler.add_request(Request("a", prompt))
     for number in range(steps):
         output = scheduler.schedule()
-        grown = grown_by_one(scheduler.update_from_output(output))
         tokens = output.num_scheduled_tokens
+        grown = grown_by_one(scheduler.update_from_output(output), tokens)
         if number == 0:
             for id_, cached in admissions(output):
                 state.admitted(id_, cached)
