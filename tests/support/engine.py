@@ -8,18 +8,18 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.server import Server, free_port, running
+from tests.support.server import Server, free_port, starting, wait_ready
 
 MODEL = "tiny"
 
 _FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "engine"
-_READY_S = 300.0
+READY_S = 300.0
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -27,6 +27,8 @@ _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
+    # Else a shell that forbids byte code makes every start compile all of vLLM.
+    "PYTHONDONTWRITEBYTECODE": "",
     # Without it the first request waits some 20 s for a C++ compiler.
     "TORCH_COMPILE_DISABLE": "1",
 }
@@ -75,16 +77,25 @@ def running_engine(where: Installation, folder: Path, *flags: str) -> Iterator[S
         folder: for the log.
         flags: further ones of ``vllm serve``; they win over those given here.
     """
+    with starting_engine(where, folder, *flags) as server:
+        wait_ready(server, READY_S)
+        yield server
+
+
+@contextlib.contextmanager
+def starting_engine(
+    where: Installation, folder: Path, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """As ``running_engine``, for engines that wait for each other as they start."""
     port = free_port()
     serve = [str(where.python), str(_FOLDER / "serve.py"), str(where.model)]
     with tempfile.TemporaryDirectory(prefix="evenstep-") as scratch:
         places = {"TMPDIR": scratch, "VLLM_CACHE_ROOT": str(where.venv / "vllm-cache")}
-        with running(
+        with starting(
             [*serve, *_FLAGS, *flags, "--port", str(port)],
             port,
             folder / f"engine-{port}.log",
-            {**_ENVIRONMENT, **places},
-            _READY_S,
+            {**ENVIRONMENT, **places, **(environment or {})},
         ) as server:
             yield server
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.support.engine import _ENVIRONMENT, Installation
+from tests.support.engine import ENVIRONMENT, Installation
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def real_schedulers(engine: Installation, task: str, steps: int) -> dict[str, An
     environment = {"PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
         [str(engine.python), "-m", module, str(engine.model), task, str(steps)],
-        env={**os.environ, **_ENVIRONMENT, **environment},
+        env={**os.environ, **ENVIRONMENT, **environment},
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -90,6 +90,16 @@ def running(
         environment: added to the present one.
         ready_s: how long ``/health`` may take to answer 200.
     """
+    with starting(command, port, log, environment) as server:
+        wait_ready(server, ready_s)
+        yield server
+
+
+@contextlib.contextmanager
+def starting(
+    command: list[str], port: int, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """As ``running``; whether the server is ready is left to ``wait_ready``."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -102,7 +112,6 @@ def running(
         )
     server = Server(port, process, log)
     try:
-        _wait_ready(server, ready_s)
         yield server
     finally:
         server.stop()
@@ -140,13 +149,14 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
         time.sleep(0.05)
 
 
-def _end_with_parent() -> None:
-    """Get SIGTERM when the tests are gone, even if they were killed."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+def wait_ready(server: Server, timeout_s: float) -> None:
+    """Wait until a server answers 200 to ``/health``.
 
+    Raises:
+        TimeoutError: it did not in ``timeout_s``.
+        RuntimeError: it has ended, or another process has its port.
+    """
 
-def _wait_ready(server: Server, timeout_s: float) -> None:
     def settled() -> bool:
         return not server.alive or _healthy(server)
 
@@ -159,6 +169,12 @@ def _wait_ready(server: Server, timeout_s: float) -> None:
         raise RuntimeError(f"the server ended with status {status}\n{server.log_tail()}")
     if not _owns_port(server):
         raise RuntimeError(f"another process answers on port {server.port}")
+
+
+def _end_with_parent() -> None:
+    """Get SIGTERM when the tests are gone, even if they were killed."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def _healthy(server: Server) -> bool:

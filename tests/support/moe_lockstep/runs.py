@@ -1,0 +1,198 @@
+"""Requests for a real data-parallel group: alone, heavy beside light, and a trace's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from tests.support.engine import MODEL
+from tests.support.moe_lockstep.ranks import SLOTS, Group
+from tests.support.moe_lockstep.steps import (
+    GroupFigures,
+    Ranks,
+    RankStep,
+    SnapshotLog,
+    group_figures,
+    reading,
+)
+from tests.support.server import Server, running_router, wait_until
+
+WAIT_S = 120
+CLIENTS = 24
+CAP_TOKENS = 128
+HEAVY_PROMPT_TOKENS = 7000
+HEAVY_STEP_TOKENS = 1500
+
+
+# --- alone ----------------------------------------------------------------------------------------
+
+
+def complete(
+    url: str, prompt: Sequence[int], max_tokens: int, headers: Mapping[str, str] | None = None
+) -> list[int]:
+    """Tokens of one answer, the likeliest ones."""
+    body = {
+        "model": MODEL,
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=WAIT_S)
+    answer.raise_for_status()
+    (choice,) = answer.json()["choices"]
+    return [int(token) for token in choice["token_ids"]]
+
+
+def outputs(url: str, headers: Mapping[str, str] | None = None) -> list[list[int]]:
+    """Answers to a few prompts, one after the other."""
+    return [complete(url, tokens(length), 40, headers) for length in (3, 33, 300)]
+
+
+def tokens(count: int, first: int = 0) -> list[int]:
+    """A prompt; no two of different ``first`` begin alike."""
+    return [100 + (first + position * position) % 101 for position in range(count)]
+
+
+# --- heavy beside light ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """How long steps took, seconds, medians.
+
+    Attributes:
+        alone_s: of the light rank, when the other had nothing to compute.
+        light_s: of the light rank, in steps in which the other computed long prompts.
+        heavy_s: of the heavy rank, in the same steps.
+        steps: number of these steps.
+    """
+
+    alone_s: float
+    light_s: float
+    heavy_s: float
+    steps: int
+
+
+def heavy_beside_light(group: Group) -> tuple[Ranks, Barrier]:
+    """One rank decodes a single request, at first alone, then while the other has long prompts."""
+    heavy, light = (server.url for server in group.servers)
+    with reading(group.endpoints) as log, ThreadPoolExecutor(SLOTS) as pool:
+        wait_until(lambda: log.heard, WAIT_S, "both streams")
+        complete(light, tokens(20), 150)
+        rest(log)
+        alone = log.ranks()[1]
+        answers = [
+            pool.submit(complete, heavy, tokens(HEAVY_PROMPT_TOKENS, first), 2)
+            for first in range(3 * SLOTS)
+        ]
+        wait_until(lambda: log.snapshots[0][-1].waiting > 0, WAIT_S, "the heavy rank is full")
+        complete(light, tokens(20), 100)
+        for answer in answers:
+            answer.result()
+        rest(log)
+        ranks = log.ranks()
+    together = [
+        (ranks[0][number], ranks[1][number])
+        for number in sorted(ranks[0].keys() & ranks[1].keys())
+        if ranks[0][number].tokens > HEAVY_STEP_TOKENS
+    ]
+    return ranks, Barrier(
+        alone_s=_median_s(list(alone.values())),
+        light_s=_median_s([light for _, light in together]),
+        heavy_s=_median_s([heavy for heavy, _ in together]),
+        steps=len(together),
+    )
+
+
+def overtakings(ranks: Ranks) -> list[int]:
+    """Steps that one rank had ended before another one had ended the step before them."""
+    numbers = sorted({number for steps in ranks for number in steps})
+    return [
+        number
+        for before, number in pairwise(numbers)
+        for steps in ranks
+        for others in ranks
+        if number in steps and before in others and steps[number].time_s < others[before].time_s
+    ]
+
+
+def rest(log: SnapshotLog) -> None:
+    """Wait until the streams have shown the end of all work."""
+
+    def resting() -> bool:
+        return all(
+            told[-1].step_s == 0 and not (told[-1].kv_groups[0].blocks_used or told[-1].waiting)
+            for told in log.snapshots
+        )
+
+    wait_until(resting, WAIT_S, "the group rests")
+
+
+def _median_s(steps: Sequence[RankStep]) -> float:
+    return median(step.step_s for step in steps)
+
+
+# --- a trace --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A replay against a group, as its client and as its ranks saw it."""
+
+    report: Mapping[str, Any]
+    figures: GroupFigures
+    overtakings: int
+
+    def summary(self) -> dict[str, Any]:
+        """What is worth keeping."""
+        keys = ("completed", "failed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
+        return {**asdict(self.figures), **{key: self.report[key] for key in keys}}
+
+
+def replay(url: str, group: Group, folder: Path, requests: int, seed: int) -> Trial:
+    """A slice of BurstGPT's lengths from ``CLIENTS`` clients, more than the group has slots."""
+    file = folder / "replay.json"
+    command = [sys.executable, "-m", "router.cli", "replay", "--url", url, "--trace", "burstgpt"]
+    command += ["--arrivals", f"closed:{CLIENTS}", "--max-tokens", str(CAP_TOKENS)]
+    command += ["--requests", str(requests), "--seed", str(seed), "--reveal-lengths"]
+    with reading(group.endpoints) as log:
+        wait_until(lambda: log.heard, WAIT_S, "both streams")
+        rest(log)
+        subprocess.run(
+            [*command, "--json", str(file)], check=True, timeout=600, stdout=subprocess.DEVNULL
+        )
+        rest(log)
+        ranks = log.ranks()
+    report = json.loads(file.read_text())
+    begin_s = report["start_unix_s"] + report["steady"]["start_s"]
+    end_s = begin_s + report["steady"]["duration"]
+    figures = group_figures(ranks, SLOTS, begin_s, end_s)
+    return Trial(report, figures, len(overtakings(ranks)))
+
+
+@contextlib.contextmanager
+def routing(group: Group, folder: Path, *flags: str) -> Iterator[Server]:
+    """A router before a group's ranks until the block ends, once it knows them."""
+    workers = [f"--worker={worker}" for worker in group.workers]
+    with running_router(folder, *workers, "--lockstep", "default", *flags) as router:
+        wait_until(lambda: states(router) == [("fresh", True)] * 2, WAIT_S, "both ranks are known")
+        yield router
+
+
+def states(router: Server) -> list[tuple[str, bool]]:
+    """Of each worker: its stream, and whether it may be used."""
+    (group,) = router.get("/health").json()["groups"].values()
+    return [(worker["snapshots"], worker["up"]) for worker in group["workers"]]
