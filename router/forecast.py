@@ -14,6 +14,7 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from router.tier import Tier
 from router.types import Assignment, Request, WorkerView
 from router.workload import Floats, Ints, WorkProfile
 
@@ -172,13 +173,12 @@ class Outlook:
     def after(
         self,
         assignments: Sequence[Assignment],
-        requests: Sequence[Request],
+        tier: Tier,
         workers: Sequence[WorkerView],
     ) -> Outlook:
-        """The outlook once the assignments have been made; they are among these requests."""
+        """The outlook once requests of a tier have been assigned."""
         row = {worker.id: index for index, worker in enumerate(workers)}
-        known = {request.id: request for request in requests}
-        entered = [known[assignment.request_id] for assignment in assignments]
+        entered = [tier.by_id[assignment.request_id] for assignment in assignments]
         rows = [row[assignment.worker_id] for assignment in assignments]
         work = self.work.copy()
         np.add.at(work, rows, self.request_work(entered))

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from operator import attrgetter
 from typing import Protocol, runtime_checkable
 
 from router.errors import PolicyError
 from router.forecast import Outlook
+from router.tier import Tier
 from router.types import Assignment, Policy, Request, WorkerView
-
-_ID, _SLOTS = attrgetter("id"), attrgetter("slots")
 
 
 @runtime_checkable
@@ -42,54 +40,60 @@ def assign(
         PolicyError: the policy broke its contract (see ``types.Policy.assign``).
     """
     chosen: list[Assignment] = []
-    received: dict[str, list[Request]] = {}
-    last: tuple[Sequence[Assignment], Sequence[Request]] = (), ()
-    tiers = list(tiers)
-    for tier, share in zip(tiers, _shares(tiers, workers), strict=True):
-        if received:
-            workers = [receive(worker, received.get(worker.id, ())) for worker in workers]
+    last: tuple[Sequence[Assignment], Tier] | None = None
+    in_turn = [Tier.of(tier) for tier in tiers]
+    for tier, share in zip(in_turn, _shares(in_turn, workers), strict=True):
+        if last:
+            workers = _after(*last, workers)
             outlook = outlook and outlook.after(*last, workers)
         if not any(worker.capacity > 0 for worker in workers):
             break
         if isinstance(policy, Budgeted):
             policy.share = share
         assignments = policy.assign(tier, workers, outlook)
-        received = _checked(assignments, tier, workers)
+        _check(assignments, tier, workers)
         chosen.extend(assignments)
         last = assignments, tier
     return chosen
 
 
-def _shares(tiers: Sequence[Sequence[Request]], workers: Sequence[WorkerView]) -> list[float]:
+def _shares(tiers: Sequence[Tier], workers: Sequence[WorkerView]) -> list[float]:
     """Of the slots that are filled, those that each tier fills."""
     if len(tiers) == 1:
         return [1.0]
     free = sum(max(0, worker.capacity) for worker in workers)
-    asked = accumulate((sum(map(_SLOTS, tier)) for tier in tiers), initial=0)
+    asked = accumulate((int(tier.slots.sum()) for tier in tiers), initial=0)
     filled = [min(free, slots) for slots in asked]
     return [(after - before) / (filled[-1] or 1) for before, after in pairwise(filled)]
 
 
-def _checked(
-    assignments: Iterable[Assignment], tier: Sequence[Request], workers: Sequence[WorkerView]
-) -> dict[str, list[Request]]:
-    """What each worker receives, if the assignments keep the contract."""
-    waiting = dict(zip(map(_ID, tier), tier, strict=True))
+def _check(assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView]) -> None:
+    """See that the assignments keep the contract."""
+    entered: set[str] = set()
     capacity = {worker.id: worker.capacity for worker in workers}
-    received: dict[str, list[Request]] = {}
     for request_id, worker_id in assignments:
-        request = waiting.pop(request_id, None)
-        if request is None:
+        request = tier.find(request_id)
+        if request is None or request_id in entered:
             raise PolicyError(f"{request_id} is assigned twice, or does not wait")
         if worker_id not in capacity:
             raise PolicyError(f"{worker_id} is not a live worker of the group")
         if capacity[worker_id] <= 0:
             raise PolicyError(f"{worker_id} was given more requests than it has free slots")
+        entered.add(request_id)
         capacity[worker_id] -= request.slots
-        received.setdefault(worker_id, []).append(request)
-    if waiting and any(free > 0 for free in capacity.values()):
-        raise PolicyError(f"{len(waiting)} requests are held back while slots are free")
-    return received
+    left = len(tier) - len(entered)
+    if left and any(free > 0 for free in capacity.values()):
+        raise PolicyError(f"{left} requests are held back while slots are free")
+
+
+def _after(
+    assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView]
+) -> list[WorkerView]:
+    """The workers once the assignments have been made."""
+    received: dict[str, list[Request]] = {}
+    for request_id, worker_id in assignments:
+        received.setdefault(worker_id, []).append(tier.by_id[request_id])
+    return [receive(worker, received.get(worker.id, ())) for worker in workers]
 
 
 def gap_tokens(workers: Sequence[WorkerView]) -> int:

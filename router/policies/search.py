@@ -36,6 +36,7 @@ from router.policies.local_search import (
     exchange_kind,
     improve,
 )
+from router.workload import Ints
 
 # From so many per worker on, most of the load is still to come, and greedy filling would begin with
 # what is small.
@@ -77,6 +78,23 @@ def search(state: State, least: float) -> None:
             go_back(state)
             state.cost[0] = best
     state.cost[0] = objective(state)
+
+
+@compiled
+def read_off(item_kind: Ints, item_worker: Ints, order: Ints, first: Ints, places: Ints) -> None:
+    """Note where the candidates go: of each kind the first ones enter.
+
+    Args:
+        item_kind: (U,) of each item.
+        item_worker: (U,) where it is.
+        order: (R,) candidates, those of one kind together.
+        first: (Q,) where in that order each kind begins; afterwards, behind those that enter.
+        places: (R,) where each candidate goes, to be written.
+    """
+    for item in range(len(item_kind)):
+        kind = item_kind[item]
+        places[order[first[kind]]] = item_worker[item]
+        first[kind] += 1
 
 
 @inner

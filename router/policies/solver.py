@@ -95,7 +95,7 @@ def solve(instance: Instance, moves: int = DEFAULT_MOVES) -> Solution:
         moves: the budget, in costs that are worked out for one step; K steps count as
             (K + 5) / 6 of them. The first filling is never cut short.
     """
-    from router.policies.search import search
+    from router.policies.search import read_off, search
 
     workers, places = len(instance.loads), np.full(len(instance.candidates), -1, dtype=np.int64)
     if not workers or not len(places):
@@ -105,10 +105,7 @@ def solve(instance: Instance, moves: int = DEFAULT_MOVES) -> Solution:
     ranked = np.lexsort((instance.capacity, instance.loads @ instance.weights))
     state = _state(instance, ranked, kinds, moves)
     search(state, _ROUNDING * workers * float(np.abs(state.loads).max(axis=0).sum()) + _ROUNDING)
-    entered = np.argsort(state.item_kind, kind="stable")
-    kind = state.item_kind[entered]
-    nth = np.arange(len(kind)) - np.searchsorted(kind, kind)
-    places[kinds.order[kinds.first[kind] + nth]] = ranked[state.item_worker[entered]]
+    read_off(state.item_kind, ranked[state.item_worker], kinds.order, kinds.first, places)
     cost = float(state.cost[0]) if instance.weights.any() else 0.0
     return Solution(places, cost, int(state.counts[1]) // _MOVE)
 
@@ -135,9 +132,9 @@ def _kinds(instance: Instance) -> _Kinds:
         alike = np.unique(instance.candidates, axis=0, return_inverse=True)[1].reshape(-1)
     order = np.argsort(alike, kind="stable")
     alike = alike[order]
-    first = np.flatnonzero(np.concatenate(([True], alike[1:] != alike[:-1])))
-    number = np.diff(first, append=len(order))
-    rows = instance.candidates.T[:, order[first]]
+    bounds = np.flatnonzero(np.concatenate(([True], alike[1:] != alike[:-1], [True])))
+    first, number = bounds[:-1], bounds[1:] - bounds[:-1]
+    rows = instance.candidates.T.take(order[first], axis=1)
     sizes = instance.weights @ rows
     if (sizes[1:] < sizes[:-1]).any():
         by_size = np.argsort(sizes, kind="stable")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from router import rounds
 from router.policies import POLICIES, PolicySettings
 from router.pool import Pool
+from router.tier import Tier
 from router.types import Request
 from tests.support.core import request, views
 
@@ -70,6 +71,20 @@ def test_tiers_are_the_whole_pool_by_priority(
     assert [one.priority for one in everyone] == [one.priority for one in pool]
     for tier in tiers:
         assert list(tier) == [one for one in pool if one in tier]
+
+
+@given(WAITING, st.lists(st.integers(0, 11)), st.integers(0, 30), st.integers(0, 500))
+def test_a_tier_of_a_pool_is_a_tier_of_its_requests(
+    waiting: Sequence[Request], taken: Sequence[int], now: int, gap_tokens: int
+) -> None:
+    pool = pool_of(waiting)
+    for number in taken:
+        pool.remove(request(number).id)
+    for tier in pool.tiers(now, 5, gap_tokens):
+        alone = Tier.of(list(tier))
+        assert tier.prompt_tokens.tolist() == alone.prompt_tokens.tolist()
+        assert tier.slots.tolist() == alone.slots.tolist()
+        assert all(tier.find(one.id) is alone.find(one.id) for one in waiting)
 
 
 @given(WAITING, st.integers(0, 30), st.integers(0, 15))

@@ -1,0 +1,68 @@
+"""A tier of waiting requests: those among whom a policy may choose freely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import overload
+
+import numpy as np
+
+from router.types import Request
+from router.workload import Ints
+
+_ID, _PROMPT_TOKENS, _SLOTS = attrgetter("id"), attrgetter("prompt_tokens"), attrgetter("slots")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tier(Sequence[Request]):
+    """Requests in their order, and as columns what is asked of all of them at once.
+
+    To touch every request of a long pool takes longer than to choose among them.
+
+    Attributes:
+        requests: shape (R,), the oldest first.
+        prompt_tokens: shape (R,).
+        slots: shape (R,).
+        by_id: the same requests, and maybe others.
+        others: ids of these others.
+    """
+
+    requests: Sequence[Request]
+    prompt_tokens: Ints
+    slots: Ints
+    by_id: Mapping[str, Request]
+    others: Set[str] = frozenset()
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> Tier:
+        """A tier of these; a tier is its own."""
+        if isinstance(requests, Tier):
+            return requests
+        count = len(requests)
+        return cls(
+            requests,
+            np.fromiter(map(_PROMPT_TOKENS, requests), dtype=np.int64, count=count),
+            np.fromiter(map(_SLOTS, requests), dtype=np.int64, count=count),
+            dict(zip(map(_ID, requests), requests, strict=True)),
+        )
+
+    def find(self, request_id: str) -> Request | None:
+        """The request of that id, if it is one of these."""
+        return None if request_id in self.others else self.by_id.get(request_id)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Request]: ...
+
+    def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
+        return self.requests[index]
