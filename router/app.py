@@ -157,6 +157,8 @@ def _describe_worker(worker: Worker, now_s: float) -> dict[str, Any]:
         "free_slots": worker.free_slots,
         "in_flight": worker.in_flight,
         "load_tokens": worker.load_tokens,
+        "state_source": worker.source.value,
+        "foreign_requests": worker.foreign.requests,
         "snapshots": fed if worker.spec.snapshots else "none",
         "snapshot_age_s": round(now_s - worker.feed.received_s, 3) if worker.feed else None,
     }

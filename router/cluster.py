@@ -23,6 +23,7 @@ from router.types import (
     Ended,
     Event,
     FeedStale,
+    GaugesReceived,
     Outcome,
     Phase,
     PoolState,
@@ -166,6 +167,7 @@ class Group:
                 worker.down_reason = f"in lockstep with {sick[0].spec.id}: {sick[0].trouble}"
             if not worker.live and (was_live or worker.spec.id == worker_id):
                 self.lose_feed(worker.spec.id)
+                worker.foreign.clear()
 
     def lose_feed(self, worker_id: str) -> None:
         """The worker's snapshots no longer count."""
@@ -232,6 +234,8 @@ class Cluster:
                 self._group_of[event.worker_id].note_health(event.worker_id, None)
             case WorkerDown():
                 self._group_of[event.worker_id].note_health(event.worker_id, event.reason)
+            case GaugesReceived():
+                self.worker(event.worker_id).read(event.gauges, event.received_s)
             case FeedStale():
                 self._group_of[event.worker_id].lose_feed(event.worker_id)
             case _:

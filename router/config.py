@@ -138,6 +138,11 @@ class ServeSettings(BaseSettings):
     snapshot_stale_s: float = Field(
         default=3.0, gt=0, description="Age at which a worker's last snapshot no longer counts."
     )
+    metrics_interval_s: float = Field(
+        default=1.0,
+        gt=0,
+        description="Time between readings of an engine's /metrics while it sends no snapshots.",
+    )
     connect_timeout_s: float = Field(
         default=2.0, gt=0, description="Longest wait for a connection to a worker."
     )

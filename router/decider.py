@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -101,9 +101,14 @@ class Decider:
     def _outlook(self, views: Sequence[WorkerView]) -> Outlook | None:
         if self.look_ahead is None:
             return None
-        slots = sum(worker.slots for worker in self.group.live_workers()) // len(views)
+        live = self.group.live_workers()
+        slots = sum(worker.slots for worker in live) // len(views)
         if self.look_ahead.needs_running:
-            return self.look_ahead.outlook(self.group.running(), len(views), slots)
+            outlook = self.look_ahead.outlook(self.group.running(), len(views), slots)
+            if any(worker.foreign.load_tokens for worker in live):
+                foreign = np.array([[worker.foreign.load_tokens] for worker in live])
+                outlook = replace(outlook, work=outlook.work + foreign)
+            return outlook
         loads = np.array([view.load_tokens for view in views], dtype=np.float64)
         requests = np.array([view.requests for view in views], dtype=np.int64)
         return self.look_ahead.outlook_from_loads(loads, requests, slots)

@@ -27,6 +27,7 @@ from router.types import (
     Ended,
     Event,
     FeedStale,
+    GaugesReceived,
     Outcome,
     Phase,
     Policy,
@@ -331,7 +332,7 @@ class Dispatcher:
 
     def _lanes_of(self, event: Event) -> Iterable[_Lane]:
         match event:
-            case SnapshotReceived() | FeedStale():
+            case SnapshotReceived() | GaugesReceived() | FeedStale():
                 return (self._lanes[self.cluster.group_of(event.worker_id).name],)
             case _:
                 return self._lanes.values()

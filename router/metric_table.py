@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from router.cluster import Group
 from router.decider import Decider
+from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
 from router.feed import Feed
@@ -102,6 +103,19 @@ HEALTH_ROWS: Sequence[Row[HealthMonitor]] = (
         "evenstep_health_check_errors_total",
         "Health checks that led to an error in the router.",
         lambda health: health.errors,
+    ),
+)
+
+GAUGE_ROWS: Sequence[Row[GaugeReader]] = (
+    Row(
+        "evenstep_engine_metrics_reads_total",
+        "Times that an engine's own metrics were read, since its snapshots did not come.",
+        lambda gauges: gauges.reads,
+    ),
+    Row(
+        "evenstep_engine_metrics_reads_failed_total",
+        "Readings of an engine's own metrics that told nothing.",
+        lambda gauges: gauges.failed_reads,
     ),
 )
 
@@ -291,6 +305,12 @@ LIVE_WORKER_ROWS: Sequence[Row[WorkerReading]] = (
         lambda reading: reading.worker.in_flight,
     ),
     Row(
+        "evenstep_worker_foreign_requests",
+        "Engine requests on the worker that are surely not this router's, by the engine's own "
+        "metrics; 0 where snapshots tell all of them.",
+        lambda reading: reading.worker.foreign.requests,
+    ),
+    Row(
         "evenstep_worker_slots",
         "Requests that the worker runs at once.",
         lambda reading: reading.worker.slots,
@@ -312,6 +332,11 @@ LIVE_WORKER_ROWS: Sequence[Row[WorkerReading]] = (
     ),
 )
 
+STATE_SOURCE = (
+    "evenstep_worker_state_source",
+    "1 for where the worker's state is known from: its snapshots, else its engine's own metrics "
+    "with this router's counts, else these alone.",
+)
 BUILD = ("evenstep_build_info", "Always 1; the label says which version runs.")
 REQUESTS = (
     "evenstep_requests_total",

@@ -19,11 +19,13 @@ from prometheus_client.utils import floatToGoString
 
 from router.decider import Clock
 from router.dispatch import Dispatcher
+from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
 from router.lookahead import LookAhead
 from router.metric_table import (
     BUILD,
+    GAUGE_ROWS,
     GROUP_ROWS,
     HEALTH_ROWS,
     HISTOGRAMS,
@@ -31,13 +33,14 @@ from router.metric_table import (
     LOOK_AHEAD_ROWS,
     REQUESTS,
     SNAPSHOT_ROWS,
+    STATE_SOURCE,
     STEP_ROWS,
     WORKER_ROWS,
     GroupReading,
     Row,
     WorkerReading,
 )
-from router.types import Outcome, StepTotals
+from router.types import Outcome, StateSource, StepTotals
 
 T = TypeVar("T")
 Labels = Sequence[str]
@@ -50,6 +53,7 @@ class Metrics(Collector):
         dispatcher: counters of requests and rounds, and the cluster.
         snapshots: counters of the state stream.
         health: counters of health checks.
+        gauges: counters of readings of engines' metrics.
         clock: the dispatcher's.
     """
 
@@ -58,11 +62,13 @@ class Metrics(Collector):
         dispatcher: Dispatcher,
         snapshots: SnapshotClient,
         health: HealthMonitor,
+        gauges: GaugeReader,
         clock: Clock,
     ) -> None:
         self._dispatcher = dispatcher
         self._snapshots = snapshots
         self._health = health
+        self._gauges = gauges
         self._clock = clock
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -78,6 +84,7 @@ class Metrics(Collector):
         yield _family(*BUILD, ("version",), [((version("evenstep"),), 1)])
         yield from _families(SNAPSHOT_ROWS, (), [((), self._snapshots)])
         yield from _families(HEALTH_ROWS, (), [((), self._health)])
+        yield from _families(GAUGE_ROWS, (), [((), self._gauges)])
         yield _family(*REQUESTS, ("group", "outcome"), _outcomes(groups))
         yield from _families(GROUP_ROWS, ("group",), [((r.group.name,), r) for r in groups])
         yield from _histograms(groups)
@@ -88,6 +95,7 @@ class Metrics(Collector):
         names = ("group", "worker", "rank")
         yield from _families(WORKER_ROWS, names, workers)
         yield from _families(LIVE_WORKER_ROWS, names, live)
+        yield _family(*STATE_SOURCE, (*names, "source"), _sources(live))
 
     def _groups(self) -> list[GroupReading]:
         return [GroupReading(decider) for decider in self._dispatcher.deciders.values()]
@@ -107,6 +115,12 @@ def _outcomes(groups: Iterable[GroupReading]) -> Iterator[tuple[Labels, int]]:
             yield (name, outcome.value), stats.outcomes.get(outcome, 0)
         yield (name, "rejected"), stats.rejected
         yield (name, "unserved"), stats.unserved
+
+
+def _sources(workers: Iterable[tuple[Labels, WorkerReading]]) -> Iterator[tuple[Labels, int]]:
+    for labels, reading in workers:
+        for source in StateSource:
+            yield (*labels, source.value), int(reading.worker.source is source)
 
 
 def _look_aheads(groups: Iterable[GroupReading]) -> list[tuple[Labels, LookAhead]]:

@@ -62,6 +62,7 @@ def serve(
     health_timeout_s: Annotated[str | None, _flag("health_timeout_s", "S")] = None,
     health_failures: Annotated[str | None, _flag("health_failures", "N")] = None,
     snapshot_stale_s: Annotated[str | None, _flag("snapshot_stale_s", "S")] = None,
+    metrics_interval_s: Annotated[str | None, _flag("metrics_interval_s", "S")] = None,
     connect_timeout_s: Annotated[str | None, _flag("connect_timeout_s", "S")] = None,
     max_attempts: Annotated[str | None, _flag("max_attempts", "N")] = None,
     log_level: Annotated[str | None, _flag("log_level", "LEVEL")] = None,

@@ -19,6 +19,7 @@ from router.app import AppContext, create_app
 from router.cluster import Cluster
 from router.config import ServeSettings
 from router.dispatch import Dispatcher, DispatchSettings
+from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
 from router.engines.upstream import HttpClient
@@ -100,6 +101,14 @@ def build(settings: ServeSettings) -> FastAPI:
         timeout_s=settings.health_timeout_s,
         failures=settings.health_failures,
     )
+    gauges = GaugeReader(
+        settings.workers,
+        dispatcher.apply,
+        lambda worker_id: _gauges_wanted(cluster, worker_id),
+        time.monotonic,
+        interval_s=settings.metrics_interval_s,
+        timeout_s=settings.health_timeout_s,
+    )
     client = HttpClient(settings.connect_timeout_s)
     relay = RelayContext(
         port=dispatcher,
@@ -110,14 +119,15 @@ def build(settings: ServeSettings) -> FastAPI:
         clock=time.monotonic,
         attempts=attempts,
     )
-    metrics = Metrics(dispatcher, snapshots, health, time.monotonic)
+    metrics = Metrics(dispatcher, snapshots, health, gauges, time.monotonic)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         snapshots.start()
         gc.freeze()
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(health.run()), tasks.create_task(dispatcher.run())]
+            parts = (health.run(), gauges.run(), dispatcher.run())
+            running = [tasks.create_task(part) for part in parts]
             yield
             for task in running:
                 task.cancel()
@@ -204,6 +214,11 @@ def _recall_from_silent(worker_id: str, cluster: Cluster, attempts: Attempts) ->
 def _full_wanted(cluster: Cluster, worker_id: str) -> bool:
     feed = cluster.worker(worker_id).feed
     return feed is None or feed.full_wanted
+
+
+def _gauges_wanted(cluster: Cluster, worker_id: str) -> bool:
+    worker = cluster.worker(worker_id)
+    return worker.live and worker.feed is None
 
 
 def _shared_urls(settings: ServeSettings) -> frozenset[str]:

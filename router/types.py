@@ -20,6 +20,14 @@ DEFAULT_SLOTS = 256
 Role = Literal["both", "prefill", "decode"]
 
 
+class StateSource(Enum):
+    """Where a worker's state is known from, the best first."""
+
+    SNAPSHOTS = "snapshots"
+    METRICS = "metrics"
+    OWN = "own"
+
+
 class Dispatch(Enum):
     """When a request leaves the router: as soon as a slot is free, or at once on arrival."""
 
@@ -226,6 +234,28 @@ class Snapshot:
     energy_j: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """A worker as its engine's own gauges show it, which may be many seconds late.
+
+    Attributes:
+        running: engine requests that run, anybody's.
+        waiting: those that are queued.
+        kv_usage: fraction of the KV memory in use.
+        kv_tokens: tokens that fit into it, 0 where that is not told.
+    """
+
+    running: int
+    waiting: int = 0
+    kv_usage: float = 0.0
+    kv_tokens: int = 0
+
+    @property
+    def load_tokens(self) -> int:
+        """KV tokens in use."""
+        return round(self.kv_usage * self.kv_tokens)
+
+
 # --- events of the cluster state machine ----------------------------------------------------------
 
 
@@ -250,6 +280,15 @@ class SnapshotReceived:
 
     worker_id: str
     snapshot: Snapshot
+    received_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GaugesReceived:
+    """The gauges of a worker without fresh snapshots were read; None: they could not be."""
+
+    worker_id: str
+    gauges: Gauges | None
     received_s: float
 
 
@@ -304,6 +343,7 @@ Event = (
     | WorkerUp
     | WorkerDown
     | SnapshotReceived
+    | GaugesReceived
     | FeedStale
     | Dispatched
     | Progressed

@@ -12,9 +12,19 @@ from itertools import chain
 
 from router.feed import Feed
 from router.forecast import NO_CAP
+from router.foreign import ForeignLoad
 from router.running import WorkerRows
 from router.signals import Departure
-from router.types import DEFAULT_SLOTS, Dispatch, Request, Snapshot, WorkerSpec, WorkerView
+from router.types import (
+    DEFAULT_SLOTS,
+    Dispatch,
+    Gauges,
+    Request,
+    Snapshot,
+    StateSource,
+    WorkerSpec,
+    WorkerView,
+)
 
 UNBOUNDED = 1 << 30
 
@@ -46,6 +56,8 @@ class Worker:
         departures: where requests are noted that stopped running.
 
     Attributes:
+        feed: what its snapshots show, None while there are no fresh ones.
+        foreign: what others have running there, as far as gauges show it while there is no feed.
         trouble: what is wrong with its own engine, None while that is healthy.
         down_reason: why it may not be given requests, None while it may.
     """
@@ -57,6 +69,7 @@ class Worker:
         self.trouble: str | None = "not checked yet"
         self.down_reason: str | None = self.trouble
         self.feed: Feed | None = None
+        self.foreign = ForeignLoad()
         self.gaps = 0
         self._in_flight: dict[str, _InFlight] = {}
         self._unseen: dict[str, int] = {}
@@ -72,6 +85,13 @@ class Worker:
         return self.spec.slots or (self.feed.slots if self.feed else 0) or DEFAULT_SLOTS
 
     @property
+    def source(self) -> StateSource:
+        """Where its state is known from."""
+        if self.feed is not None:
+            return StateSource.SNAPSHOTS
+        return StateSource.OWN if self.foreign.gauges is None else StateSource.METRICS
+
+    @property
     def in_flight(self) -> int:
         """This router's requests that were sent here and have not ended."""
         return len(self._in_flight)
@@ -79,6 +99,9 @@ class Worker:
     @property
     def load_tokens(self) -> int:
         """KV tokens: running as the engine says, plus those of dispatches that it has not shown."""
+        return self._known_tokens() + self.foreign.load_tokens
+
+    def _known_tokens(self) -> int:
         unseen = 0
         for token, parts in self._unseen.items():
             flight = self._in_flight[token]
@@ -88,6 +111,9 @@ class Worker:
     @property
     def requests(self) -> int:
         """Engine requests running, queued in the engine, or on their way."""
+        return self._known_requests() + self.foreign.requests
+
+    def _known_requests(self) -> int:
         unseen = sum(self._unseen.values())
         if self.feed is None:
             return unseen
@@ -100,7 +126,10 @@ class Worker:
 
     def receive(self, snapshot: Snapshot, received_s: float) -> Feed | None:
         """Take in a snapshot; None if it came late and changed nothing, else the feed."""
-        feed = self.feed = self.feed or Feed(self.rows, self._claim)
+        if self.feed is None:
+            self.feed = Feed(self.rows, self._claim)
+            self.foreign.clear()
+        feed = self.feed
         ended = feed.apply(snapshot, received_s)
         if ended is None:
             return None
@@ -123,10 +152,23 @@ class Worker:
         self.feed = None
         self._recount(self._in_flight)
 
+    def read(self, gauges: Gauges | None, now_s: float) -> None:
+        """Take in the engine's gauges, None if there are none to be had; a feed knows better."""
+        if gauges is None or self.feed is not None:
+            self.foreign.clear()
+            return
+        self._note_own()
+        self.foreign.receive(gauges, now_s)
+        self._note_own()
+
+    def _note_own(self) -> None:
+        self.foreign.note_own(self._known_requests(), self._known_tokens())
+
     def add(self, request: Request) -> None:
         """Count a request that is on its way here."""
         self._in_flight[request.id] = _InFlight(request)
         self._recount((request.id,))
+        self._note_own()
 
     def progress(self, request_id: str, generated_tokens: int) -> int:
         """Output tokens of a request, where no feed tells them; returns how many are new."""
@@ -139,6 +181,7 @@ class Worker:
 
     def remove(self, request_id: str, *, complete: bool) -> None:
         """Stop counting a request; an incomplete one counts until the engine has dropped it."""
+        self._note_own()
         if complete and self.feed is not None:
             self.feed.forget(request_id)
             self._note_departures(self.feed)
@@ -152,13 +195,14 @@ class Worker:
         """What a policy sees of it, if so many may queue in the engine."""
         requests = self.requests
         free = max(0, self.slots + overcommit - requests)
+        shown = self.feed or self.foreign.gauges
         return WorkerView(
             id=self.spec.id,
             load_tokens=self.load_tokens,
             requests=requests,
             capacity=free if dispatch is Dispatch.POOL else UNBOUNDED,
-            waiting=self.feed.waiting if self.feed else 0,
-            kv_usage=self.feed.kv_usage if self.feed else 0.0,
+            waiting=shown.waiting if shown else 0,
+            kv_usage=shown.kv_usage if shown else 0.0,
         )
 
     def foreseen(self) -> Iterator[tuple[int, int, int, int]]:

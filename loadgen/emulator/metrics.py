@@ -10,10 +10,12 @@ def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
     """Prometheus text of one worker; counters start anew when it was killed."""
     engine = worker.model.engine
     labels = f'engine="{worker.rank}",model_name="{_escaped(worker.settings.model)}"'
+    cache = f'block_size="1",num_gpu_blocks="{engine.kv_tokens}"'
     blocks = [
         _block("gauge", "vllm:num_requests_running", labels, len(engine.running)),
         _block("gauge", "vllm:num_requests_waiting", labels, engine.waiting),
         _block("gauge", "vllm:kv_cache_usage_perc", labels, engine.load_tokens / engine.kv_tokens),
+        _block("gauge", "vllm:cache_config_info", f"{labels},{cache}", 1),
         _block("counter", "vllm:num_preemptions_total", labels, engine.preemptions_total),
         _block("counter", "vllm:prompt_tokens_total", labels, worker.prompt_tokens_total),
         _block("counter", "vllm:generation_tokens_total", labels, worker.generation_tokens_total),

@@ -20,6 +20,8 @@ from router.types import (
     Dispatch,
     Dispatched,
     Ended,
+    Gauges,
+    GaugesReceived,
     Outcome,
     Progressed,
     Request,
@@ -176,3 +178,13 @@ def test_a_round_that_the_fallback_decides_has_no_objective(
     assert life.decider.stats.policy_errors == 1
     assert life.decider.solved is None
     assert sum(life.decider.stats.decision_objective.counts) == 1
+
+
+@pytest.mark.parametrize("signal", [CapSignal, SurvivalSignal])
+def test_what_others_have_on_a_worker_counts(signal: type[CapSignal | SurvivalSignal]) -> None:
+    life = Life(LookAhead(signal()))
+    busy = Gauges(running=1, kv_usage=0.5, kv_tokens=2000)
+    life.cluster.apply(GaugesReceived("a", busy, 0.0))
+    for _ in range(6):
+        life.arrive()
+    assert {worker_id for _, worker_id in life.decide()} == {"b", "c"}

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router import metric_table
 from router.cluster import Cluster
 from router.dispatch import Dispatcher, DispatchSettings
+from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
 from router.metrics import Metrics
@@ -50,7 +51,11 @@ class Bench:
         apply = self.dispatcher.apply
         self.snapshots = SnapshotClient(specs, apply, lambda _: False, lambda: self.now_s)
         self.health = HealthMonitor(specs, apply, lambda *_: None, lambda _: None)
-        self.metrics = Metrics(self.dispatcher, self.snapshots, self.health, lambda: self.now_s)
+        self.gauges = GaugeReader(
+            specs, apply, lambda _: False, lambda: self.now_s, interval_s=1, timeout_s=1
+        )
+        parts = self.dispatcher, self.snapshots, self.health, self.gauges
+        self.metrics = Metrics(*parts, lambda: self.now_s)
 
     def step(self, step: int, **loads_tokens: int) -> None:
         """Let workers report a step with these loads."""
@@ -84,6 +89,7 @@ def test_every_metric_has_a_sound_name_help_and_type(bench: Bench) -> None:
     tables = (
         metric_table.SNAPSHOT_ROWS,
         metric_table.HEALTH_ROWS,
+        metric_table.GAUGE_ROWS,
         metric_table.GROUP_ROWS,
         metric_table.LOOK_AHEAD_ROWS,
         metric_table.STEP_ROWS,
@@ -92,7 +98,7 @@ def test_every_metric_has_a_sound_name_help_and_type(bench: Bench) -> None:
     )
     named = [(row.name, row.help) for table in tables for row in table]
     named += [(name, help_) for name, help_, _ in metric_table.HISTOGRAMS]
-    named += [metric_table.BUILD, metric_table.REQUESTS]
+    named += [metric_table.BUILD, metric_table.REQUESTS, metric_table.STATE_SOURCE]
     assert len({name for name, _ in named}) == len(named)
     for name, help_ in named:
         assert re.fullmatch(r"evenstep_[a-z_]+", name)

@@ -1,0 +1,152 @@
+"""vLLM's own gauges, read over HTTP for workers that tell no snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import httpx
+
+from router.types import Gauges, GaugesReceived, WorkerSpec
+
+log = logging.getLogger(__name__)
+
+_SAMPLE = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|cache_config_info)"
+    r"\{(.*)\} (\S+)$",
+    re.MULTILINE,
+)
+_LABEL = re.compile(r'(?:^|,)(engine|block_size|num_gpu_blocks)="(\d+)"')
+
+
+def read_gauges(text: str) -> Mapping[int, Gauges]:
+    """Gauges by engine (data-parallel rank), of those that tell their requests.
+
+    Args:
+        text: vLLM's metrics in the Prometheus text format.
+
+    Raises:
+        ValueError: a sample that is no number.
+    """
+    values: defaultdict[int, dict[str, float]] = defaultdict(dict)
+    for name, labels, value in _SAMPLE.findall(text):
+        told = {key: int(number) for key, number in _LABEL.findall(labels)}
+        engine = values[told.get("engine", 0)]
+        engine[name] = float(value)
+        if name == "cache_config_info":
+            engine["kv_tokens"] = told.get("block_size", 0) * told.get("num_gpu_blocks", 0)
+    ranks = {rank: engine for rank, engine in values.items() if "num_requests_running" in engine}
+    return {
+        rank: Gauges(
+            running=int(engine["num_requests_running"]),
+            waiting=int(engine.get("num_requests_waiting", 0)),
+            kv_usage=engine.get("kv_cache_usage_perc", 0.0),
+            # vLLM tells the blocks of all ranks together.
+            kv_tokens=int(engine.get("kv_tokens", 0)) // len(ranks),
+        )
+        for rank, engine in ranks.items()
+    }
+
+
+def of_rank(ranks: Mapping[int, Gauges], rank: int | None) -> Gauges | None:
+    """One rank's gauges; of an engine that is one worker whatever its ranks, all together."""
+    if rank is not None and (rank in ranks or len(ranks) > 1):
+        return ranks.get(rank)
+    if not ranks:
+        return None
+    return Gauges(
+        running=sum(one.running for one in ranks.values()),
+        waiting=sum(one.waiting for one in ranks.values()),
+        kv_usage=sum(one.kv_usage for one in ranks.values()) / len(ranks),
+        kv_tokens=sum(one.kv_tokens for one in ranks.values()),
+    )
+
+
+@dataclass(slots=True)
+class _Engine:
+    url: str
+    workers: list[WorkerSpec]
+    complained: bool = False
+
+
+class GaugeReader:
+    """Reads ``/metrics`` of the engines that have a worker whose state is not told otherwise.
+
+    Args:
+        specs: the workers.
+        apply: takes what was read.
+        wanted: whether a worker's gauges are wanted now.
+        clock: seconds, monotonic.
+        interval_s: between two readings of an engine.
+        timeout_s: bound on one reading.
+
+    Attributes:
+        reads: readings made.
+        failed_reads: those that told nothing.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[WorkerSpec],
+        apply: Callable[[GaugesReceived], None],
+        wanted: Callable[[str], bool],
+        clock: Callable[[], float],
+        *,
+        interval_s: float,
+        timeout_s: float,
+    ) -> None:
+        self.reads = 0
+        self.failed_reads = 0
+        self._apply = apply
+        self._wanted = wanted
+        self._clock = clock
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._engines: dict[str, _Engine] = {}
+        for spec in specs:
+            self._engines.setdefault(spec.url, _Engine(spec.url, [])).workers.append(spec)
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        async with (
+            httpx.AsyncClient(timeout=self._timeout_s, limits=limits, trust_env=False) as client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            for engine in self._engines.values():
+                tasks.create_task(self._watch(engine, client), name=f"gauges {engine.url}")
+
+    async def _watch(self, engine: _Engine, client: httpx.AsyncClient) -> None:
+        while True:
+            try:
+                if any(self._wanted(worker.id) for worker in engine.workers):
+                    await self._read(engine, client)
+            except Exception:
+                log.exception("%s: reading the gauges broke", engine.url)
+            await asyncio.sleep(self._interval_s)
+
+    async def _read(self, engine: _Engine, client: httpx.AsyncClient) -> None:
+        self.reads += 1
+        ranks: Mapping[int, Gauges] = {}
+        reason = "they do not tell vllm:num_requests_running"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await client.get(f"{engine.url}/metrics")
+            ranks = read_gauges(answer.raise_for_status().text)
+        except (TimeoutError, httpx.HTTPError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+        self._note(engine, None if ranks else reason)
+        for worker in engine.workers:
+            if self._wanted(worker.id):
+                gauges = of_rank(ranks, worker.rank)
+                self._apply(GaugesReceived(worker.id, gauges, self._clock()))
+
+    def _note(self, engine: _Engine, reason: str | None) -> None:
+        self.failed_reads += reason is not None
+        if reason is not None and not engine.complained:
+            log.warning("%s/metrics: %s; own counts hold", engine.url, reason)
+        engine.complained = reason is not None
