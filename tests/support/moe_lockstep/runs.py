@@ -18,7 +18,7 @@ import httpx
 
 from tests.support.engine import MODEL
 from tests.support.moe_lockstep.ranks import SLOTS, Group
-from tests.support.moe_lockstep.steps import (
+from tests.support.rank_steps import (
     GroupFigures,
     Ranks,
     RankStep,

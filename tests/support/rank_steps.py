@@ -1,4 +1,4 @@
-"""Barrier steps of a real data-parallel group, put together from its ranks' own snapshots."""
+"""Steps of real engines, and barrier steps of a data-parallel group, from their own snapshots."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class RankStep:
         running: requests that took part in it.
         entered: those whose first step it was.
         tokens: what it computed.
+        power_w: of its GPUs; None where there are none.
     """
 
     time_s: float
@@ -36,6 +37,7 @@ class RankStep:
     running: int
     entered: int
     tokens: int
+    power_w: float | None = None
 
 
 Ranks = Sequence[Mapping[int, RankStep]]
@@ -121,6 +123,7 @@ def rank_steps(snapshots: Sequence[Snapshot]) -> dict[int, RankStep]:
             feed.step_running,
             feed.step_entered,
             tokens,
+            snapshot.power_w,
         )
     return steps
 

@@ -1,0 +1,138 @@
+"""Two engines on one device behind the router: replays of BurstGPT and Azure's conversations.
+
+    PYTHONPATH=. python tests/gpu/pair.py --out tests/data/gpu/pair.json
+    PYTHONPATH=. python tests/gpu/pair.py --cpu --shape tiny --slots 8 --requests 40 \\
+        --clients 24 --max-tokens 32 --policies jsq,bfio --out /tmp/pair.json
+
+TTFT and TPOT are the clients'; joules are the device's own counter, which both engines share;
+preemptions are those of both. The two do not wait for each other (one device runs no barrier, and
+shares its bandwidth), so this shows the whole system at work, not what balancing gains.
+
+It has not run on a GPU yet; the second command is how the script itself is tested.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from router.types import Snapshot
+from tests.gpu.serving import SHAPES, Engine, Machine, conditions, engine, write
+from tests.support.rank_steps import SnapshotLog, reading
+from tests.support.server import running_router, wait_until
+
+WAIT_S = 60
+CONTEXT_TOKENS = 32768
+FIGURES = (
+    *("completed", "failed", "duration", "total_output_tokens", "output_throughput"),
+    *("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms"),
+)
+
+
+def main() -> None:
+    """Replay, and write one JSON file."""
+    given = options().parse_args()
+    with tempfile.TemporaryDirectory(prefix="evenstep-gpu-") as folder:
+        machine = Machine(given.python, given.shape, given.cpu, Path(folder))
+        result = measure(machine, given)
+    write(given.out, result)
+
+
+def options() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="with vLLM")
+    parser.add_argument("--cpu", action="store_true", help="the CPU engine of `make engine`")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
+    parser.add_argument("--slots", type=int, default=64, help="of each engine")
+    parser.add_argument("--kv-blocks", type=int, help="of each engine; few make preemptions")
+    parser.add_argument("--clients", type=int, default=192, help="more than slots: a pool")
+    parser.add_argument("--requests", type=int, default=1000, help="of each trace")
+    parser.add_argument("--max-tokens", type=int, default=400, help="where outputs are cut")
+    parser.add_argument("--traces", default="burstgpt,azure-conv")
+    parser.add_argument("--policies", default="jsq,least_tokens,bfio")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser
+
+
+def measure(machine: Machine, given: argparse.Namespace) -> dict[str, Any]:
+    """Every trace under every policy, in turns."""
+    flags = ["--max-num-seqs", str(given.slots), "--max-model-len", str(CONTEXT_TOKENS)]
+    if given.kv_blocks is not None:
+        flags += ["--num-gpu-blocks-override", str(given.kv_blocks)]
+    if not machine.cpu:
+        flags += ["--gpu-memory-utilization", "0.42"]
+    with engine(machine, *flags) as first, engine(machine, *flags) as second:
+        runs = [
+            run((first, second), machine.folder, trace, policy, given)
+            for trace in given.traces.split(",")
+            for policy in given.policies.split(",")
+        ]
+        about = conditions(machine, first.server)
+    asked = {key: getattr(given, key) for key in ("slots", "kv_blocks", "clients", "max_tokens")}
+    return {**about, **asked, "lengths": "revealed to the router by max_tokens", "runs": runs}
+
+
+def run(
+    engines: Sequence[Engine], folder: Path, trace: str, policy: str, given: argparse.Namespace
+) -> dict[str, Any]:
+    """One replay through a router of its own."""
+    endpoints = [each.endpoint for each in engines if each.endpoint is not None]
+    workers = [
+        f"--worker={each.server.url},snapshots={each.endpoint},slots={given.slots}"
+        for each in engines
+    ]
+    file = folder / "replay.json"
+    command = [sys.executable, "-m", "router.cli", "replay", "--trace", trace, "--json", str(file)]
+    command += ["--arrivals", f"closed:{given.clients}", "--requests", str(given.requests)]
+    command += ["--max-tokens", str(given.max_tokens), "--reveal-lengths"]
+    with running_router(folder, *workers, "--policy", policy) as router, reading(endpoints) as log:
+        wait_until(lambda: _known(router.get("/health").json()), WAIT_S, "both engines are known")
+        wait_until(lambda: log.heard, WAIT_S, "both streams")
+        before = _last(log)
+        subprocess.run([*command, "--url", router.url], check=False, stdout=sys.stderr)
+        after = _last(log)
+    report = json.loads(file.read_text())
+    return {
+        "trace": trace,
+        "policy": policy,
+        **{key: report[key] for key in FIGURES},
+        "preemptions": _grown(before, after, "preemptions_total"),
+        "energy_j_per_output_token": _joules_per_token(before, after, report),
+        "imbalance_tokens_sampled": report["cluster"]["whole"]["avg_imbalance_tokens"],
+    }
+
+
+def _known(health: Any) -> bool:
+    (group,) = health["groups"].values()
+    return all(worker["up"] and worker["snapshots"] == "fresh" for worker in group["workers"])
+
+
+def _last(log: SnapshotLog) -> list[Snapshot]:
+    return [told[-1] for told in log.snapshots]
+
+
+def _grown(before: Sequence[Snapshot], after: Sequence[Snapshot], counter: str) -> int:
+    return sum(
+        getattr(b, counter) - getattr(a, counter) for a, b in zip(before, after, strict=True)
+    )
+
+
+def _joules_per_token(
+    before: Sequence[Snapshot], after: Sequence[Snapshot], report: dict[str, Any]
+) -> float | None:
+    """The device's, from one engine's reading: the other one reads the same counter."""
+    first, last = before[0].energy_j, after[0].energy_j
+    if first is None or last is None or not report["total_output_tokens"]:
+        return None
+    return (last - first) / float(report["total_output_tokens"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Engines with weights made up on the spot, for the measurements of this folder.
+
+Only the shape of a model matters for the time of its steps: vLLM gets a config.json and no weights
+(``--load-format dummy``), no tokenizer, and prompts as token ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.server import Server, free_port, starting, wait_ready, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "dummy"
+READY_S = 900.0
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "max_position_embeddings": 131072,
+}
+SHAPES = {
+    "llama-3-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 128256,
+    },
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "vocab_size": 512,
+    },
+}
+# The CPU engine of `make engine`, where the scripts themselves are tested.
+_CPU_FLAGS = ("--enforce-eager", "--block-size", "32", "--num-gpu-blocks-override", "4096")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where engines run.
+
+    Attributes:
+        python: interpreter that has vLLM.
+        shape: of the model, a key of ``SHAPES``.
+        cpu: the CPU engine; else a GPU.
+        folder: for the model and the logs.
+    """
+
+    python: Path
+    shape: str
+    cpu: bool
+    folder: Path
+
+    @property
+    def scheduler(self) -> str:
+        """The plug-in's flavour for it."""
+        flavour = "EvenstepScheduler" if self.cpu else "EvenstepAsyncScheduler"
+        return f"engine_patches.scheduler.{flavour}"
+
+    def command(self, flags: tuple[str, ...]) -> list[str]:
+        """``vllm serve`` with the model's shape."""
+        model = self.folder / self.shape
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text(json.dumps({**_LLAMA, **SHAPES[self.shape]}))
+        serve = ("-m", "vllm.entrypoints.cli.main", "serve")
+        if self.cpu:
+            serve = (str(ROOT / "deploy" / "engine" / "serve.py"),)
+        fixed = ("--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", MODEL)
+        flags = (*fixed, "--host", "127.0.0.1", "--no-enable-prefix-caching", *flags)
+        return [str(self.python), *serve, str(model), *(_CPU_FLAGS if self.cpu else ()), *flags]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine; ``endpoint`` of its state stream is None without the plug-in."""
+
+    server: Server
+    endpoint: str | None
+
+    def complete(self, prompt: list[int], max_tokens: int) -> None:
+        """One answer, of so many tokens.
+
+        Raises:
+            httpx.HTTPError: it did not come.
+        """
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        url = f"{self.server.url}/v1/completions"
+        httpx.post(url, json=body, timeout=600).raise_for_status()
+
+
+@contextlib.contextmanager
+def engine(machine: Machine, *flags: str, plug_in: bool = True) -> Iterator[Engine]:
+    """Run an engine until the block ends, with the plug-in or without it."""
+    port, endpoint = free_port(), None
+    if plug_in:
+        endpoint = f"tcp://127.0.0.1:{free_port()}"
+        config = json.dumps({"evenstep": {"snapshots": endpoint}})
+        flags = (*flags, "--scheduler-cls", machine.scheduler, "--additional-config", config)
+    log = machine.folder / f"engine-{port}.log"
+    command = [*machine.command(flags), "--port", str(port)]
+    with starting(command, port, log, _environment(machine)) as server:
+        wait_ready(server, READY_S)
+        yield Engine(server, endpoint)
+
+
+def _environment(machine: Machine) -> dict[str, str]:
+    given = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(ROOT), *([given] if given else [])])
+    if not machine.cpu:
+        return {"PYTHONPATH": path}
+    from tests.support.engine import ENVIRONMENT
+
+    return {**ENVIRONMENT, "PYTHONPATH": path}
+
+
+def prompt(tokens: int, first: int) -> list[int]:
+    """Token ids; a vocabulary of 512 has them."""
+    return [100 + (first + position * position) % 101 for position in range(tokens)]
+
+
+def conditions(machine: Machine, server: Server) -> dict[str, Any]:
+    """What a figure depends on."""
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": "CPU" if machine.cpu else _gpu(),
+        "shape": machine.shape,
+        "weights": "dummy",
+        "vllm": server.get("/version").json()["version"],
+        "scheduler": machine.scheduler.rpartition(".")[2],
+        "python": platform.python_version(),
+    }
+
+
+def _gpu() -> str:
+    if shutil.which("nvidia-smi") is None:
+        return "a GPU; there is no nvidia-smi to name it"
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+    return answer.stdout.strip() or answer.stderr.strip()
+
+
+def write(file: Path, result: dict[str, Any]) -> None:
+    """Keep a result."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{file}\n")
+
+
+__all__ = ["Engine", "Machine", "conditions", "engine", "prompt", "wait_until", "write"]
