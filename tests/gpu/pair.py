@@ -94,11 +94,11 @@ def run(
     command += ["--max-tokens", str(given.max_tokens), "--reveal-lengths"]
     with running_router(folder, *workers, "--policy", policy) as router, reading(endpoints) as log:
         wait_until(lambda: _known(router.get("/health").json()), WAIT_S, "both engines are known")
-        wait_until(lambda: log.heard, WAIT_S, "both streams")
         before = _last(log)
         subprocess.run([*command, "--url", router.url], check=False, stdout=sys.stderr)
+        report = json.loads(file.read_text())
+        log.rest(report["completed"])
         after = _last(log)
-    report = json.loads(file.read_text())
     return {
         "trace": trace,
         "policy": policy,

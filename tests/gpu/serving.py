@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.server import Server, free_port, starting, wait_ready, wait_until
+from tests.support.server import Server, free_port, starting, wait_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "dummy"
@@ -90,7 +90,7 @@ class Machine:
         model = self.folder / self.shape
         model.mkdir(parents=True, exist_ok=True)
         (model / "config.json").write_text(json.dumps({**_LLAMA, **SHAPES[self.shape]}))
-        serve = ("-m", "vllm.entrypoints.cli.main", "serve")
+        serve: tuple[str, ...] = ("-m", "vllm.entrypoints.cli.main", "serve")
         if self.cpu:
             serve = (str(ROOT / "deploy" / "engine" / "serve.py"),)
         fixed = ("--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", MODEL)
@@ -173,6 +173,3 @@ def write(file: Path, result: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     sys.stdout.write(f"{file}\n")
-
-
-__all__ = ["Engine", "Machine", "conditions", "engine", "prompt", "wait_until", "write"]

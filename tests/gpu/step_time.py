@@ -29,9 +29,7 @@ from typing import Any
 from tests.gpu.fit import Point, fit
 from tests.gpu.serving import SHAPES, Engine, Machine, conditions, engine, prompt, write
 from tests.support.rank_steps import RankStep, SnapshotLog, reading
-from tests.support.server import wait_until
 
-WAIT_S = 60
 IDLE_S = 5.0
 # Of the KV memory that admission would give: the rest is for tokens still to come.
 FILL = 0.9
@@ -80,7 +78,6 @@ def measure(machine: Machine, given: argparse.Namespace) -> dict[str, Any]:
     with engine(machine, *flags, *length, *batched, *share) as plugged:
         assert plugged.endpoint is not None
         with reading([plugged.endpoint]) as log:
-            wait_until(lambda: log.heard, WAIT_S, "the state stream")
             points = grid(plugged, log, given)
             idle_w = idle_power(log)
         about = conditions(machine, plugged.server)
@@ -100,17 +97,18 @@ def measure(machine: Machine, given: argparse.Namespace) -> dict[str, Any]:
 def grid(plugged: Engine, log: SnapshotLog, given: argparse.Namespace) -> list[Point]:
     """Every batch with every context that the KV memory holds."""
     decode_together(plugged, 1, 16, 16)  # the first steps of an engine are slow
-    points = []
+    points, ended = [], 1
     for context in given.contexts:
         for batch in given.batches:
             answer = output_tokens(batch, context, given.steps)
             room = log.snapshots[0][-1].admissible_kv_tokens or math.inf
             if batch * (context + answer) > FILL * room:
                 continue
-            rest(log)
+            log.rest(ended)
             seen = set(log.ranks()[0])
             decode_together(plugged, batch, context, answer)
-            rest(log)
+            ended += batch
+            log.rest(ended)
             steps = [step for number, step in log.ranks()[0].items() if number not in seen]
             points.append(point(batch, steps))
             sys.stderr.write(f"{points[-1]}\n")
@@ -148,19 +146,8 @@ def point(batch: int, steps: Sequence[RankStep]) -> Point:
     )
 
 
-def rest(log: SnapshotLog) -> None:
-    """Wait until nothing runs."""
-
-    def resting() -> bool:
-        last = log.snapshots[0][-1]
-        return last.step_s == 0 and not last.kv_groups[0].blocks_used and not last.waiting
-
-    wait_until(resting, WAIT_S, "the engine rests")
-
-
 def idle_power(log: SnapshotLog) -> float | None:
-    """Mean of some heartbeats."""
-    rest(log)
+    """Mean of some heartbeats of a resting engine."""
     first = len(log.snapshots[0])
     time.sleep(IDLE_S)
     watts = [one.power_w for one in log.snapshots[0][first:] if one.power_w is not None]

@@ -13,8 +13,10 @@ import zmq
 from router.feed import Feed
 from router.types import Snapshot
 from router.wire import decode
+from tests.support.server import wait_until
 
 _POLL_MS = 100
+_REST_S = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,19 @@ class SnapshotLog:
     def heard(self) -> bool:
         return all(self.snapshots)
 
-    @property
-    def last_steps(self) -> list[int]:
-        """Number of each rank's last step."""
-        return [told[-1].step for told in self.snapshots]
+    def rest(self, ended: int) -> None:
+        """Wait until so many requests have ended since the reading began, and none is left."""
+
+        def resting() -> bool:
+            last = [told[-1] for told in self.snapshots]
+            return self._ended() >= ended and not any(
+                one.step_s or one.waiting or one.kv_groups[0].blocks_used for one in last
+            )
+
+        wait_until(resting, _REST_S, f"{ended} requests have ended and the engines rest")
+
+    def _ended(self) -> int:
+        return sum(len(one.finished) for told in self.snapshots for one in told)
 
     def ranks(self) -> Ranks:
         """What the snapshots say; those that began while something ran are refused."""
@@ -87,11 +98,12 @@ class SnapshotLog:
 
 @contextlib.contextmanager
 def reading(endpoints: Sequence[str]) -> Iterator[SnapshotLog]:
-    """Read the ranks' streams in a thread until the block ends."""
+    """Read the streams of resting ranks in a thread until the block ends."""
     log, stop = SnapshotLog(len(endpoints)), threading.Event()
     reader = threading.Thread(target=log.read, args=(endpoints, stop))
     reader.start()
     try:
+        wait_until(lambda: log.heard, _REST_S, "all streams")
         yield log
     finally:
         stop.set()

@@ -22,7 +22,6 @@ from tests.support.rank_steps import (
     GroupFigures,
     Ranks,
     RankStep,
-    SnapshotLog,
     group_figures,
     reading,
 )
@@ -32,6 +31,7 @@ WAIT_S = 120
 CLIENTS = 24
 CAP_TOKENS = 128
 HEAVY_PROMPT_TOKENS = 7000
+HEAVY_PROMPTS = 3 * SLOTS
 HEAVY_STEP_TOKENS = 1500
 
 
@@ -90,19 +90,18 @@ def heavy_beside_light(group: Group) -> tuple[Ranks, Barrier]:
     """One rank decodes a single request, at first alone, then while the other has long prompts."""
     heavy, light = (server.url for server in group.servers)
     with reading(group.endpoints) as log, ThreadPoolExecutor(SLOTS) as pool:
-        wait_until(lambda: log.heard, WAIT_S, "both streams")
         complete(light, tokens(20), 150)
-        rest(log)
+        log.rest(ended=1)
         alone = log.ranks()[1]
         answers = [
             pool.submit(complete, heavy, tokens(HEAVY_PROMPT_TOKENS, first), 2)
-            for first in range(3 * SLOTS)
+            for first in range(HEAVY_PROMPTS)
         ]
         wait_until(lambda: log.snapshots[0][-1].waiting > 0, WAIT_S, "the heavy rank is full")
         complete(light, tokens(20), 100)
         for answer in answers:
             answer.result()
-        rest(log)
+        log.rest(ended=2 + HEAVY_PROMPTS)
         ranks = log.ranks()
     together = [
         (ranks[0][number], ranks[1][number])
@@ -127,18 +126,6 @@ def overtakings(ranks: Ranks) -> list[int]:
         for others in ranks
         if number in steps and before in others and steps[number].time_s < others[before].time_s
     ]
-
-
-def rest(log: SnapshotLog) -> None:
-    """Wait until the streams have shown the end of all work."""
-
-    def resting() -> bool:
-        return all(
-            told[-1].step_s == 0 and not (told[-1].kv_groups[0].blocks_used or told[-1].waiting)
-            for told in log.snapshots
-        )
-
-    wait_until(resting, WAIT_S, "the group rests")
 
 
 def _median_s(steps: Sequence[RankStep]) -> float:
@@ -169,12 +156,11 @@ def replay(url: str, group: Group, folder: Path, requests: int, seed: int) -> Tr
     command += ["--arrivals", f"closed:{CLIENTS}", "--max-tokens", str(CAP_TOKENS)]
     command += ["--requests", str(requests), "--seed", str(seed), "--reveal-lengths"]
     with reading(group.endpoints) as log:
-        wait_until(lambda: log.heard, WAIT_S, "both streams")
-        rest(log)
+        log.rest(ended=0)
         subprocess.run(
             [*command, "--json", str(file)], check=True, timeout=600, stdout=subprocess.DEVNULL
         )
-        rest(log)
+        log.rest(ended=requests)
         ranks = log.ranks()
     report = json.loads(file.read_text())
     begin_s = report["start_unix_s"] + report["steady"]["start_s"]

