@@ -1,7 +1,7 @@
 """What the plug-in reads of vLLM that vLLM does not promise to keep: all of it, and only here.
 
 Checked once, when the engine starts. The names below are alike in vLLM 0.26, 0.32 and 0.33; what
-differs is in ``SLOTS``.
+differs is in ``SLOTS`` and in ``_kv_bytes``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SCHEDULER = (
     "kv_cache_manager.block_pool.num_gpu_blocks",
     "kv_cache_manager.block_pool.get_num_free_blocks",
     "kv_cache_config.kv_cache_groups",
+    "kv_cache_config.kv_cache_tensors",
     "vllm_config.additional_config",
     "vllm_config.parallel_config.data_parallel_index",
     "vllm_config.parallel_config.data_parallel_rank_local",
@@ -48,6 +49,7 @@ OUTPUT = (
 NEW_REQUEST = ("req_id", "num_computed_tokens")
 CACHED_REQUESTS = ("req_ids", "resumed_req_ids", "num_computed_tokens")
 OUTPUTS = ("outputs",)
+KV_TENSOR = ("size", "block_stride")
 TOKENS = ("request_id", "new_token_ids")
 CLASSES = {
     "vllm.v1.request.Request": REQUEST,
@@ -56,6 +58,7 @@ CLASSES = {
     "vllm.v1.core.sched.output.SchedulerOutput": OUTPUT,
     "vllm.v1.core.sched.output.NewRequestData": NEW_REQUEST,
     "vllm.v1.core.sched.output.CachedRequestData": CACHED_REQUESTS,
+    "vllm.v1.kv_cache_interface.KVCacheTensor": KV_TENSOR,
 }
 LOCKSTEP_ENGINE = ("vllm.v1.engine.core", "DPEngineCoreProc")
 DUMMY_BATCH = "execute_dummy_batch"
@@ -82,6 +85,7 @@ class EngineView:
         block_sizes: tokens per KV block, one for each KV group of the model.
         blocks_total: KV blocks of the pool that all groups take theirs from.
         watermark: those of them that admission leaves free.
+        kv_bytes: of the KV cache, on each GPU.
 
     Raises:
         PlugInError: this version of vLLM is not what it was written for.
@@ -104,6 +108,7 @@ class EngineView:
         # One block is a placeholder that no request gets.
         self.blocks_total = int(self._pool.num_gpu_blocks) - 1
         self.watermark = int(scheduler.kv_cache_manager.watermark_blocks)
+        self.kv_bytes = _kv_bytes(scheduler.kv_cache_config.kv_cache_tensors)
 
     @property
     def running(self) -> Sequence[EngineRequest]:
@@ -158,6 +163,17 @@ def grown_by_one(results: Mapping[int, Any], scheduled: Mapping[str, int]) -> Se
     ]
     # No set is made in the steps that only decode, which are nearly all.
     return scheduled.keys() if len(single) == len(scheduled) else {one.request_id for one in single}
+
+
+def _kv_bytes(tensors: Sequence[Any]) -> int:
+    """Bytes of the KV cache.
+
+    Up to some version between 0.26 and 0.32 each tensor has memory of its own, unless several are
+    packed block by block; since then all are views of one allocation.
+    """
+    sizes = [int(one.size) for one in tensors]
+    apart = all(hasattr(one, "shared_by") and not one.block_stride for one in tensors)
+    return sum(sizes) if apart else max(sizes)
 
 
 def preempted(output: Any) -> int:

@@ -1,7 +1,6 @@
 """Power and energy of the GPUs that one rank runs on, from NVML where there is one.
 
-NVML sees how much memory a process has taken, which for vLLM is all of it from the start: how full
-the KV cache is, only the block pool tells. So no memory is read here.
+At the start it is also asked how much memory the engine has taken there: see ``memory``.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+from engine_patches.memory import cross_check
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -37,6 +38,14 @@ class GpuMeter:
         milliwatts = sum(self._nvml.nvmlDeviceGetPowerUsage(one) for one in self._handles)
         joules = (self._energy_mj() - self._first_mj) / 1e3 if self._counted else None
         return milliwatts / 1e3, joules
+
+    def cross_check(self, kv_bytes: int, blocks: int) -> tuple[bool, str]:
+        """Whether the engine holds a KV cache of this size, and a line for the log.
+
+        Raises:
+            Exception: NVML's, where it cannot tell.
+        """
+        return cross_check(self._nvml, self._handles, kv_bytes, blocks)
 
     def _handle(self, device: str) -> Any:
         if device.isdecimal():

@@ -21,9 +21,10 @@ from engine_patches.compat import EngineView
 from engine_patches.curve import CurveGate
 from engine_patches.power import GpuMeter, open_meter
 from engine_patches.report import SnapshotMessage, SnapshotPublisher, StepReport
-from engine_patches.settings import PlugInError, Settings, is_local
+from engine_patches.settings import PlugInError, Settings
 from engine_patches.state import EngineRequest, EngineState, Step
 from router.types import KvGroup
+from router.wire import is_local
 
 log = logging.getLogger("vllm.evenstep")
 
@@ -46,6 +47,16 @@ def _harmless(method: _Method) -> _Method:
             log.exception("evenstep: the state stream ends here; the engine goes on without it")
 
     return cast(_Method, guarded)
+
+
+def _cross_check(meter: GpuMeter, engine: EngineView) -> None:
+    """Log the KV cache beside what NVML shows; a warning where that is less."""
+    try:
+        enough, line = meter.cross_check(engine.kv_bytes, engine.blocks_total + 1)
+    except Exception:
+        log.exception("evenstep: NVML does not tell how much memory the engine holds")
+        return
+    log.log(logging.INFO if enough else logging.WARNING, "evenstep: %s", line)
 
 
 class Reporter:
@@ -90,6 +101,8 @@ class Reporter:
         self._gate: CurveGate | None = None
         self._closing = threading.Event()
         self._meter = open_meter(engine.gpus, engine.local_rank)
+        if self._meter is not None:
+            _cross_check(self._meter, engine)
         self._publisher = self._open(settings)
         self._thread = threading.Thread(target=self._answer, name="evenstep", daemon=True)
         self._thread.start()

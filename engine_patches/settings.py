@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from ipaddress import ip_address
 from typing import Any
+
+from router.wire import is_local
 
 KEY = "evenstep"
 """Where the settings lie in vLLM's ``--additional-config``."""
@@ -127,14 +128,3 @@ def _check_security(settings: Settings) -> None:
             f"{KEY}.snapshots {settings.snapshots} can be reached from other machines: give "
             f"{KEY}.secret_key_file and {KEY}.allowed_keys (CURVE), or bind it to 127.0.0.1"
         )
-
-
-def is_local(endpoint: str) -> bool:
-    """Whether only this machine can reach an endpoint."""
-    if endpoint.startswith("ipc://"):
-        return True
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

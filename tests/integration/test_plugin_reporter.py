@@ -244,6 +244,11 @@ class Meter:
 
     lost = False
 
+    def cross_check(self, kv_bytes: int, blocks: int) -> tuple[bool, str]:
+        if self.lost:
+            raise OSError
+        return kv_bytes < 0, f"{blocks} blocks"
+
     def read(self) -> tuple[float, float]:
         if self.lost:
             raise OSError
@@ -267,6 +272,29 @@ def test_power_and_energy_are_told_while_they_can_be_read(
     wait_until(lambda: told(None, None), 5, "they are told no more")
     assert not reporter.failed
     reporter.close()
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (False, "evenstep: 101 blocks"),
+        (True, "evenstep: NVML does not tell how much memory the engine holds"),
+    ],
+)
+def test_memory_that_is_not_there_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    lost: bool,
+    said: str,
+) -> None:
+    meter = Meter()
+    meter.lost = lost
+    monkeypatch.setattr("engine_patches.reporter.open_meter", lambda *_: meter)
+    with caplog.at_level(logging.WARNING):
+        Reporter(EngineView(FakeScheduler()), Settings(f"ipc://{tmp_path}/s")).close()
+    assert caplog.records[0].getMessage() == said
 
 
 def test_closing_twice_leaves_no_thread(engine: Engine) -> None:

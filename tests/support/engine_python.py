@@ -14,15 +14,24 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def real_schedulers(engine: Installation, task: str, steps: int) -> dict[str, Any]:
-    """Let ``tests.support.real_schedulers`` do a task; its JSON.
+    """Let ``tests.support.real_schedulers`` do a task; its JSON."""
+    return _report(engine, "tests.support.real_schedulers", task, str(steps))
+
+
+def real_engines(engine: Installation, task: str, steps: int) -> dict[str, Any]:
+    """Let ``tests.support.real_engines`` do a task; its JSON."""
+    return _report(engine, "tests.support.real_engines", task, str(steps))
+
+
+def _report(engine: Installation, module: str, task: str, *arguments: str) -> dict[str, Any]:
+    """Run a module's task; the JSON of its last line.
 
     Raises:
         RuntimeError: it failed; the message is what it wrote last.
     """
-    module = "tests.support.real_schedulers"
     environment = {"PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
-        [str(engine.python), "-m", module, str(engine.model), task, str(steps)],
+        [str(engine.python), "-m", module, str(engine.model), task, *arguments],
         env={**os.environ, **ENVIRONMENT, **environment},
         cwd=ROOT,
         capture_output=True,

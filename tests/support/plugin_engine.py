@@ -71,6 +71,12 @@ class EngineCoreOutputs:
     outputs: list[EngineCoreOutput] = field(default_factory=list)
 
 
+@dataclass
+class KVCacheTensor:
+    size: int
+    block_stride: int = 0
+
+
 class DPEngineCoreProc:
     """An engine whose steps are a group's."""
 
@@ -105,7 +111,8 @@ class FakeScheduler:
             watermark_blocks=0,
         )
         spec = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4))
-        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[spec])
+        tensors = [KVCacheTensor(size=blocks * 4096)]
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[spec], kv_cache_tensors=tensors)
         self.vllm_config = SimpleNamespace(
             additional_config=config,
             parallel_config=SimpleNamespace(
@@ -230,6 +237,7 @@ _CONTENTS: Mapping[str, Mapping[str, object]] = {
         "EngineCoreOutputs": EngineCoreOutputs,
     },
     "vllm.v1.engine.core": {"DPEngineCoreProc": DPEngineCoreProc},
+    "vllm.v1.kv_cache_interface": {"KVCacheTensor": KVCacheTensor},
     "vllm.v1.core.sched.output": {
         "SchedulerOutput": SchedulerOutput,
         "NewRequestData": NewRequestData,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.support import plugin_engine
 from tests.support.plugin_engine import (
     CachedRequestData,
     FakeScheduler,
+    KVCacheTensor,
     NewRequestData,
     Request,
     SchedulerOutput,
@@ -34,6 +36,19 @@ def test_what_is_read_of_an_engine() -> None:
     assert (view.blocks_total, view.blocks_free, view.watermark) == (50, 50, 0)
     assert (view.running, view.waiting, view.ended) == ([], 1, {"b"})
     assert list(view.alive) == ["a"]
+
+
+def test_the_bytes_of_the_kv_cache_in_every_version() -> None:
+    scheduler = FakeScheduler()
+
+    def kv_bytes(*tensors: object) -> int:
+        scheduler.kv_cache_config.kv_cache_tensors = list(tensors)
+        return EngineView(scheduler).kv_bytes
+
+    views = [KVCacheTensor(700), KVCacheTensor(700)]
+    apart = [SimpleNamespace(size=300, block_stride=0, shared_by=["a"]) for _ in "12"]
+    packed = [SimpleNamespace(size=900, block_stride=64, shared_by=["a"]) for _ in "12"]
+    assert [kv_bytes(*views), kv_bytes(*apart), kv_bytes(*packed), kv_bytes()] == [700, 600, 900, 0]
 
 
 def test_the_cap_on_admission_goes_before_the_slots_of_the_model_runner() -> None:

@@ -1,0 +1,135 @@
+"""Whole vLLM engines inside one process; run by the engine's interpreter, in the engine's venv.
+
+PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL steps STEPS
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from deploy.engine.serve import write_metadata
+
+RUNNING = 32
+RUNS = 5
+# Random weights: only how long a step takes matters.
+LAYERS = 16
+BLOCK_TOKENS = 32
+
+
+class Engine:
+    """A model that generates, with every slot busy.
+
+    Args:
+        model: folder of the checkpoint.
+        flags: further arguments of vLLM's ``EngineArgs``.
+    """
+
+    def __init__(self, model: str, **flags: Any) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        arguments = EngineArgs(
+            model=model,
+            enforce_eager=True,
+            block_size=BLOCK_TOKENS,
+            num_gpu_blocks_override=4096,
+            max_num_seqs=RUNNING,
+            max_model_len=2048,
+            load_format="dummy",
+            hf_overrides={"num_hidden_layers": LAYERS},
+            enable_prefix_caching=False,
+            **flags,
+        )
+        self.engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
+        self._rng = random.Random(1)
+        self._requests = 0
+
+    def refill(self) -> None:
+        """Requests that keep every slot busy, of one prompt and 200 tokens each on average."""
+        from vllm.sampling_params import SamplingParams
+
+        while self.engine.get_num_unfinished_requests() < RUNNING + 2:
+            self._requests += 1
+            tokens = self._rng.randrange(100, 301)
+            prompt = {"prompt_token_ids": [9] * self._rng.randrange(16, 128)}
+            parameters = SamplingParams(max_tokens=tokens, ignore_eos=True)
+            self.engine.add_request(f"cmpl-es-{self._requests:020x}-0", prompt, parameters)
+
+    def step(self) -> tuple[float, float]:
+        """One step; seconds by the clock, and of this thread."""
+        self.refill()
+        core = self.engine.engine_core
+        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        outputs = core.get_output()
+        took = time.perf_counter() - wall_s, time.thread_time() - cpu_s
+        self.engine.output_processor.process_outputs(outputs.outputs)
+        return took
+
+
+def steps(model: str, number: int) -> dict[str, float]:
+    """Step times of two engines that take turns, one of them with the plug-in and a reader.
+
+    Of several runs each figure's least is given: what else the machine does only adds.
+    """
+    endpoint = f"ipc://{tempfile.mkdtemp(prefix='evenstep-')}/s"
+    hooked = Engine(
+        model,
+        scheduler_cls="engine_patches.scheduler.EvenstepScheduler",
+        additional_config={"evenstep": {"snapshots": endpoint}},
+    )
+    engines = (hooked, Engine(model))
+    messages = read(endpoint)
+    take_turns(engines, messages, number // 5)
+    runs = [take_turns(engines, messages, number) for _ in range(RUNS)]
+    return {name: min(one[name] for one in runs) for name in runs[0]}
+
+
+def take_turns(
+    engines: tuple[Engine, Engine], messages: zmq.Socket[bytes], number: int
+) -> dict[str, float]:
+    """Medians over some steps of each."""
+    took: tuple[list[tuple[float, float]], ...] = ([], [])
+    for turn in range(number):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            took[which].append(engines[which].step())
+        while messages.poll(0):
+            messages.recv()
+    return {
+        f"{clock}_{which}_us": statistics.median(one[index] for one in times) * 1e6
+        for index, clock in enumerate(("wall", "cpu"))
+        for which, times in zip(("on", "off"), took, strict=True)
+    }
+
+
+def read(endpoint: str) -> zmq.Socket[bytes]:
+    """A router's end of the stream."""
+    socket = zmq.Context.instance().socket(zmq.SUB)
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+    socket.connect(endpoint)
+    return socket
+
+
+def main() -> None:
+    """Print one line of JSON."""
+    folder = Path(sys.prefix) / "vllm-name"
+    write_metadata(folder)
+    sys.path.insert(0, str(folder))
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    gc.freeze()
+    report = {"steps": steps}[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
+    sys.stdout.write("\n" + json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()
