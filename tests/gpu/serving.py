@@ -105,13 +105,14 @@ class Engine:
     server: Server
     endpoint: str | None
 
-    def complete(self, prompt: list[int], max_tokens: int) -> None:
-        """One answer, of so many tokens.
+    def decode_together(self, batch: int, context: int, max_tokens: int) -> None:
+        """So many requests, which arrive at once.
 
         Raises:
-            httpx.HTTPError: it did not come.
+            httpx.HTTPError: their answers did not come.
         """
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        prompts = [prompt(context, first) for first in range(batch)]
+        body = {"model": MODEL, "prompt": prompts, "max_tokens": max_tokens, "ignore_eos": True}
         url = f"{self.server.url}/v1/completions"
         httpx.post(url, json=body, timeout=600).raise_for_status()
 
@@ -149,7 +150,7 @@ def prompt(tokens: int, first: int) -> list[int]:
 def conditions(machine: Machine, server: Server) -> dict[str, Any]:
     """What a figure depends on."""
     return {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": shlex.join(["python", *(_told(argument) for argument in sys.argv)]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": "CPU" if machine.cpu else _gpu(),
         "shape": machine.shape,
@@ -158,6 +159,11 @@ def conditions(machine: Machine, server: Server) -> dict[str, Any]:
         "scheduler": machine.scheduler.rpartition(".")[2],
         "python": platform.python_version(),
     }
+
+
+def _told(argument: str) -> str:
+    """A path of this machine alone is of no use to others."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def _gpu() -> str:

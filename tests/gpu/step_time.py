@@ -21,19 +21,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tests.gpu.fit import Point, fit
-from tests.gpu.serving import SHAPES, Engine, Machine, conditions, engine, prompt, write
+from tests.gpu.serving import SHAPES, Engine, Machine, conditions, engine, write
 from tests.support.rank_steps import RankStep, SnapshotLog, reading
 
 IDLE_S = 5.0
 # Of the KV memory that admission would give: the rest is for tokens still to come.
 FILL = 0.9
 CHUNK_TOKENS = 8192
+# Steps of a burst with and without the plug-in, in those of a point.
+BURST = 4
 
 
 def main() -> None:
@@ -71,8 +72,8 @@ def whole_numbers(text: str) -> list[int]:
 def measure(machine: Machine, given: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     flags = ("--max-num-seqs", str(max(*given.batches, given.hook_batch)))
-    longest = max(given.contexts) + 2 * given.steps + max(given.batches)
-    length = ("--max-model-len", str(longest + max(given.contexts)))
+    longest = 2 * max(given.contexts) + (1 + BURST) * given.steps + max(given.batches)
+    length = ("--max-model-len", str(longest))
     batched = ("--max-num-batched-tokens", str(CHUNK_TOKENS))
     share = () if machine.cpu else ("--gpu-memory-utilization", "0.85")
     with engine(machine, *flags, *length, *batched, *share) as plugged:
@@ -96,7 +97,7 @@ def measure(machine: Machine, given: argparse.Namespace) -> dict[str, Any]:
 
 def grid(plugged: Engine, log: SnapshotLog, given: argparse.Namespace) -> list[Point]:
     """Every batch with every context that the KV memory holds."""
-    decode_together(plugged, 1, 16, 16)  # the first steps of an engine are slow
+    plugged.decode_together(1, 16, 16)  # the first steps of an engine are slow
     points, ended = [], 1
     for context in given.contexts:
         for batch in given.batches:
@@ -106,7 +107,7 @@ def grid(plugged: Engine, log: SnapshotLog, given: argparse.Namespace) -> list[P
                 continue
             log.rest(ended)
             seen = set(log.ranks()[0])
-            decode_together(plugged, batch, context, answer)
+            plugged.decode_together(batch, context, answer)
             ended += batch
             log.rest(ended)
             steps = [step for number, step in log.ranks()[0].items() if number not in seen]
@@ -118,13 +119,6 @@ def grid(plugged: Engine, log: SnapshotLog, given: argparse.Namespace) -> list[P
 def output_tokens(batch: int, context: int, steps: int) -> int:
     """So many that all decode together for ``steps``, the last prompt computed last."""
     return steps + math.ceil(batch * context / CHUNK_TOKENS) + batch
-
-
-def decode_together(plugged: Engine, batch: int, context: int, max_tokens: int) -> None:
-    """So many requests at once."""
-    with ThreadPoolExecutor(batch) as pool:
-        prompts = [prompt(context, first) for first in range(batch)]
-        list(pool.map(plugged.complete, prompts, [max_tokens] * batch))
 
 
 def point(batch: int, steps: Sequence[RankStep]) -> Point:
@@ -173,7 +167,7 @@ def plug_in_cost(
     ):
         for number in range(given.rounds + 1):
             for one in (plugged, plain) if number % 2 else (plain, plugged):
-                step_s = burst_step_s(one, given.hook_batch, given.steps)
+                step_s = burst_step_s(one, given.hook_batch, BURST * given.steps)
                 if number:  # the first round warms up
                     rounds[one is plugged].append(step_s)
     ratios = [on / off for on, off in zip(rounds[True], rounds[False], strict=True)]
@@ -192,7 +186,7 @@ def burst_step_s(one: Engine, batch: int, steps: int) -> float:
     ends = []
     for tokens in (1, 1 + steps):
         began_s = time.perf_counter()
-        decode_together(one, batch, 64, tokens)
+        one.decode_together(batch, 64, tokens)
         ends.append(time.perf_counter() - began_s)
     return (ends[1] - ends[0]) / steps
 
