@@ -133,7 +133,8 @@ def forecast(
 def _linear(running: Running, ends: Ints, profile: WorkProfile, workers: int, steps: int) -> Floats:
     """The sums from counts by (worker, end), read from the back: who ends later, runs still."""
     bins = workers * (steps + 1)
-    place = running.worker * (steps + 1) + np.minimum(ends, steps)
+    place = np.minimum(ends, steps)
+    place += running.worker * (steps + 1)
     count = _from_the_back(np.bincount(place, minlength=bins), workers)
     held = _from_the_back(np.bincount(place, running.tokens, bins), workers)
     return held + count * (profile.request_tokens + profile.growth * np.arange(steps))

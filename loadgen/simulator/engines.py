@@ -145,25 +145,28 @@ class Engines:
             step: the coming one.
             cap_tokens: ``max_tokens`` of every request.
         """
-        slots = np.flatnonzero(self._end >= 0)
+        runs = np.flatnonzero(self._end >= 0)
+        prompt = self._prompt.take(runs)
+        generated = _decoded(step, self._first.take(runs))
         queued = [(worker, job) for worker, queue in enumerate(self._queues) for job in queue]
         queued += [(worker, job) for _, worker, job in self._on_way]
         jobs = [job for _, job in queued]
         prompts = np.array([job.prompt_tokens for job in jobs], dtype=np.int64)
         outputs = np.array([job.output_tokens for job in jobs], dtype=np.int64)
-        count = len(slots) + len(jobs)
+        count = len(runs) + len(jobs)
         return Foreseen(
-            id=_joined(self._number[slots], [job.number for job in jobs]),
-            worker=_joined(slots // self._shape[1], [worker for worker, _ in queued]),
-            prompt_tokens=_joined(self._prompt[slots], prompts),
-            generated_tokens=_joined(self._decoded(step)[slots], np.zeros_like(prompts)),
+            id=_joined(self._number.take(runs), [job.number for job in jobs]),
+            worker=_joined(runs // self._shape[1], [worker for worker, _ in queued]),
+            prompt_tokens=_joined(prompt, prompts),
+            generated_tokens=_joined(generated, np.zeros_like(prompts)),
             max_tokens=np.full(count, cap_tokens),
             end_probability=np.full(count, np.nan),
-            prefill_left=_joined(self._prefill_left(step)[slots], prompts),
+            prefill_left=_joined(self._prefill_left(step).take(runs), prompts),
             remaining=_joined(
-                self._end[slots] - step + 1, self._profile.steps_before_first(prompts) + outputs
+                self._end.take(runs) - (step - 1),
+                self._profile.steps_before_first(prompts) + outputs,
             ),
-            held_tokens=_joined(self._tokens(step)[slots], prompts),
+            held_tokens=_joined(self._held(prompt, generated), prompts),
         )
 
     def _place(self, residences: Sequence[Residence], step: int) -> None:
@@ -188,17 +191,15 @@ class Engines:
             self._firsts.setdefault(at, []).append(residence)
             self._ends.setdefault(last, []).append(residence)
 
-    def _decoded(self, step: int) -> Ints:
-        """Steps that yielded a token, one each."""
-        steps: Ints = np.maximum(0, step - self._first)
-        return steps
-
     def _tokens(self, step: int) -> Ints:
+        return self._held(self._prompt, _decoded(step, self._first))
+
+    def _held(self, prompt: Ints, decoded: Ints) -> Ints:
         """With what they have grown by, which with a drift is not what they have generated."""
-        grown = self._decoded(step)
         if self._profile.growth != 1:
-            grown = np.rint(self._profile.growth * grown).astype(np.int64)
-        return self._prompt + grown
+            decoded = np.rint(self._profile.growth * decoded).astype(np.int64)
+        held: Ints = prompt + decoded
+        return held
 
     def _prefill_left(self, step: int) -> Ints:
         if self._profile.prefill_beta == 0:
@@ -210,6 +211,12 @@ class Engines:
     def _sum(self, values: Ints) -> Ints:
         total: Ints = values.reshape(self._shape).sum(axis=1)
         return total
+
+
+def _decoded(step: int, first: Ints) -> Ints:
+    """Steps that yielded a token, one each."""
+    steps: Ints = np.maximum(0, step - first)
+    return steps
 
 
 def _joined(running: Ints, queued: Ints | list[int]) -> Ints:
