@@ -23,7 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from router.types import Snapshot
-from tests.gpu.serving import SHAPES, Engine, Machine, conditions, engine, write
+from tests.gpu.serving import (
+    Engine,
+    Machine,
+    conditions,
+    engine,
+    machine,
+    machine_options,
+    write,
+)
 from tests.support.rank_steps import SnapshotLog, reading
 from tests.support.server import running_router, wait_until
 
@@ -39,17 +47,13 @@ def main() -> None:
     """Replay, and write one JSON file."""
     given = options().parse_args()
     with tempfile.TemporaryDirectory(prefix="evenstep-gpu-") as folder:
-        machine = Machine(given.python, given.shape, given.cpu, Path(folder))
-        result = measure(machine, given)
+        result = measure(machine(given, folder), given)
     write(given.out, result)
 
 
 def options() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="with vLLM")
-    parser.add_argument("--cpu", action="store_true", help="the CPU engine of `make engine`")
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
+    parser = machine_options(__doc__.partition("\n")[0])
     parser.add_argument("--slots", type=int, default=64, help="of each engine")
     parser.add_argument("--kv-blocks", type=int, help="of each engine; few make preemptions")
     parser.add_argument("--clients", type=int, default=192, help="more than slots: a pool")
@@ -57,24 +61,23 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=int, default=400, help="where outputs are cut")
     parser.add_argument("--traces", default="burstgpt,azure-conv")
     parser.add_argument("--policies", default="jsq,least_tokens,bfio")
-    parser.add_argument("--out", type=Path, required=True)
     return parser
 
 
-def measure(machine: Machine, given: argparse.Namespace) -> dict[str, Any]:
+def measure(where: Machine, given: argparse.Namespace) -> dict[str, Any]:
     """Every trace under every policy, in turns."""
     flags = ["--max-num-seqs", str(given.slots), "--max-model-len", str(CONTEXT_TOKENS)]
     if given.kv_blocks is not None:
         flags += ["--num-gpu-blocks-override", str(given.kv_blocks)]
-    if not machine.cpu:
+    if not where.cpu:
         flags += ["--gpu-memory-utilization", "0.42"]
-    with engine(machine, *flags) as first, engine(machine, *flags) as second:
+    with engine(where, *flags) as first, engine(where, *flags) as second:
         runs = [
-            run((first, second), machine.folder, trace, policy, given)
+            run((first, second), where.folder, trace, policy, given)
             for trace in given.traces.split(",")
             for policy in given.policies.split(",")
         ]
-        about = conditions(machine, first.server)
+        about = conditions(where, first.server)
     asked = {key: getattr(given, key) for key in ("slots", "kv_blocks", "clients", "max_tokens")}
     return {**about, **asked, "lengths": "revealed to the router by max_tokens", "runs": runs}
 

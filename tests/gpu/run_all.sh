@@ -3,7 +3,8 @@
 #   PYTHON=python3         an interpreter with vLLM and evenstep's dependencies (pip install .)
 #   VISIBLE=0              the GPU
 #   STEP_LIMIT_S, PAIR_LIMIT_S   time limits; what a script has not written by then is lost
-#   STEP_FLAGS, PAIR_FLAGS further flags, for example '--cpu --shape tiny' and smaller sizes
+#   STEP_FLAGS, PAIR_FLAGS further flags, for example '--engine-flags=--attention-backend=FLASH_ATTN',
+#                          or '--cpu --shape tiny' and smaller sizes
 # Takes about 25 minutes on a GPU of the H200's kind. Not run on a GPU yet.
 set -uo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -12,6 +13,8 @@ PYTHON=${PYTHON:-python3}
 cd "$ROOT" || exit
 export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
 export CUDA_VISIBLE_DEVICES=${VISIBLE:-${CUDA_VISIBLE_DEVICES:-0}}
+# The sampler of FlashInfer is vLLM's default, and not everywhere installed.
+export VLLM_USE_FLASHINFER_SAMPLER=${VLLM_USE_FLASHINFER_SAMPLER:-0}
 export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 
 failed=0

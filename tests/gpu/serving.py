@@ -6,6 +6,7 @@ Only the shape of a model matters for the time of its steps: vLLM gets a config.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -71,12 +72,14 @@ class Machine:
         python: interpreter that has vLLM.
         shape: of the model, a key of ``SHAPES``.
         cpu: the CPU engine; else a GPU.
+        flags: further ones of ``vllm serve``.
         folder: for the model and the logs.
     """
 
     python: Path
     shape: str
     cpu: bool
+    flags: tuple[str, ...]
     folder: Path
 
     @property
@@ -93,9 +96,27 @@ class Machine:
         serve: tuple[str, ...] = ("-m", "vllm.entrypoints.cli.main", "serve")
         if self.cpu:
             serve = (str(ROOT / "deploy" / "engine" / "serve.py"),)
-        fixed = ("--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", MODEL)
-        flags = (*fixed, "--host", "127.0.0.1", "--no-enable-prefix-caching", *flags)
-        return [str(self.python), *serve, str(model), *(_CPU_FLAGS if self.cpu else ()), *flags]
+        fixed = ["--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", MODEL]
+        fixed += ["--host", "127.0.0.1", "--no-enable-prefix-caching"]
+        device = _CPU_FLAGS if self.cpu else ()
+        return [str(self.python), *serve, str(model), *device, *fixed, *flags, *self.flags]
+
+
+def machine_options(description: str) -> argparse.ArgumentParser:
+    """The part of the command line that says where engines run."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="with vLLM")
+    parser.add_argument("--cpu", action="store_true", help="the CPU engine of `make engine`")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
+    parser.add_argument("--engine-flags", default="", help="further ones of vllm serve, one text")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser
+
+
+def machine(given: argparse.Namespace, folder: str) -> Machine:
+    """What ``machine_options`` has read."""
+    flags = tuple(shlex.split(given.engine_flags))
+    return Machine(given.python, given.shape, given.cpu, flags, Path(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +139,24 @@ class Engine:
 
 
 @contextlib.contextmanager
-def engine(machine: Machine, *flags: str, plug_in: bool = True) -> Iterator[Engine]:
+def engine(where: Machine, *flags: str, plug_in: bool = True) -> Iterator[Engine]:
     """Run an engine until the block ends, with the plug-in or without it."""
     port, endpoint = free_port(), None
     if plug_in:
         endpoint = f"tcp://127.0.0.1:{free_port()}"
         config = json.dumps({"evenstep": {"snapshots": endpoint}})
-        flags = (*flags, "--scheduler-cls", machine.scheduler, "--additional-config", config)
-    log = machine.folder / f"engine-{port}.log"
-    command = [*machine.command(flags), "--port", str(port)]
-    with starting(command, port, log, _environment(machine)) as server:
+        flags = (*flags, "--scheduler-cls", where.scheduler, "--additional-config", config)
+    log = where.folder / f"engine-{port}.log"
+    command = [*where.command(flags), "--port", str(port)]
+    with starting(command, port, log, _environment(where)) as server:
         wait_ready(server, READY_S)
         yield Engine(server, endpoint)
 
 
-def _environment(machine: Machine) -> dict[str, str]:
+def _environment(where: Machine) -> dict[str, str]:
     given = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(ROOT), *([given] if given else [])])
-    if not machine.cpu:
+    if not where.cpu:
         return {"PYTHONPATH": path}
     from tests.support.engine import ENVIRONMENT
 
@@ -147,16 +168,17 @@ def prompt(tokens: int, first: int) -> list[int]:
     return [100 + (first + position * position) % 101 for position in range(tokens)]
 
 
-def conditions(machine: Machine, server: Server) -> dict[str, Any]:
+def conditions(where: Machine, server: Server) -> dict[str, Any]:
     """What a figure depends on."""
     return {
         "command": shlex.join(["python", *(_told(argument) for argument in sys.argv)]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": "CPU" if machine.cpu else _gpu(),
-        "shape": machine.shape,
+        "device": "CPU" if where.cpu else _gpu(),
+        "shape": where.shape,
         "weights": "dummy",
         "vllm": server.get("/version").json()["version"],
-        "scheduler": machine.scheduler.rpartition(".")[2],
+        "scheduler": where.scheduler.rpartition(".")[2],
+        "engine_flags": where.flags,
         "python": platform.python_version(),
     }
 

@@ -22,11 +22,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from tests.gpu.fit import Point, fit
-from tests.gpu.serving import SHAPES, Engine, Machine, conditions, engine, write
+from tests.gpu.serving import (
+    Engine,
+    Machine,
+    conditions,
+    engine,
+    machine,
+    machine_options,
+    write,
+)
 from tests.support.rank_steps import RankStep, SnapshotLog, reading
 
 IDLE_S = 5.0
@@ -41,23 +48,18 @@ def main() -> None:
     """Measure, and write one JSON file."""
     given = options().parse_args()
     with tempfile.TemporaryDirectory(prefix="evenstep-gpu-") as folder:
-        machine = Machine(given.python, given.shape, given.cpu, Path(folder))
-        result = measure(machine, given)
+        result = measure(machine(given, folder), given)
     write(given.out, result)
 
 
 def options() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="with vLLM")
-    parser.add_argument("--cpu", action="store_true", help="the CPU engine of `make engine`")
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
+    parser = machine_options(__doc__.partition("\n")[0])
     parser.add_argument("--batches", type=whole_numbers, default=[1, 8, 32, 64, 128, 256])
     parser.add_argument("--contexts", type=whole_numbers, default=[128, 1024, 4096, 8192])
     parser.add_argument("--steps", type=int, default=100, help="decoded at each point")
     parser.add_argument("--rounds", type=int, default=10, help="of plug-in on and off")
     parser.add_argument("--hook-batch", type=int, default=32, help="requests of such a round")
-    parser.add_argument("--out", type=Path, required=True)
     return parser
 
 
@@ -69,20 +71,20 @@ def whole_numbers(text: str) -> list[int]:
     return values
 
 
-def measure(machine: Machine, given: argparse.Namespace) -> dict[str, Any]:
+def measure(where: Machine, given: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     flags = ("--max-num-seqs", str(max(*given.batches, given.hook_batch)))
     longest = 2 * max(given.contexts) + (1 + BURST) * given.steps + max(given.batches)
     length = ("--max-model-len", str(longest))
     batched = ("--max-num-batched-tokens", str(CHUNK_TOKENS))
-    share = () if machine.cpu else ("--gpu-memory-utilization", "0.85")
-    with engine(machine, *flags, *length, *batched, *share) as plugged:
+    share = () if where.cpu else ("--gpu-memory-utilization", "0.85")
+    with engine(where, *flags, *length, *batched, *share) as plugged:
         assert plugged.endpoint is not None
         with reading([plugged.endpoint]) as log:
             points = grid(plugged, log, given)
             idle_w = idle_power(log)
-        about = conditions(machine, plugged.server)
-    hook = plug_in_cost(machine, given, (*flags, *length, *batched))
+        about = conditions(where, plugged.server)
+    hook = plug_in_cost(where, given, (*flags, *length, *batched))
     return {
         **fit(points),
         **about,
@@ -152,18 +154,18 @@ def idle_power(log: SnapshotLog) -> float | None:
 
 
 def plug_in_cost(
-    machine: Machine, given: argparse.Namespace, flags: tuple[str, ...]
+    where: Machine, given: argparse.Namespace, flags: tuple[str, ...]
 ) -> dict[str, Any]:
     """The same batch on an engine with the plug-in and on one without, in turns.
 
     Both engines are on the same device, and only one has work at a time. A burst's time less that
     of its prompts alone, by its steps, is the time of one.
     """
-    share = () if machine.cpu else ("--gpu-memory-utilization", "0.42")
+    share = () if where.cpu else ("--gpu-memory-utilization", "0.42")
     rounds: dict[bool, list[float]] = {True: [], False: []}
     with (
-        engine(machine, *flags, *share) as plugged,
-        engine(machine, *flags, *share, plug_in=False) as plain,
+        engine(where, *flags, *share) as plugged,
+        engine(where, *flags, *share, plug_in=False) as plain,
     ):
         for number in range(given.rounds + 1):
             for one in (plugged, plain) if number % 2 else (plain, plugged):
