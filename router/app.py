@@ -46,6 +46,7 @@ class AppContext:
         relay: shared by all relays.
         metrics: renders the Prometheus text.
         clock: the dispatcher's.
+        problem: why a worker's snapshots do not count, None as far as all is well.
     """
 
     dispatcher: Dispatcher
@@ -53,6 +54,7 @@ class AppContext:
     relay: RelayContext
     metrics: Callable[[], bytes]
     clock: Clock
+    problem: Callable[[str], str | None] = lambda _: None
 
 
 def create_app(context: AppContext, lifespan: Lifespan | None = None) -> FastAPI:
@@ -142,11 +144,11 @@ def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
     return {
         "lockstep": group.lockstep,
         "pool_requests": len(context.dispatcher.deciders[group.name].pool),
-        "workers": [_describe_worker(worker, now) for worker in group.workers.values()],
+        "workers": [_describe_worker(worker, now, context) for worker in group.workers.values()],
     }
 
 
-def _describe_worker(worker: Worker, now_s: float) -> dict[str, Any]:
+def _describe_worker(worker: Worker, now_s: float, context: AppContext) -> dict[str, Any]:
     fed = "fresh" if worker.feed else "stale"
     return {
         "id": worker.spec.id,
@@ -160,6 +162,7 @@ def _describe_worker(worker: Worker, now_s: float) -> dict[str, Any]:
         "state_source": worker.source.value,
         "foreign_requests": worker.foreign.requests,
         "snapshots": fed if worker.spec.snapshots else "none",
+        "snapshots_problem": context.problem(worker.spec.id),
         "snapshot_age_s": round(now_s - worker.feed.received_s, 3) if worker.feed else None,
     }
 

@@ -29,6 +29,11 @@ COMMANDS = {
         "evenstep serve --port 8000 --worker http://127.0.0.1:8001,slots=64 "
         "--worker http://127.0.0.1:8002,slots=64",
     ),
+    "keygen": _Command(
+        "router.keygen_command:keygen",
+        "Make a CURVE key pair, for a router or an engine.",
+        "evenstep keygen router.key_secret",
+    ),
     "emulate": _Command(
         "loadgen.emulator.command:emulate",
         "Run emulated engines: the vLLM API without a model.",

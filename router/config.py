@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -24,10 +24,14 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from router.engines.curve import read_key_pair
 from router.errors import ConfigError
 from router.policies import POLICIES
 from router.types import Dispatch, WorkerSpec
 from router.worker_specs import complaint, parse_workers, unknown
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 PREFIX = "EVENSTEP_"
 CONFIG_VARIABLE = "EVENSTEP_CONFIG"
@@ -58,7 +62,13 @@ class ServeSettings(BaseSettings):
     workers: tuple[WorkerSpec, ...] = Field(
         default=(),
         description="A worker, may be repeated: URL, then any of ,group=NAME ,role=prefill|decode "
-        ",rank=R ,slots=N ,snapshots=ENDPOINT ,id=NAME without spaces.",
+        ",rank=R ,slots=N ,snapshots=ENDPOINT ,server_key=KEY|FILE ,id=NAME without spaces.",
+    )
+    secret_key_file: str | None = Field(
+        default=None,
+        validate_default=True,
+        description="The router's CURVE key pair, as evenstep keygen makes it; for workers with a "
+        "server_key.",
     )
     lockstep: tuple[str, ...] = Field(
         default=(),
@@ -171,10 +181,17 @@ class ServeSettings(BaseSettings):
         entries = value.split() if isinstance(value, str) else value
         if not isinstance(entries, list | tuple):
             raise ValueError("workers should be a list")  # noqa: TRY004 - pydantic catches no other
-        try:
-            return parse_workers(entries)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        return _checked(parse_workers, entries)
+
+    @field_validator("secret_key_file")
+    @classmethod
+    def _usable_keys(cls, value: str | None, info: ValidationInfo) -> str | None:
+        for worker in info.data.get("workers", ()):
+            if worker.server_key is not None and value is None:
+                raise ValueError(f"worker {worker.id} has a server_key: give --secret-key-file too")
+        if value is not None:
+            _checked(read_key_pair, value)
+        return value
 
     @field_validator("lockstep", mode="before")
     @classmethod
@@ -205,6 +222,14 @@ class ServeSettings(BaseSettings):
             able = " or ".join(sorted(form.value for form in POLICIES[policy].dispatch))
             raise ValueError(f"policy {policy} can dispatch by {able} only, not by {value.value}")
         return value
+
+
+def _checked(read: Callable[[T], U], value: T) -> U:
+    """What is read, with errors in the form that pydantic expects."""
+    try:
+        return read(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
 
 
 class _Environment(EnvSettingsSource):

@@ -81,6 +81,16 @@ SNAPSHOT_ROWS: Sequence[Row[SnapshotClient]] = (
         lambda client: client.broken,
     ),
     Row(
+        "evenstep_snapshots_refused_total",
+        "State messages of a stream that belongs to another worker than it is configured for.",
+        lambda client: client.refused,
+    ),
+    Row(
+        "evenstep_snapshot_handshakes_failed_total",
+        "Times that an engine and the router did not accept each other's CURVE keys.",
+        lambda client: client.handshakes_failed,
+    ),
+    Row(
         "evenstep_snapshot_failures_total",
         "State messages that were understood but led to an error in the router.",
         lambda client: client.failures,

@@ -35,6 +35,7 @@ PrintConfig = Annotated[
 def serve(
     context: typer.Context,
     workers: Annotated[list[str] | None, _flag("workers", "SPEC")] = None,
+    secret_key_file: Annotated[str | None, _flag("secret_key_file", "FILE")] = None,
     lockstep: Annotated[list[str] | None, _flag("lockstep", "GROUP")] = None,
     config: ConfigFile = None,
     host: Annotated[str | None, _flag("host", "H")] = None,

@@ -19,6 +19,7 @@ from router.app import AppContext, create_app
 from router.cluster import Cluster
 from router.config import ServeSettings
 from router.dispatch import Dispatcher, DispatchSettings
+from router.engines.curve import read_key_pair
 from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
@@ -89,7 +90,11 @@ def build(settings: ServeSettings) -> FastAPI:
     dispatcher = _dispatcher(settings, cluster)
     models = ModelTable(cluster)
     snapshots = SnapshotClient(
-        settings.workers, dispatcher.apply, lambda i: _full_wanted(cluster, i), time.monotonic
+        settings.workers,
+        dispatcher.apply,
+        lambda i: _full_wanted(cluster, i),
+        time.monotonic,
+        None if settings.secret_key_file is None else read_key_pair(settings.secret_key_file),
     )
     attempts = Attempts()
     health = HealthMonitor(
@@ -134,7 +139,9 @@ def build(settings: ServeSettings) -> FastAPI:
         snapshots.close()
         await client.aclose()
 
-    context = AppContext(dispatcher, models, relay, metrics.render, time.monotonic)
+    context = AppContext(
+        dispatcher, models, relay, metrics.render, time.monotonic, snapshots.problem
+    )
     return create_app(context, lifespan)
 
 

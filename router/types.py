@@ -105,6 +105,7 @@ class WorkerSpec:
         rank: sent as ``X-data-parallel-rank`` when several ranks share one URL.
         slots: requests that run at once; None: what snapshots say, else ``DEFAULT_SLOTS``.
         snapshots: ZMQ endpoint of the state stream, None where the engine has no plug-in.
+        server_key: the engine's public CURVE key, where its stream is secured.
     """
 
     id: str
@@ -114,6 +115,7 @@ class WorkerSpec:
     rank: int | None = None
     slots: int | None = None
     snapshots: str | None = None
+    server_key: str | None = None
 
 
 # --- what a policy sees and says ------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 import msgspec
 
 from router.errors import SnapshotError
@@ -54,3 +56,14 @@ def full_endpoint(endpoint: str) -> str:
     if not port.isdecimal() or not 0 < int(port) < 65535:
         raise SnapshotError(f"snapshot endpoint {endpoint!r} needs a port from 1 to 65534")
     return f"{host}:{int(port) + 1}"
+
+
+def is_local(endpoint: str) -> bool:
+    """Whether only this machine can reach an endpoint."""
+    if endpoint.startswith("ipc://"):
+        return True
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

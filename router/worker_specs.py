@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from router.engines.curve import read_public_key
 from router.errors import ConfigError, SnapshotError
 from router.types import Role, WorkerSpec
-from router.wire import full_endpoint
+from router.wire import full_endpoint, is_local
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -27,6 +28,7 @@ class _Table(BaseModel):
     rank: int | None = Field(default=None, ge=0)
     slots: int | None = Field(default=None, ge=1)
     snapshots: str | None = None
+    server_key: str | None = None
 
 
 def parse_worker(entry: object) -> WorkerSpec:
@@ -114,18 +116,25 @@ def _parse(name: str, entry: Mapping[str, object]) -> WorkerSpec:
 def _spec(table: _Table) -> WorkerSpec:
     if table.role == "prefill":
         raise ConfigError("role=prefill is not supported yet: every worker serves whole requests")
-    address = _address(table.url)
     if table.snapshots is not None:
         _check_endpoint(table.snapshots)
+        _check_security(table.snapshots, secured=table.server_key is not None)
     return WorkerSpec(
-        id=table.id or (address if table.rank is None else f"{address}#{table.rank}"),
+        id=table.id or unnamed(table.url, table.rank),
         url=table.url.rstrip("/"),
         group=table.group,
         role=table.role,
         rank=table.rank,
         slots=table.slots,
         snapshots=table.snapshots,
+        server_key=None if table.server_key is None else read_public_key(table.server_key),
     )
+
+
+def unnamed(url: str, rank: int | None) -> str:
+    """What a worker is called that is given no id."""
+    address = _address(url)
+    return address if rank is None else f"{address}#{rank}"
 
 
 def _address(url: str) -> str:
@@ -147,3 +156,11 @@ def _check_endpoint(endpoint: str) -> None:
     if not re.match(r"tcp://[\w.:%\[\]-]+:\d+$|ipc://.", endpoint):
         raise ConfigError(f"snapshots {endpoint!r} should be tcp://HOST:PORT or ipc://PATH")
     full_endpoint(endpoint)
+
+
+def _check_security(endpoint: str, *, secured: bool) -> None:
+    if not secured and not is_local(endpoint):
+        raise ConfigError(
+            f"snapshots {endpoint} can be read and forged by other machines: give server_key=, the "
+            "engine's public CURVE key, and --secret-key-file; or use an endpoint on 127.0.0.1"
+        )

@@ -8,23 +8,39 @@ on a socket may eat the signal: so each socket is read until it is empty, after 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
+from router.engines.curve import KeyPair
+from router.engines.identity import foreign_stream, given_names
 from router.errors import ConfigError, SnapshotError
-from router.types import SnapshotReceived, WorkerSpec
+from router.types import Snapshot, SnapshotReceived, WorkerSpec
 from router.wire import decode, full_endpoint
 
 log = logging.getLogger(__name__)
 
 FULL_INTERVAL_S = 0.2
 FULL_INTERVAL_MAX_S = 5.0
+REDIAL_S = 5.0
 
 _BATCH = 256
 _REASONS = 16
 _DEFAULT_MAX_SOCKETS = 1023
+_SOCKETS_EACH = 4  # two, and two for a monitor
+_HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_KEYS_DIFFER = (
+    "the engine and this router do not accept each other's keys: see that server_key is the "
+    "engine's public key, and that the engine's allowed_keys have this router's"
+)
 _OPTIONS: Mapping[int, int] = {
     zmq.LINGER: 0,
     zmq.IPV6: 1,
@@ -42,20 +58,71 @@ class _Stream:
     """Sockets of one worker.
 
     Attributes:
+        named: the name that the user gave the worker, None where the stream need not have it.
         asked: runs until a full snapshot may be asked for again.
         interval_s: how long that is; it doubles while no answer comes.
+        heard: whether anything has come since this was looked at.
+        looked: runs until it is looked at.
+        epoch: of the engine whose stream it was last seen to be.
+        problem: why nothing of it counts now, None as far as all is well.
         reasons: why messages were refused, as far as the log has it.
     """
 
-    __slots__ = ("asked", "dealer", "interval_s", "reasons", "sub", "worker_id")
+    __slots__ = (
+        "asked",
+        "dealer",
+        "endpoints",
+        "epoch",
+        "heard",
+        "interval_s",
+        "looked",
+        "monitor",
+        "named",
+        "problem",
+        "reasons",
+        "spec",
+    )
 
-    def __init__(self, worker_id: str, sub: _Socket, dealer: _Socket) -> None:
-        self.worker_id = worker_id
-        self.sub = sub
-        self.dealer = dealer
+    def __init__(
+        self, spec: WorkerSpec, named: str | None, endpoints: Sequence[tuple[_Socket, str]]
+    ) -> None:
+        self.spec = spec
+        self.named = named
+        self.endpoints = endpoints
+        self.dealer = endpoints[1][0]
+        self.monitor: _Socket | None = None
         self.asked: asyncio.TimerHandle | None = None
         self.interval_s = FULL_INTERVAL_S
+        self.heard = False
+        self.looked: asyncio.TimerHandle | None = None
+        self.epoch: str | None = None
+        self.problem: str | None = None
         self.reasons: set[str] = set()
+
+    @property
+    def sockets(self) -> Iterable[_Socket]:
+        """All that the event loop watches."""
+        sockets = [socket for socket, _ in self.endpoints]
+        return sockets if self.monitor is None else [*sockets, self.monitor]
+
+    def dial(self) -> None:
+        """Connect.
+
+        Raises:
+            ConfigError: an endpoint that ZMQ does not accept.
+        """
+        for socket, endpoint in self.endpoints:
+            try:
+                socket.connect(endpoint)
+            except zmq.ZMQError as error:
+                raise ConfigError(f"snapshots {endpoint!r}: {error}") from error
+
+    def redial(self) -> None:
+        """Connect anew: ZMQ dials no more where keys were asked for that it did not have, say."""
+        for socket, endpoint in self.endpoints:
+            with contextlib.suppress(zmq.ZMQError):  # it has dropped the connection itself
+                socket.disconnect(endpoint)
+        self.dial()
 
 
 class SnapshotClient:
@@ -68,11 +135,14 @@ class SnapshotClient:
         apply: takes each snapshot.
         full_wanted: whether a full snapshot of this worker is wanted.
         clock: seconds, monotonic.
+        keys: the router's CURVE keys, for workers that have a server key.
 
     Attributes:
         received: snapshots that were understood.
         received_bytes: size of all messages.
         broken: messages that were not understood.
+        refused: messages of streams that belong to another worker.
+        handshakes_failed: times that an engine and this router did not accept each other's keys.
         full_requests: full snapshots that were asked for.
         failures: snapshots that ``apply`` raised at.
     """
@@ -83,17 +153,21 @@ class SnapshotClient:
         apply: Callable[[SnapshotReceived], None],
         full_wanted: Callable[[str], bool],
         clock: Callable[[], float],
+        keys: KeyPair | None = None,
     ) -> None:
         self.received = 0
         self.received_bytes = 0
         self.broken = 0
+        self.refused = 0
+        self.handshakes_failed = 0
         self.full_requests = 0
         self.failures = 0
-        self._endpoints = {spec.id: spec.snapshots for spec in specs if spec.snapshots is not None}
+        self._specs = list(specs)
+        self._keys = keys
         self._apply = apply
         self._full_wanted = full_wanted
         self._clock = clock
-        self._streams: list[_Stream] = []
+        self._streams: dict[str, _Stream] = {}
         self._context: zmq.Context[_Socket] | None = None
 
     def start(self) -> None:
@@ -102,48 +176,86 @@ class SnapshotClient:
         Raises:
             ConfigError: an endpoint that ZMQ does not accept.
         """
+        for spec in self._specs:
+            if spec.server_key is not None and self._keys is None:
+                raise ConfigError(f"worker {spec.id} has a server_key, and the router has no keys")
         self._context = zmq.Context()
-        needed = 2 * len(self._endpoints)
+        needed = _SOCKETS_EACH * len(self._specs)
         self._context.set(zmq.MAX_SOCKETS, max(_DEFAULT_MAX_SOCKETS, needed))
-        for worker_id, endpoint in self._endpoints.items():
-            sub = self._connect(zmq.SUB, endpoint, {})
-            sub.setsockopt(zmq.SUBSCRIBE, b"")
-            # While nobody answers, one request waits for the engine, not one for every interval.
-            dealer = self._connect(zmq.DEALER, full_endpoint(endpoint), {zmq.SNDHWM: 1})
-            stream = _Stream(worker_id, sub, dealer)
-            self._streams.append(stream)
-            self._watch(stream, sub)
-            self._watch(stream, dealer)
-            self._ask(stream)
+        names = given_names(self._specs)
+        for spec in self._specs:
+            if spec.snapshots is not None:
+                self._open(spec, spec.snapshots, names[spec.id])
+
+    def problem(self, worker_id: str) -> str | None:
+        """Why a worker's snapshots do not count, as far as that is known."""
+        stream = self._streams.get(worker_id)
+        return None if stream is None else stream.problem
+
+    def _open(self, spec: WorkerSpec, endpoint: str, named: str | None) -> None:
+        sub = self._socket(zmq.SUB, spec, {zmq.SUBSCRIBE: b""})
+        # While nobody answers, one request waits for the engine, not one for every interval.
+        dealer = self._socket(zmq.DEALER, spec, {zmq.SNDHWM: 1})
+        endpoints = ((sub, endpoint), (dealer, full_endpoint(endpoint)))
+        stream = self._streams[spec.id] = _Stream(spec, named, endpoints)
+        if spec.server_key is not None:
+            stream.monitor = sub.get_monitor_socket(_HANDSHAKES)
+            self._watch(stream, stream.monitor, self._observe)
+        stream.dial()
+        self._watch(stream, sub, self._drain)
+        self._watch(stream, dealer, self._drain)
+        self._ask(stream)
+        self._look(stream)
 
     def close(self) -> None:
         """Disconnect; what is on its way is dropped."""
         loop = asyncio.get_running_loop()
-        for stream in self._streams:
-            if stream.asked is not None:
-                stream.asked.cancel()
-            for socket in (stream.sub, stream.dealer):
+        for stream in self._streams.values():
+            for timer in (stream.asked, stream.looked):
+                if timer is not None:
+                    timer.cancel()
+            for socket in stream.sockets:
                 loop.remove_reader(socket.fileno())
         self._streams.clear()
         if self._context is not None:
             self._context.destroy(linger=0)
 
-    def _connect(self, kind: int, endpoint: str, options: Mapping[int, int]) -> _Socket:
+    def _socket(self, kind: int, spec: WorkerSpec, options: Mapping[int, int | bytes]) -> _Socket:
         assert self._context is not None
         socket = self._context.socket(kind)
         for option, value in {**_OPTIONS, **options}.items():
             socket.setsockopt(option, value)
-        try:
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            socket.close()
-            raise ConfigError(f"snapshots {endpoint!r}: {error}") from error
+        if spec.server_key is not None and self._keys is not None:
+            self._keys.secure(socket, spec.server_key)
         return socket
 
-    def _watch(self, stream: _Stream, socket: _Socket) -> None:
+    def _watch(
+        self, stream: _Stream, socket: _Socket, read: Callable[[_Stream, _Socket], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_reader(socket.fileno(), self._drain, stream, socket)
-        loop.call_soon(self._drain, stream, socket)
+        loop.add_reader(socket.fileno(), read, stream, socket)
+        loop.call_soon(read, stream, socket)
+
+    def _observe(self, stream: _Stream, monitor: _Socket) -> None:
+        """Take in how handshakes have ended."""
+        while not monitor.closed:
+            try:
+                told = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                stream.problem = None
+            else:
+                self.handshakes_failed += 1
+                self._note_problem(stream, _KEYS_DIFFER)
+
+    def _look(self, stream: _Stream) -> None:
+        """Connect anew from time to time while nothing comes."""
+        if stream.looked is not None and not stream.heard:
+            stream.redial()
+        stream.heard = False
+        loop = asyncio.get_running_loop()
+        stream.looked = loop.call_later(REDIAL_S, self._look, stream)
 
     def _drain(self, stream: _Stream, socket: _Socket) -> None:
         for _ in range(_BATCH):
@@ -158,29 +270,46 @@ class SnapshotClient:
 
     def _take(self, stream: _Stream, message: bytes) -> None:
         self.received_bytes += len(message)
+        stream.heard = True
         try:
             snapshot = decode(message)
         except SnapshotError as error:
-            self._refuse(stream, str(error))
+            self.broken += 1
+            self._say_once(stream, str(error))
+            return
+        if snapshot.epoch != stream.epoch and not self._belongs(stream, snapshot):
             return
         self.received += 1
         if snapshot.kind == "full":
             stream.interval_s = FULL_INTERVAL_S
         try:
-            self._apply(SnapshotReceived(stream.worker_id, snapshot, self._clock()))
+            self._apply(SnapshotReceived(stream.spec.id, snapshot, self._clock()))
         except Exception:
             self.failures += 1
-            log.exception("%s: a snapshot could not be applied", stream.worker_id)
+            log.exception("%s: a snapshot could not be applied", stream.spec.id)
         self._ask_if_wanted(stream)
 
-    def _refuse(self, stream: _Stream, reason: str) -> None:
-        self.broken += 1
+    def _belongs(self, stream: _Stream, snapshot: Snapshot) -> bool:
+        """Whether an engine that is new here is the worker's."""
+        problem = foreign_stream(stream.spec, stream.named, snapshot)
+        if problem is not None:
+            self.refused += 1
+            self._note_problem(stream, problem)
+            return False
+        stream.epoch, stream.problem = snapshot.epoch, None
+        return True
+
+    def _note_problem(self, stream: _Stream, problem: str) -> None:
+        stream.problem = problem
+        self._say_once(stream, problem)
+
+    def _say_once(self, stream: _Stream, reason: str) -> None:
         if reason not in stream.reasons and len(stream.reasons) < _REASONS:
             stream.reasons.add(reason)
-            log.warning("%s: snapshot refused: %s", stream.worker_id, reason)
+            log.warning("%s: snapshot refused: %s", stream.spec.id, reason)
 
     def _ask_if_wanted(self, stream: _Stream) -> None:
-        if stream.asked is None and self._full_wanted(stream.worker_id):
+        if stream.asked is None and self._full_wanted(stream.spec.id):
             self._ask(stream)
 
     def _ask(self, stream: _Stream) -> None:

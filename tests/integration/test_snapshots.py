@@ -13,9 +13,10 @@ from router.engines.snapshots import FULL_INTERVAL_S, SnapshotClient
 from router.errors import ConfigError
 from router.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
 from router.wire import encode, full_endpoint
+from tests.support.scripted import until
 
 TIMEOUT_S = 60.0
-NOTHING = Snapshot("delta", "theirs", "engine", 3, "epoch", 0, 0, 0.0, 0.01)
+NOTHING = Snapshot("delta", "theirs", "w", 3, "epoch", 0, 0, 0.0, 0.01)
 
 
 def delta(sequence: int, epoch: str = "epoch") -> Snapshot:
@@ -171,6 +172,21 @@ async def test_broken_messages_are_counted_and_logged_once_per_reason(
     assert "snapshot schema 2, this router schema 1" in warnings[0]
 
 
+async def test_the_stream_of_another_worker_is_refused_until_the_right_one_comes(
+    engine: Engine, router: Router, caplog: pytest.LogCaptureFixture
+) -> None:
+    await engine.subscribed()
+    theirs = dataclasses.replace(delta(1, "other"), worker="theirs")
+    await engine.send(theirs, dataclasses.replace(theirs, sequence=2))
+    await until(lambda: router.client.refused == 2)
+    assert "that of worker theirs, not of worker w" in str(router.client.problem("w"))
+    assert len(caplog.records) == 1
+    await engine.send(delta(1))
+    assert (await router.next()).snapshot == delta(1)
+    assert (router.client.problem("w"), router.client.problem("mute")) == (None, None)
+    assert router.client.received == 1
+
+
 async def test_fields_that_are_not_known_are_ignored(engine: Engine, router: Router) -> None:
     await engine.subscribed()
     await engine.send(msgspec.msgpack.encode({**msgspec.to_builtins(delta(1)), "colour": "red"}))
@@ -209,10 +225,18 @@ async def test_an_engine_that_comes_late_or_again_is_heard(endpoint: str, router
         engine.close()
 
 
-async def test_requests_do_not_pile_up_for_an_engine_that_is_away(router: Router) -> None:
+async def test_requests_do_not_pile_up_for_an_engine_that_is_away(
+    endpoint: str, router: Router
+) -> None:
     for _ in range(50):
-        router.client._ask(router.client._streams[0])
-    assert router.client.full_requests <= 2
+        router.client._ask(router.client._streams["w"])
+    engine = Engine(endpoint)
+    await engine.asked()
+    await engine.subscribed()
+    await engine.send(delta(1))
+    await router.next()
+    assert not await engine.requests.poll(100)
+    engine.close()
 
 
 async def test_closing_drops_what_no_engine_has_taken(endpoint: str) -> None:

@@ -1,3 +1,5 @@
+import json
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,6 +9,7 @@ from typing import Annotated
 
 import pytest
 import typer
+from zmq.auth import load_certificate
 
 from router.cli import COMMANDS, GROUPS, main
 from router.config import ServeSettings, flag_name, load_settings
@@ -77,7 +80,7 @@ def test_version(run: Run) -> None:
 
 
 def test_printed_configuration_loads_back(run: Run, tmp_path: Path) -> None:
-    worker = "http://a:1,slots=4,snapshots=tcp://a:5"
+    worker = "http://a:1,slots=4,snapshots=tcp://127.0.0.1:5"
     code, out, _ = run("serve", "--worker", worker, "--queue-timeout", "7", "--print-config")
     assert code == 0
     path = tmp_path / "printed.toml"
@@ -179,3 +182,22 @@ def test_what_a_command_does_not_need_is_not_imported(arguments: list[str]) -> N
     )
     packages = {name.partition(".")[0] for name in done.stderr.split()}
     assert not packages & {"loadgen", "engine_patches", "matplotlib", "vllm", "uvicorn"}
+
+
+def test_keys_are_made_for_their_owner_only(run: Run, tmp_path: Path) -> None:
+    file, said = tmp_path / "keys", tmp_path / "said.json"
+    code, out, _ = run("keygen", str(file), "--json", str(said))
+    assert code == 0
+    public, secret = load_certificate(file)
+    assert out.encode() == public + b"\n"
+    assert secret is not None
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert json.loads(said.read_text()) == {"file": str(file), "public_key": out.strip()}
+
+    code, _, err = run("keygen", str(file))
+    assert (code, load_certificate(file)) == (2, (public, secret))
+    assert "exists; name another file" in err
+    code, out, _ = run("keygen", str(tmp_path / "other"), "--json", "-")
+    assert json.loads(out).keys() == {"file", "public_key"}
+    assert run("keygen", str(tmp_path / "no" / "keys"))[0] == 2
+    assert run("keygen", str(tmp_path / "third"), "--json", str(tmp_path / "no" / "x"))[0] == 2

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from router.config import ServeSettings, flag_name, load_settings, to_toml
+from router.engines.curve import write_key_pair
 from router.errors import ConfigError
 from router.policies import POLICIES
 from router.types import Dispatch, WorkerSpec
@@ -50,11 +51,11 @@ def test_the_constructor_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -
 def test_workers_come_from_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = toml(
         tmp_path,
-        'workers = ["http://a:1,slots=4", {url = "http://a:2", rank = 0, snapshots = "tcp://a:5"}]',
+        'workers = ["http://a:1,slots=4", {url = "http://a:2", rank = 0, snapshots = "tcp://127.0.0.1:5"}]',
     )
     assert load_settings({}, config).workers == (
         WorkerSpec("a:1", "http://a:1", slots=4),
-        WorkerSpec("a:2#0", "http://a:2", rank=0, snapshots="tcp://a:5"),
+        WorkerSpec("a:2#0", "http://a:2", rank=0, snapshots="tcp://127.0.0.1:5"),
     )
     monkeypatch.setenv("EVENSTEP_WORKERS", "http://b:1 http://b:2,group=x")
     assert load_settings({}, config).workers == (
@@ -222,6 +223,9 @@ def test_worker_texts(text: str, spec: WorkerSpec) -> None:
         ("http://h:1,snapshots=tcp://h", "should be tcp://HOST:PORT or ipc://PATH"),
         ("http://h:1,snapshots=tcp://*:5", "should be tcp://HOST:PORT or ipc://PATH"),
         ("http://h:1,snapshots=tcp://h:65535", "needs a port from 1 to 65534"),
+        ("http://h:1,snapshots=tcp://h:5", "read and forged by other machines: give server_key="),
+        ("http://h:1,snapshots=tcp://10.0.0.7:5", "or use an endpoint on 127.0.0.1"),
+        ("http://h:1,server_key=abc", "'abc' is neither a public CURVE key of 40 characters nor"),
         ({"rank": 1}, "url is required"),
         ({"url": 5}, "url = 5 should be a valid string"),
         (5, "worker 5 should be URL"),
@@ -242,10 +246,45 @@ def test_workers_must_differ() -> None:
     with pytest.raises(ConfigError, match=r"two workers are called 'a:1': give each a rank"):
         load_settings({"workers": ["http://a:1", "http://a:1"]})
     with pytest.raises(ConfigError, match=r"'a:1' and 'b:1' have one snapshot endpoint"):
-        load_settings(
-            {"workers": ["http://a:1,snapshots=tcp://a:5", "http://b:1,snapshots=tcp://a:5"]}
-        )
+        load_settings({"workers": [f"http://{host}:1,snapshots=tcp://[::1]:5" for host in "ab"]})
     assert len(load_settings({"workers": ["http://a:1,rank=0", "http://a:1,rank=1"]}).workers) == 2
+
+
+def test_keys_come_from_files_or_as_they_are(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    write_key_pair(ours)
+    key = write_key_pair(theirs)
+    worker = "http://a:1,snapshots=tcp://a:5,server_key="
+    for given in (key, str(theirs)):
+        flags = {"workers": [worker + given], "secret_key_file": str(ours)}
+        assert load_settings(flags).workers[0].server_key == key
+    with pytest.raises(ConfigError, match="a:1 has a server_key: give --secret-key-file too"):
+        load_settings({"workers": [worker + key]})
+    with pytest.raises(ConfigError, match="nothing' is neither"):
+        load_settings({**flags, "secret_key_file": str(tmp_path / "nothing")})
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "No public key found"),
+        ("public-key = short", "a key has 40 characters"),
+        (f"public-key = {'x' * 40}\nsecret-key = short", "a key has 40 characters"),
+        (f"public-key = {'x' * 40}", "holds no secret key; make one with: evenstep keygen"),
+    ],
+)
+def test_bad_key_files(tmp_path: Path, text: str, wrong: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=wrong):
+        load_settings({"secret_key_file": str(file)})
+
+
+def test_a_lockstep_group_must_have_workers() -> None:
+    workers = ["http://a:1,group=moe"]
+    assert load_settings({"workers": workers, "lockstep": ["moe"]}).lockstep == ("moe",)
+    with pytest.raises(ConfigError, match="unknown lockstep group 'more'; did you mean moe"):
+        load_settings({"workers": workers, "lockstep": "more"})
 
 
 def test_flag_names() -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from engine_patches.settings import PlugInError, Settings, is_local, read_settings
+from engine_patches.settings import PlugInError, Settings, read_settings
+from router.wire import is_local
 
 KEY = "a" * 40
 

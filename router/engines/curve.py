@@ -1,0 +1,88 @@
+"""ZMQ CURVE on the router's side: its own key pair, and each engine's public key.
+
+Key files are those of ``zmq.auth``, which the vLLM plug-in reads as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.auth import load_certificate
+
+from router.errors import ConfigError
+
+# Z85, ZMQ's alphabet: no comma, no space, no quotation mark.
+_PUBLIC_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
+_FILE = '# evenstep: {kind}\nmetadata\ncurve\n    public-key = "{public}"\n'
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """The router's own keys; engines let it read by the public one."""
+
+    public: bytes
+    secret: bytes
+
+    def secure(self, socket: zmq.Socket[bytes], server_key: str) -> None:
+        """Let a socket speak to the engine of this public key only, before it connects."""
+        socket.curve_publickey = self.public
+        socket.curve_secretkey = self.secret
+        socket.curve_serverkey = server_key.encode("ascii")
+
+
+def read_key_pair(file: str) -> KeyPair:
+    """Read a key file that has a secret key.
+
+    Raises:
+        ConfigError: it cannot be read, or has none.
+    """
+    public, secret = _load(file)
+    if secret is None:
+        raise ConfigError(f"{file} holds no secret key; make one with: evenstep keygen FILE")
+    return KeyPair(public, secret)
+
+
+def read_public_key(key_or_file: str) -> str:
+    """A public key, given as such (40 characters) or as the key file that it is in.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if _PUBLIC_KEY.fullmatch(key_or_file) and not Path(key_or_file).is_file():
+        return key_or_file
+    return _load(key_or_file)[0].decode("ascii")
+
+
+def write_key_pair(file: Path) -> str:
+    """Make a key pair, and a file for it that only its owner can read; the public key.
+
+    Raises:
+        ConfigError: the file exists, or cannot be written.
+    """
+    public, secret = (key.decode("ascii") for key in zmq.curve_keypair())
+    text = _FILE.format(kind="a secret key, never to be shared", public=public)
+    try:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            opened.write(f'{text}    secret-key = "{secret}"\n')
+    except FileExistsError:
+        raise ConfigError(f"{file} exists; name another file, or remove it first") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror}") from None
+    return public
+
+
+def _load(file: str) -> tuple[bytes, bytes | None]:
+    if not Path(file).is_file():
+        raise ConfigError(f"{file!r} is neither a public CURVE key of 40 characters nor a file")
+    try:
+        public, secret = load_certificate(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"key file {file}: {error}") from None
+    for key in (public, secret):
+        if key is not None and not _PUBLIC_KEY.fullmatch(key.decode("latin-1")):
+            raise ConfigError(f"key file {file}: a key has 40 characters of ZMQ's alphabet (Z85)")
+    return public, secret
