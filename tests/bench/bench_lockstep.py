@@ -4,7 +4,7 @@
 
 A tiny random mixture of experts on the CPU (two cores: no latencies to go by). The ways take turns;
 each replays the same slice of BurstGPT's lengths, as published but for outputs cut at 128 tokens,
-from 24 clients before 2 x 8 slots. Figures come from the ranks' own snapshots, over the steps while
+from 48 clients before 2 x 8 slots. Figures come from the ranks' own snapshots, over the steps while
 requests always waited. Needs the CPU engine (`make engine`); does nothing without it.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +29,10 @@ from tests.support.rank_steps import (
 from tests.support.server import Server, running_router, wait_until
 
 WAIT_S = 120
-CLIENTS = 24
+CLIENTS = 48
 CAP_TOKENS = 128
 HEAVY_PROMPT_TOKENS = 7000
+ROUTER_KEYS = ("steps", "avg_imbalance_tokens", "mean_load_tokens")
 HEAVY_PROMPTS = 3 * SLOTS
 HEAVY_STEP_TOKENS = 1500
 
@@ -137,16 +139,36 @@ def _median_s(steps: Sequence[RankStep]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A replay against a group, as its client and as its ranks saw it."""
+    """A replay against a group, as its client and as its ranks saw it.
+
+    Attributes:
+        report: of ``evenstep replay``.
+        figures: over the steps while requests always waited.
+        whole: over all steps.
+        overtakings: their number.
+    """
 
     report: Mapping[str, Any]
     figures: GroupFigures
+    whole: GroupFigures
     overtakings: int
 
     def summary(self) -> dict[str, Any]:
         """What is worth keeping."""
         keys = ("completed", "failed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
-        return {**asdict(self.figures), **{key: self.report[key] for key in keys}}
+        cluster = self.report["cluster"]  # None where no router counts
+        return {
+            **asdict(self.figures),
+            **{key: self.report[key] for key in keys},
+            "whole": asdict(self.whole),
+            "router_whole": cluster and {key: cluster["whole"][key] for key in ROUTER_KEYS},
+            "pool_waiting_share": cluster and _share_waiting(cluster["steady"]),
+        }
+
+
+def _share_waiting(window: Mapping[str, Any]) -> float:
+    """Of the steps that the router counted, those with requests waiting in its pool."""
+    return float(window["pool_waiting"]["steps"] / window["steps"])
 
 
 def replay(url: str, group: Group, folder: Path, requests: int, seed: int) -> Trial:
@@ -165,8 +187,12 @@ def replay(url: str, group: Group, folder: Path, requests: int, seed: int) -> Tr
     report = json.loads(file.read_text())
     begin_s = report["start_unix_s"] + report["steady"]["start_s"]
     end_s = begin_s + report["steady"]["duration"]
-    figures = group_figures(ranks, SLOTS, begin_s, end_s)
-    return Trial(report, figures, len(overtakings(ranks)))
+    return Trial(
+        report,
+        group_figures(ranks, SLOTS, begin_s, end_s),
+        group_figures(ranks, SLOTS, 0.0, math.inf),
+        len(overtakings(ranks)),
+    )
 
 
 @contextlib.contextmanager
