@@ -78,7 +78,11 @@ def serve(
     settings = load_settings(given, config)
     if print_config:
         typer.echo(to_toml(settings), nl=False)
-        return
+    else:
+        _run(settings)
+
+
+def _run(settings: ServeSettings) -> None:
     if not settings.workers:
         raise ConfigError("no workers: give at least one, as in --worker http://127.0.0.1:8001")
     from router.server import run

@@ -89,13 +89,7 @@ def build(settings: ServeSettings) -> FastAPI:
     cluster = Cluster(settings.workers, settings.lockstep)
     dispatcher = _dispatcher(settings, cluster)
     models = ModelTable(cluster)
-    snapshots = SnapshotClient(
-        settings.workers,
-        dispatcher.apply,
-        lambda i: _full_wanted(cluster, i),
-        time.monotonic,
-        None if settings.secret_key_file is None else read_key_pair(settings.secret_key_file),
-    )
+    snapshots, gauges = _sources(settings, dispatcher)
     attempts = Attempts()
     health = HealthMonitor(
         settings.workers,
@@ -105,14 +99,6 @@ def build(settings: ServeSettings) -> FastAPI:
         interval_s=settings.health_interval_s,
         timeout_s=settings.health_timeout_s,
         failures=settings.health_failures,
-    )
-    gauges = GaugeReader(
-        settings.workers,
-        dispatcher.apply,
-        lambda worker_id: _gauges_wanted(cluster, worker_id),
-        time.monotonic,
-        interval_s=settings.metrics_interval_s,
-        timeout_s=settings.health_timeout_s,
     )
     client = HttpClient(settings.connect_timeout_s)
     relay = RelayContext(
@@ -124,7 +110,6 @@ def build(settings: ServeSettings) -> FastAPI:
         clock=time.monotonic,
         attempts=attempts,
     )
-    metrics = Metrics(dispatcher, snapshots, health, gauges, time.monotonic)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -139,10 +124,30 @@ def build(settings: ServeSettings) -> FastAPI:
         snapshots.close()
         await client.aclose()
 
-    context = AppContext(
-        dispatcher, models, relay, metrics.render, time.monotonic, snapshots.problem
-    )
+    metrics = Metrics(dispatcher, snapshots, health, gauges, time.monotonic).render
+    context = AppContext(dispatcher, models, relay, metrics, time.monotonic, snapshots.problem)
     return create_app(context, lifespan)
+
+
+def _sources(settings: ServeSettings, dispatcher: Dispatcher) -> tuple[SnapshotClient, GaugeReader]:
+    """Where the workers' states come from."""
+    cluster, keys = dispatcher.cluster, settings.secret_key_file
+    snapshots = SnapshotClient(
+        settings.workers,
+        dispatcher.apply,
+        lambda worker_id: _full_wanted(cluster, worker_id),
+        time.monotonic,
+        None if keys is None else read_key_pair(keys),
+    )
+    gauges = GaugeReader(
+        settings.workers,
+        dispatcher.apply,
+        lambda worker_id: _gauges_wanted(cluster, worker_id),
+        time.monotonic,
+        interval_s=settings.metrics_interval_s,
+        timeout_s=settings.health_timeout_s,
+    )
+    return snapshots, gauges
 
 
 def _dispatcher(settings: ServeSettings, cluster: Cluster) -> Dispatcher:
