@@ -7,12 +7,14 @@ differs is in ``SLOTS`` and in ``_kv_bytes``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from copy import copy
 from functools import wraps
 from importlib import import_module
 from inspect import signature
 from operator import attrgetter
 from typing import Any
 
+from engine_patches.end_table import EndReader, table_path
 from engine_patches.settings import PlugInError
 from engine_patches.state import EngineRequest
 
@@ -32,6 +34,8 @@ SCHEDULER = (
     "vllm_config.parallel_config.data_parallel_rank_local",
     "vllm_config.parallel_config.data_parallel_size",
     "vllm_config.parallel_config.world_size",
+    "vllm_config.parallel_config.distributed_executor_backend",
+    "vllm_config.instance_id",
     "kv_cache_manager.watermark_blocks",
 )
 # How many requests run at once: apart from the model runner's slots in 0.32 and 0.33.
@@ -60,6 +64,16 @@ CLASSES = {
     "vllm.v1.core.sched.output.CachedRequestData": CACHED_REQUESTS,
     "vllm.v1.kv_cache_interface.KVCacheTensor": KV_TENSOR,
 }
+# What the end signal needs besides.
+END_KEY = "evenstep_request"
+END_CLASSES = {
+    "vllm.v1.request.Request": ("sampling_params",),
+    "vllm.sampling_params.SamplingParams": (
+        *("extra_args", "temperature", "ignore_eos", "eos_token_id", "stop_token_ids"),
+    ),
+    "vllm.v1.sample.logits_processor.interface.BatchUpdate": ("removed", "added", "moved"),
+}
+EXECUTORS = ("uni", "mp")
 LOCKSTEP_ENGINE = ("vllm.v1.engine.core", "DPEngineCoreProc")
 DUMMY_BATCH = "execute_dummy_batch"
 METHODS = {
@@ -109,6 +123,32 @@ class EngineView:
         self.blocks_total = int(self._pool.num_gpu_blocks) - 1
         self.watermark = int(scheduler.kv_cache_manager.watermark_blocks)
         self.kv_bytes = _kv_bytes(scheduler.kv_cache_config.kv_cache_tensors)
+
+    def open_ends(self) -> EndReader:
+        """What the logits processor of the end signal tells.
+
+        Raises:
+            PlugInError: it is not there, or its workers are out of reach.
+        """
+        missing = [
+            name for path, names in END_CLASSES.items() for name in missing_fields(path, names)
+        ]
+        if missing:
+            raise PlugInError(_cannot_work(missing))
+        config = self._scheduler.vllm_config
+        backend = config.parallel_config.distributed_executor_backend
+        if backend not in EXECUTORS:
+            raise PlugInError(
+                "evenstep.end_signal needs the engine's workers on its own machine: "
+                f"--distributed-executor-backend {' or '.join(EXECUTORS)}, not {backend}"
+            )
+        try:
+            return EndReader(table_path(*engine_key(config)))
+        except OSError as error:
+            raise PlugInError(
+                "evenstep.end_signal needs its logits processor as well: --logits-processors "
+                "engine_patches.end_signal:EndSignal"
+            ) from error
 
     @property
     def running(self) -> Sequence[EngineRequest]:
@@ -163,6 +203,26 @@ def grown_by_one(results: Mapping[int, Any], scheduled: Mapping[str, int]) -> Se
     ]
     # No set is made in the steps that only decode, which are nearly all.
     return scheduled.keys() if len(single) == len(scheduled) else {one.request_id for one in single}
+
+
+def mark(request: Any, number: int) -> None:
+    """Have the workers know a request by a number; one that generates nothing has no use for it."""
+    if request.sampling_params is not None:
+        # Another request may have the same object.
+        params = copy(request.sampling_params)
+        params.extra_args = {**(params.extra_args or {}), END_KEY: number}
+        request.sampling_params = params
+
+
+def end_tokens(params: Any) -> tuple[int, ...]:
+    """Tokens that end a request; none where it ignores them."""
+    eos = () if params.ignore_eos or params.eos_token_id is None else (params.eos_token_id,)
+    return tuple({*eos, *(params.stop_token_ids or ())})
+
+
+def engine_key(vllm_config: Any) -> tuple[str, int]:
+    """What the processes of one engine have in common, and those of no other on the machine."""
+    return vllm_config.instance_id, int(vllm_config.parallel_config.data_parallel_index)
 
 
 def _kv_bytes(tensors: Sequence[Any]) -> int:
@@ -225,15 +285,19 @@ def check(scheduler: Any) -> None:
         missing.append(f"Scheduler.{' or '.join(SLOTS)}")
     missing.extend(_missing_arguments(type(scheduler)))
     for path, names in CLASSES.items():
-        missing.extend(_missing_fields(path, names))
+        missing.extend(missing_fields(path, names))
     if not missing:
         for group in scheduler.kv_cache_config.kv_cache_groups:
             missing.extend(f"KV group's {path}" for path in KV_GROUP if not _has(group, path))
     if missing:
-        raise PlugInError(
-            f"the plug-in cannot work with vLLM {version()}: it has no {', '.join(missing)}. "
-            f"Tested versions: {', '.join(TESTED_VERSIONS)}"
-        )
+        raise PlugInError(_cannot_work(missing))
+
+
+def _cannot_work(missing: Iterable[str]) -> str:
+    return (
+        f"the plug-in cannot work with vLLM {version()}: it has no {', '.join(missing)}. "
+        f"Tested versions: {', '.join(TESTED_VERSIONS)}"
+    )
 
 
 def _missing_arguments(scheduler: type) -> Iterator[str]:
@@ -247,7 +311,7 @@ def _missing_arguments(scheduler: type) -> Iterator[str]:
             yield f"Scheduler.{name}({', '.join(arguments)})"
 
 
-def _missing_fields(path: str, names: Iterable[str]) -> Iterator[str]:
+def missing_fields(path: str, names: Iterable[str]) -> Iterator[str]:
     """Fields that a class neither declares nor sets when an instance is made."""
     module, _, name = path.rpartition(".")
     class_ = getattr(import_module(module), name, None)

@@ -103,6 +103,7 @@ class Reporter:
         self._meter = open_meter(engine.gpus, engine.local_rank)
         if self._meter is not None:
             _cross_check(self._meter, engine)
+        self._ends = engine.open_ends() if settings.end_signal else None
         self._publisher = self._open(settings)
         self._thread = threading.Thread(target=self._answer, name="evenstep", daemon=True)
         self._thread.start()
@@ -110,6 +111,8 @@ class Reporter:
     @_harmless
     def arrived(self, request: EngineRequest) -> None:
         """A request was given to the engine."""
+        if self._ends is not None:
+            compat.mark(request, self._ends.number(request.request_id))
         self._state.arrived(request)
 
     @_harmless
@@ -143,7 +146,8 @@ class Reporter:
         scheduled = output.num_scheduled_tokens
         grown = compat.grown_by_one(results, scheduled)
         ahead = [later.num_scheduled_tokens for later, *_ in self._ahead]
-        step = Step(engine.running, grown, engine.alive, engine.ended, scheduled, ahead)
+        ends = self._ends.changed() if self._ends is not None else {}
+        step = Step(engine.running, grown, engine.alive, engine.ended, scheduled, ahead, ends)
         tokens = output.total_num_scheduled_tokens
         publisher = self._publisher
         with publisher.lock:
@@ -157,6 +161,8 @@ class Reporter:
                 publisher.publish_changes(
                     changes.rows, changes.finished, changes.preempted, idle=not step.running
                 )
+                if self._ends is not None:
+                    self._ends.forget(changes.finished)
         self._last_end_s = now_s if engine.alive else None
 
     def close(self) -> None:

@@ -32,6 +32,8 @@ class Settings:
         worker: the worker's name; "" for the group and the rank.
         secret_key_file: file with the engine's CURVE key pair, as ``zmq.auth`` writes it.
         allowed_keys: public CURVE keys of the routers that may read.
+        end_signal: whether to tell how likely each request is to end; needs the logits processor
+            ``engine_patches.end_signal:EndSignal`` as well.
     """
 
     snapshots: str
@@ -39,6 +41,7 @@ class Settings:
     worker: str = ""
     secret_key_file: str | None = None
     allowed_keys: tuple[str, ...] = ()
+    end_signal: bool = False
 
     @property
     def secured(self) -> bool:
@@ -92,6 +95,9 @@ def _check_types(part: Mapping[str, Any]) -> None:
                     f"{KEY}.allowed_keys must be a list of public CURVE keys of "
                     f"{_CURVE_KEY_CHARACTERS} characters"
                 )
+        elif key == "end_signal":
+            if not isinstance(value, bool):
+                raise PlugInError(f"{KEY}.end_signal must be true or false, got {value!r}")
         elif not isinstance(value, str) or not value:
             raise PlugInError(f"{KEY}.{key} must be a text, got {value!r}")
     if "snapshots" not in part:

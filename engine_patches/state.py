@@ -48,6 +48,7 @@ class Step(NamedTuple):
         ended: ids that have ended lately; one may be named again until ``flushed`` has named it.
         scheduled: tokens that the step computed, by id.
         ahead: the same of steps scheduled since, whose results are still to come.
+        end_probabilities: of requests for which it is to be told anew, by id.
     """
 
     running: Sequence[EngineRequest]
@@ -56,6 +57,7 @@ class Step(NamedTuple):
     ended: Collection[str]
     scheduled: Mapping[str, int]
     ahead: Sequence[Mapping[str, int]] = ()
+    end_probabilities: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class EngineState:
         self._requests: dict[str, EngineRequest] = {}
         self._waiting: dict[str, int] = {}
         self._cached: dict[str, int] = {}
+        self._end_probabilities: dict[str, float] = {}
         self._ended: set[str] = set()
         self._unseen: set[str] = set()
 
@@ -116,12 +119,12 @@ class EngineState:
 
     def rows(self) -> list[Row]:
         """All running requests, as a full snapshot lists them."""
-        deltas, told = self._deltas, self._told
+        deltas, told, ends = self._deltas, self._told, self._end_probabilities
         rows: list[Row] = []
         for id_, offset in self._offsets.items():
             prompt, cached, left, generated = told[id_]
             grown = generated if offset is None else offset + deltas
-            rows.append((id_, prompt, grown, cached, left, None))
+            rows.append((id_, prompt, grown, cached, left, ends.get(id_) if grown else None))
         return rows
 
     def arrived(self, request: EngineRequest) -> None:
@@ -156,6 +159,9 @@ class EngineState:
         """Take in a step: one more delta."""
         self._deltas += 1
         odd = self._odd(step.grown)
+        if step.end_probabilities:
+            self._end_probabilities.update(step.end_probabilities)
+            odd |= self._offsets.keys() & step.end_probabilities.keys()
         same = len(self._offsets) == len(step.running)
         if same and not (odd or step.ended or self._unseen):
             return _NOTHING
@@ -212,7 +218,10 @@ class EngineState:
         # The KV of the newest token is computed by the step that follows it.
         if left < 0 or (left == 1 and generated):
             left = 0
-        return (id_, prompt, generated, self._cached.get(id_, 0), left, None)
+        cached = self._cached.get(id_, 0)
+        # In the midst of a prompt the model does not say how likely an end is.
+        end = self._end_probabilities.get(id_) if generated else None
+        return (id_, prompt, generated, cached, left, end)
 
     def _tell(self, request: EngineRequest, ahead: Sequence[Mapping[str, int]]) -> Row:
         row = self._row(request, ahead)
@@ -253,6 +262,7 @@ class EngineState:
         self._leave_waiting(id_)
         self._requests.pop(id_, None)
         self._cached.pop(id_, None)
+        self._end_probabilities.pop(id_, None)
 
     def _leave(self, id_: str) -> None:
         self._offsets.pop(id_, None)

@@ -16,6 +16,7 @@ import zmq
 from zmq.auth import create_certificates, load_certificate
 
 from engine_patches.compat import EngineView
+from engine_patches.end_table import EndWriter, table_path
 from engine_patches.report import HEARTBEAT_S, UNREAD_MESSAGES
 from engine_patches.reporter import Reporter
 from engine_patches.settings import PlugInError, Settings
@@ -272,6 +273,23 @@ def test_power_and_energy_are_told_while_they_can_be_read(
     wait_until(lambda: told(None, None), 5, "they are told no more")
     assert not reporter.failed
     reporter.close()
+
+
+def test_end_probabilities_are_told(tmp_path: Path, routers: Routers) -> None:
+    writer = EndWriter(table_path(tmp_path.name, 0), 4)
+    settings = Settings(f"ipc://{tmp_path}/s", end_signal=True)
+    engine = Engine(settings, instance=tmp_path.name)
+    stream = routers.subscribed(engine.reporter.endpoint)
+    request = Request("a", 5)
+    engine.add_request(request)
+    (number,) = (request.sampling_params.extra_args or {}).values()
+    row = writer.enter(number)
+    for _ in range(3):
+        engine.step()
+        writer.probabilities[row] = 0.5
+    told = [[one.end_probability for one in decode(stream.recv()).running] for _ in "123"]
+    assert told == [[None], [0.5], []]
+    engine.reporter.close()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,31 @@ from typing import Any
 VERSION = "0.32.0"
 
 
+class SamplingParams:
+    """Of one request."""
+
+    extra_args: dict[str, Any] | None = None
+    temperature = 1.0
+    ignore_eos = False
+    eos_token_id: int | None = None
+    stop_token_ids: Collection[int] | None = None
+
+    def __init__(self, **settings: Any) -> None:
+        vars(self).update(settings)
+
+
+class BatchUpdate:
+    """Who came into the batch, moved in it and left it."""
+
+    removed = added = moved = ()
+
+
 class Request:
     """An engine's request; ``computed_tokens`` are those of steps whose results are in."""
 
     def __init__(self, request_id: str, num_prompt_tokens: int, cached_tokens: int = 0) -> None:
         self.request_id = request_id
+        self.sampling_params = SamplingParams()
         self.num_prompt_tokens = num_prompt_tokens
         self.num_output_tokens = 0
         self.num_computed_tokens = 0
@@ -96,6 +116,7 @@ class FakeScheduler:
         blocks: int = 100,
         rank: int = 0,
         ranks: int = 1,
+        instance: str = "fake",
         **config: Any,
     ) -> None:
         self.chunk = chunk
@@ -115,10 +136,12 @@ class FakeScheduler:
         self.kv_cache_config = SimpleNamespace(kv_cache_groups=[spec], kv_cache_tensors=tensors)
         self.vllm_config = SimpleNamespace(
             additional_config=config,
+            instance_id=instance,
             parallel_config=SimpleNamespace(
                 data_parallel_index=rank,
                 data_parallel_rank_local=None,
                 data_parallel_size=ranks,
+                distributed_executor_backend="uni",
                 world_size=1,
             ),
         )
@@ -237,6 +260,8 @@ _CONTENTS: Mapping[str, Mapping[str, object]] = {
         "EngineCoreOutputs": EngineCoreOutputs,
     },
     "vllm.v1.engine.core": {"DPEngineCoreProc": DPEngineCoreProc},
+    "vllm.sampling_params": {"SamplingParams": SamplingParams},
+    "vllm.v1.sample.logits_processor.interface": {"BatchUpdate": BatchUpdate},
     "vllm.v1.kv_cache_interface": {"KVCacheTensor": KVCacheTensor},
     "vllm.v1.core.sched.output": {
         "SchedulerOutput": SchedulerOutput,

@@ -1,12 +1,13 @@
 """Whole vLLM engines inside one process; run by the engine's interpreter, in the engine's venv.
 
-PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL steps STEPS
+PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL steps|ends NUMBER
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import random
 import statistics
@@ -19,12 +20,14 @@ from typing import Any
 import zmq
 
 from deploy.engine.serve import write_metadata
+from router.wire import decode
 
 RUNNING = 32
 RUNS = 5
 # Random weights: only how long a step takes matters.
 LAYERS = 16
 BLOCK_TOKENS = 32
+EOS = 1
 
 
 class Engine:
@@ -46,8 +49,6 @@ class Engine:
             num_gpu_blocks_override=4096,
             max_num_seqs=RUNNING,
             max_model_len=2048,
-            load_format="dummy",
-            hf_overrides={"num_hidden_layers": LAYERS},
             enable_prefix_caching=False,
             **flags,
         )
@@ -83,12 +84,14 @@ def steps(model: str, number: int) -> dict[str, float]:
     Of several runs each figure's least is given: what else the machine does only adds.
     """
     endpoint = f"ipc://{tempfile.mkdtemp(prefix='evenstep-')}/s"
+    random_weights = {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": LAYERS}}
     hooked = Engine(
         model,
+        **random_weights,
         scheduler_cls="engine_patches.scheduler.EvenstepScheduler",
         additional_config={"evenstep": {"snapshots": endpoint}},
     )
-    engines = (hooked, Engine(model))
+    engines = (hooked, Engine(model, **random_weights))
     messages = read(endpoint)
     take_turns(engines, messages, number // 5)
     runs = [take_turns(engines, messages, number) for _ in range(RUNS)]
@@ -112,9 +115,69 @@ def take_turns(
     }
 
 
+# --- ends -----------------------------------------------------------------------------------------
+
+
+def ends(model: str, number: int) -> dict[str, Any]:
+    """What the stream tells of coming ends, beside vLLM's log-probabilities of all tokens.
+
+    Returns:
+        By the way in which requests end: what was told, as generated tokens and probability, and
+        what should have been: by token, the probability that it was the last.
+    """
+    from vllm.sampling_params import SamplingParams
+
+    endpoint = f"ipc://{tempfile.mkdtemp(prefix='evenstep-')}/s"
+    engine = Engine(
+        model,
+        scheduler_cls="engine_patches.scheduler.EvenstepScheduler",
+        logits_processors=["engine_patches.end_signal:EndSignal"],
+        additional_config={"evenstep": {"snapshots": endpoint, "end_signal": True}},
+        max_logprobs=-1,
+        max_num_batched_tokens=64,
+    ).engine
+    messages = read(endpoint)
+    ways: dict[str, dict[str, Any]] = {
+        "greedy": {"temperature": 0},
+        "cold": {"temperature": 0.05},
+        "several": {"temperature": 1, "stop_token_ids": [40, 41, 42]},
+        "ignored": {"temperature": 1, "ignore_eos": True},
+        "at first not": {"temperature": 1, "min_tokens": 10},
+    }
+    for turn, (name, settings) in enumerate(ways.items()):
+        prompt = {"prompt_token_ids": [9 + turn] * (20 + 40 * turn)}
+        parameters = SamplingParams(max_tokens=number, logprobs=-1, **settings)
+        engine.add_request(name, prompt, parameters)
+    told: dict[str, list[tuple[int, float]]] = {name: [] for name in ways}
+    should: dict[str, list[float]] = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            given = output.outputs[0].logprobs
+            temperature = ways[output.request_id]["temperature"] or 1
+            tokens = [*ways[output.request_id].get("stop_token_ids", []), EOS]
+            if "ignore_eos" in ways[output.request_id]:
+                tokens = []
+            chances = [chance(one, temperature, tokens) for one in given]
+            never = ways[output.request_id].get("min_tokens", 0)
+            should[output.request_id] = [0.0] * min(never, len(chances)) + chances[never:]
+        while messages.poll(50):
+            for row in decode(messages.recv()).running:
+                if row.end_probability is not None:
+                    name = row.id.rpartition("-")[0] or row.id
+                    told[name].append((row.generated_tokens, row.end_probability))
+    return {name: {"told": told[name], "should": should[name]} for name in ways}
+
+
+def chance(logprobs: dict[int, Any], temperature: float, tokens: list[int]) -> float:
+    """Of some tokens, from the log-probabilities of all at temperature 1."""
+    weights = {token: math.exp(one.logprob / temperature) for token, one in logprobs.items()}
+    return sum(weights[token] for token in tokens) / sum(weights.values())
+
+
 def read(endpoint: str) -> zmq.Socket[bytes]:
     """A router's end of the stream."""
-    socket = zmq.Context.instance().socket(zmq.SUB)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.SUBSCRIBE, b"")
     socket.connect(endpoint)
     return socket
@@ -127,7 +190,7 @@ def main() -> None:
     sys.path.insert(0, str(folder))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     gc.freeze()
-    report = {"steps": steps}[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
+    report = {"steps": steps, "ends": ends}[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
     sys.stdout.write("\n" + json.dumps(report) + "\n")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine_patches.compat import EngineView, admissions, check, preempted
+from engine_patches.compat import EngineView, admissions, check, end_tokens, mark, preempted
 from engine_patches.settings import PlugInError
 from tests.support import plugin_engine
 from tests.support.plugin_engine import (
@@ -15,6 +15,7 @@ from tests.support.plugin_engine import (
     KVCacheTensor,
     NewRequestData,
     Request,
+    SamplingParams,
     SchedulerOutput,
 )
 
@@ -139,3 +140,39 @@ def test_a_method_that_is_gone_is_named() -> None:
             check(scheduler)
     finally:
         FakeScheduler.__module__ = before
+
+
+def test_a_request_is_marked_for_the_workers() -> None:
+    shared = SamplingParams(extra_args={"x": 1})
+    request, other = SimpleNamespace(sampling_params=shared), SimpleNamespace(sampling_params=None)
+    mark(request, 7)
+    mark(other, 8)
+    assert request.sampling_params.extra_args == {"x": 1, "evenstep_request": 7}
+    assert (shared.extra_args, other.sampling_params) == ({"x": 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({}, set()),
+        ({"eos_token_id": 2}, {2}),
+        ({"eos_token_id": 2, "stop_token_ids": [3, 4]}, {2, 3, 4}),
+        ({"eos_token_id": 2, "stop_token_ids": [3], "ignore_eos": True}, {3}),
+    ],
+)
+def test_tokens_that_end_a_request(settings: dict[str, Any], tokens: set[int]) -> None:
+    assert set(end_tokens(SamplingParams(**settings))) == tokens
+
+
+def test_the_end_signal_needs_its_logits_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = FakeScheduler()
+    with pytest.raises(
+        PlugInError, match=r"--logits-processors engine_patches\.end_signal:EndSignal"
+    ):
+        EngineView(scheduler).open_ends()
+    scheduler.vllm_config.parallel_config.distributed_executor_backend = "ray"
+    with pytest.raises(PlugInError, match=r"--distributed-executor-backend uni or mp, not ray"):
+        EngineView(scheduler).open_ends()
+    monkeypatch.delattr(SamplingParams, "ignore_eos")
+    with pytest.raises(PlugInError, match=r"it has no SamplingParams\.ignore_eos"):
+        EngineView(scheduler).open_ends()

@@ -36,6 +36,7 @@ def test_all_keys() -> None:
     [
         (None, r"needs its settings: --additional-config"),
         ({}, r"evenstep.snapshots is missing"),
+        ({"snapshots": "ipc:///s", "end_signal": "yes"}, r"end_signal must be true or false"),
         ({"snapshot": "x"}, r"no key snapshot; known: snapshots, group, worker, secret_key_file"),
         ({"snapshots": 5600}, r"snapshots must be a text, got 5600"),
         ({"snapshots": "127.0.0.1:5600"}, r"must be tcp://HOST:PORT or ipc://PATH"),
