@@ -3,9 +3,9 @@
     python tests/bench/bench_lockstep.py [--seeds 3] [--requests 200] [--json FILE]
 
 A tiny random mixture of experts on the CPU (two cores: no latencies to go by). The ways take turns;
-each replays the same slice of BurstGPT's lengths, as published but for outputs cut at 128 tokens,
-from 48 clients before 2 x 8 slots. Figures come from the ranks' own snapshots, over the steps while
-requests always waited. Needs the CPU engine (`make engine`); does nothing without it.
+each replays the same slice of BurstGPT's lengths (prompts cut at 1,024 tokens, outputs at 128) from
+48 clients before 2 x 8 slots. Figures come from the ranks' own snapshots, over the steps from the
+warm-up to the last sending. Needs the CPU engine (`make engine`); does nothing without it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.support.moe_lockstep.runs import (
     replay,
     routing,
 )
+from tests.support.moe_lockstep.trace import PROMPT_CAP_TOKENS
 
 BALANCER = "vLLM's own balancer"
 WAYS = {
@@ -97,6 +98,7 @@ def measure(engine: Installation, folder: Path, seeds: int, requests: int) -> di
             "slots": SLOTS,
             "clients": CLIENTS,
             "trace": "burstgpt",
+            "prompts_cut_at_tokens": PROMPT_CAP_TOKENS,
             "outputs_cut_at_tokens": CAP_TOKENS,
             "lengths": "revealed to the router by max_tokens",
             "requests": requests,

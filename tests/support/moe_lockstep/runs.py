@@ -19,6 +19,7 @@ import httpx
 
 from tests.support.engine import MODEL
 from tests.support.moe_lockstep.ranks import SLOTS, Group
+from tests.support.moe_lockstep.trace import write_slice
 from tests.support.rank_steps import (
     GroupFigures,
     Ranks,
@@ -155,7 +156,14 @@ class Trial:
 
     def summary(self) -> dict[str, Any]:
         """What is worth keeping."""
-        keys = ("completed", "failed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
+        keys = (
+            "completed",
+            "failed",
+            "errors",
+            "output_throughput",
+            "mean_ttft_ms",
+            "mean_tpot_ms",
+        )
         cluster = self.report["cluster"]  # None where no router counts
         return {
             **asdict(self.figures),
@@ -173,18 +181,18 @@ def _share_waiting(window: Mapping[str, Any]) -> float:
 
 def replay(url: str, group: Group, folder: Path, requests: int, seed: int) -> Trial:
     """A slice of BurstGPT's lengths from ``CLIENTS`` clients, more than the group has slots."""
+    trace = write_slice(folder / f"burstgpt-{seed}.csv", requests, seed)
     file = folder / "replay.json"
-    command = [sys.executable, "-m", "router.cli", "replay", "--url", url, "--trace", "burstgpt"]
+    command = [sys.executable, "-m", "router.cli", "replay", "--url", url, "--trace", str(trace)]
     command += ["--arrivals", f"closed:{CLIENTS}", "--max-tokens", str(CAP_TOKENS)]
-    command += ["--requests", str(requests), "--seed", str(seed), "--reveal-lengths"]
+    command += ["--seed", str(seed), "--reveal-lengths", "--json", str(file)]
     with reading(group.endpoints) as log:
         log.rest(ended=0)
-        subprocess.run(
-            [*command, "--json", str(file)], check=True, timeout=600, stdout=subprocess.DEVNULL
-        )
-        log.rest(ended=requests)
+        # Its exit says that a request failed; so does the report, with the reasons.
+        subprocess.run(command, check=False, timeout=600, stdout=subprocess.DEVNULL)
+        report = json.loads(file.read_text())
+        log.rest(ended=report["completed"])
         ranks = log.ranks()
-    report = json.loads(file.read_text())
     begin_s = report["start_unix_s"] + report["steady"]["start_s"]
     end_s = begin_s + report["steady"]["duration"]
     return Trial(
