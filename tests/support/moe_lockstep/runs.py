@@ -144,7 +144,7 @@ class Trial:
 
     Attributes:
         report: of ``evenstep replay``.
-        figures: over the steps while requests always waited.
+        figures: over the steps from the warm-up to the last sending.
         whole: over all steps.
         overtakings: their number.
     """
