@@ -80,7 +80,8 @@ def _add_completions(app: FastAPI, context: AppContext) -> None:
     async def complete(request: Request) -> Response:
         body = await request.body()
         parsed = parse(body)
-        waiting = _pool_request(parsed, context.models.group(parsed.model), context.clock())
+        group = context.dispatcher.cluster.groups[context.models.group(parsed.model)]
+        waiting = _pool_request(parsed, group, context.clock())
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         # Starlette only calls what it is given as an ASGI application, which a relay is.
         return cast(Response, Relay(context.relay, waiting, target, body))
@@ -89,15 +90,16 @@ def _add_completions(app: FastAPI, context: AppContext) -> None:
         app.router.routes.append(Route(path, complete, methods=["POST"]))
 
 
-def _pool_request(parsed: ParsedRequest, group: str, now_s: float) -> PoolRequest:
+def _pool_request(parsed: ParsedRequest, group: Group, now_s: float) -> PoolRequest:
     return PoolRequest(
         id=f"es-{secrets.token_hex(10)}",
-        group=group,
-        prompt_tokens=parsed.prompt_tokens,
+        group=group.name,
+        prompt_tokens=parsed.known_tokens + group.token_rate.tokens(parsed.text_bytes),
         slots=parsed.slots,
         max_tokens=parsed.max_tokens,
         priority=parsed.priority,
         arrival_s=now_s,
+        text_bytes=0 if parsed.known_tokens else parsed.text_bytes,
     )
 
 
@@ -163,6 +165,7 @@ def _describe_worker(worker: Worker, now_s: float, context: AppContext) -> dict[
         "foreign_requests": worker.foreign.requests,
         "snapshots": fed if worker.spec.snapshots else "none",
         "snapshots_problem": context.problem(worker.spec.id),
+        "snapshot_sequence": worker.feed.sequence if worker.feed else None,
         "snapshot_age_s": round(now_s - worker.feed.received_s, 3) if worker.feed else None,
     }
 

@@ -16,6 +16,7 @@ from router.errors import ConfigError
 from router.forecast import Running
 from router.running import RunningTable, joined
 from router.signals import Departure
+from router.token_rate import TokenRate
 from router.types import (
     Arrived,
     Dispatch,
@@ -81,6 +82,7 @@ class Group:
     Attributes:
         waiting: requests that wait for a worker.
         departures: requests that stopped running; whoever reads them clears it.
+        token_rate: what a prompt's text comes to in tokens.
     """
 
     def __init__(self, name: str, *, lockstep: bool = False) -> None:
@@ -89,6 +91,7 @@ class Group:
         self.workers: dict[str, Worker] = {}
         self.waiting = 0
         self.departures: list[Departure] = []
+        self.token_rate = TokenRate()
         self._table = RunningTable()
         self._ledger = StepLedger()
         self._own_steps = OwnSteps()
@@ -104,7 +107,7 @@ class Group:
 
     def join(self, spec: WorkerSpec) -> None:
         """One more worker."""
-        self.workers[spec.id] = Worker(spec, self._table.worker(), self.departures)
+        self.workers[spec.id] = Worker(spec, self._table.worker(), self.departures, self.token_rate)
 
     def views(self, dispatch: Dispatch, overcommit: int = 0) -> Sequence[WorkerView]:
         """What a policy sees of the live workers."""

@@ -84,6 +84,10 @@ class DispatchPort(Protocol):
         """An assigned request's stream has shown so many output tokens."""
         ...
 
+    def prompt_counted(self, request: Request, prompt_tokens: int) -> None:
+        """An engine has said how many tokens a request's prompt has."""
+        ...
+
     def first_byte(self, request: Request, now_s: float) -> None:
         """The first byte of an answer was passed on, at a time of the dispatcher's clock."""
         ...
@@ -230,6 +234,10 @@ class Dispatcher:
     def progress(self, request: Request, generated_tokens: int) -> None:
         """See ``DispatchPort.progress``."""
         self.cluster.apply(Progressed(request.id, generated_tokens))
+
+    def prompt_counted(self, request: Request, prompt_tokens: int) -> None:
+        """See ``DispatchPort.prompt_counted``."""
+        self._lanes[request.group].group.token_rate.learn(request.text_bytes, prompt_tokens)
 
     def first_byte(self, request: Request, now_s: float) -> None:
         """See ``DispatchPort.first_byte``."""

@@ -19,11 +19,11 @@ _TOKEN = re.compile(r"es-[0-9a-f]{20}(?:r[0-9]+)?")
 _TOMBSTONES = 4096
 
 
-# By a request's token: the cap on its output, and its id if it has been given one.
-Claim = Callable[[str], tuple[int, int | None]]
+# By a request's token and its prompt's: the cap on its output, and its id if it has been given one.
+Claim = Callable[[str, int], tuple[int, int | None]]
 
 
-def _unclaimed(token: str) -> tuple[int, int | None]:
+def _unclaimed(token: str, prompt_tokens: int) -> tuple[int, int | None]:
     return NO_CAP, None
 
 
@@ -215,7 +215,7 @@ class Feed:
         if before is not None:
             part.max_tokens, number = before.max_tokens, before.number
         elif token is not None:
-            part.max_tokens, number = self._claim(token)
+            part.max_tokens, number = self._claim(token, told.prompt_tokens)
         part.number = self._rows.add(
             told.prompt_tokens,
             told.generated_tokens,

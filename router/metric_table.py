@@ -156,6 +156,11 @@ GROUP_ROWS: Sequence[Row[GroupReading]] = (
         lambda reading: reading.stats.policy_errors,
     ),
     Row(
+        "evenstep_bytes_per_token",
+        "Bytes of prompt text that are taken for a token, learned from what engines have counted.",
+        lambda reading: reading.group.token_rate.bytes_per_token,
+    ),
+    Row(
         "evenstep_overcommit_requests",
         "Requests that may queue in an engine before a slot is free there.",
         lambda reading: reading.decider.overcommit.requests,

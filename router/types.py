@@ -73,6 +73,7 @@ class Request:
         max_tokens: the client's cap on the output, if any.
         priority: lower goes first, as in vLLM.
         arrival_s: when it reached the router.
+        text_bytes: of the text that ``prompt_tokens`` is estimated from; 0: it is exact.
     """
 
     id: str
@@ -82,6 +83,7 @@ class Request:
     max_tokens: int | None = None
     priority: int = 0
     arrival_s: float = 0.0
+    text_bytes: int = 0
 
     @property
     def load_tokens(self) -> int:

@@ -15,6 +15,7 @@ from router.forecast import NO_CAP
 from router.foreign import ForeignLoad
 from router.running import WorkerRows
 from router.signals import Departure
+from router.token_rate import TokenRate
 from router.types import (
     DEFAULT_SLOTS,
     Dispatch,
@@ -54,6 +55,7 @@ class Worker:
         spec: as configured.
         rows: where the look-ahead finds its running requests.
         departures: where requests are noted that stopped running.
+        token_rate: learns from the prompts that its engine has counted.
 
     Attributes:
         feed: what its snapshots show, None while there are no fresh ones.
@@ -62,7 +64,13 @@ class Worker:
         down_reason: why it may not be given requests, None while it may.
     """
 
-    def __init__(self, spec: WorkerSpec, rows: WorkerRows, departures: list[Departure]) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        rows: WorkerRows,
+        departures: list[Departure],
+        token_rate: TokenRate,
+    ) -> None:
         self.spec = spec
         self.rows = rows
         self.departures = departures
@@ -70,6 +78,7 @@ class Worker:
         self.down_reason: str | None = self.trouble
         self.feed: Feed | None = None
         self.foreign = ForeignLoad()
+        self._token_rate = token_rate
         self.gaps = 0
         self._in_flight: dict[str, _InFlight] = {}
         self._unseen: dict[str, int] = {}
@@ -217,10 +226,11 @@ class Worker:
             generated_tokens = (flight.generated_tokens + part) // parts
             yield number, flight.request.prompt_tokens, generated_tokens, flight.max_tokens
 
-    def _claim(self, token: str) -> tuple[int, int | None]:
+    def _claim(self, token: str, prompt_tokens: int) -> tuple[int, int | None]:
         flight = self._in_flight.get(token)
         if flight is None:
             return NO_CAP, None
+        self._token_rate.learn(flight.request.text_bytes, prompt_tokens)
         return flight.max_tokens, flight.numbers.pop(0) if flight.numbers else None
 
     def _recount(self, tokens: Iterable[str]) -> None:

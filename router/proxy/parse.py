@@ -14,9 +14,8 @@ import msgspec
 
 from router.errors import InvalidRequestError
 
-# English text under common tokenizers; only the balance depends on it, never the answer.
-_BYTES_PER_TOKEN = 4
-_TOKENS_PER_MESSAGE = 4
+# What a chat template writes around a message.
+_BYTES_PER_MESSAGE = 16
 # No engine takes more; sums and products stay within the range of floats.
 _MOST = 2**31 - 1
 
@@ -29,14 +28,16 @@ class ParsedRequest:
 
     Attributes:
         model: as named by the client, None where it named none.
-        prompt_tokens: per engine request; exact for token-id prompts, else an estimate.
+        known_tokens: of prompts given as token ids, per engine request.
+        text_bytes: of prompts given as text, per engine request.
         slots: engine requests that it becomes.
         max_tokens: cap on the output.
         priority: lower goes first.
     """
 
     model: str | None
-    prompt_tokens: int
+    known_tokens: int
+    text_bytes: int
     slots: int
     max_tokens: int | None
     priority: int
@@ -57,11 +58,15 @@ def parse(body: bytes) -> ParsedRequest:
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
         raise InvalidRequestError("'model' should be a string", param="model")
-    prompts = _prompt_lengths(fields)
+    prompts = _prompts(fields)
+    known_tokens, text_bytes = (
+        -(-sum(each) // len(prompts)) for each in zip(*prompts, strict=True)
+    )
     copies = max(_whole(fields.get("n"), 1), _whole(fields.get("best_of"), 1))
     return ParsedRequest(
         model=model,
-        prompt_tokens=-(-sum(prompts) // len(prompts)),
+        known_tokens=known_tokens,
+        text_bytes=text_bytes,
         slots=len(prompts) * copies,
         max_tokens=_max_tokens(fields),
         priority=fields["priority"] if type(fields.get("priority")) is int else 0,
@@ -79,43 +84,43 @@ def _whole(value: Any, otherwise: int) -> int:
     return min(value, _MOST) if type(value) is int and value > 0 else otherwise
 
 
-def _prompt_lengths(fields: Mapping[str, Any]) -> list[int]:
-    """Tokens of each prompt, at least one prompt."""
+def _prompts(fields: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Token ids and bytes of text of each prompt, at least one prompt."""
     if "messages" in fields:
-        return [_chat_tokens(fields)]
+        return [(0, _chat_bytes(fields))]
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        return [_prompt_tokens(one) for one in prompt]
-    return [_prompt_tokens(prompt)]
+        return [_prompt(one) for one in prompt]
+    return [_prompt(prompt)]
 
 
-def _prompt_tokens(prompt: Any) -> int:
+def _prompt(prompt: Any) -> tuple[int, int]:
     if isinstance(prompt, str):
-        return _text_tokens(prompt)
-    return len(prompt) if isinstance(prompt, list) else 0
+        return 0, _text_bytes(prompt)
+    return (len(prompt) if isinstance(prompt, list) else 0), 0
 
 
-def _chat_tokens(fields: Mapping[str, Any]) -> int:
+def _chat_bytes(fields: Mapping[str, Any]) -> int:
     messages = fields["messages"]
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         return 0
     tools = fields.get("tools")
-    tokens = _text_tokens(msgspec.json.encode(tools).decode()) if tools else 0
+    size = len(msgspec.json.encode(tools)) if tools else 0
     for message in messages:
-        tokens += _TOKENS_PER_MESSAGE
+        size += _BYTES_PER_MESSAGE
         if isinstance(message, dict):
-            tokens += _content_tokens(message.get("content"))
-    return tokens
+            size += _content_bytes(message.get("content"))
+    return size
 
 
-def _content_tokens(content: Any) -> int:
+def _content_bytes(content: Any) -> int:
     if isinstance(content, str):
-        return _text_tokens(content)
+        return _text_bytes(content)
     if not isinstance(content, list):
         return 0
     texts = (part.get("text") for part in content if isinstance(part, dict))
-    return sum(_text_tokens(text) for text in texts if isinstance(text, str))
+    return sum(_text_bytes(text) for text in texts if isinstance(text, str))
 
 
-def _text_tokens(text: str) -> int:
-    return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
+def _text_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from router.proxy.events import EventStream, error_event
 from router.types import Outcome, Request, WorkerSpec
 
 _PROGRESS_EVENTS = 32
+# Inside a text the quotation marks would be escaped.
+_PROMPT_TOKENS = re.compile(rb'"usage": ?\{[^{}]*"prompt_tokens": ?(\d{1,9})\b')
 
 
 @dataclass(slots=True, eq=False)
@@ -191,6 +194,9 @@ class Relay:
     async def _whole(self, response: Response, send: Send) -> None:
         body = await response.read()
         self._note_first_byte(response)
+        counted = _PROMPT_TOKENS.search(body) if self._request.slots == 1 else None
+        if counted is not None:
+            self._context.port.prompt_counted(self._request, int(counted[1]))
         failed = response.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         self._context.port.end(self._request, Outcome.FAILED if failed else Outcome.COMPLETED)
         await send_answer(

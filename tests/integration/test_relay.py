@@ -578,3 +578,25 @@ async def test_attempts_at_a_worker_that_is_out_of_use_are_ended() -> None:
         await silent.left()
         await streaming.left()
         await router.settled()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "body", "learned"),
+    [
+        ("x" * 4000, {"usage": {"completion_tokens": 1, "prompt_tokens": 4000}}, True),
+        ([7] * 4000, {"usage": {"prompt_tokens": 4000}}, False),
+        (["x" * 4000, "y"], {"usage": {"prompt_tokens": 4001}}, False),
+        ("x" * 4000, {"text": '"usage": {"prompt_tokens": 4000}'}, False),
+        ("x" * 4000, {"error": "no"}, False),
+    ],
+    ids=["text", "token ids", "several", "as text", "no usage"],
+)
+async def test_what_an_engine_counts_in_a_prompt_is_learned(
+    one: One, prompt: Any, body: Any, learned: bool
+) -> None:
+    router, engine = one
+    asked = router.post(prompt=prompt)
+    await (await engine.next()).answer(json.dumps(body).encode())
+    await soon(asked)
+    rate = router.dispatcher.cluster.groups["default"].token_rate
+    assert (rate.bytes_per_token < 2) is learned

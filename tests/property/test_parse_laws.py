@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.app import _pool_request
+from router.cluster import Group
 from router.errors import InvalidRequestError
 from router.proxy.parse import ParsedRequest, parse
 
@@ -53,7 +54,7 @@ def readings(body: dict[str, Any]) -> tuple[Any, ...]:
         parsed = parse(json.dumps(body).encode())
     except InvalidRequestError as error:
         return error.message, error.param
-    request = _pool_request(parsed, "default", 1.0)
+    request = _pool_request(parsed, Group("default"), 1.0)
     return parsed, replace(request, id="")
 
 
@@ -81,6 +82,6 @@ def test_every_other_body_is_refused(body: bytes) -> None:
 
 
 def assert_sound(request: ParsedRequest) -> None:
-    assert request.prompt_tokens >= 0
+    assert min(request.known_tokens, request.text_bytes) >= 0
     assert request.slots >= 1
     assert request.max_tokens is None or request.max_tokens >= 1

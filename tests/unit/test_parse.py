@@ -6,10 +6,16 @@ import pytest
 
 from router.errors import InvalidRequestError
 from router.proxy.parse import ParsedRequest, parse
+from router.token_rate import TokenRate
 
 
 def parsed(**fields: Any) -> ParsedRequest:
     return parse(json.dumps(fields).encode())
+
+
+def tokens_of(request: ParsedRequest) -> int:
+    """What it comes to before anything is learned."""
+    return request.known_tokens + TokenRate().tokens(request.text_bytes)
 
 
 @pytest.mark.parametrize(
@@ -37,15 +43,15 @@ def parsed(**fields: Any) -> ParsedRequest:
 def test_prompt(prompt: Any, tokens: int, slots: int) -> None:
     request = parsed(prompt=prompt)
 
-    assert (request.prompt_tokens, request.slots) == (tokens, slots)
+    assert (tokens_of(request), request.slots) == (tokens, slots)
 
 
 def test_prompt_lengths_of_a_list_are_averaged_upwards() -> None:
-    assert parsed(prompt=[[1] * 3, [1] * 4]).prompt_tokens == 4
+    assert parsed(prompt=[[1] * 3, [1] * 4]).known_tokens == 4
 
 
 def test_without_a_prompt() -> None:
-    assert parsed() == ParsedRequest(None, 0, 1, None, 0)
+    assert parsed() == ParsedRequest(None, 0, 0, 1, None, 0)
 
 
 PER_MESSAGE = 4
@@ -71,12 +77,13 @@ PER_MESSAGE = 4
     ],
 )
 def test_chat(messages: Any, tokens: int) -> None:
-    assert parsed(messages=messages).prompt_tokens == tokens
+    assert tokens_of(parsed(messages=messages)) == tokens
 
 
 @pytest.mark.parametrize("tools", [None, [], "", 0])
 def test_empty_tools_count_nothing(tools: Any) -> None:
-    assert parsed(messages=[{"content": "abcd"}], tools=tools).prompt_tokens == PER_MESSAGE + 1
+    request = parsed(messages=[{"content": "abcd"}], tools=tools)
+    assert tokens_of(request) == PER_MESSAGE + 1
 
 
 @pytest.mark.parametrize("tools", [[{"type": "function"}], {"a": "b" * 16}, "abcdefgh", 12345])
@@ -85,7 +92,7 @@ def test_tools_count_as_text(tools: Any) -> None:
 
     request = parsed(messages=[], tools=tools)
 
-    assert request.prompt_tokens == -(-len(text) // 4)
+    assert request.text_bytes == len(text)
 
 
 @pytest.mark.parametrize(
