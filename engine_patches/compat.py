@@ -64,8 +64,9 @@ CLASSES = {
     "vllm.v1.core.sched.output.CachedRequestData": CACHED_REQUESTS,
     "vllm.v1.kv_cache_interface.KVCacheTensor": KV_TENSOR,
 }
-# What the end signal needs besides.
+# What the logits processors need besides; the keys are those of a request's ``vllm_xargs``.
 END_KEY = "evenstep_request"
+HIDDEN_LENGTH_KEY = "evenstep_output_tokens"
 END_CLASSES = {
     "vllm.v1.request.Request": ("sampling_params",),
     "vllm.sampling_params.SamplingParams": (
@@ -215,9 +216,9 @@ def mark(request: Any, number: int) -> None:
 
 
 def end_tokens(params: Any) -> tuple[int, ...]:
-    """Tokens that end a request; none where it ignores them."""
+    """Tokens that end a request, the model's own first, unless it is to be ignored."""
     eos = () if params.ignore_eos or params.eos_token_id is None else (params.eos_token_id,)
-    return tuple({*eos, *(params.stop_token_ids or ())})
+    return tuple(dict.fromkeys((*eos, *(params.stop_token_ids or ()))))
 
 
 def engine_key(vllm_config: Any) -> tuple[str, int]:

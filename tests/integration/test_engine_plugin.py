@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +37,8 @@ FLAGS = (
     *("--scheduler-cls", "engine_patches.scheduler.EvenstepScheduler"),
     *("--num-gpu-blocks-override", str(BLOCKS + 1), "--max-num-seqs", str(SLOTS)),
     *("--max-model-len", "512", "--max-num-batched-tokens", "128", "--enable-prefix-caching"),
+    *("--logits-processors", "engine_patches.end_signal:EndSignal"),
+    "engine_patches.hidden_length:HiddenLength",
 )
 
 
@@ -108,7 +112,8 @@ def watched(
 ) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("plugin")
     endpoint = f"tcp://127.0.0.1:{free_port()}"
-    config = json.dumps({"evenstep": {"snapshots": endpoint, "group": "g", "worker": "w"}})
+    settings = {"snapshots": endpoint, "group": "g", "worker": "w", "end_signal": True}
+    config = json.dumps({"evenstep": settings})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(install(folder))]))
         patch.setenv("STAT_LOG_FILE", str(folder / "stats.jsonl"))
@@ -218,6 +223,64 @@ def test_a_client_that_hangs_up_is_told(watched: Watched) -> None:
     watched.rest()
     snapshots = told(watched.stream.snapshots)
     assert changes(m for m, *_ in snapshots) == changes(m for m, _ in counted(watched.counts))
+
+
+def test_ends_are_told_from_another_process(watched: Watched) -> None:
+    """The workers of a CPU engine have processes of their own."""
+    first = len(watched.stream.snapshots)
+    prompt = {"model": MODEL, "prompt": "x", "max_tokens": 30, "temperature": 0.7}
+    httpx.post(f"{watched.server.url}/v1/completions", json=prompt, timeout=WAIT_S)
+    watched.rest()
+    rows = [row for one in watched.stream.snapshots[first:] for row in one.running]
+    told = [row.end_probability for row in rows if row.end_probability is not None]
+    assert told
+    assert all(0 < probability < 0.1 for probability in told)  # nearly uniform over 262 tokens
+
+
+@pytest.mark.parametrize(
+    ("hidden", "more", "tokens", "reason"),
+    [
+        (1, {}, 1, "stop"),
+        (37, {"temperature": 0}, 37, "stop"),
+        (37, {"min_tokens": 50}, 37, "stop"),
+        (37, {"n": 3}, 3 * 37, "stop"),
+        (80, {}, 60, "length"),
+        (37, {"ignore_eos": True}, 60, "length"),
+        (None, {"ignore_eos": True}, 60, "length"),
+    ],
+)
+def test_a_hidden_length(
+    watched: Watched, hidden: int | None, more: dict[str, Any], tokens: int, reason: str
+) -> None:
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 60, **more}
+    if hidden is not None:
+        body["vllm_xargs"] = {"evenstep_output_tokens": hidden}
+    answer = httpx.post(f"{watched.server.url}/v1/completions", json=body, timeout=WAIT_S).json()
+    assert answer["usage"]["completion_tokens"] == tokens
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {reason}
+
+
+def test_a_hidden_length_that_is_none_is_refused(watched: Watched) -> None:
+    body = {"model": MODEL, "prompt": "x", "vllm_xargs": {"evenstep_output_tokens": "many"}}
+    answer = httpx.post(f"{watched.server.url}/v1/completions", json=body, timeout=WAIT_S)
+    assert answer.status_code == 400
+    assert "evenstep_output_tokens must be a positive integer" in answer.text
+
+
+def test_a_replay_gets_the_lengths_of_its_trace(watched: Watched, tmp_path: Path) -> None:
+    trace, report = tmp_path / "trace.jsonl", tmp_path / "report.json"
+    lengths = [5 + 7 * number % 60 for number in range(16)]
+    lines = [
+        {"timestamp": number, "input_length": 30, "output_length": length, "hash_ids": []}
+        for number, length in enumerate(lengths)
+    ]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    command = [sys.executable, "-m", "router.cli", "replay", "--url", watched.server.url]
+    command += ["--trace", str(trace), "--arrivals", "closed:6", "--max-tokens", "50"]
+    subprocess.run([*command, "--json", str(report)], check=True, timeout=2 * WAIT_S)
+    told = json.loads(report.read_text())
+    assert (told["failed"], told["completed"]) == (0, len(lengths))
+    assert told["total_output_tokens"] == sum(min(length, 50) for length in lengths)
 
 
 def test_real_schedulers_under_memory_pressure(engine_installation: Installation) -> None:

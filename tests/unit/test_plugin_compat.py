@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from engine_patches.compat import EngineView, admissions, check, end_tokens, mark, preempted
+from engine_patches.compat import (
+    HIDDEN_LENGTH_KEY,
+    EngineView,
+    admissions,
+    check,
+    end_tokens,
+    mark,
+    preempted,
+)
 from engine_patches.settings import PlugInError
+from loadgen.emulator.generation import HIDDEN_LENGTH
 from tests.support import plugin_engine
 from tests.support.plugin_engine import (
     CachedRequestData,
@@ -154,14 +163,18 @@ def test_a_request_is_marked_for_the_workers() -> None:
 @pytest.mark.parametrize(
     ("settings", "tokens"),
     [
-        ({}, set()),
-        ({"eos_token_id": 2}, {2}),
-        ({"eos_token_id": 2, "stop_token_ids": [3, 4]}, {2, 3, 4}),
-        ({"eos_token_id": 2, "stop_token_ids": [3], "ignore_eos": True}, {3}),
+        ({}, ()),
+        ({"eos_token_id": 2}, (2,)),
+        ({"eos_token_id": 4, "stop_token_ids": [3, 4]}, (4, 3)),
+        ({"eos_token_id": 2, "stop_token_ids": [3], "ignore_eos": True}, (3,)),
     ],
 )
-def test_tokens_that_end_a_request(settings: dict[str, Any], tokens: set[int]) -> None:
-    assert set(end_tokens(SamplingParams(**settings))) == tokens
+def test_tokens_that_end_a_request(settings: dict[str, Any], tokens: tuple[int, ...]) -> None:
+    assert end_tokens(SamplingParams(**settings)) == tokens
+
+
+def test_the_hidden_length_has_one_name() -> None:
+    assert HIDDEN_LENGTH_KEY == HIDDEN_LENGTH
 
 
 def test_the_end_signal_needs_its_logits_processor(monkeypatch: pytest.MonkeyPatch) -> None:
