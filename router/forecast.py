@@ -119,12 +119,9 @@ def forecast(
     """
     if isinstance(prediction, Ends) and profile.plain:
         return _linear(running, prediction.steps, profile, workers, horizon + 1)
+    worker, tokens, prefill_left = running.worker, running.tokens, running.prefill_left
     by_step = [
-        np.bincount(
-            running.worker,
-            chance * profile.work_at(running.tokens, running.prefill_left, ahead),
-            workers,
-        )
+        np.bincount(worker, chance * profile.work_at(tokens, prefill_left, ahead), workers)
         for ahead, chance in enumerate(prediction.chances(horizon + 1).T)
     ]
     return np.stack(by_step, axis=1)

@@ -97,7 +97,12 @@ class WorkProfile:
         return held
 
     def decoded(self, prefill_left: Ints, ahead: int) -> Ints:
-        """Steps that yielded tokens before step k + ahead; a prefill's last yields the first."""
+        """Steps that yielded tokens before step k + ahead; a prefill's last yields the first.
+
+        Shape (n,), or () where nobody prefills and it is the same for all.
+        """
+        if self.prefill_beta == 0:
+            return np.array(ahead)
         return np.maximum(0, ahead - self.steps_before_first(prefill_left))
 
     def steps_before_first(self, prefill_left: Ints) -> Ints:
