@@ -117,7 +117,12 @@ def measure(
 
 def row(way: str, url: str, group: Group, folder: Path, requests: int, seed: int) -> Row:
     trial = replay(url, group, folder, requests, seed)
-    found = {"seed": seed, **trial.summary(), "overtakings": trial.overtakings}
+    found = {
+        "seed": seed,
+        **trial.summary(),
+        "overtakings": trial.overtakings,
+        "load_average": os.getloadavg()[0],
+    }
     sys.stderr.write(f"{way}: {found}\n")
     return found
 
