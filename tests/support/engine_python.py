@@ -13,9 +13,11 @@ from tests.support.engine import ENVIRONMENT, Installation
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def real_schedulers(engine: Installation, task: str, steps: int) -> dict[str, Any]:
-    """Let ``tests.support.real_schedulers`` do a task; its JSON."""
-    return _report(engine, "tests.support.real_schedulers", task, str(steps))
+def real_schedulers(
+    engine: Installation, task: str, steps: int, vllm: Path | None = None
+) -> dict[str, Any]:
+    """Let ``tests.support.real_schedulers`` do a task, with this vLLM if one is given; its JSON."""
+    return _report(engine, "tests.support.real_schedulers", task, str(steps), vllm=vllm)
 
 
 def real_engines(engine: Installation, task: str, steps: int) -> dict[str, Any]:
@@ -23,13 +25,16 @@ def real_engines(engine: Installation, task: str, steps: int) -> dict[str, Any]:
     return _report(engine, "tests.support.real_engines", task, str(steps))
 
 
-def _report(engine: Installation, module: str, task: str, *arguments: str) -> dict[str, Any]:
+def _report(
+    engine: Installation, module: str, task: str, *arguments: str, vllm: Path | None = None
+) -> dict[str, Any]:
     """Run a module's task; the JSON of its last line.
 
     Raises:
         RuntimeError: it failed; the message is what it wrote last.
     """
-    environment = {"PYTHONPATH": str(ROOT), "VLLM_LOGGING_LEVEL": "ERROR"}
+    paths = [str(path) for path in (vllm, ROOT) if path is not None]
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(
         [str(engine.python), "-m", module, str(engine.model), task, *arguments],
         env={**os.environ, **ENVIRONMENT, **environment},

@@ -1,6 +1,6 @@
 """Whole vLLM engines inside one process; run by the engine's interpreter, in the engine's venv.
 
-PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL steps|ends NUMBER
+PYTHONPATH=. VENV/bin/python -m tests.support.real_engines MODEL steps|ends|skill NUMBER
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from typing import Any
 import zmq
 
 from deploy.engine.serve import write_metadata
+from router.feed import Feed
+from router.forecast import Running
+from router.running import RunningTable
+from router.signals import Departure, LearningSignal, ReportedSignal
+from router.survival import SurvivalSignal
+from router.tuning import SkillMeter
 from router.wire import decode
 
 RUNNING = 32
@@ -36,6 +42,9 @@ class Engine:
     Args:
         model: folder of the checkpoint.
         flags: further arguments of vLLM's ``EngineArgs``.
+
+    Attributes:
+        by_themselves: whether requests end by their end tokens, not at a length.
     """
 
     def __init__(self, model: str, **flags: Any) -> None:
@@ -53,6 +62,7 @@ class Engine:
             **flags,
         )
         self.engine = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
+        self.by_themselves = False
         self._rng = random.Random(1)
         self._requests = 0
 
@@ -64,7 +74,9 @@ class Engine:
             self._requests += 1
             tokens = self._rng.randrange(100, 301)
             prompt = {"prompt_token_ids": [9] * self._rng.randrange(16, 128)}
-            parameters = SamplingParams(max_tokens=tokens, ignore_eos=True)
+            if self.by_themselves:
+                tokens = 1500
+            parameters = SamplingParams(max_tokens=tokens, ignore_eos=not self.by_themselves)
             self.engine.add_request(f"cmpl-es-{self._requests:020x}-0", prompt, parameters)
 
     def step(self) -> tuple[float, float]:
@@ -127,16 +139,8 @@ def ends(model: str, number: int) -> dict[str, Any]:
     """
     from vllm.sampling_params import SamplingParams
 
-    endpoint = f"ipc://{tempfile.mkdtemp(prefix='evenstep-')}/s"
-    engine = Engine(
-        model,
-        scheduler_cls="engine_patches.scheduler.EvenstepScheduler",
-        logits_processors=["engine_patches.end_signal:EndSignal"],
-        additional_config={"evenstep": {"snapshots": endpoint, "end_signal": True}},
-        max_logprobs=-1,
-        max_num_batched_tokens=64,
-    ).engine
-    messages = read(endpoint)
+    signalling, messages = with_end_signal(model, max_logprobs=-1, max_num_batched_tokens=64)
+    engine = signalling.engine
     ways: dict[str, dict[str, Any]] = {
         "greedy": {"temperature": 0},
         "cold": {"temperature": 0.05},
@@ -168,10 +172,66 @@ def ends(model: str, number: int) -> dict[str, Any]:
     return {name: {"told": told[name], "should": should[name]} for name in ways}
 
 
+def with_end_signal(model: str, **flags: Any) -> tuple[Engine, zmq.Socket[bytes]]:
+    """An engine that tells of coming ends, and a router's end of its stream."""
+    endpoint = f"ipc://{tempfile.mkdtemp(prefix='evenstep-')}/s"
+    engine = Engine(
+        model,
+        scheduler_cls="engine_patches.scheduler.EvenstepScheduler",
+        logits_processors=["engine_patches.end_signal:EndSignal"],
+        additional_config={"evenstep": {"snapshots": endpoint, "end_signal": True}},
+        **flags,
+    )
+    return engine, read(endpoint)
+
+
 def chance(logprobs: dict[int, Any], temperature: float, tokens: list[int]) -> float:
     """Of some tokens, from the log-probabilities of all at temperature 1."""
     weights = {token: math.exp(one.logprob / temperature) for token, one in logprobs.items()}
     return sum(weights[token] for token in tokens) / sum(weights.values())
+
+
+# --- skill ----------------------------------------------------------------------------------------
+
+
+def skill(model: str, number: int) -> dict[str, float | None]:
+    """Brier skill of both signals, as the router measures it, and the bytes of a step.
+
+    Requests end by themselves; what the router reads is all that the signals get.
+    """
+    engine, messages = with_end_signal(model)
+    engine.by_themselves = True
+    table = RunningTable()
+    feed = Feed(table.worker())
+    signals = {"reported": ReportedSignal(), "survival": SurvivalSignal()}
+    meters = {name: SkillMeter() for name in signals}
+    size = ended = 0
+    for _ in range(number):
+        engine.step()
+        message = messages.recv()
+        size += len(message)
+        feed.apply(decode(message), 0.0)
+        running = table.running([0])
+        for name, signal in signals.items():
+            learn(signal, meters[name], [departure for _, departure in feed.departures], running)
+        ended += len(feed.departures)
+        feed.departures.clear()
+    skills = {name: meter.skill for name, meter in meters.items()}
+    return {**skills, "bytes": size / number, "ended": ended}
+
+
+def learn(signal: Any, meter: SkillMeter, departures: list[Departure], running: Running) -> None:
+    """One step, in the router's order."""
+    for departure in departures:
+        meter.ended(departure)
+        if isinstance(signal, LearningSignal):
+            signal.ended(departure)
+    meter.advance(1)
+    if isinstance(signal, LearningSignal):
+        signal.advance(1)
+        signal.observe(running)
+    if meter.due and len(running):
+        meter.note(running, signal)
 
 
 def read(endpoint: str) -> zmq.Socket[bytes]:
@@ -190,7 +250,9 @@ def main() -> None:
     sys.path.insert(0, str(folder))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     gc.freeze()
-    report = {"steps": steps, "ends": ends}[sys.argv[2]](sys.argv[1], int(sys.argv[3]))
+    report = {"steps": steps, "ends": ends, "skill": skill}[sys.argv[2]](
+        sys.argv[1], int(sys.argv[3])
+    )
     sys.stdout.write("\n" + json.dumps(report) + "\n")
 
 

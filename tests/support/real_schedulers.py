@@ -1,6 +1,6 @@
 """vLLM's own schedulers without a model; run by the engine's interpreter, in the engine's venv.
 
-PYTHONPATH=. VENV/bin/python -m tests.support.real_schedulers MODEL check|bench STEPS
+PYTHONPATH=. VENV/bin/python -m tests.support.real_schedulers MODEL check|names|bench STEPS
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import zmq
 
 from deploy.engine.serve import write_metadata
+from engine_patches.settings import PlugInError
 from router.feed import Feed
 from router.wire import decode, full_endpoint
 
@@ -260,6 +261,28 @@ def resident(one: Any) -> int:
     return int(one.num_tokens if decoding else done)
 
 
+# --- names ----------------------------------------------------------------------------------------
+
+
+def names(make: Schedulers) -> dict[str, Any]:
+    """What the plug-in reads and this vLLM has not; the scheduler says it as it starts."""
+    from engine_patches import compat
+
+    missing = []
+    for flavour in ("EvenstepScheduler", "EvenstepAsyncScheduler"):
+        try:
+            make.make(flavour).shutdown()
+        except PlugInError as error:
+            missing.append(str(error))
+    ends = [
+        name
+        for path, fields in compat.END_CLASSES.items()
+        for name in compat.missing_fields(path, fields)
+    ]
+    version = ".".join(compat.version().split(".")[:2])
+    return {"version": version, "missing": missing, "end_signal": ends}
+
+
 # --- bench ----------------------------------------------------------------------------------------
 
 
@@ -366,6 +389,8 @@ def main() -> None:
     if sys.argv[2] == "check":
         for flavour, ahead in (("EvenstepScheduler", 0), ("EvenstepAsyncScheduler", 1)):
             report[flavour] = check(make, flavour, ahead, seed=1, steps=int(sys.argv[3]))
+    elif sys.argv[2] == "names":
+        report = names(make)
     else:
         for kind in ("Scheduler", "AsyncScheduler"):
             for running in (32, 256):
