@@ -280,10 +280,8 @@ def test_end_probabilities_are_told(tmp_path: Path, routers: Routers) -> None:
     settings = Settings(f"ipc://{tmp_path}/s", end_signal=True)
     engine = Engine(settings, instance=tmp_path.name)
     stream = routers.subscribed(engine.reporter.endpoint)
-    request = Request("a", 5)
-    engine.add_request(request)
-    (number,) = (request.sampling_params.extra_args or {}).values()
-    row = writer.enter(number)
+    engine.add_request(Request("a", 5))
+    row = writer.enter(engine.waiting[0].sampling_params.extra_args["evenstep_request"])
     for _ in range(3):
         engine.step()
         writer.probabilities[row] = 0.5
@@ -303,15 +301,13 @@ def test_memory_that_is_not_there_is_said(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    *,
     lost: bool,
     said: str,
 ) -> None:
     meter = Meter()
     meter.lost = lost
     monkeypatch.setattr("engine_patches.reporter.open_meter", lambda *_: meter)
-    with caplog.at_level(logging.WARNING):
-        Reporter(EngineView(FakeScheduler()), Settings(f"ipc://{tmp_path}/s")).close()
+    Reporter(EngineView(FakeScheduler()), Settings(f"ipc://{tmp_path}/s")).close()
     assert caplog.records[0].getMessage() == said
 
 

@@ -13,7 +13,7 @@ VERSION = "0.32.0"
 class SamplingParams:
     """Of one request."""
 
-    extra_args: dict[str, Any] | None = None
+    extra_args: Any = None
     temperature = 1.0
     ignore_eos = False
     eos_token_id: int | None = None
