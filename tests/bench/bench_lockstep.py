@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import starmap
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,15 +42,10 @@ WAYS = {
     "bfio from the pool": ("--policy", "bfio", "--overcommit", "0"),
     "bfio, over-commit 2": ("--policy", "bfio", "--overcommit", "2"),
 }
-KEYS = {
-    "imbalance_tokens": ",.0f",
-    "mean_load_tokens": ",.0f",
-    "slot_bubble_steps": ".2f",
-    "steps": ",.0f",
-    "completed": ",.0f",
-    "failed": ",.0f",
-    "overtakings": ",.0f",
-}
+HEAD = (
+    "| way | imbalance, tokens (each seed) | mean load of a rank, tokens | slot bubble, steps "
+    "| answered, failed |"
+)
 Row = dict[str, Any]
 
 
@@ -128,12 +124,20 @@ def row(way: str, url: str, group: Group, folder: Path, requests: int, seed: int
 
 
 def table(rows: dict[str, list[Row]]) -> list[str]:
-    """Means over the seeds, in Markdown."""
-    lines = [f"| way | {' | '.join(KEYS)} |", "|---" * (len(KEYS) + 1) + "|"]
-    for way, seeds in rows.items():
-        means = [format(fmean(one[key] for one in seeds), text) for key, text in KEYS.items()]
-        lines.append(f"| {way} | {' | '.join(means)} |")
-    return lines
+    """Means over the seeds, in Markdown, as the README has them."""
+    return [HEAD, "| --- | ---: | ---: | ---: | ---: |", *starmap(_line, rows.items())]
+
+
+def _line(way: str, seeds: list[Row]) -> str:
+    each = " / ".join(f"{one['imbalance_tokens']:,.0f}" for one in seeds)
+    cells = (
+        way,
+        f"{fmean(one['imbalance_tokens'] for one in seeds):,.0f} ({each})",
+        f"{fmean(one['mean_load_tokens'] for one in seeds):,.0f}",
+        f"{fmean(one['slot_bubble_steps'] for one in seeds):.2f}",
+        f"{sum(one['completed'] for one in seeds)}, {sum(one['failed'] for one in seeds)}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -74,7 +74,7 @@ def tokens(count: int, first: int = 0) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """How long steps took, seconds, medians.
+    """How long steps took, seconds, means.
 
     Attributes:
         alone_s: of the light rank, when the other had nothing to compute.
@@ -112,9 +112,9 @@ def heavy_beside_light(group: Group) -> tuple[Ranks, Barrier]:
         if ranks[0][number].tokens > HEAVY_STEP_TOKENS
     ]
     return ranks, Barrier(
-        alone_s=_median_s(list(alone.values())),
-        light_s=_median_s([light for _, light in together]),
-        heavy_s=_median_s([heavy for heavy, _ in together]),
+        alone_s=_mean_s(list(alone.values())),
+        light_s=_mean_s([light for _, light in together]),
+        heavy_s=_mean_s([heavy for heavy, _ in together]),
         steps=len(together),
     )
 
@@ -131,8 +131,8 @@ def overtakings(ranks: Ranks) -> list[int]:
     ]
 
 
-def _median_s(steps: Sequence[RankStep]) -> float:
-    return median(step.step_s for step in steps)
+def _mean_s(steps: Sequence[RankStep]) -> float:
+    return fmean(step.step_s for step in steps)
 
 
 # --- a trace --------------------------------------------------------------------------------------
@@ -174,8 +174,13 @@ class Trial:
         }
 
 
-def _share_waiting(window: Mapping[str, Any]) -> float:
-    """Of the steps that the router counted, those with requests waiting in its pool."""
+def _share_waiting(window: Mapping[str, Any] | None) -> float | None:
+    """Of the steps that the router counted, those with requests waiting in its pool.
+
+    None where the router was too busy to be asked at the window's ends.
+    """
+    if window is None:
+        return None
     return float(window["pool_waiting"]["steps"] / window["steps"])
 
 
