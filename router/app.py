@@ -165,6 +165,7 @@ def _describe_worker(worker: Worker, now_s: float, context: AppContext) -> dict[
         "foreign_requests": worker.foreign.requests,
         "snapshots": fed if worker.spec.snapshots else "none",
         "snapshots_problem": context.problem(worker.spec.id),
+        "running": worker.feed.running if worker.feed else None,
         "snapshot_sequence": worker.feed.sequence if worker.feed else None,
         "snapshot_age_s": round(now_s - worker.feed.received_s, 3) if worker.feed else None,
     }

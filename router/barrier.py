@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router.types import PoolState, Snapshot, StepTotals
 
@@ -24,9 +25,8 @@ class _Rank:
     power_w: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepShares:
-    """A worker's part in a step.
+class StepShares(NamedTuple):
+    """A worker's part in a step; a tuple, since every snapshot makes one.
 
     Attributes:
         step_tokens: KV tokens resident in the step.
@@ -88,7 +88,7 @@ class StepLedger:
 
     def complete(self, live: Collection[str], state: PoolState) -> bool:
         """Close the step if all live workers have reported it; True if that has closed it."""
-        if not self._reported.issuperset(live):
+        if len(self._reported) < len(live) or not self._reported.issuperset(live):
             return False
         self._close(state)
         return True

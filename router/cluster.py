@@ -95,6 +95,7 @@ class Group:
         self._table = RunningTable()
         self._ledger = StepLedger()
         self._own_steps = OwnSteps()
+        self._fed: set[str] = set()  # live workers with a feed: those that a step waits for
 
     @property
     def totals(self) -> Mapping[PoolState, StepTotals]:
@@ -141,8 +142,8 @@ class Group:
             entered=feed.step_entered,
         )
         self._ledger.report(event.worker_id, shares, event.snapshot, state)
-        fed = [i for i, other in self.workers.items() if other.live and other.feed]
-        return self._ledger.complete(fed, state)
+        self._fed.add(event.worker_id)
+        return self._ledger.complete(self._fed, state)
 
     def progress(self, worker: Worker, request: Request, generated_tokens: int) -> None:
         """A request's stream has shown so many output tokens."""
@@ -176,6 +177,7 @@ class Group:
         """The worker's snapshots no longer count."""
         self.workers[worker_id].lose_feed()
         self._ledger.leave(worker_id)
+        self._fed.discard(worker_id)
 
 
 @dataclass(slots=True)

@@ -56,7 +56,8 @@ class Decider:
             for departure in departures:
                 self.look_ahead.ended(departure)
             step_tokens = self.look_ahead.profile.step_tokens
-            self.look_ahead.advance(1 if step_complete else self.group.own_steps(step_tokens))
+            if steps := 1 if step_complete else self.group.own_steps(step_tokens):
+                self.look_ahead.advance(steps)
         departures.clear()
         if step_complete:
             slots = sum(worker.slots for worker in self.group.live_workers())

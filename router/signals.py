@@ -85,6 +85,12 @@ class ReportedSignal:
 
     profile: WorkProfile = field(default_factory=WorkProfile)
     otherwise: Signal | None = None
+    _learner: LearningSignal | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Found once: to look whether it has the methods takes longer than to call them.
+        learner = self.otherwise if isinstance(self.otherwise, LearningSignal) else None
+        object.__setattr__(self, "_learner", learner)
 
     def predict(self, running: Running, horizon: int) -> Prediction:
         """The reported chances up to the cap; without any, what the other signal says."""
@@ -113,18 +119,18 @@ class ReportedSignal:
 
     def observe(self, running: Running) -> None:
         """Told on to the other signal, if that learns."""
-        if isinstance(self.otherwise, LearningSignal):
-            self.otherwise.observe(running)
+        if self._learner is not None:
+            self._learner.observe(running)
 
     def ended(self, departure: Departure) -> None:
         """Told on to the other signal, if that learns."""
-        if isinstance(self.otherwise, LearningSignal):
-            self.otherwise.ended(departure)
+        if self._learner is not None:
+            self._learner.ended(departure)
 
     def advance(self, steps: int) -> None:
         """Told on to the other signal, if that learns."""
-        if isinstance(self.otherwise, LearningSignal):
-            self.otherwise.advance(steps)
+        if self._learner is not None:
+            self._learner.advance(steps)
 
 
 def steps_to_cap(running: Running, profile: WorkProfile) -> Ints:

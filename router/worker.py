@@ -145,8 +145,10 @@ class Worker:
         for token in ended:
             if token in self._in_flight:
                 self._in_flight[token].finished += 1
-        self._recount(feed.changed.union(ended))
-        self._note_departures(feed)
+        if ended or feed.changed:
+            self._recount(feed.changed.union(ended))
+        if feed.departures or feed.changed:
+            self._note_departures(feed)
         return feed
 
     def lose_feed(self) -> None:

@@ -46,9 +46,8 @@ _OPTIONS: Mapping[int, int] = {
     zmq.IPV6: 1,
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 1000,
-    # An engine's machine that vanished without closing its connections is dialled anew.
-    zmq.HEARTBEAT_IVL: 1000,
-    zmq.HEARTBEAT_TIMEOUT: 3000,
+    # No heartbeats of ZMQ's: they end a process whose full queue is not read in time ("Assertion
+    # failed: _input_stopped"). Engines say something every second; else they are dialled anew.
 }
 
 _Socket = zmq.Socket[bytes]
@@ -104,6 +103,11 @@ class _Stream:
         """All that the event loop watches."""
         sockets = [socket for socket, _ in self.endpoints]
         return sockets if self.monitor is None else [*sockets, self.monitor]
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are messages to be read."""
+        return any(socket.poll(0) for socket, _ in self.endpoints)
 
     def dial(self) -> None:
         """Connect.
@@ -250,11 +254,13 @@ class SnapshotClient:
                 self._note_problem(stream, _KEYS_DIFFER)
 
     def _look(self, stream: _Stream) -> None:
-        """Connect anew from time to time while nothing comes."""
-        if stream.looked is not None and not stream.heard:
+        """Connect anew from time to time while nothing comes, and nothing waits to be read."""
+        if stream.looked is not None and not (stream.heard or stream.pending):
             stream.redial()
         stream.heard = False
         loop = asyncio.get_running_loop()
+        for socket, _ in stream.endpoints:
+            loop.call_soon(self._drain, stream, socket)  # asking may have eaten a signal
         stream.looked = loop.call_later(REDIAL_S, self._look, stream)
 
     def _drain(self, stream: _Stream, socket: _Socket) -> None:

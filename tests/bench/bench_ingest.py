@@ -1,0 +1,186 @@
+"""What it costs the router to take in all state streams: the share of one core.
+
+    python tests/bench/bench_ingest.py [--workers 256] [--steps 50] [--running 72] [--seconds 20]
+
+Publishers in processes of their own send real deltas over ZMQ, each worker --steps times a second,
+with --running requests of 200 tokens each on average: those that end are replaced. Half of the
+requests are the router's own. It receives, decodes and applies them as `evenstep serve` does, with
+bfio and its look-ahead, while nothing waits. CPU time of this process and its ZMQ thread, asked:
+at most 25 % of a core. --json FILE writes the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import random
+import tempfile
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import uvloop
+import zmq
+
+from engine_patches.report import Row, SnapshotPublisher, StepReport
+from router.cluster import Cluster
+from router.config import ServeSettings
+from router.engines.snapshots import SnapshotClient
+from router.server import _dispatcher, _full_wanted
+from router.types import Arrived, Dispatched, KvGroup, Request, WorkerSpec, WorkerUp
+
+PUBLISHERS = 4
+MEAN_OUTPUT = 200
+FIRST_WAIT_S = 10.0
+
+
+class Worker:
+    """One engine's running requests, and its stream."""
+
+    def __init__(
+        self, number: int, endpoint: str, running: int, context: zmq.Context[zmq.Socket[bytes]]
+    ) -> None:
+        self._number = number
+        self._rng = random.Random(number)
+        self._serial = 0
+        self._step = 0
+        self._rows = [self._arrive(self._rng.randrange(MEAN_OUTPUT)) for _ in range(running)]
+        self._publisher = SnapshotPublisher(
+            endpoint,
+            group="default",
+            worker=f"default-{number}",
+            rank=number,
+            initial=StepReport(0, 0.0, 0.0, slots=running),
+            context=context,
+        )
+
+    def _arrive(self, generated: int = 0) -> Row:
+        self._serial += 1
+        id_ = f"cmpl-{_token(self._number, self._serial)}-0-1a2b3c4d"
+        return (id_, self._rng.randint(10, 3000), generated, 0, 0, None)
+
+    def step(self) -> None:
+        """Each request grows by a token, or ends and makes room for another."""
+        self._step += 1
+        ended, rows = [], []
+        for id_, prompt, generated, *_ in self._rows:
+            if self._rng.random() < 1 / MEAN_OUTPUT:
+                ended.append(id_)
+                rows.append(self._arrive())
+            else:
+                rows.append((id_, prompt, generated + 1, 0, 0, None))
+        self._rows = rows
+        self._publisher.publish(
+            StepReport(
+                self._step,
+                time.time(),
+                0.02,
+                rows,
+                tuple(ended),
+                slots=len(rows),
+                kv_groups=(KvGroup(16, 5000, 10000),),
+                scheduled_decode_tokens=len(rows),
+            )
+        )
+        self._publisher.poll()
+
+
+def _token(worker: int, serial: int) -> str:
+    return f"es-{worker:08x}{serial:012x}"
+
+
+def publish(endpoints: dict[int, str], running: int, steps: float, stop: Event) -> None:
+    """Step some workers at a rate until told to stop."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 4 * len(endpoints) + 16)
+    workers = [Worker(number, endpoint, running, context) for number, endpoint in endpoints.items()]
+    due_s = time.monotonic()
+    while not stop.is_set():
+        for worker in workers:
+            worker.step()
+        due_s += 1 / steps
+        time.sleep(max(0.0, due_s - time.monotonic()))
+    context.destroy(linger=0)
+
+
+async def ingest(endpoints: dict[int, str], running: int, seconds: float) -> dict[str, float]:
+    """Take in the streams; figures of the time after the first seconds."""
+    specs = tuple(
+        WorkerSpec(f"w{number}", f"http://w{number}", rank=number, snapshots=endpoint)
+        for number, endpoint in endpoints.items()
+    )
+    settings = ServeSettings(workers=specs, policy="bfio")
+    cluster = Cluster(specs)
+    dispatcher = _dispatcher(settings, cluster)
+    client = SnapshotClient(
+        specs, dispatcher.apply, lambda i: _full_wanted(cluster, i), time.monotonic
+    )
+    for number, spec in zip(endpoints, specs, strict=True):
+        dispatcher.apply(WorkerUp(spec.id))
+        for serial in range(1, running + 1, 2):
+            request = Request(_token(number, serial), "default", 100)
+            dispatcher.apply(Arrived(request))
+            dispatcher.apply(Dispatched(request.id, spec.id))
+    client.start()
+    await asyncio.sleep(FIRST_WAIT_S)
+    before = client.received, client.received_bytes, time.process_time(), time.monotonic()
+    gaps = sum(cluster.worker(spec.id).gaps for spec in specs)
+    await asyncio.sleep(seconds)
+    after = client.received, client.received_bytes, time.process_time(), time.monotonic()
+    received, size, cpu_s, wall_s = (b - a for a, b in zip(before, after, strict=True))
+    lost = sum(feed.gaps for spec in specs if (feed := cluster.worker(spec.id).feed)) - gaps
+    client.close()
+    return {
+        "workers": len(specs),
+        "snapshots_per_s": received / wall_s,
+        "bytes_per_snapshot": size / received,
+        "cpu_us_per_snapshot": cpu_s / received * 1e6,
+        "cpu_share": cpu_s / wall_s,
+        "cpu_share_at_asked_rate": 0.0,
+        "lost": lost,
+        "failures": client.failures,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workers", type=int, default=256)
+    parser.add_argument("--steps", type=float, default=50.0, help="of each worker in a second")
+    parser.add_argument("--running", type=int, default=72, help="requests on each worker")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
+        figures = measure(arguments, Path(folder))
+    for name, value in figures.items():
+        print(f"{name:26} {value:12.3f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Run publishers and the router's side."""
+    endpoints = {number: f"ipc://{folder}/{number}" for number in range(arguments.workers)}
+    spawn = multiprocessing.get_context("spawn")
+    stop = spawn.Event()
+    shares = [dict(list(endpoints.items())[i::PUBLISHERS]) for i in range(PUBLISHERS)]
+    publishers = [
+        spawn.Process(target=publish, args=(share, arguments.running, arguments.steps, stop))
+        for share in shares
+    ]
+    for publisher in publishers:
+        publisher.start()
+    try:
+        figures = uvloop.run(ingest(endpoints, arguments.running, arguments.seconds))
+    finally:
+        stop.set()
+        for publisher in publishers:
+            publisher.join()
+    asked = arguments.workers * arguments.steps
+    return {**figures, "cpu_share_at_asked_rate": figures["cpu_us_per_snapshot"] * asked / 1e6}
+
+
+if __name__ == "__main__":
+    main()
