@@ -22,6 +22,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_update
 
 from engine_patches import compat
 from engine_patches.end_table import EndWriter, Flags, Ints, table_path
+from engine_patches.settings import KEY
 
 _ROWS_AT_ONCE = 64
 
@@ -59,7 +60,8 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
         self._batch: _Batch | None = None
         self._pending: deque[tuple[torch.Tensor, Any, _Batch, Flags]] = deque()
         self._writer: EndWriter | None = None
-        if get_tensor_model_parallel_rank() == 0:
+        settings = (vllm_config.additional_config or {}).get(KEY, {})
+        if settings.get("end_signal") and get_tensor_model_parallel_rank() == 0:
             path = table_path(*compat.engine_key(vllm_config))
             # A request that leaves the batch gives its row back after others have entered.
             self._writer = EndWriter(path, 2 * vllm_config.scheduler_config.max_num_seqs)
