@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from engine_patches.report import SnapshotPublisher, StepReport
 from router.cluster import Cluster
 from router.engines.snapshots import FULL_INTERVAL_S, SnapshotClient
 from router.errors import ConfigError
@@ -141,6 +143,59 @@ async def test_a_gap_is_mended_by_a_full_snapshot(engine: Engine, endpoint: str)
         assert client.full_requests == 2
     finally:
         client.close()
+
+
+async def test_a_router_that_did_not_read_for_a_while_recovers_by_a_full_snapshot(
+    endpoint: str,
+) -> None:
+    """Long enough for what ZMQ does to connections that are not read, over a full queue."""
+    publisher = SnapshotPublisher(
+        endpoint, group="default", worker="w", rank=0, initial=StepReport(0, 0.0, 0.0)
+    )
+    cluster = Cluster([WorkerSpec("w", "http://h:1", snapshots=endpoint)])
+    worker = cluster.worker("w")
+
+    def full_wanted(_: str) -> bool:
+        return worker.feed is None or worker.feed.full_wanted
+
+    def publish(first: int, last: int) -> None:
+        for step in range(first, last):
+            rows = [(f"x{i}", 10 + i, step - i, 0, 0, None) for i in range(step % 7)]
+            publisher.publish(StepReport(step, 0.0, 0.0, rows))
+
+    def apply(event: SnapshotReceived) -> None:
+        cluster.apply(event)
+
+    def is_right(last: int) -> bool:
+        right = sum(10 + last for _ in range(last % 7))
+        return worker.feed is not None and (worker.feed.sequence, worker.load_tokens) == (
+            publisher.sequence,
+            right,
+        )
+
+    async def go_on(step: int) -> int:
+        """Steps until the router is up to date with them."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not is_right(step) or full_wanted("w"):
+                step += 1
+                publish(step, step + 1)
+                publisher.poll()
+                await asyncio.sleep(0.02)
+        return step
+
+    client = SnapshotClient([worker.spec], apply, full_wanted, lambda: 0.0)
+    client.start()
+    try:
+        step = await go_on(0)
+        publish(step + 1, step + 8001)
+        time.sleep(4)  # noqa: ASYNC251 - the router stands still
+        assert not is_right(step + 8000)
+        await go_on(step + 8000)
+        assert worker.feed is not None
+        assert worker.feed.gaps > 0
+    finally:
+        client.close()
+        publisher.close()
 
 
 async def test_requests_repeat_while_wanted_but_not_too_often(
