@@ -84,10 +84,14 @@ def running_engine(where: Installation, folder: Path, *flags: str) -> Iterator[S
 
 @contextlib.contextmanager
 def starting_engine(
-    where: Installation, folder: Path, *flags: str, environment: Mapping[str, str] | None = None
+    where: Installation,
+    folder: Path,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+    port: int | None = None,
 ) -> Iterator[Server]:
-    """As ``running_engine``, for engines that wait for each other as they start."""
-    port = free_port()
+    """As ``running_engine``, for engines that start side by side, or again on the same port."""
+    port = port or free_port()
     serve = [str(where.python), str(_FOLDER / "serve.py"), str(where.model)]
     with tempfile.TemporaryDirectory(prefix="evenstep-") as scratch:
         places = {"TMPDIR": scratch, "VLLM_CACHE_ROOT": str(where.venv / "vllm-cache")}

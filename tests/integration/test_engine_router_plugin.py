@@ -1,0 +1,322 @@
+"""The router before two real vLLM engines with the plug-in, one of which dies and comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import zmq
+
+from router.feed import Feed, request_token
+from router.types import Snapshot
+from router.wire import decode
+from tests.support.engine import READY_S, Installation, metric, starting_engine
+from tests.support.engine_python import ROOT
+from tests.support.server import Server, free_port, running_router, wait_ready, wait_until
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+SLOTS = 8
+CLIENTS = 24
+PROMPT = [9] * 20
+WAIT_S = 60
+
+
+@dataclass
+class Stream:
+    """All that one engine publishes, read in a thread; and what it comes to, message by message."""
+
+    endpoint: str
+    snapshots: list[Snapshot] = field(default_factory=list)
+
+    def read(self, stop: threading.Event) -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = context.socket(zmq.SUB)
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.connect(self.endpoint)
+        while not stop.is_set():
+            if socket.poll(100):
+                self.snapshots.append(decode(socket.recv()))
+        context.destroy(linger=0)
+
+    def loads(self, epoch: str) -> Mapping[tuple[int, int], int]:
+        """By message of one of its lives and requests running then: the engine's KV tokens."""
+        feed, loads = Feed(), {}
+        for snapshot in [one for one in self.snapshots if one.epoch == epoch]:
+            feed.apply(snapshot, 0.0)
+            loads[snapshot.sequence, feed.running] = feed.load_tokens
+        return loads
+
+    @property
+    def epochs(self) -> list[str]:
+        return list(dict.fromkeys(one.epoch for one in self.snapshots))
+
+    @property
+    def ids(self) -> set[str]:
+        shown = {row.id for one in self.snapshots for row in one.running}
+        return shown | {id_ for one in self.snapshots for id_ in one.finished}
+
+
+@dataclass
+class Pair:
+    """Two engines, by rank of their being started, and their streams."""
+
+    where: Installation
+    folder: Path
+    stack: contextlib.ExitStack
+    ports: tuple[int, int]
+    streams: tuple[Stream, Stream]
+    servers: list[Server] = field(default_factory=list)
+
+    def start(self, index: int) -> Server:
+        """Start an engine on its port, without waiting for it."""
+        config = json.dumps({"evenstep": {"snapshots": self.streams[index].endpoint}})
+        folder = self.folder / f"life-{len(self.servers)}"
+        folder.mkdir()
+        server = self.stack.enter_context(
+            starting_engine(
+                self.where,
+                folder,
+                *("--scheduler-cls", "engine_patches.scheduler.EvenstepScheduler"),
+                *("--additional-config", config, "--max-num-seqs", str(SLOTS)),
+                environment={"PYTHONPATH": str(ROOT)},
+                port=self.ports[index],
+            )
+        )
+        self.servers.append(server)
+        return server
+
+    def worker(self, index: int) -> str:
+        return f"http://127.0.0.1:{self.ports[index]},snapshots={self.streams[index].endpoint}"
+
+
+@pytest.fixture(scope="module")
+def pair(
+    engine_installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    stop = threading.Event()
+    streams = Stream(f"tcp://127.0.0.1:{free_port()}"), Stream(f"tcp://127.0.0.1:{free_port()}")
+    readers = [threading.Thread(target=stream.read, args=(stop,)) for stream in streams]
+    with contextlib.ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("pair")
+        ports = (free_port(), free_port())
+        pair = Pair(engine_installation, folder, stack, ports, streams)
+        for reader in readers:
+            reader.start()
+            stack.callback(reader.join)
+        stack.callback(stop.set)
+        for server in [pair.start(index) for index in (0, 1)]:
+            wait_ready(server, READY_S)
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def router(pair: Pair) -> Iterator[Server]:
+    workers = [part for index in (0, 1) for part in ("--worker", pair.worker(index))]
+    flags = [*("--policy", "least_tokens", "--queue-timeout", "300")]
+    flags += ("--health-interval", "0.2", "--health-timeout", "30")
+    with running_router(pair.folder, *workers, *flags) as server:
+        wait_until(lambda: sources(server) == ["snapshots"] * 2, WAIT_S, "both are known")
+        yield server
+
+
+def workers_of(router: Server) -> list[dict[str, Any]]:
+    workers: list[dict[str, Any]] = router.get("/health").json()["groups"]["default"]["workers"]
+    return workers
+
+
+def sources(router: Server) -> list[str]:
+    return [worker["state_source"] if worker["up"] else "down" for worker in workers_of(router)]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client saw of its stream."""
+
+    status: int
+    events: list[dict[str, Any]]
+    done: bool
+
+    @property
+    def errors(self) -> int:
+        return sum("error" in event for event in self.events)
+
+    @property
+    def token(self) -> str:
+        return str(request_token(self.events[0]["id"]))
+
+
+def ask(router: Server, **fields: Any) -> Answer:
+    body = {"model": "tiny", "prompt": PROMPT, "stream": True, "ignore_eos": True, **fields}
+    told = httpx.post(f"{router.url}/v1/completions", json=body, timeout=4 * WAIT_S)
+    # Random tokens make all that Unicode calls line ends.
+    lines = told.content.split(b"\n")
+    events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+    return Answer(told.status_code, events, b"data: [DONE]" in lines)
+
+
+class Sampler:
+    """What the router shows of both workers, again and again."""
+
+    def __init__(self, router: Server) -> None:
+        self._router = router
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.samples: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+
+    def _look(self) -> None:
+        with httpx.Client(base_url=self._router.url, timeout=WAIT_S) as client:
+            while not self._stop.wait(0.02):
+                groups = client.get("/health").json()["groups"]
+                for samples, worker in zip(self.samples, groups["default"]["workers"], strict=True):
+                    samples.append(worker)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def excesses(
+    samples: list[dict[str, Any]], loads: Mapping[tuple[int, int], int]
+) -> list[tuple[int, int]]:
+    """By how much the router's load was above the engine's after the same message; and in flight.
+
+    Left out are moments in which the router knew an answer to be complete before the engine said
+    so. What is on its way is counted by the router, and not yet by the engine.
+    """
+    moments = [(one["snapshot_sequence"], one["running"]) for one in samples]
+    return [
+        (sample["load_tokens"] - loads[moment], sample["in_flight"])
+        for sample, moment in zip(samples, moments, strict=True)
+        if sample["up"] and moment in loads
+    ]
+
+
+def test_ids_and_loads_are_the_engines(pair: Pair, router: Server) -> None:
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"n": 2},
+        {"prompt": [PROMPT, PROMPT[:7], PROMPT[:5]]},
+        {"prompt": "even steps, odd ones"},
+    )
+    before = [len(stream.snapshots) for stream in pair.streams]
+    with Sampler(router) as sampler, ThreadPoolExecutor(len(kinds)) as pool:
+        answers = list(pool.map(lambda kind: ask(router, max_tokens=600, **kind), kinds))
+    assert all(answer.done and not answer.errors for answer in answers)
+
+    told = [
+        id_
+        for stream, first in zip(pair.streams, before, strict=True)
+        for one in stream.snapshots[first:]
+        for id_ in one.finished
+    ]
+    tokens = [answer.token for answer in answers for _ in range(_parts(answer))]
+    assert sorted(str(request_token(id_)) for id_ in told) == sorted(tokens)
+    for samples, stream in zip(sampler.samples, pair.streams, strict=True):
+        above = excesses(samples, stream.loads(stream.epochs[0]))
+        assert min(above)[0] >= 0
+        exact = [in_flight for more, in_flight in above if not more and in_flight]
+        assert exact, "all are shown most of the time"
+
+
+def _parts(answer: Answer) -> int:
+    return 1 + max(int(event["choices"][0]["index"]) for event in answer.events)
+
+
+def test_what_a_token_is_is_learned(router: Server) -> None:
+    """The tiny model's tokenizer has a token for each letter; four bytes a token are assumed."""
+    before = metric(router, "evenstep_bytes_per_token")
+    for size in range(100, 400, 10):
+        ask(router, prompt=("even steps, odd ones" * 20)[:size], max_tokens=1)
+    learned = metric(router, "evenstep_bytes_per_token")
+    assert abs(learned - 1) < 0.1 < abs(before - 1)
+
+
+def test_an_engine_is_killed_and_comes_back_under_load(pair: Pair, router: Server) -> None:
+    stop = threading.Event()
+
+    def client(_: int) -> list[Answer]:
+        answers = []
+        while not stop.is_set():
+            answers.append(ask(router, max_tokens=100))
+        return answers
+
+    with Sampler(router) as sampler, ThreadPoolExecutor(CLIENTS) as pool:
+        clients = [pool.submit(client, number) for number in range(CLIENTS)]
+        try:
+            wait_until(_busy(router), WAIT_S, "both engines are busy")
+            _kill(pair.servers[0])
+            wait_until(lambda: sources(router)[0] == "down", WAIT_S, "the router sees it")
+            wait_ready(pair.start(0), READY_S)
+            wait_until(_busy(router), WAIT_S, "both engines are busy again")
+        finally:
+            stop.set()
+        answers = [answer for one in clients for answer in one.result(timeout=2 * WAIT_S)]
+
+    broken = [answer for answer in answers if not answer.done]
+    assert {answer.status for answer in answers} == {200}
+    assert 0 < len(broken) <= SLOTS
+    assert all(answer.errors == 0 for answer in answers if answer.done)
+    assert [answer.errors for answer in broken] == [1] * len(broken)
+    assert all("error" in answer.events[-1] and len(answer.events) > 1 for answer in broken)
+    _check_ids(pair, answers)
+    _check_loads(pair, sampler)
+    wait_until(_idle(router), WAIT_S, "nothing is left")
+
+
+def _kill(server: Server) -> None:
+    os.killpg(server.process.pid, signal.SIGKILL)
+    server.process.wait(timeout=WAIT_S)
+
+
+def _busy(router: Server) -> Callable[[], bool]:
+    return lambda: min(worker["in_flight"] for worker in workers_of(router)) > SLOTS // 2
+
+
+def _idle(router: Server) -> Callable[[], bool]:
+    def idle() -> bool:
+        return all(
+            (worker["free_slots"], worker["in_flight"], worker["load_tokens"]) == (SLOTS, 0, 0)
+            for worker in workers_of(router)
+        )
+
+    return idle
+
+
+def _check_ids(pair: Pair, answers: list[Answer]) -> None:
+    """Each answer's token was shown by an engine, and all that the engines ran was the router's."""
+    shown = {request_token(id_) for stream in pair.streams for id_ in stream.ids}
+    assert None not in shown
+    assert {answer.token for answer in answers} <= shown
+
+
+def _check_loads(pair: Pair, sampler: Sampler) -> None:
+    """After each message the engine's load and whole prompts on their way, in its new life too."""
+    revived = pair.streams[0]
+    first, second = revived.epochs
+    downs = [index for index, sample in enumerate(sampler.samples[0]) if not sample["up"]]
+    for samples, loads in (
+        (sampler.samples[1], pair.streams[1].loads(pair.streams[1].epochs[0])),
+        (sampler.samples[0][: downs[0]], revived.loads(first)),
+        (sampler.samples[0][downs[-1] + 1 :], revived.loads(second)),
+    ):
+        above = excesses(samples, loads)
+        assert len(above) > 10
+        assert any(not more and in_flight for more, in_flight in above)
+        for more, in_flight in above:
+            assert more % len(PROMPT) == 0
+            assert 0 <= more <= in_flight * len(PROMPT)
