@@ -113,7 +113,7 @@ def test_a_light_rank_waits_for_a_heavy_one(group: Group) -> None:
     assert overtakings(ranks) == []
     assert barrier.steps > 20
     # Both count the same steps between the same two moments.
-    assert barrier.light_s == pytest.approx(barrier.heavy_s, rel=0.2)
+    assert barrier.light_s == pytest.approx(barrier.heavy_s, rel=0.3)
     assert barrier.light_s > 1.3 * barrier.alone_s
 
 
