@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -33,18 +32,16 @@ class Point:
 
 
 def fit(points: Sequence[Point]) -> dict[str, Any]:
-    """Least squares with no cost below zero.
+    """Least squares with C above zero and no cost below it; t_r only beside a t_l.
 
     Raises:
-        ValueError: fewer than three points, or step times that no such model describes.
+        ValueError: fewer than three points.
     """
     if len(points) < 3:
         raise ValueError(f"three numbers cannot be fitted to {len(points)} points")
     columns = np.array([(1.0, each.load_tokens, each.requests) for each in points])
     seconds = np.array([each.step_s for each in points])
     cost = _least_squares(columns, seconds)
-    if cost[0] <= 0:
-        raise ValueError("a step seems to cost nothing by itself; measure more and longer ones")
     wrong = columns @ cost - seconds
     spread = float(((seconds - seconds.mean()) ** 2).sum())
     return {
@@ -57,15 +54,14 @@ def fit(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _least_squares(columns: Floats, values: Floats) -> Floats:
-    """The best of the plain solutions over some of the columns that has nothing below zero."""
-    best, least = np.zeros(columns.shape[1]), float((values**2).sum())
+    """The best of the plain solutions over the first columns that has no cost below zero."""
+    best, least = np.zeros(columns.shape[1]), np.inf
     for count in range(1, columns.shape[1] + 1):
-        for chosen in combinations(range(columns.shape[1]), count):
-            part = columns[:, chosen]
-            scale = np.abs(part).max(axis=0)
-            solution = np.linalg.lstsq(part / scale, values, rcond=None)[0] / scale
-            error = float(((part @ solution - values) ** 2).sum())
-            if solution.min() >= 0 and error < least:
-                best, least = np.zeros(columns.shape[1]), error
-                best[list(chosen)] = solution
+        part = columns[:, :count]
+        scale = np.abs(part).max(axis=0)
+        solution = np.linalg.lstsq(part / scale, values, rcond=None)[0] / scale
+        error = float(((part @ solution - values) ** 2).sum())
+        if solution[0] > 0 and solution.min() >= 0 and error < least:
+            best, least = np.zeros(columns.shape[1]), error
+            best[:count] = solution
     return best
