@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 import zmq
 
-from router.types import DEFAULT_SLOTS, SCHEMA_VERSION, KvGroup
+from router.types import DEFAULT_SLOTS, SCHEMA_VERSION, KvGroup, RunningRequest
 from router.wire import full_endpoint
 
 Row = tuple[str, int, int, int, int, float | None]
@@ -57,19 +57,8 @@ class StepReport(msgspec.Struct, frozen=True):
     energy_j: float | None = None
 
 
-class RunningMessage(msgspec.Struct, omit_defaults=True):
-    """As ``types.RunningRequest``; made and encoded in less time."""
-
-    id: str
-    prompt_tokens: int
-    generated_tokens: int
-    cached_tokens: int = 0
-    prefill_left: int = 0
-    end_probability: float | None = None
-
-
 class SnapshotMessage(msgspec.Struct, omit_defaults=True):
-    """As ``types.Snapshot``; one is used again and again, and encoded in less time."""
+    """As ``types.Snapshot``, but can be changed: one is used again and again."""
 
     group: str
     worker: str
@@ -82,7 +71,7 @@ class SnapshotMessage(msgspec.Struct, omit_defaults=True):
     version: int
     sequence: int
     kind: Literal["full", "delta"]
-    running: Sequence[RunningMessage] = ()
+    running: Sequence[RunningRequest] = ()
     finished: Sequence[str] = ()
     preempted: Sequence[str] = ()
     waiting: int = 0
@@ -236,7 +225,7 @@ class SnapshotPublisher:
         """
         self._idle = idle
         message = self.message
-        message.running = [RunningMessage(*row) for row in rows]
+        message.running = [RunningRequest(*row) for row in rows]
         message.finished, message.preempted = finished, preempted
         self._send_delta(message)
 
@@ -289,7 +278,7 @@ class SnapshotPublisher:
         return True
 
     def _full(self) -> bytes:
-        rows = [RunningMessage(*row) for row in self._all_rows()]
+        rows = [RunningRequest(*row) for row in self._all_rows()]
         full = msgspec.structs.replace(
             self.message,
             kind="full",

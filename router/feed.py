@@ -189,8 +189,9 @@ class Feed:
         self.slots = snapshot.slots
         self.waiting = snapshot.waiting
         self.power_w = snapshot.power_w
-        usages = (group.blocks_used / group.blocks_total for group in snapshot.kv_groups)
-        self.kv_usage = max(usages, default=0.0)
+        self.kv_usage = 0.0
+        for group in snapshot.kv_groups:
+            self.kv_usage = max(self.kv_usage, group.blocks_used / group.blocks_total)
 
     def _grow(self) -> None:
         self._tick += 1

@@ -1,7 +1,8 @@
 """Values and protocols that every part shares: requests, workers, snapshots, policies.
 
-Standard library only. Loads and lengths are in KV tokens, times in seconds (suffix ``_s``); a time
-is on whatever clock the caller uses, and only differences of one clock are ever taken.
+Standard library, and msgspec for what travels as bytes. Loads and lengths are in KV tokens, times
+in seconds (suffix ``_s``); a time is on whatever clock the caller uses, and only differences of one
+clock are ever taken.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+import msgspec
 
 if TYPE_CHECKING:
     from router.forecast import Outlook
@@ -177,8 +180,7 @@ class Policy(Protocol):
 # --- snapshots (schema 1) -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RunningRequest:
+class RunningRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One running engine request in a snapshot; ``id`` is the engine's own."""
 
     id: str
@@ -189,8 +191,7 @@ class RunningRequest:
     end_probability: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KvGroup:
+class KvGroup(msgspec.Struct, frozen=True, gc=False):
     """Block pool of one KV group; hybrid models have several."""
 
     block_size: int
@@ -198,8 +199,7 @@ class KvGroup:
     blocks_total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True, gc=False):
     """State of one worker after one step, schema 1.
 
     A ``full`` snapshot lists all running requests. A ``delta`` lists those that are new or did
@@ -278,8 +278,7 @@ class WorkerDown:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotReceived:
+class SnapshotReceived(msgspec.Struct, frozen=True):
     """A snapshot arrived from a worker."""
 
     worker_id: str

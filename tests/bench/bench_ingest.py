@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import heapq
 import json
 import multiprocessing
 import random
@@ -37,7 +38,7 @@ FIRST_WAIT_S = 10.0
 
 
 class Worker:
-    """One engine's running requests, and its stream."""
+    """One engine's running requests, and its stream; told as the plug-in tells it, changes only."""
 
     def __init__(
         self, number: int, endpoint: str, running: int, context: zmq.Context[zmq.Socket[bytes]]
@@ -46,45 +47,53 @@ class Worker:
         self._rng = random.Random(number)
         self._serial = 0
         self._step = 0
-        self._rows = [self._arrive(self._rng.randrange(MEAN_OUTPUT)) for _ in range(running)]
+        self._started: dict[str, tuple[int, int]] = {}  # prompt tokens, step of the first token
+        self._ends: list[tuple[int, str]] = []
+        for _ in range(running):
+            self._arrive(-self._rng.randrange(MEAN_OUTPUT))
         self._publisher = SnapshotPublisher(
             endpoint,
             group="default",
             worker=f"default-{number}",
             rank=number,
-            initial=StepReport(0, 0.0, 0.0, slots=running),
+            initial=StepReport(0, 0.0, 0.0, self._rows(), slots=running),
             context=context,
+            rows=self._rows,
         )
+        self._publisher.message.kv_groups = (KvGroup(16, 5000, 10000),)
+        self._publisher.message.scheduled_decode_tokens = running
 
-    def _arrive(self, generated: int = 0) -> Row:
+    def _rows(self) -> list[Row]:
+        return [self._row(id_) for id_ in self._started]
+
+    def _row(self, id_: str) -> Row:
+        prompt, started = self._started[id_]
+        return (id_, prompt, self._step - started, 0, 0, None)
+
+    def _arrive(self, started: int) -> str:
         self._serial += 1
         id_ = f"cmpl-{_token(self._number, self._serial)}-0-1a2b3c4d"
-        return (id_, self._rng.randint(10, 3000), generated, 0, 0, None)
+        self._started[id_] = (self._rng.randint(10, 3000), started)
+        left = 1 + int(self._rng.expovariate(1 / MEAN_OUTPUT))
+        heapq.heappush(self._ends, (self._step + left, id_))
+        return id_
 
     def step(self) -> None:
         """Each request grows by a token, or ends and makes room for another."""
         self._step += 1
-        ended, rows = [], []
-        for id_, prompt, generated, *_ in self._rows:
-            if self._rng.random() < 1 / MEAN_OUTPUT:
-                ended.append(id_)
-                rows.append(self._arrive())
-            else:
-                rows.append((id_, prompt, generated + 1, 0, 0, None))
-        self._rows = rows
-        self._publisher.publish(
-            StepReport(
-                self._step,
-                time.time(),
-                0.02,
-                rows,
-                tuple(ended),
-                slots=len(rows),
-                kv_groups=(KvGroup(16, 5000, 10000),),
-                scheduled_decode_tokens=len(rows),
-            )
-        )
-        self._publisher.poll()
+        ended = []
+        while self._ends[0][0] <= self._step:
+            ended.append(heapq.heappop(self._ends)[1])
+        for id_ in ended:
+            del self._started[id_]
+        entered = [self._row(self._arrive(self._step)) for _ in ended]
+        publisher = self._publisher
+        with publisher.lock:
+            publisher.message.step = self._step
+            publisher.message.step_s = 0.02
+            publisher.message.time_s = time.time()
+            publisher.publish_changes(entered, ended, (), idle=False)
+        publisher.poll()
 
 
 def _token(worker: int, serial: int) -> str:

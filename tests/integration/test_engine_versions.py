@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from deploy.engine.sources import sources
@@ -38,7 +40,7 @@ def test_snapshots_are_exact(engine_installation: Installation, version: str) ->
         assert min(report[flavour].values()) > 0
 
 
-def task(engine: Installation, version: str, name: str, steps: int) -> dict[str, object]:
+def task(engine: Installation, version: str, name: str, steps: int) -> dict[str, Any]:
     release = RELEASES[version]
     path = None if release is None else sources(release, engine.python)
     return real_schedulers(engine, name, steps, path)

@@ -1,5 +1,4 @@
 import asyncio
-import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -22,12 +21,12 @@ NOTHING = Snapshot("delta", "theirs", "w", 3, "epoch", 0, 0, 0.0, 0.01)
 
 
 def delta(sequence: int, epoch: str = "epoch") -> Snapshot:
-    return dataclasses.replace(NOTHING, sequence=sequence, step=sequence, epoch=epoch)
+    return msgspec.structs.replace(NOTHING, sequence=sequence, step=sequence, epoch=epoch)
 
 
 def full(sequence: int, epoch: str = "epoch") -> Snapshot:
     running = (RunningRequest("cmpl-a", 10, 5),)
-    return dataclasses.replace(delta(sequence, epoch), kind="full", running=running)
+    return msgspec.structs.replace(delta(sequence, epoch), kind="full", running=running)
 
 
 class Engine:
@@ -231,8 +230,8 @@ async def test_the_stream_of_another_worker_is_refused_until_the_right_one_comes
     engine: Engine, router: Router, caplog: pytest.LogCaptureFixture
 ) -> None:
     await engine.subscribed()
-    theirs = dataclasses.replace(delta(1, "other"), worker="theirs")
-    await engine.send(theirs, dataclasses.replace(theirs, sequence=2))
+    theirs = msgspec.structs.replace(delta(1, "other"), worker="theirs")
+    await engine.send(theirs, msgspec.structs.replace(theirs, sequence=2))
     await until(lambda: router.client.refused == 2)
     assert "that of worker theirs, not of worker w" in str(router.client.problem("w"))
     assert len(caplog.records) == 1

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from router.cluster import Cluster
 from router.errors import ConfigError
@@ -492,7 +493,7 @@ def test_over_commit_lets_requests_queue() -> None:
 def test_a_view_tells_queue_and_memory() -> None:
     cluster = cluster_of()
     blocks = (KvGroup(16, 10, 40), KvGroup(16, 30, 40))
-    show(cluster, replace(snapshot("full", 1, waiting=3), kv_groups=blocks))
+    show(cluster, structs.replace(snapshot("full", 1, waiting=3), kv_groups=blocks))
     view = cluster.groups["default"].views(Dispatch.POOL)[0]
     assert (view.waiting, view.kv_usage) == (3, 0.75)
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.engines.identity import foreign_stream, given_names
@@ -43,7 +44,7 @@ def verdict(worker: dict[str, Any], told: dict[str, Any]) -> str | None:
     spec = dataclasses.replace(WorkerSpec("h:1", "http://h:1"), **worker)
     if spec.rank is not None:
         spec = dataclasses.replace(spec, id=f"h:1#{spec.rank}")
-    return foreign_stream(spec, given_names([spec])[spec.id], dataclasses.replace(ANY, **told))
+    return foreign_stream(spec, given_names([spec])[spec.id], msgspec.structs.replace(ANY, **told))
 
 
 def test_ranks_of_one_engine_have_no_names_of_their_own() -> None:

@@ -1,8 +1,8 @@
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -61,7 +61,7 @@ class Bench:
         """Let workers report a step with these loads."""
         for worker_id, load in loads_tokens.items():
             running = (RunningRequest("cmpl-x", load, 0),)
-            told = dataclasses.replace(BASE, sequence=step, step=step, running=running)
+            told = msgspec.structs.replace(BASE, sequence=step, step=step, running=running)
             self.dispatcher.apply(SnapshotReceived(worker_id, told, self.now_s))
 
     def scrape(self) -> Samples:
@@ -164,7 +164,7 @@ def test_a_worker_without_snapshots_or_rank(bench: Bench) -> None:
 
 def test_gauges_of_a_dead_worker_end_while_totals_stay(bench: Bench) -> None:
     bench.step(1, a=10, b=4)
-    gap = dataclasses.replace(BASE, kind="delta", sequence=5, step=2)
+    gap = msgspec.structs.replace(BASE, kind="delta", sequence=5, step=2)
     bench.dispatcher.apply(SnapshotReceived("a", gap, 100.0))
     before = bench.scrape()
     a = ("g", "0", "a")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from router.types import RunningRequest, Snapshot
 from tests.support.core import snapshot
