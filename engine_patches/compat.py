@@ -34,6 +34,7 @@ SCHEDULER = (
     "vllm_config.parallel_config.data_parallel_rank_local",
     "vllm_config.parallel_config.data_parallel_size",
     "vllm_config.parallel_config.world_size",
+    "vllm_config.parallel_config.tensor_parallel_size",
     "vllm_config.parallel_config.distributed_executor_backend",
     "vllm_config.instance_id",
     "kv_cache_manager.watermark_blocks",
@@ -137,12 +138,7 @@ class EngineView:
         if missing:
             raise PlugInError(_cannot_work(missing))
         config = self._scheduler.vllm_config
-        backend = config.parallel_config.distributed_executor_backend
-        if backend not in EXECUTORS:
-            raise PlugInError(
-                "evenstep.end_signal needs the engine's workers on its own machine: "
-                f"--distributed-executor-backend {' or '.join(EXECUTORS)}, not {backend}"
-            )
+        check_end_workers(config)
         try:
             return EndReader(table_path(*engine_key(config)))
         except OSError as error:
@@ -224,6 +220,26 @@ def end_tokens(params: Any) -> tuple[int, ...]:
 def engine_key(vllm_config: Any) -> tuple[str, int]:
     """What the processes of one engine have in common, and those of no other on the machine."""
     return vllm_config.instance_id, int(vllm_config.parallel_config.data_parallel_index)
+
+
+def check_end_workers(vllm_config: Any) -> None:
+    """See that one worker of the engine computes all logits, on the engine's own machine.
+
+    Raises:
+        PlugInError: its workers are arranged in a way in which the end signal does not work.
+    """
+    parallel = vllm_config.parallel_config
+    backend = parallel.distributed_executor_backend
+    if backend not in EXECUTORS:
+        raise PlugInError(
+            "evenstep.end_signal needs the engine's workers on its own machine: "
+            f"--distributed-executor-backend {' or '.join(EXECUTORS)}, not {backend}"
+        )
+    if parallel.world_size != parallel.tensor_parallel_size:
+        raise PlugInError(
+            "evenstep.end_signal works with tensor parallelism only: leave out "
+            "--pipeline-parallel-size and --prefill-context-parallel-size, or end_signal"
+        )
 
 
 def _kv_bytes(tensors: Sequence[Any]) -> int:

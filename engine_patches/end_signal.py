@@ -61,7 +61,10 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
         self._pending: deque[tuple[torch.Tensor, Any, _Batch, Flags]] = deque()
         self._writer: EndWriter | None = None
         settings = (vllm_config.additional_config or {}).get(KEY, {})
-        if settings.get("end_signal") and get_tensor_model_parallel_rank() == 0:
+        if not settings.get("end_signal"):
+            return
+        compat.check_end_workers(vllm_config)
+        if get_tensor_model_parallel_rank() == 0:
             path = table_path(*compat.engine_key(vllm_config))
             # A request that leaves the batch gives its row back after others have entered.
             self._writer = EndWriter(path, 2 * vllm_config.scheduler_config.max_num_seqs)

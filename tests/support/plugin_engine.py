@@ -143,6 +143,7 @@ class FakeScheduler:
                 data_parallel_size=ranks,
                 distributed_executor_backend="uni",
                 world_size=1,
+                tensor_parallel_size=1,
             ),
         )
         self._preempted: set[str] = set()

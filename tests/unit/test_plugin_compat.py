@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,12 @@ from engine_patches.compat import (
     EngineView,
     admissions,
     check,
+    check_end_workers,
     end_tokens,
     mark,
     preempted,
 )
+from engine_patches.end_table import EndWriter, table_path
 from engine_patches.settings import PlugInError
 from loadgen.emulator.generation import HIDDEN_LENGTH
 from tests.support import plugin_engine
@@ -183,9 +186,31 @@ def test_the_end_signal_needs_its_logits_processor(monkeypatch: pytest.MonkeyPat
         PlugInError, match=r"--logits-processors engine_patches\.end_signal:EndSignal"
     ):
         EngineView(scheduler).open_ends()
-    scheduler.vllm_config.parallel_config.distributed_executor_backend = "ray"
-    with pytest.raises(PlugInError, match=r"--distributed-executor-backend uni or mp, not ray"):
-        EngineView(scheduler).open_ends()
     monkeypatch.delattr(SamplingParams, "ignore_eos")
     with pytest.raises(PlugInError, match=r"it has no SamplingParams\.ignore_eos"):
         EngineView(scheduler).open_ends()
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ({"distributed_executor_backend": "ray"}, r"--distributed-executor-backend uni or mp, not"),
+        ({"world_size": 4, "tensor_parallel_size": 2}, r"leave out --pipeline-parallel-size and"),
+    ],
+)
+def test_the_end_signal_is_refused_where_its_workers_could_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    scheduler = FakeScheduler()
+    table = EndWriter(table_path("fake", 0), 4)
+    vars(scheduler.vllm_config.parallel_config).update(parallel)
+    with pytest.raises(PlugInError, match=message):
+        EngineView(scheduler).open_ends()
+    with pytest.raises(PlugInError, match=message):
+        check_end_workers(scheduler.vllm_config)
+    vars(scheduler.vllm_config.parallel_config).update(
+        distributed_executor_backend="mp", world_size=4, tensor_parallel_size=4
+    )
+    assert EngineView(scheduler).open_ends().changed() == {}
+    assert len(table.numbers) == 4
