@@ -59,7 +59,9 @@ _SnapshotPort = Annotated[
 _Snapshots = Annotated[
     bool, _flag("--snapshots/--no-snapshots", "Publish the state of every step.")
 ]
-_Host = Annotated[str, _flag("--host", "Address to listen on.", "H")]
+_Host = Annotated[
+    str, _flag("--host", "Address to listen on; state streams stay on 127.0.0.1.", "H")
+]
 _Json = Annotated[
     str | None, _flag("--json", "Write what was started as JSON, - for stdout.", "FILE")
 ]
@@ -104,7 +106,7 @@ def emulate(
         seed=seed,
         stream_interval=stream_interval,
         control_port=control_port,
-        snapshots=snapshot_endpoints(host, first, workers) if snapshots else (),
+        snapshots=snapshot_endpoints(first, workers) if snapshots else (),
         record=record,
     )
     uvloop.run(_run(settings, json))

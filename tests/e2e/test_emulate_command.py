@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from loadgen.emulator.record import read_record
+from router.worker_specs import parse_worker
 from tests.support.server import free_port, wait_until
 
 EMULATE = [sys.executable, "-m", "router.cli", "emulate"]
@@ -21,7 +22,7 @@ EMULATE = [sys.executable, "-m", "router.cli", "emulate"]
 def emulating(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     ready = folder / "ready.json"
     process = subprocess.Popen(
-        [*EMULATE, "--port", str(free_port()), "--json", str(ready), *flags],
+        [*EMULATE, "--port", str(free_port(16)), "--json", str(ready), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -37,13 +38,15 @@ def emulating(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str]
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_says_what_runs_and_ends_when_told(tmp_path: Path, number: signal.Signals) -> None:
     record = tmp_path / "steps.csv.gz"
-    with emulating(tmp_path, "--workers", "2", "--slots", "5", "--record", str(record)) as (
-        process,
-        ready,
-    ):
+    # Not the address of the state streams: those have no keys, and stay where no other machine is.
+    flags = ["--workers", "2", "--slots", "5", "--record", str(record), "--host", "127.0.0.2"]
+    with emulating(tmp_path, *flags) as (process, ready):
         assert ready["emulated"] is True
         specs = [worker["spec"] for worker in ready["workers"]]
         first = ready["workers"][0]
+        assert first["url"].startswith("http://127.0.0.2:")
+        assert first["snapshots"].startswith("tcp://127.0.0.1:")
+        assert [parse_worker(spec).rank for spec in specs] == [0, 1]
         assert specs[0] == (
             f"{first['url']},group=default,rank=0,slots=5,snapshots={first['snapshots']}"
         )
@@ -104,7 +107,7 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
     with emulating(tmp_path, "--workers", "1") as (_, ready):
         port = ready["workers"][0]["url"].rpartition(":")[2]
         done = subprocess.run(
-            [*EMULATE, "--workers", "1", "--port", port, "--snapshot-port", str(free_port())],
+            [*EMULATE, "--workers", "1", "--port", port, "--snapshot-port", str(free_port(2))],
             capture_output=True,
             text=True,
             timeout=20,

@@ -111,7 +111,7 @@ def watched(
     engine_installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("plugin")
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_port(2)}"
     settings = {"snapshots": endpoint, "group": "g", "worker": "w", "end_signal": True}
     config = json.dumps({"evenstep": settings})
     with pytest.MonkeyPatch.context() as patch:

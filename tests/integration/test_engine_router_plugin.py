@@ -105,7 +105,7 @@ def pair(
     engine_installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
     stop = threading.Event()
-    streams = Stream(f"tcp://127.0.0.1:{free_port()}"), Stream(f"tcp://127.0.0.1:{free_port()}")
+    streams = Stream(f"tcp://127.0.0.1:{free_port(2)}"), Stream(f"tcp://127.0.0.1:{free_port(2)}")
     readers = [threading.Thread(target=stream.read, args=(stop,)) for stream in streams]
     with contextlib.ExitStack() as stack:
         folder = tmp_path_factory.mktemp("pair")

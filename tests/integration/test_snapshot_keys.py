@@ -118,7 +118,7 @@ def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 def endpoint() -> str:
-    return f"tcp://127.0.0.1:{free_port()}"
+    return f"tcp://127.0.0.1:{free_port(2)}"
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def test_plugged_in_and_plain_workers_in_one_group(tmp_path: Path) -> None:
     ) as fleet:
         plugged, plain, deaf = fleet.workers
         plain = plain.partition(",snapshots=")[0]
-        deaf = f"{deaf.partition(',snapshots=')[0]},snapshots=tcp://127.0.0.1:{free_port()}"
+        deaf = f"{deaf.partition(',snapshots=')[0]},snapshots=tcp://127.0.0.1:{free_port(2)}"
         specs = [part for spec in (plugged, plain, deaf) for part in ("--worker", spec)]
         with running_router(tmp_path, *specs, "--metrics-interval", "0.1") as router:
             wait_until(

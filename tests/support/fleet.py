@@ -53,7 +53,7 @@ class Fleet:
 @contextlib.contextmanager
 def running_fleet(folder: Path, *flags: str) -> Iterator[Fleet]:
     """Run ``evenstep emulate`` with these flags until the block ends."""
-    port = free_port()
+    port = free_port(64)
     started = folder / f"fleet-{port}.json"
     command = [sys.executable, "-m", "router.cli", "emulate", "--port", str(port)]
     command += ["--json", str(started), *flags]

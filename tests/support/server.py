@@ -127,14 +127,25 @@ def running_router(folder: Path, *flags: str) -> Iterator[Server]:
         yield server
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that nothing listens on."""
+def free_port(count: int = 1) -> int:
+    """A port of 127.0.0.1 that nothing listens on: the first of so many in a row.
+
+    A rank's state stream takes two.
+    """
     for _ in range(100):
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        first = secrets.choice(_PORTS[: 1 - count or None])
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+    raise RuntimeError(f"no {count} free ports in a row in {_PORTS}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
             probe.bind(("127.0.0.1", port))
-            return port
-    raise RuntimeError(f"no free port in {_PORTS}")
+        except OSError:
+            return False
+    return True
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:

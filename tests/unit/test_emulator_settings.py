@@ -31,9 +31,9 @@ def test_step_times() -> None:
 
 
 def test_snapshot_streams_take_two_ports_each() -> None:
-    assert snapshot_endpoints("h", 9000, 2) == ("tcp://h:9000", "tcp://h:9002")
+    assert snapshot_endpoints(9000, 2) == ("tcp://127.0.0.1:9000", "tcp://127.0.0.1:9002")
     with pytest.raises(ConfigError, match="--snapshot-port"):
-        snapshot_endpoints("h", 65_534, 2)
+        snapshot_endpoints(65_534, 2)
 
 
 @pytest.mark.parametrize("text", ["", "1", "1,2,3,4", "a,b", "0,1e-7", "-1,0", "1,inf", "nan,0"])
