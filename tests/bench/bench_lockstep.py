@@ -4,8 +4,9 @@
 
 A tiny random mixture of experts on the CPU (two cores: no latencies to go by). The ways take turns;
 each replays the same slice of BurstGPT's lengths (prompts cut at 1,024 tokens, outputs at 128) from
-48 clients before 2 x 8 slots. Figures come from the ranks' own snapshots, over the steps from the
-warm-up to the last sending. Needs the CPU engine (`make engine`); does nothing without it.
+48 clients before 2 x 8 slots; nobody is told an output's length before its end. Figures come from
+the ranks' own snapshots, over the steps from the warm-up to the last sending. Needs the CPU engine
+(`make engine`); does nothing without it.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def conditions(given: argparse.Namespace) -> dict[str, Any]:
             "trace": "burstgpt",
             "prompts_cut_at_tokens": PROMPT_CAP_TOKENS,
             "outputs_cut_at_tokens": CAP_TOKENS,
-            "lengths": "revealed to the router by max_tokens",
+            "lengths": f"hidden: every request asks for {CAP_TOKENS} tokens at most",
             "requests": given.requests,
             "seeds": given.seeds,
         },

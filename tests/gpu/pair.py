@@ -5,8 +5,10 @@
         --clients 24 --max-tokens 32 --policies jsq,bfio --out /tmp/pair.json
 
 TTFT and TPOT are the clients'; joules are the device's own counter, which both engines share;
-preemptions are those of both. The two do not wait for each other (one device runs no barrier, and
-shares its bandwidth), so this shows the whole system at work, not what balancing gains.
+preemptions are those of both. Router and scheduler see the cap of an output, not its length; to end
+requests so takes vLLM's first model runner, and some time of each step. The two engines do not wait
+for each other (one device runs no barrier, and shares its bandwidth), so this shows the whole
+system at work, not what balancing gains.
 
 It has not run on a GPU yet; the second command is how the script itself is tested.
 """
@@ -71,7 +73,10 @@ def measure(where: Machine, given: argparse.Namespace) -> dict[str, Any]:
         flags += ["--num-gpu-blocks-override", str(given.kv_blocks)]
     if not where.cpu:
         flags += ["--gpu-memory-utilization", "0.42"]
-    with engine(where, *flags) as first, engine(where, *flags) as second:
+    with (
+        engine(where, *flags, hidden_lengths=True) as first,
+        engine(where, *flags, hidden_lengths=True) as second,
+    ):
         runs = [
             run((first, second), where.folder, trace, policy, given)
             for trace in given.traces.split(",")
@@ -79,7 +84,8 @@ def measure(where: Machine, given: argparse.Namespace) -> dict[str, Any]:
         ]
         about = conditions(where, first.server)
     asked = {key: getattr(given, key) for key in ("slots", "kv_blocks", "clients", "max_tokens")}
-    return {**about, **asked, "lengths": "revealed to the router by max_tokens", "runs": runs}
+    lengths = f"hidden: every request asks for {given.max_tokens} tokens at most"
+    return {**about, **asked, "lengths": lengths, "runs": runs}
 
 
 def run(
@@ -94,7 +100,7 @@ def run(
     file = folder / "replay.json"
     command = [sys.executable, "-m", "router.cli", "replay", "--trace", trace, "--json", str(file)]
     command += ["--arrivals", f"closed:{given.clients}", "--requests", str(given.requests)]
-    command += ["--max-tokens", str(given.max_tokens), "--reveal-lengths"]
+    command += ["--max-tokens", str(given.max_tokens)]
     with running_router(folder, *workers, "--policy", policy) as router, reading(endpoints) as log:
         wait_until(lambda: _known(router.get("/health").json()), WAIT_S, "both engines are known")
         before = _last(log)

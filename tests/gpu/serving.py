@@ -139,16 +139,29 @@ class Engine:
 
 
 @contextlib.contextmanager
-def engine(where: Machine, *flags: str, plug_in: bool = True) -> Iterator[Engine]:
-    """Run an engine until the block ends, with the plug-in or without it."""
+def engine(
+    where: Machine, *flags: str, plug_in: bool = True, hidden_lengths: bool = False
+) -> Iterator[Engine]:
+    """Run an engine until the block ends.
+
+    Args:
+        where: it runs.
+        flags: further ones of ``vllm serve``.
+        plug_in: with the plug-in, or without it.
+        hidden_lengths: requests end where a replay says; vLLM's second model runner cannot do so.
+    """
+    environment = _environment(where)
     port, endpoint = free_port(), None
     if plug_in:
         endpoint = f"tcp://127.0.0.1:{free_port()}"
         config = json.dumps({"evenstep": {"snapshots": endpoint}})
         flags = (*flags, "--scheduler-cls", where.scheduler, "--additional-config", config)
+    if hidden_lengths:
+        flags = (*flags, "--logits-processors", "engine_patches.hidden_length:HiddenLength")
+        environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     log = where.folder / f"engine-{port}.log"
     command = [*where.command(flags), "--port", str(port)]
-    with starting(command, port, log, _environment(where)) as server:
+    with starting(command, port, log, environment) as server:
         wait_ready(server, READY_S)
         yield Engine(server, endpoint)
 

@@ -23,6 +23,7 @@ FLAGS = (
     *("--max-num-seqs", str(SLOTS), "--max-model-len", str(CONTEXT_TOKENS)),
     *("--max-num-batched-tokens", "2048"),
     *("--scheduler-cls", "engine_patches.scheduler.EvenstepScheduler"),
+    *("--logits-processors", "engine_patches.hidden_length:HiddenLength"),
 )
 
 

@@ -190,7 +190,7 @@ def replay(url: str, group: Group, folder: Path, requests: int, seed: int) -> Tr
     file = folder / "replay.json"
     command = [sys.executable, "-m", "router.cli", "replay", "--url", url, "--trace", str(trace)]
     command += ["--arrivals", f"closed:{CLIENTS}", "--max-tokens", str(CAP_TOKENS)]
-    command += ["--seed", str(seed), "--reveal-lengths", "--json", str(file)]
+    command += ["--seed", str(seed), "--json", str(file)]
     with reading(group.endpoints) as log:
         log.rest(ended=0)
         # Its exit says that a request failed; so does the report, with the reasons.
