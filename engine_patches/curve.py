@@ -67,4 +67,17 @@ def _key_pair(file: str) -> tuple[bytes, bytes]:
         raise PlugInError(
             f"evenstep.secret_key_file {file} holds no secret key (a .key_secret file)"
         )
+    if not _is_pair(public, secret):
+        raise PlugInError(
+            f"evenstep.secret_key_file {file} holds no CURVE key pair (two keys that belong "
+            "together, each of 40 characters of ZMQ's alphabet, Z85); make one with: "
+            "evenstep keygen FILE"
+        )
     return public, secret
+
+
+def _is_pair(public: bytes, secret: bytes) -> bool:
+    try:
+        return zmq.curve_public(secret) == public
+    except (zmq.ZMQError, ValueError):
+        return False

@@ -146,13 +146,14 @@ class Reporter:
         scheduled = output.num_scheduled_tokens
         grown = compat.grown_by_one(results, scheduled)
         ahead = [later.num_scheduled_tokens for later, *_ in self._ahead]
-        ends = self._ends.changed() if self._ends is not None else {}
-        step = Step(engine.running, grown, engine.alive, engine.ended, scheduled, ahead, ends)
+        step = Step(engine.running, grown, engine.alive, engine.ended, scheduled, ahead)
         tokens = output.total_num_scheduled_tokens
         publisher = self._publisher
         with publisher.lock:
             if tokens or self._state.changed(step):
                 self._steps = number if tokens else self._steps
+                if self._ends is not None:
+                    step = step._replace(end_probabilities=self._ends.changed())
                 changes = self._state.advance(step)
                 self._describe(publisher.message)
                 publisher.message.step_s = now_s - began_s if tokens else 0.0

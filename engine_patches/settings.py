@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from router.wire import is_local
+from router.wire import is_curve_key, is_local
 
 KEY = "evenstep"
 """Where the settings lie in vLLM's ``--additional-config``."""
@@ -14,7 +14,6 @@ KEY = "evenstep"
 PORTS_PER_RANK = 2
 """One for the stream, the next one for full snapshots."""
 
-_CURVE_KEY_CHARACTERS = 40
 _EXAMPLE = '{"evenstep": {"snapshots": "tcp://127.0.0.1:5600"}}'
 
 
@@ -92,8 +91,8 @@ def _check_types(part: Mapping[str, Any]) -> None:
         if key == "allowed_keys":
             if not isinstance(value, list | tuple) or not all(_is_curve_key(one) for one in value):
                 raise PlugInError(
-                    f"{KEY}.allowed_keys must be a list of public CURVE keys of "
-                    f"{_CURVE_KEY_CHARACTERS} characters"
+                    f"{KEY}.allowed_keys must be a list of public CURVE keys of 40 characters of "
+                    "ZMQ's alphabet (Z85)"
                 )
         elif key == "end_signal":
             if not isinstance(value, bool):
@@ -105,12 +104,7 @@ def _check_types(part: Mapping[str, Any]) -> None:
 
 
 def _is_curve_key(value: object) -> bool:
-    return (
-        isinstance(value, str)
-        and len(value) == _CURVE_KEY_CHARACTERS
-        and value.isascii()
-        and value.isprintable()
-    )
+    return isinstance(value, str) and is_curve_key(value)
 
 
 def _check_endpoint(endpoint: str) -> None:

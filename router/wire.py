@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 
 import msgspec
 
 from router.errors import SnapshotError
 from router.types import SCHEMA_VERSION, Snapshot
+
+# Z85, ZMQ's alphabet: no comma, no space, no quotation mark.
+_CURVE_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 
 class _Header(msgspec.Struct):
@@ -56,6 +60,11 @@ def full_endpoint(endpoint: str) -> str:
     if not port.isdecimal() or not 0 < int(port) < 65535:
         raise SnapshotError(f"snapshot endpoint {endpoint!r} needs a port from 1 to 65534")
     return f"{host}:{int(port) + 1}"
+
+
+def is_curve_key(text: str) -> bool:
+    """Whether a text has the form of a CURVE key: 40 characters of ZMQ's alphabet."""
+    return _CURVE_KEY.fullmatch(text) is not None
 
 
 def is_local(endpoint: str) -> bool:

@@ -6,7 +6,6 @@ Key files are those of ``zmq.auth``, which the vLLM plug-in reads as well.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +13,8 @@ import zmq
 from zmq.auth import load_certificate
 
 from router.errors import ConfigError
+from router.wire import is_curve_key
 
-# Z85, ZMQ's alphabet: no comma, no space, no quotation mark.
-_PUBLIC_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 _FILE = '# evenstep: {kind}\nmetadata\ncurve\n    public-key = "{public}"\n'
 
 
@@ -52,7 +50,7 @@ def read_public_key(key_or_file: str) -> str:
     Raises:
         ConfigError: it is neither.
     """
-    if _PUBLIC_KEY.fullmatch(key_or_file) and not Path(key_or_file).is_file():
+    if is_curve_key(key_or_file) and not Path(key_or_file).is_file():
         return key_or_file
     return _load(key_or_file)[0].decode("ascii")
 
@@ -83,6 +81,6 @@ def _load(file: str) -> tuple[bytes, bytes | None]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"key file {file}: {error}") from None
     for key in (public, secret):
-        if key is not None and not _PUBLIC_KEY.fullmatch(key.decode("latin-1")):
+        if key is not None and not is_curve_key(key.decode("latin-1")):
             raise ConfigError(f"key file {file}: a key has 40 characters of ZMQ's alphabet (Z85)")
     return public, secret

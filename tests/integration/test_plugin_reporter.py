@@ -9,11 +9,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import zmq
-from zmq.auth import create_certificates, load_certificate
 
 from engine_patches.compat import EngineView
 from engine_patches.end_table import EndWriter, table_path
@@ -21,55 +19,18 @@ from engine_patches.report import HEARTBEAT_S, UNREAD_MESSAGES
 from engine_patches.reporter import Reporter
 from engine_patches.settings import PlugInError, Settings
 from router.feed import Feed
-from router.types import KvGroup, Snapshot
-from router.wire import decode, full_endpoint
+from router.types import KvGroup
+from router.wire import decode
 from tests.support import plugin_engine
-from tests.support.plugin_engine import FakeScheduler, Request
+from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
+from tests.support.plugin_stream import WAIT_S, Engine, Routers, ask_full
 from tests.support.server import free_port, wait_until
-
-TIMEOUT_MS = 5000
-
-_Socket = zmq.Socket[bytes]
 
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in plugin_engine.vllm_modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-
-
-class Routers:
-    """Sockets of those who read, or try to."""
-
-    def __init__(self) -> None:
-        self._context: zmq.Context[_Socket] = zmq.Context()
-        self._sockets: list[_Socket] = []
-
-    def connect(self, kind: int, endpoint: str, keys: tuple[bytes, ...] = ()) -> _Socket:
-        socket = self._context.socket(kind)
-        self._sockets.append(socket)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
-        if keys:
-            socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = keys
-        if kind == zmq.SUB:
-            socket.setsockopt(zmq.SUBSCRIBE, b"")
-        socket.connect(endpoint)
-        return socket
-
-    def subscribed(self, endpoint: str, keys: tuple[bytes, ...] = ()) -> _Socket:
-        """A subscriber that has got its first message, a heartbeat."""
-        stream = self.connect(zmq.SUB, endpoint, keys)
-        assert decode(stream.recv()).running == ()
-        return stream
-
-    def asker(self, endpoint: str, keys: tuple[bytes, ...] = ()) -> _Socket:
-        return self.connect(zmq.DEALER, full_endpoint(endpoint), keys)
-
-    def close(self) -> None:
-        for socket in self._sockets:
-            socket.close()
-        self._context.term()
 
 
 @pytest.fixture
@@ -79,36 +40,11 @@ def routers() -> Iterator[Routers]:
     routers.close()
 
 
-class Engine(FakeScheduler):
-    """A scheduler and its reporter, called as the plug-in calls it."""
-
-    def __init__(self, settings: Settings, **config: Any) -> None:
-        super().__init__(**config)
-        self.now_s = 0.0
-        self.reporter = Reporter(EngineView(self), settings, clock=lambda: self.now_s)
-
-    def add_request(self, request: Request) -> None:
-        super().add_request(request)
-        self.reporter.arrived(request)
-
-    def step(self, finish: set[str] | None = None, preempt: set[str] | None = None) -> None:
-        output = self.schedule(preempt or set())
-        self.reporter.scheduled(output, self.now_s)
-        self.now_s += 0.5
-        results = self.update_from_output(output, finish or set())
-        self.reporter.stepped(output, results)
-
-
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     engine = Engine(Settings(f"ipc://{tmp_path}/s", group="g", worker="w"), rank=0)
     yield engine
     engine.reporter.close()
-
-
-def ask_full(dealer: _Socket) -> Snapshot:
-    dealer.send(b"")
-    return decode(dealer.recv())
 
 
 def test_a_router_follows_steps(engine: Engine, routers: Routers) -> None:
@@ -268,9 +204,9 @@ def test_power_and_energy_are_told_while_they_can_be_read(
         full = ask_full(dealer)
         return (full.power_w, full.energy_j) == (power_w, energy_j)
 
-    wait_until(lambda: told(300.0, 12.0), 5, "power and energy are told")
+    wait_until(lambda: told(300.0, 12.0), WAIT_S, "power and energy are told")
     meter.lost = True
-    wait_until(lambda: told(None, None), 5, "they are told no more")
+    wait_until(lambda: told(None, None), WAIT_S, "they are told no more")
     assert not reporter.failed
     reporter.close()
 
@@ -287,6 +223,21 @@ def test_end_probabilities_are_told(tmp_path: Path, routers: Routers) -> None:
         writer.probabilities[row] = 0.5
     told = [[one.end_probability for one in decode(stream.recv()).running] for _ in "123"]
     assert told == [[None], [0.5], []]
+    engine.reporter.close()
+
+
+def test_a_probability_waits_for_a_step_that_is_told(tmp_path: Path, routers: Routers) -> None:
+    writer = EndWriter(table_path(tmp_path.name, 0), 4)
+    engine = Engine(Settings(f"ipc://{tmp_path}/s", end_signal=True), instance=tmp_path.name)
+    stream = routers.subscribed(engine.reporter.endpoint)
+    engine.add_request(Request("a", 5))
+    row = writer.enter(engine.waiting[0].sampling_params.extra_args["evenstep_request"])
+    engine.step()
+    writer.probabilities[row] = 0.5
+    engine.reporter.stepped(SchedulerOutput(), {})  # says nothing: nothing was computed
+    engine.step()
+    told = [[one.end_probability for one in decode(stream.recv()).running] for _ in "12"]
+    assert told == [[None], [0.5]]
     engine.reporter.close()
 
 
@@ -318,81 +269,9 @@ def test_closing_twice_leaves_no_thread(engine: Engine) -> None:
 
 
 def test_a_busy_port_is_said(engine: Engine) -> None:
-    port = free_port()
+    port = free_port(2)
     blocked = Settings(f"tcp://127.0.0.1:{port}")
     first = Reporter(EngineView(FakeScheduler()), blocked)
     with pytest.raises(PlugInError, match=f"cannot bind tcp://127.0.0.1:{port}"):
         Reporter(EngineView(FakeScheduler()), blocked)
     first.close()
-
-
-# --- keys -----------------------------------------------------------------------------------------
-
-
-class Keys:
-    """Certificates of an engine, of a router and of a stranger."""
-
-    def __init__(self, folder: Path) -> None:
-        self.files = {
-            name: create_certificates(folder, name) for name in ("engine", "router", "stranger")
-        }
-
-    def pair(self, name: str) -> tuple[bytes, bytes]:
-        public, secret = load_certificate(self.files[name][1])
-        assert secret is not None
-        return public, secret
-
-    def client(self, name: str) -> tuple[bytes, bytes, bytes]:
-        return (*self.pair(name), self.pair("engine")[0])
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Keys:
-    return Keys(tmp_path)
-
-
-@pytest.fixture
-def secured(keys: Keys) -> Iterator[Engine]:
-    allowed = (keys.pair("router")[0].decode(),)
-    settings = Settings(
-        f"tcp://0.0.0.0:{free_port()}",
-        secret_key_file=keys.files["engine"][1],
-        allowed_keys=allowed,
-    )
-    engine = Engine(settings)
-    yield engine
-    engine.reporter.close()
-
-
-def test_a_router_with_an_allowed_key_reads(secured: Engine, keys: Keys, routers: Routers) -> None:
-    endpoint = secured.reporter.endpoint.replace("0.0.0.0", "127.0.0.1")
-    stream = routers.subscribed(endpoint, keys.client("router"))
-    dealer = routers.asker(endpoint, keys.client("router"))
-    secured.add_request(Request("a", 5))
-    secured.step()
-    assert [one.id for one in decode(stream.recv()).running] == ["a"]
-    assert [one.id for one in ask_full(dealer).running] == ["a"]
-
-
-def test_nobody_else_gets_anything(secured: Engine, keys: Keys, routers: Routers) -> None:
-    endpoint = secured.reporter.endpoint.replace("0.0.0.0", "127.0.0.1")
-    strangers = [
-        routers.connect(kind, address, client)
-        for kind, address in ((zmq.SUB, endpoint), (zmq.DEALER, full_endpoint(endpoint)))
-        for client in (keys.client("stranger"), ())
-    ]
-    for stranger in strangers:
-        if stranger.type == zmq.DEALER:
-            stranger.send(b"", zmq.NOBLOCK)
-    # Two heartbeats later they would have had their share.
-    friend = routers.subscribed(endpoint, keys.client("router"))
-    friend.recv()
-    assert not any(stranger.poll(0) for stranger in strangers)
-
-
-@pytest.mark.parametrize("half", [0, None], ids=["public half only", "no such file"])
-def test_a_key_file_that_cannot_be_used_is_said(keys: Keys, half: int | None) -> None:
-    file = "nowhere" if half is None else keys.files["engine"][half]
-    settings = Settings("tcp://127.0.0.1:5600", secret_key_file=file, allowed_keys=("a" * 40,))
-    with pytest.raises(PlugInError, match=r"secret_key_file"):
-        Reporter(EngineView(FakeScheduler()), settings)

@@ -53,6 +53,7 @@ def test_all_keys() -> None:
         ({"snapshots": "ipc:///x", "secret_key_file": "k"}, r"go together: give both"),
         ({"snapshots": "ipc:///x", "allowed_keys": "k"}, r"list of public CURVE keys of 40"),
         ({"snapshots": "ipc:///x", "allowed_keys": ["k"]}, r"list of public CURVE keys of 40"),
+        ({"snapshots": "ipc:///x", "allowed_keys": ["a" * 39 + ","]}, r"alphabet \(Z85\)"),
         ({"snapshots": "ipc:///x", "group": ""}, r"group must be a text, got ''"),
     ],
 )
