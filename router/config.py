@@ -143,7 +143,10 @@ class ServeSettings(BaseSettings):
         default=2.0, gt=0, description="Longest wait for a health check."
     )
     health_failures: int = Field(
-        default=3, ge=1, description="Failed checks that put a worker out of use."
+        default=3,
+        ge=1,
+        description="Failed checks in a row that put a worker out of use; "
+        "one whose connection is refused does so by itself.",
     )
     snapshot_stale_s: float = Field(
         default=3.0, gt=0, description="Age at which a worker's last snapshot no longer counts."

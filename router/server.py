@@ -32,7 +32,7 @@ from router.policies import POLICIES, PolicySettings
 from router.policies.calibration import moves_within
 from router.policies.solver import DEFAULT_MOVES
 from router.proxy.relay import Attempts, RelayContext
-from router.types import DEFAULT_SLOTS, Policy, WorkerDown, WorkerUp
+from router.types import DEFAULT_SLOTS, Policy
 from router.workload import WorkProfile
 
 log = logging.getLogger(__name__)
@@ -93,9 +93,9 @@ def build(settings: ServeSettings) -> FastAPI:
     attempts = Attempts()
     health = HealthMonitor(
         settings.workers,
-        lambda event: _apply_health(event, dispatcher, attempts),
+        dispatcher.apply,
         models.learn,
-        lambda worker_id: _recall_from_silent(worker_id, cluster, attempts),
+        lambda worker_id: _end_attempts(worker_id, cluster, attempts),
         interval_s=settings.health_interval_s,
         timeout_s=settings.health_timeout_s,
         failures=settings.health_failures,
@@ -208,18 +208,19 @@ def _look_ahead(settings: ServeSettings) -> LookAhead:
     )
 
 
-def _apply_health(event: WorkerUp | WorkerDown, dispatcher: Dispatcher, attempts: Attempts) -> None:
-    dispatcher.apply(event)
-    group = dispatcher.cluster.group_of(event.worker_id)
+def _end_attempts(worker_id: str, cluster: Cluster, attempts: Attempts) -> None:
+    """What can be hoped for no longer, now that an engine has failed its checks.
+
+    One request's broken connection is no reason: in lockstep it would end all the streams of a
+    healthy group.
+    """
+    group = cluster.group_of(worker_id)
     if group.lockstep:
         for worker in group.workers.values():
             if worker.down_reason is not None:
                 attempts.break_off(worker.spec.id, worker.down_reason)
-
-
-def _recall_from_silent(worker_id: str, cluster: Cluster, attempts: Attempts) -> None:
     # Alone in its group it may still be better than nothing: busy engines answer late.
-    if cluster.group_of(worker_id).live_workers():
+    elif group.live_workers():
         attempts.recall(worker_id, "the worker does not answer its health checks")
 
 

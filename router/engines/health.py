@@ -28,6 +28,14 @@ class _Models(msgspec.Struct):
 _decode_models = msgspec.json.Decoder(_Models).decode
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A question that was not answered with success; ``refused``: nobody is there."""
+
+    reason: str
+    refused: bool = False
+
+
 @dataclass(slots=True)
 class _Engine:
     """One URL and the workers behind it, which are up or down together.
@@ -61,11 +69,12 @@ class HealthMonitor:
         specs: the workers.
         apply: takes ``WorkerUp``, and ``WorkerDown`` whenever its reason is a new one.
         on_models: told of the models that a worker serves.
-        on_silent: told of a worker whose checks have failed often enough to put it out of use.
+        on_silent: told of a worker whose checks have failed often enough to put it out of use,
+            after ``WorkerDown``, and again at each failed check that follows.
         interval_s: between two checks of an engine.
         timeout_s: bound on one check.
-        failures: failed checks in a row that put an engine's workers out of use; a refused
-            connection does at once.
+        failures: failed checks in a row that put an engine's workers out of use; one whose
+            connection is refused does so by itself.
 
     Attributes:
         checks: checks made.
@@ -113,7 +122,8 @@ class HealthMonitor:
     def probe_now(self, worker_id: str, reason: str) -> None:
         """Somebody could not reach a worker: it is down at once, and checked again soon.
 
-        Soon is later each time, up to the interval, unless a regular check succeeds in between.
+        That one request failed is no evidence of more: attempts under way go on. Soon is later
+        each time, up to the interval, unless a regular check succeeds in between.
         """
         engine = self._engine_of[worker_id]
         if not engine.up:
@@ -148,8 +158,8 @@ class HealthMonitor:
         answer = await self._ask(engine, client, "/health")
         if engine.hurried.is_set():
             return  # trouble was reported after the question: the answer is out of date
-        if isinstance(answer, str):
-            self._note_failure(engine, f"health check failed: {answer}")
+        if isinstance(answer, _Failure):
+            self._note_failure(engine, answer)
             return
         engine.failures = 0
         if not engine.models_known:
@@ -159,9 +169,12 @@ class HealthMonitor:
         elif not engine.hurried.is_set():
             self._bring_up(engine)
 
-    def _note_failure(self, engine: _Engine, reason: str) -> None:
+    def _note_failure(self, engine: _Engine, failure: _Failure) -> None:
         self.failed_checks += 1
         engine.failures += 1
+        if failure.refused:
+            engine.failures = max(engine.failures, self._failures)
+        reason = f"health check failed: {failure.reason}"
         enough = engine.failures >= self._failures
         news = enough if engine.up else reason != engine.down_reason
         if news:
@@ -185,7 +198,7 @@ class HealthMonitor:
 
     async def _learn_models(self, engine: _Engine, client: httpx.AsyncClient) -> None:
         answer = await self._ask(engine, client, "/v1/models")
-        models = answer if isinstance(answer, str) else _model_ids(answer)
+        models = answer.reason if isinstance(answer, _Failure) else _model_ids(answer)
         if isinstance(models, str):
             log.warning("%s: models not known, asking again: %s", engine.url, models)
             return
@@ -193,18 +206,30 @@ class HealthMonitor:
         for worker_id in engine.worker_ids:
             self._on_models(worker_id, models)
 
-    async def _ask(self, engine: _Engine, client: httpx.AsyncClient, path: str) -> bytes | str:
+    async def _ask(self, engine: _Engine, client: httpx.AsyncClient, path: str) -> bytes | _Failure:
         """The body of a successful answer, or what was wrong."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 response = await client.get(engine.url + path)
         except TimeoutError:
-            return f"no answer within {self._timeout_s:g} s"
+            return _Failure(f"no answer within {self._timeout_s:g} s")
         except httpx.HTTPError as error:
-            if isinstance(error, httpx.ConnectError):
-                engine.failures = max(engine.failures, self._failures - 1)  # nobody is there
-            return str(error) or type(error).__name__
-        return response.content if response.is_success else f"status {response.status_code}"
+            return _Failure(str(error) or type(error).__name__, _refused(error))
+        if response.is_success:
+            return response.content
+        return _Failure(f"status {response.status_code}")
+
+
+def _refused(error: BaseException | None) -> bool:
+    """The engine's machine refused the connection, at each of its addresses.
+
+    httpx names every failure to connect alike, those for want of file descriptors here included.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_refused, error.exceptions))
+    if error is None or isinstance(error, ConnectionRefusedError):
+        return error is not None
+    return _refused(error.__cause__ or error.__context__)
 
 
 def _model_ids(body: bytes) -> tuple[str, ...] | str:

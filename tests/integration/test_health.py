@@ -1,14 +1,16 @@
 import asyncio
 import json
+import os
+import resource
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import pytest
 
 from router.engines.health import HealthMonitor
 from router.types import WorkerDown, WorkerSpec, WorkerUp
+from tests.support.scripted import TIMEOUT_S, until
 
-TIMEOUT_S = 60.0
 MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()
 
 
@@ -21,6 +23,7 @@ class Engine:
         self.models_status = 200
         self.free = asyncio.Event()
         self.free.set()
+        self.leaves_after = ""
         self.asked: asyncio.Queue[str] = asyncio.Queue()
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -46,6 +49,8 @@ class Engine:
             return
         self.asked.put_nowait(path)
         await self.free.wait()
+        if path == self.leaves_after:
+            await self.stop()
         status, body = (
             (self.health, b"") if path == "/health" else (self.models_status, self.models)
         )
@@ -157,6 +162,44 @@ async def test_an_engine_that_is_gone_and_comes_back(engine: Engine, watched: Wa
     await engine.start()
     assert await watched.next() == WorkerUp("w")
     assert watched.models.get_nowait() == ("w", ("huge",))
+
+
+def without_descriptors(stack: ExitStack) -> None:
+    """No file can be opened until the stack is closed."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+    with suppress(OSError):
+        while True:
+            stack.callback(os.close, os.dup(0))
+
+
+async def test_a_router_without_file_descriptors_is_not_an_engine_that_is_gone(
+    engine: Engine,
+) -> None:
+    watched = Watched([WorkerSpec("w", engine.url)], failures=1000)
+    async with watched.running():
+        assert await watched.next() == WorkerUp("w")
+        with ExitStack() as stack:
+            without_descriptors(stack)
+            failed = watched.monitor.failed_checks + 3
+            await until(lambda: watched.monitor.failed_checks >= failed)
+        await until_asked(engine, 2)
+    assert watched.events.empty()
+    assert watched.silent == []
+
+
+async def test_an_engine_that_is_gone_before_it_says_its_models_has_not_failed_yet(
+    engine: Engine,
+) -> None:
+    """Its health was asked for and was good."""
+    engine.leaves_after = "/health"
+    watched = Watched([WorkerSpec("w", engine.url)], interval_s=3600)
+    async with watched.running():
+        assert await watched.next() == WorkerUp("w")
+        assert watched.models.empty()
+        (state,) = watched.monitor._engines.values()
+        assert state.failures == 0
 
 
 async def test_a_worker_that_never_answers_says_why(engine: Engine) -> None:

@@ -1,0 +1,85 @@
+"""Streams of a lockstep group whose engines are well: one that breaks is nobody else's trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+
+from tests.support.chaos import live
+from tests.support.scripted import (
+    DONE,
+    TIMEOUT_S,
+    Exchange,
+    ScriptedServer,
+    scripted,
+    soon,
+    token_events,
+    until,
+)
+from tests.support.server import Server, running_router, wait_until
+
+TOKENS = token_events(5)
+CONTROL = {"/health": b"ok", "/v1/models": b'{"data": [{"id": "tiny"}]}', "/metrics": b""}
+
+
+class WellEngine:
+    """Answers what it is asked of itself, and leaves the completions to the test."""
+
+    def __init__(self, server: ScriptedServer) -> None:
+        self.completions: asyncio.Queue[Exchange] = asyncio.Queue()
+        self.health_checks = 0
+        self._server = server
+
+    async def run(self) -> None:
+        while True:
+            exchange = await self._server.next()
+            if exchange.method == "POST":
+                self.completions.put_nowait(exchange)
+                continue
+            self.health_checks += exchange.target == "/health"
+            await exchange.answer(CONTROL[exchange.target])
+
+
+async def test_a_stream_that_breaks_does_not_end_the_others(tmp_path: Path) -> None:
+    async with scripted(2) as servers:
+        engines = [WellEngine(server) for server in servers]
+        answering = [asyncio.create_task(engine.run()) for engine in engines]
+        specs = [part for server in servers for part in ("--worker", server.url)]
+        flags = (*specs, "--policy", "round_robin", "--lockstep", "default")
+        running = running_router(tmp_path, *flags)
+        router = await asyncio.to_thread(running.__enter__)
+        try:
+            await asyncio.to_thread(
+                wait_until, lambda: live(router) == [0, 1], TIMEOUT_S, "both are up"
+            )
+            await broken_amid(router, engines)
+        finally:
+            await asyncio.to_thread(running.__exit__, None, None, None)
+            for task in answering:
+                task.cancel()
+
+
+async def broken_amid(router: Server, engines: list[WellEngine]) -> None:
+    """Four streams, one of which breaks; the others go on after the next health checks."""
+    async with httpx.AsyncClient(base_url=router.url, timeout=TIMEOUT_S) as client:
+        fields = {"model": "tiny", "prompt": [1], "stream": True}
+        asked = [asyncio.create_task(client.post("/v1/completions", json=fields)) for _ in "1234"]
+        begun = [await soon(engine.completions.get()) for engine in engines for _ in "12"]
+        for exchange in begun:
+            await exchange.start_stream()
+            await exchange.chunks(*TOKENS[:2])
+        begun[0].reset()
+        (broken,), _ = await asyncio.wait(asked, timeout=TIMEOUT_S, return_when="FIRST_COMPLETED")
+        assert b"before its answer was complete" in broken.result().content
+
+        checked = [engine.health_checks + 2 for engine in engines]
+        await until(
+            lambda: all(e.health_checks >= n for e, n in zip(engines, checked, strict=True))
+        )
+        for exchange in begun[1:]:
+            await exchange.chunks(*TOKENS[2:], DONE)
+            await exchange.end_stream()
+        answers = [(await soon(one)).content for one in asked if one is not broken]
+        assert answers == [b"".join(TOKENS) + DONE] * 3
