@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from engine_patches.curve import CurveGate
 from engine_patches.report import SnapshotPublisher, StepReport
@@ -57,11 +58,17 @@ class Engine(Open):
         self._keys = keys
         self._allowed = allowed
         self._gate: CurveGate | None = None
+        self._monitors: list[zmq.Socket[Any]] = []
         super().__init__(endpoint)
 
     def prepare(self, socket: zmq.Socket[bytes]) -> None:
         self._gate = self._gate or CurveGate(self.context, self._keys, self._allowed)
         self._gate.secure(socket)
+        self._monitors.append(socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL))
+
+    def turned_away(self) -> bool:
+        """Whether a peer without keys was not let in, since this was asked last."""
+        return any(monitor.poll(0) and recv_monitor_message(monitor) for monitor in self._monitors)
 
     def close(self) -> None:
         assert self._gate is not None
@@ -195,8 +202,8 @@ async def test_an_engine_that_asked_for_keys_and_does_so_no_more_is_heard(
 ) -> None:
     router = Router(endpoint, None, None)
     with open_(router):
-        with open_(Engine(endpoint, keys("engine"), [keys.public["stranger"]])):
-            await asyncio.sleep(1)  # nothing tells when a router without keys was turned away
+        with open_(secured := Engine(endpoint, keys("engine"), [keys.public["stranger"]])):
+            await until(secured.turned_away)
         with open_(engine := Open(endpoint)):
             assert (await asyncio.wait_for(router.hear(engine), 60)).epoch == engine.publisher.epoch
 
