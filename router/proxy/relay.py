@@ -41,10 +41,25 @@ _PROMPT_TOKENS = re.compile(rb'"usage": ?\{[^{}]*"prompt_tokens": ?(\d{1,9})\b')
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """A request at a worker; ``response`` from its first byte on."""
+    """A request at a worker; ``response`` from its first byte on, unless it was recalled before."""
 
     timeout: asyncio.Timeout
     response: Response | None = None
+    recalled: RecalledError | None = None
+
+    def note_started(self, response: Response) -> None:
+        """The first byte is there; raises what recalled the attempt, if that came before.
+
+        The timeout strikes at the event loop's next turn, and an answer may come in this one.
+        """
+        if self.recalled is not None:
+            raise self.recalled
+        self.response = response
+
+    def recall(self, reason: str) -> None:
+        """Break it off; it has no first byte yet, and has not been recalled."""
+        self.recalled = RecalledError(reason)
+        self.timeout.reschedule(0)
 
 
 class Attempts:
@@ -52,11 +67,10 @@ class Attempts:
 
     def __init__(self) -> None:
         self._of: defaultdict[str, set[_Attempt]] = defaultdict(set)
-        self._reason: dict[str, str] = {}
 
     @contextlib.asynccontextmanager
     async def watch(self, worker_id: str) -> AsyncIterator[Callable[[Response], None]]:
-        """Around an attempt; yields what is to be given its response at the first byte.
+        """Around an attempt; yields what is to be given its response before its first byte goes on.
 
         Raises:
             RecalledError: the attempt was recalled before that.
@@ -67,19 +81,18 @@ class Attempts:
                 attempt = _Attempt(timeout)
                 attempts.add(attempt)
                 try:
-                    yield lambda response: setattr(attempt, "response", response)
+                    yield attempt.note_started
                 finally:
                     attempts.discard(attempt)
         except TimeoutError as error:
-            raise RecalledError(self._reason[worker_id]) from error
+            raise attempt.recalled or error from None
 
     def recall(self, worker_id: str, reason: str) -> None:
         """Break off those without a first byte, which are then made elsewhere."""
-        self._reason[worker_id] = reason
         attempts = self._of[worker_id]
         for attempt in [one for one in attempts if one.response is None]:
             attempts.remove(attempt)
-            attempt.timeout.reschedule(0)
+            attempt.recall(reason)
 
     def break_off(self, worker_id: str, reason: str) -> None:
         """The same, and end the streams that have begun."""
@@ -215,26 +228,23 @@ class Relay:
             if not stream.done:
                 await self._break_off(worker, error, send)
                 return
+        first = self._note_first_byte(response)
         # Shorter than what is told in between, most answers would count as nothing.
         self._context.port.progress(self._request, stream.events - stream.done)
         self._context.port.end(self._request, Outcome.COMPLETED)
-        await self._start(response, send)
+        if first:
+            await send_head(send, response.status, headers_down(response.headers))
         await send({"type": "http.response.body", "body": stream.rest()})
 
     async def _pass_on(
         self, events: bytes, stream: EventStream, response: Response, send: Send
     ) -> None:
-        await self._start(response, send)
+        if self._note_first_byte(response):
+            await send_head(send, response.status, headers_down(response.headers))
         await send({"type": "http.response.body", "body": events, "more_body": True})
         if stream.events - self._told_events >= _PROGRESS_EVENTS:
             self._told_events = stream.events
             self._context.port.progress(self._request, stream.events)
-
-    async def _start(self, response: Response, send: Send) -> None:
-        if not self._started:
-            self._started = True
-            self._note_first_byte(response)
-            await send_head(send, response.status, headers_down(response.headers))
 
     async def _break_off(self, worker: WorkerSpec, error: UpstreamError, send: Send) -> None:
         """End a stream that has begun: its tokens cannot be taken back, so say what happened."""
@@ -247,9 +257,18 @@ class Relay:
         if not isinstance(error, RecalledError):
             self._context.trouble(worker.id, str(error))
 
-    def _note_first_byte(self, response: Response) -> None:
+    def _note_first_byte(self, response: Response) -> bool:
+        """What follows goes to the client; whether it is the first.
+
+        Raises:
+            RecalledError: nothing may follow, since the request is to be made elsewhere.
+        """
+        if self._started:
+            return False
         self._note_started(response)
+        self._started = True
         self._context.port.first_byte(self._request, self._context.clock())
+        return True
 
 
 async def _client_left(receive: Receive) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.engines.upstream import _Connection
 from router.types import Outcome
 from tests.support.scripted import (
     DONE,
@@ -578,6 +579,73 @@ async def test_attempts_at_a_worker_that_is_out_of_use_are_ended() -> None:
         await silent.left()
         await streaming.left()
         await router.settled()
+
+
+def recall_at_once(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recall what is at the first worker in the very turn that hands the next bytes on."""
+    wake = _Connection._wake
+
+    def wake_and_recall(connection: _Connection) -> None:
+        wake(connection)
+        monkeypatch.setattr(_Connection, "_wake", wake)
+        router.attempts.recall("a", "silent")
+
+    monkeypatch.setattr(_Connection, "_wake", wake_and_recall)
+
+
+@pytest.mark.parametrize("events", [TOKENS[:2], [DONE], []], ids=["tokens", "the end", "nothing"])
+async def test_a_stream_that_is_recalled_as_it_begins_is_made_once(
+    one: One, events: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router, engine = one
+    asked = router.post(stream=True)
+    exchange = await engine.next()
+    await exchange.start_stream()
+    await until(lambda: bool(router.upstream.answers))
+
+    recall_at_once(router, monkeypatch)
+    await exchange.chunks(*events)
+    if events != TOKENS[:2]:
+        await exchange.end_stream()
+    await (await engine.next()).stream(*TOKENS, DONE)
+
+    assert (await soon(asked)).content == b"".join(TOKENS) + DONE
+    assert router.outcomes == {Outcome.COMPLETED: 1}
+    await router.settled()
+
+
+async def test_a_whole_answer_that_is_recalled_as_it_comes_is_made_once(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router, engine = one
+    asked = router.post()
+    exchange = await engine.next()
+    await exchange.send(head(200, JSON, content_length="2"))
+    await until(lambda: bool(router.upstream.answers))
+
+    recall_at_once(router, monkeypatch)
+    await exchange.send(b"{}")
+    exchange.ended.set()
+    await (await engine.next()).answer(b'{"again": 1}')
+
+    assert (await soon(asked)).content == b'{"again": 1}'
+    assert router.outcomes == {Outcome.COMPLETED: 1}
+    await router.settled()
+
+
+async def test_a_request_that_has_begun_is_not_recalled(one: One) -> None:
+    router, engine = one
+    asked = router.post(stream=True)
+    exchange = await engine.next()
+    await exchange.start_stream()
+    await exchange.chunks(TOKENS[0])
+    await until(lambda: sum(router.stats.ttft_s.counts) == 1)
+    router.attempts.recall("a", "silent")
+    await exchange.chunks(*TOKENS[1:], DONE)
+    await exchange.end_stream()
+
+    assert (await soon(asked)).content == b"".join(TOKENS) + DONE
+    await router.settled()
 
 
 @pytest.mark.parametrize(
