@@ -37,15 +37,23 @@ class ForeignLoad:
 
     def receive(self, gauges: Gauges, now_s: float) -> None:
         """Gauges have been read."""
-        self._peaks.append((now_s, *self._own))
-        self._own = (0, 0)
-        while self._peaks[0][0] < now_s - LATE_S:
-            self._peaks.popleft()
+        self._keep_peak(now_s)
         requests = max(peak[1] for peak in self._peaks)
         tokens = max(peak[2] for peak in self._peaks)
         self.gauges = gauges
         self.requests = max(0, gauges.running + gauges.waiting - requests)
         self.load_tokens = max(0, gauges.load_tokens - tokens) if self.requests else 0
+
+    def suspend(self, now_s: float) -> None:
+        """Gauges are not read for a while, in which nothing is noted either."""
+        self._keep_peak(now_s)
+        self.clear()
+
+    def _keep_peak(self, now_s: float) -> None:
+        self._peaks.append((now_s, *self._own))
+        self._own = (0, 0)
+        while self._peaks[0][0] < now_s - LATE_S:
+            self._peaks.popleft()
 
     def clear(self) -> None:
         """The gauges no longer count."""

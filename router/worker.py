@@ -137,7 +137,7 @@ class Worker:
         """Take in a snapshot; None if it came late and changed nothing, else the feed."""
         if self.feed is None:
             self.feed = Feed(self.rows, self._claim)
-            self.foreign.clear()
+            self.foreign.suspend(received_s)
         feed = self.feed
         ended = feed.apply(snapshot, received_s)
         if ended is None:
@@ -173,7 +173,8 @@ class Worker:
         self._note_own()
 
     def _note_own(self) -> None:
-        self.foreign.note_own(self._known_requests(), self._known_tokens())
+        if self.feed is None:  # else what is known includes what others have there
+            self.foreign.note_own(self._known_requests(), self._known_tokens())
 
     def add(self, request: Request) -> None:
         """Count a request that is on its way here."""

@@ -90,5 +90,21 @@ def test_snapshots_know_better_and_what_they_showed_is_not_somebody_elses() -> N
     assert (worker.source, worker.requests, worker.load_tokens) == (StateSource.SNAPSHOTS, 1, 107)
     worker = worker_of(*SENT, SHOWN, READ)
     assert (worker.source, worker.requests) == (StateSource.SNAPSHOTS, 1)
-    worker = worker_of(*SENT, SHOWN, FeedStale("a"), GaugesReceived("a", Gauges(1), 1.0))
-    assert (worker.source, worker.requests) == (StateSource.METRICS, 1)
+    worker = worker_of(*SENT, SHOWN, FeedStale("a"), GaugesReceived("a", Gauges(3), 1.0))
+    assert (worker.source, worker.requests) == (StateSource.METRICS, 3)
+
+
+def test_what_snapshots_showed_of_others_hides_nothing_when_they_stop() -> None:
+    others = [running(f"cmpl-other-{number}") for number in range(6)]
+    crowded = SnapshotReceived("a", snapshot("full", 1, *others), 0.0)
+    own = (*SENT, Ended(token(1), Outcome.COMPLETED))
+    worker = worker_of(crowded, *own, FeedStale("a"), GaugesReceived("a", BUSY, 1.0))
+    assert (worker.foreign.requests, worker.foreign.load_tokens) == (5, 500)
+
+
+def test_late_gauges_may_show_what_was_ones_own_before_a_spell_of_snapshots() -> None:
+    spell = (SnapshotReceived("a", snapshot("full", 1), 1.0), FeedStale("a"))
+    for read_s, others in ((2.0, 4), (LATE_S + 2, 5)):
+        own = (*SENT, Ended(token(1), Outcome.COMPLETED))
+        worker = worker_of(*own, *spell, GaugesReceived("a", BUSY, read_s))
+        assert worker.foreign.requests == others
