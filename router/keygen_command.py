@@ -23,6 +23,8 @@ def keygen(file: KeyFile, json_file: JsonFile = None) -> None:
     An engine names its file as secret_key_file and the router's public key in allowed_keys; the
     router names its own by --secret-key-file and each engine's public key as server_key.
     """
+    if json_file is not None and json_file != "-":
+        _write(Path(json_file), "", "a")  # before there are keys, which it would leave behind
     public = write_key_pair(file)
     if json_file != "-":
         typer.echo(public)
@@ -30,11 +32,12 @@ def keygen(file: KeyFile, json_file: JsonFile = None) -> None:
     if json_file == "-":
         typer.echo(said)
     elif json_file is not None:
-        _write(Path(json_file), said)
+        _write(Path(json_file), said + "\n", "w")
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: str) -> None:
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None

@@ -38,6 +38,8 @@ def read_key_pair(file: str) -> KeyPair:
     Raises:
         ConfigError: it cannot be read, or has none.
     """
+    if not Path(file).is_file():
+        raise ConfigError(f"there is no key file {file!r}; make one with: evenstep keygen FILE")
     public, secret = _load(file)
     if secret is None:
         raise ConfigError(f"{file} holds no secret key; make one with: evenstep keygen FILE")

@@ -201,3 +201,4 @@ def test_keys_are_made_for_their_owner_only(run: Run, tmp_path: Path) -> None:
     assert json.loads(out).keys() == {"file", "public_key"}
     assert run("keygen", str(tmp_path / "no" / "keys"))[0] == 2
     assert run("keygen", str(tmp_path / "third"), "--json", str(tmp_path / "no" / "x"))[0] == 2
+    assert not (tmp_path / "third").exists()
