@@ -99,7 +99,7 @@ def _pool_request(parsed: ParsedRequest, group: Group, now_s: float) -> PoolRequ
         max_tokens=parsed.max_tokens,
         priority=parsed.priority,
         arrival_s=now_s,
-        text_bytes=0 if parsed.known_tokens else parsed.text_bytes,
+        text_bytes=parsed.text_bytes if parsed.text_only and not parsed.known_tokens else 0,
     )
 
 

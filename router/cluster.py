@@ -29,6 +29,7 @@ from router.types import (
     Phase,
     PoolState,
     Progressed,
+    PromptCounted,
     Request,
     Returned,
     SnapshotReceived,
@@ -250,7 +251,7 @@ class Cluster:
         return False
 
     def _apply_request(
-        self, event: Dispatched | Progressed | Returned | Ended, tracked: _Tracked
+        self, event: Dispatched | Progressed | PromptCounted | Returned | Ended, tracked: _Tracked
     ) -> None:
         group = self.groups[tracked.request.group]
         match event:
@@ -261,6 +262,9 @@ class Cluster:
             case Progressed():
                 if tracked.worker is not None:
                     group.progress(tracked.worker, tracked.request, event.generated_tokens)
+            case PromptCounted():
+                if tracked.worker is not None:
+                    tracked.worker.count_prompt(event.request_id, event.prompt_tokens)
             case Returned():
                 self._leave_worker(group, tracked, complete=False)
                 del self._requests[event.request_id]

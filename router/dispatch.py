@@ -32,6 +32,7 @@ from router.types import (
     Phase,
     Policy,
     Progressed,
+    PromptCounted,
     Request,
     Returned,
     SnapshotReceived,
@@ -237,7 +238,7 @@ class Dispatcher:
 
     def prompt_counted(self, request: Request, prompt_tokens: int) -> None:
         """See ``DispatchPort.prompt_counted``."""
-        self._lanes[request.group].group.token_rate.learn(request.text_bytes, prompt_tokens)
+        self.cluster.apply(PromptCounted(request.id, prompt_tokens))
 
     def first_byte(self, request: Request, now_s: float) -> None:
         """See ``DispatchPort.first_byte``."""

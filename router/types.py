@@ -76,7 +76,8 @@ class Request:
         max_tokens: the client's cap on the output, if any.
         priority: lower goes first, as in vLLM.
         arrival_s: when it reached the router.
-        text_bytes: of the text that ``prompt_tokens`` is estimated from; 0: it is exact.
+        text_bytes: of the text that its prompts are and nothing else; 0 where it says nothing of
+            their tokens.
     """
 
     id: str
@@ -319,6 +320,14 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptCounted:
+    """An engine's answer says how many tokens the prompt of a one-slot request has."""
+
+    request_id: str
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Returned:
     """A dispatched request came back before its first byte, to be assigned anew as ``again``."""
 
@@ -350,6 +359,7 @@ Event = (
     | FeedStale
     | Dispatched
     | Progressed
+    | PromptCounted
     | Returned
     | Ended
 )

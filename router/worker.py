@@ -35,13 +35,18 @@ class _InFlight:
     """A dispatched request, and how many of its engine requests have ended.
 
     ``numbers`` are ids in the look-ahead, until engine requests that are shown take them over;
-    ``generated_tokens`` are of all that are not shown together.
+    ``generated_tokens`` are of all that are not shown together; ``uncounted`` of its prompts have
+    not taught the token rate yet.
     """
 
     request: Request
     numbers: list[int] = field(default_factory=list)
     finished: int = 0
     generated_tokens: int = 0
+    uncounted: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uncounted = self.request.slots
 
     @property
     def max_tokens(self) -> int:
@@ -191,6 +196,10 @@ class Worker:
         flight.generated_tokens = generated_tokens
         return new
 
+    def count_prompt(self, request_id: str, prompt_tokens: int) -> None:
+        """An answer says how many tokens a request's prompt has; a feed may have shown it."""
+        self._learn(self._in_flight[request_id], prompt_tokens)
+
     def remove(self, request_id: str, *, complete: bool) -> None:
         """Stop counting a request; an incomplete one counts until the engine has dropped it."""
         self._note_own()
@@ -233,8 +242,14 @@ class Worker:
         flight = self._in_flight.get(token)
         if flight is None:
             return NO_CAP, None
-        self._token_rate.learn(flight.request.text_bytes, prompt_tokens)
+        self._learn(flight, prompt_tokens)
         return flight.max_tokens, flight.numbers.pop(0) if flight.numbers else None
+
+    def _learn(self, flight: _InFlight, prompt_tokens: int) -> None:
+        """Each prompt once: a request is shown anew after a preemption, or by a new feed."""
+        if flight.uncounted:
+            flight.uncounted -= 1
+            self._token_rate.learn(flight.request.text_bytes, prompt_tokens)
 
     def _recount(self, tokens: Iterable[str]) -> None:
         """Find out anew how much of these requests the feed does not show."""

@@ -6,7 +6,7 @@ unchanged. An estimate of the prompt's length never causes an error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ class ParsedRequest:
         slots: engine requests that it becomes.
         max_tokens: cap on the output.
         priority: lower goes first.
+        text_only: its messages hold no images or the like, which become tokens as well.
     """
 
     model: str | None
@@ -41,6 +42,7 @@ class ParsedRequest:
     slots: int
     max_tokens: int | None
     priority: int
+    text_only: bool = True
 
 
 def parse(body: bytes) -> ParsedRequest:
@@ -70,6 +72,7 @@ def parse(body: bytes) -> ParsedRequest:
         slots=len(prompts) * copies,
         max_tokens=_max_tokens(fields),
         priority=fields["priority"] if type(fields.get("priority")) is int else 0,
+        text_only=all(map(_is_text, _parts(fields.get("messages")))),
     )
 
 
@@ -118,8 +121,18 @@ def _content_bytes(content: Any) -> int:
         return _text_bytes(content)
     if not isinstance(content, list):
         return 0
-    texts = (part.get("text") for part in content if isinstance(part, dict))
-    return sum(_text_bytes(text) for text in texts if isinstance(text, str))
+    return sum(_text_bytes(part["text"]) for part in content if _is_text(part))
+
+
+def _parts(messages: Any) -> Iterator[Any]:
+    """Parts of the messages whose content comes in parts."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        yield from content if isinstance(content, list) else ()
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
 def _text_bytes(text: str) -> int:

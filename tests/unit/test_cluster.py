@@ -21,6 +21,7 @@ from router.types import (
     Phase,
     PoolState,
     Progressed,
+    PromptCounted,
     Request,
     Returned,
     Snapshot,
@@ -264,7 +265,9 @@ def test_progress_of_a_request_that_was_returned_is_ignored() -> None:
     cluster = cluster_of()
     send(cluster, request(1, 100))
     cluster.apply(Returned(token(1), again := request(1, 100).again()))
-    cluster.apply(Progressed(token(1), 5))
+    for attempt in (token(1), again.id):
+        cluster.apply(Progressed(attempt, 5))
+        cluster.apply(PromptCounted(attempt, 5))
     cluster.apply(Dispatched(again.id, "b"))
     assert cluster.worker("b").load_tokens == 100
 

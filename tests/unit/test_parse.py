@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from router.app import _pool_request
+from router.cluster import Group
 from router.errors import InvalidRequestError
 from router.proxy.parse import ParsedRequest, parse
 from router.token_rate import TokenRate
@@ -78,6 +80,28 @@ PER_MESSAGE = 4
 )
 def test_chat(messages: Any, tokens: int) -> None:
     assert tokens_of(parsed(messages=messages)) == tokens
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x" * 99}}
+
+
+@pytest.mark.parametrize(
+    ("content", "learns"),
+    [
+        ("abcd", True),
+        ([{"type": "text", "text": "abcd"}], True),
+        ([{"type": "text", "text": "abcd"}, IMAGE], False),
+        ([IMAGE], False),
+        ([None], False),
+    ],
+)
+def test_what_an_image_comes_to_says_nothing_of_text(content: Any, learns: bool) -> None:
+    """It is estimated by its text still."""
+    messages = [{"content": "abcd"}, {"content": content}]
+    parsed = parse(json.dumps({"messages": messages}).encode())
+    request = _pool_request(parsed, Group("default"), 0.0)
+    assert bool(request.text_bytes) is learns
+    assert request.prompt_tokens > 2 * PER_MESSAGE
 
 
 @pytest.mark.parametrize("tools", [None, [], "", 0])

@@ -9,6 +9,8 @@ from router.token_rate import TokenRate
 from router.types import (
     Arrived,
     Dispatched,
+    FeedStale,
+    PromptCounted,
     Request,
     SnapshotReceived,
     WorkerSpec,
@@ -58,3 +60,38 @@ def test_a_group_learns_from_what_its_engines_show_of_its_own_texts() -> None:
     learned = TokenRate()
     learned.learn(4000, 2000)
     assert rate.bytes_per_token == learned.bytes_per_token
+
+
+def test_each_prompt_is_learned_once_however_often_it_is_told() -> None:
+    cluster = Cluster([WorkerSpec("a", "")])
+    rate = cluster.groups["default"].token_rate
+    sent = Request(token(1), "default", 1000, slots=2, text_bytes=4000)
+    shown = [running(part(1, index), 2000) for index in (0, 1)]
+    counted = PromptCounted(sent.id, 2000)
+    for event in (
+        WorkerUp("a"),
+        Arrived(sent),
+        counted,  # on no worker: said of an attempt that has failed
+        Dispatched(sent.id, "a"),
+        SnapshotReceived("a", snapshot("full", 1, *shown), 0.0),
+        SnapshotReceived("a", snapshot("delta", 2, preempted=(part(1),)), 1.0),
+        SnapshotReceived("a", snapshot("delta", 3, shown[0]), 2.0),
+        FeedStale("a"),
+        SnapshotReceived("a", snapshot("full", 4, *shown), 9.0),
+        counted,
+    ):
+        cluster.apply(event)
+    learned = TokenRate()
+    for _ in shown:
+        learned.learn(4000, 2000)
+    assert rate.bytes_per_token == learned.bytes_per_token
+
+
+def test_an_answer_counts_its_prompt() -> None:
+    cluster = Cluster([WorkerSpec("a", "")])
+    sent = Request(token(1), "default", 1000, text_bytes=4000)
+    for event in (Arrived(sent), Dispatched(sent.id, "a"), PromptCounted(sent.id, 2000)):
+        cluster.apply(event)
+    learned = TokenRate()
+    learned.learn(4000, 2000)
+    assert cluster.groups["default"].token_rate.bytes_per_token == learned.bytes_per_token
