@@ -177,6 +177,8 @@ class SnapshotPublisher:
         self._prepare = prepare
         context = context or zmq.Context.instance()
         self._stream = context.socket(zmq.PUB)
+        # pyzmq's own, without its checks of what is not used here: they take half as long again.
+        self._send: Callable[[bytes, int], object] = super(zmq.Socket, self._stream).send
         self._requests = context.socket(zmq.ROUTER)
         self._bind(endpoint)
         self._stream.send(self._full(), zmq.NOBLOCK)
@@ -300,7 +302,7 @@ class SnapshotPublisher:
         self.sequence += 1
         message.sequence = self.sequence
         self._sent_s = message.time_s
-        self._stream.send(_encode(message), zmq.NOBLOCK)
+        self._send(_encode(message), zmq.NOBLOCK)
 
 
 def _repeated(message: SnapshotMessage, time_s: float) -> SnapshotMessage:
