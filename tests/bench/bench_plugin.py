@@ -1,59 +1,100 @@
 """What the vLLM plug-in costs a step.
 
-    python tests/bench/bench_plugin.py [--steps 200] [--engine]
+    python tests/bench/bench_plugin.py [--steps 200] [--engine] [--json FILE]
 
 vLLM's own schedulers, without a model: every slot is busy, requests make 200 tokens on average, and
 a router reads. A scheduler with the plug-in and one without take turns. CPU time of the engine's
 thread, medians, the least of five runs; limits: 50 us a step at 32 running, 150 us at 256. The last
 column, what a million additions take, tells how fast the machine is.
 
-``--engine``: two whole engines take turns step by step, 32 running, a random model of 16 layers;
-medians, the least of five runs; limit: 1 %.
+``--engine``: two whole engines of the same load take turns step by step, 32 running, a random model
+of 16 layers; each has the plug-in as often as the other, and both are without it as often. Medians
+of the difference of their steps; limit: 1 % of a step.
 
-Needs the CPU engine (`make engine`); does nothing without it.
+``--json``: the part of the file that this run measures is made anew. Needs the CPU engine
+(`make engine`); does nothing without it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
 
 from tests.support.engine import Installation, installation
 from tests.support.engine_python import real_engines, real_schedulers
+
+RUNNING = (32, 256)
+CLOCKS = {"wall": "by the clock", "cpu": "CPU time"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=200, help="of each run")
     parser.add_argument("--engine", action="store_true", help="whole engines, with a model")
+    parser.add_argument("--json", type=Path, help="file for what was measured")
     arguments = parser.parse_args()
     engine = installation()
     if engine is None:
         print("no engine: run `make engine` first")
-    elif arguments.engine:
-        print_engines(engine, arguments.steps)
-    else:
-        print_schedulers(engine, arguments.steps)
+        return
+    measure = measure_engines if arguments.engine else measure_schedulers
+    loads = [os.getloadavg()[0]]
+    measured = measure(engine, arguments.steps)
+    loads.append(os.getloadavg()[0])
+    if arguments.json is not None:
+        part = {"steps": arguments.steps, "load_averages": [round(one, 1) for one in loads]}
+        keep(arguments.json, "engine" if arguments.engine else "schedulers", part | measured)
 
 
-def print_schedulers(engine: Installation, steps: int) -> None:
+def keep(file: Path, name: str, part: dict[str, Any]) -> None:
+    """Make one part of a file anew."""
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(kept | {name: part}, indent=1, sort_keys=True) + "\n")
+
+
+def measure_schedulers(engine: Installation, steps: int) -> dict[str, Any]:
+    rows = real_schedulers(engine, "bench", steps)
     print(
         "scheduler       running  hook us   p90  wall us  step us  without  bytes a step  loop ms"
     )
-    for name, row in real_schedulers(engine, "bench", steps).items():
+    for name, row in rows.items():
         kind, running = name.split()
         print(
             f"{kind:15} {running:>7} {row['hook_us']:8.1f} {row['hook_p90_us']:5.0f} "
             f"{row['hook_wall_us']:8.1f} {row['step_us']:8.1f} {row['step_without_us']:8.1f} "
             f"{row['bytes']:13.0f} {row['loop_ms']:8.0f}"
         )
+    exact = {name: {key: round(row[key], 2) for key in row} for name, row in rows.items()}
+    return {"rows": exact}
 
 
-def print_engines(engine: Installation, steps: int) -> None:
-    print("median step    with us   without   difference")
-    row = real_engines(engine, "steps", steps)
-    for clock, name in (("wall", "by the clock"), ("cpu", "CPU time")):
-        on, off = row[f"{clock}_on_us"], row[f"{clock}_off_us"]
-        print(f"{name:12} {on:9.0f} {off:9.0f} {on - off:6.0f} us, {on / off - 1:.2%}")
+def measure_engines(engine: Installation, steps: int) -> dict[str, Any]:
+    print("median step   without us   more with it, us   each run's, us")
+    measured = real_engines(engine, "steps", steps)
+    for clock, name in CLOCKS.items():
+        row = measured[clock]
+        print(f"{name:12} {row['without_us']:11.0f} {share(row)} {row['runs_us']}")
+    return measured
+
+
+def share(row: dict[str, Any]) -> str:
+    """What a step takes more, as the README says it."""
+    return f"{row['more_us']:.0f} us ({row['more_us'] / row['without_us']:.1%})".replace("%", " %")
+
+
+def table(rows: dict[str, dict[str, float]]) -> list[str]:
+    """The schedulers' rows of the README's table."""
+
+    def cell(name: str) -> str:
+        return f"{rows[name]['hook_us']:.0f}, {rows[name]['bytes']:.0f}"
+
+    return [
+        f"| `{kind}` | " + " | ".join(cell(f"{kind} {running}") for running in RUNNING) + " |"
+        for kind in ("Scheduler", "AsyncScheduler")
+    ]
 
 
 if __name__ == "__main__":

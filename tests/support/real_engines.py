@@ -29,7 +29,7 @@ from router.tuning import SkillMeter
 from router.wire import decode
 
 RUNNING = 32
-RUNS = 5
+RUNS = 3
 # Random weights: only how long a step takes matters.
 LAYERS = 16
 BLOCK_TOKENS = 32
@@ -66,6 +66,11 @@ class Engine:
         self._rng = random.Random(1)
         self._requests = 0
 
+    @property
+    def scheduler(self) -> Any:
+        """vLLM's, or the plug-in's."""
+        return self.engine.engine_core.engine_core.scheduler
+
     def refill(self) -> None:
         """Requests that keep every slot busy, of one prompt and 200 tokens each on average."""
         from vllm.sampling_params import SamplingParams
@@ -90,47 +95,104 @@ class Engine:
         return took
 
 
-def steps(model: str, number: int) -> dict[str, float]:
-    """Step times of two engines that take turns, one of them with the plug-in and a reader.
+def steps(model: str, endpoint: str, number: int) -> dict[str, Any]:
+    """Step times of two engines of one load, which take turns and take turns in having the plug-in.
 
-    Of several runs each figure's least is given: what else the machine does only adds.
+    Two engines differ a little by themselves, so each has the plug-in as often as the other; that
+    difference is given as well.
+
+    Returns:
+        Microseconds by the clock (``wall``) and of the engine's thread (``cpu``): medians of a step
+        ``without`` the plug-in, and of ``more``, what a step of the engine with it takes more than
+        the same one of the other; of each way how much each run's ``more`` was.
     """
-    endpoint = f"ipc://{tempfile.mkdtemp(prefix='evenstep-')}/s"
-    random_weights = {"load_format": "dummy", "hf_overrides": {"num_hidden_layers": LAYERS}}
-    hooked = Engine(
-        model,
-        **random_weights,
-        scheduler_cls="engine_patches.scheduler.EvenstepScheduler",
-        additional_config={"evenstep": {"snapshots": endpoint}},
-    )
-    engines = (hooked, Engine(model, **random_weights))
+    flags: dict[str, Any] = {"load_format": "dummy"}
+    flags["hf_overrides"] = {"num_hidden_layers": LAYERS}
+    config = {"evenstep": {"snapshots": endpoint}}
+    scheduler = "engine_patches.scheduler.EvenstepScheduler"
+    flags |= {"scheduler_cls": scheduler, "additional_config": config}
+    engines = []
+    for _ in "12":
+        engines.append(Engine(model, **flags))
+        unhook(engines[-1])
     messages = read(endpoint)
     take_turns(engines, messages, number // 5)
-    runs = [take_turns(engines, messages, number) for _ in range(RUNS)]
-    return {name: min(one[name] for one in runs) for name in runs[0]}
+    took: dict[int | None, list[Turns]] = {0: [], 1: [], None: []}
+    for _ in range(RUNS):
+        for which, turns in took.items():
+            if which is not None:
+                hook(engines[which], config)
+            turns.append(take_turns(engines, messages, number))
+            if which is not None:
+                unhook(engines[which])
+    return {clock: compared(took, index) for index, clock in enumerate(("wall", "cpu"))}
 
 
-def take_turns(
-    engines: tuple[Engine, Engine], messages: zmq.Socket[bytes], number: int
-) -> dict[str, float]:
-    """Medians over some steps of each."""
-    took: tuple[list[tuple[float, float]], ...] = ([], [])
+Turns = list[tuple[tuple[float, float], tuple[float, float]]]
+"""Of each turn, what the step of either engine took; as ``Engine.step`` gives it."""
+
+
+def hook(engine: Engine, config: dict[str, Any]) -> None:
+    """Give an engine's scheduler the plug-in."""
+    from engine_patches.compat import EngineView
+    from engine_patches.reporter import Reporter
+    from engine_patches.scheduler import EvenstepScheduler
+    from engine_patches.settings import read_settings
+
+    scheduler = engine.scheduler
+    scheduler.evenstep = Reporter(EngineView(scheduler), read_settings(config))
+    scheduler.__class__ = EvenstepScheduler
+
+
+def unhook(engine: Engine) -> None:
+    """Have an engine's scheduler do as vLLM's own does."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    scheduler = engine.scheduler
+    assert not scheduler.evenstep.failed
+    scheduler.evenstep.close()
+    # Python changes a class only for one made alike.
+    scheduler.__class__ = type("Plain", (type("Nothing", (), {}), Scheduler), {})
+
+
+def take_turns(engines: list[Engine], messages: zmq.Socket[bytes], number: int) -> Turns:
+    """Some steps of each, in changing order."""
+    turns = []
     for turn in range(number):
-        for which in (0, 1) if turn % 2 else (1, 0):
-            took[which].append(engines[which].step())
+        took = {which: engines[which].step() for which in ((0, 1) if turn % 2 else (1, 0))}
+        turns.append((took[0], took[1]))
         while messages.poll(0):
             messages.recv()
+    return turns
+
+
+def compared(took: dict[int | None, list[Turns]], clock: int) -> dict[str, Any]:
+    """One clock's part of what ``steps`` returns."""
+    more = {
+        which: [
+            statistics.median(
+                (two[clock] - one[clock]) if which == 1 else (one[clock] - two[clock])
+                for one, two in turns
+            )
+            for turns in runs
+        ]
+        for which, runs in took.items()
+    }
+    alike = [one[clock] for turns in took[None] for turn in turns for one in turn]
     return {
-        f"{clock}_{which}_us": statistics.median(one[index] for one in times) * 1e6
-        for index, clock in enumerate(("wall", "cpu"))
-        for which, times in zip(("on", "off"), took, strict=True)
+        "without_us": statistics.median(alike) * 1e6,
+        "more_us": statistics.fmean(map(statistics.median, (more[0], more[1]))) * 1e6,
+        "runs_us": {
+            name: [round(each * 1e6, 1) for each in more[which]]
+            for name, which in (("first", 0), ("second", 1), ("neither", None))
+        },
     }
 
 
 # --- ends -----------------------------------------------------------------------------------------
 
 
-def ends(model: str, number: int) -> dict[str, Any]:
+def ends(model: str, endpoint: str, number: int) -> dict[str, Any]:
     """What the stream tells of coming ends, beside vLLM's log-probabilities of all tokens.
 
     Returns:
@@ -139,7 +201,9 @@ def ends(model: str, number: int) -> dict[str, Any]:
     """
     from vllm.sampling_params import SamplingParams
 
-    signalling, messages = with_end_signal(model, max_logprobs=-1, max_num_batched_tokens=64)
+    signalling, messages = with_end_signal(
+        model, endpoint, max_logprobs=-1, max_num_batched_tokens=64
+    )
     engine = signalling.engine
     ways: dict[str, dict[str, Any]] = {
         "greedy": {"temperature": 0},
@@ -172,9 +236,8 @@ def ends(model: str, number: int) -> dict[str, Any]:
     return {name: {"told": told[name], "should": should[name]} for name in ways}
 
 
-def with_end_signal(model: str, **flags: Any) -> tuple[Engine, zmq.Socket[bytes]]:
+def with_end_signal(model: str, endpoint: str, **flags: Any) -> tuple[Engine, zmq.Socket[bytes]]:
     """An engine that tells of coming ends, and a router's end of its stream."""
-    endpoint = f"ipc://{tempfile.mkdtemp(prefix='evenstep-')}/s"
     engine = Engine(
         model,
         scheduler_cls="engine_patches.scheduler.EvenstepScheduler",
@@ -194,12 +257,12 @@ def chance(logprobs: dict[int, Any], temperature: float, tokens: list[int]) -> f
 # --- skill ----------------------------------------------------------------------------------------
 
 
-def skill(model: str, number: int) -> dict[str, float | None]:
+def skill(model: str, endpoint: str, number: int) -> dict[str, float | None]:
     """Brier skill of both signals, as the router measures it, and the bytes of a step.
 
     Requests end by themselves; what the router reads is all that the signals get.
     """
-    engine, messages = with_end_signal(model)
+    engine, messages = with_end_signal(model, endpoint)
     engine.by_themselves = True
     table = RunningTable()
     feed = Feed(table.worker())
@@ -251,9 +314,9 @@ def main() -> None:
     sys.path.insert(0, str(folder))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     gc.freeze()
-    report = {"steps": steps, "ends": ends, "skill": skill}[sys.argv[2]](
-        sys.argv[1], int(sys.argv[3])
-    )
+    task = {"steps": steps, "ends": ends, "skill": skill}[sys.argv[2]]
+    with tempfile.TemporaryDirectory(prefix="evenstep-") as streams:
+        report = task(sys.argv[1], f"ipc://{streams}/s", int(sys.argv[3]))
     sys.stdout.write("\n" + json.dumps(report) + "\n")
 
 
