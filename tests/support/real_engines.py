@@ -180,8 +180,8 @@ def compared(took: dict[int | None, list[Turns]], clock: int) -> dict[str, Any]:
     }
     alike = [one[clock] for turns in took[None] for turn in turns for one in turn]
     return {
-        "without_us": statistics.median(alike) * 1e6,
-        "more_us": statistics.fmean(map(statistics.median, (more[0], more[1]))) * 1e6,
+        "without_us": round(statistics.median(alike) * 1e6, 1),
+        "more_us": round(statistics.fmean(map(statistics.median, (more[0], more[1]))) * 1e6, 1),
         "runs_us": {
             name: [round(each * 1e6, 1) for each in more[which]]
             for name, which in (("first", 0), ("second", 1), ("neither", None))
