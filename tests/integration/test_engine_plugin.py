@@ -230,7 +230,11 @@ def test_ends_are_told_from_another_process(watched: Watched) -> None:
     first = len(watched.stream.snapshots)
     prompt = {"model": MODEL, "prompt": "x", "max_tokens": 30, "temperature": 0.7}
     httpx.post(f"{watched.server.url}/v1/completions", json=prompt, timeout=WAIT_S)
-    watched.rest()
+    wait_until(
+        lambda: any(one.finished for one in watched.stream.snapshots[first:]),
+        WAIT_S,
+        "the stream has shown the request's end",
+    )
     rows = [row for one in watched.stream.snapshots[first:] for row in one.running]
     told = [row.end_probability for row in rows if row.end_probability is not None]
     assert told
