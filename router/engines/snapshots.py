@@ -3,8 +3,8 @@
 The sockets' file descriptors are watched together, by one epoll that the event loop watches: what
 comes within a millisecond is read in one go, since waking up costs more than a snapshot does, and
 futures of ``zmq.asyncio`` would cost more still. ZMQ signals a descriptor once, not per message,
-and any call on a socket may eat the signal: so each socket is read until it is empty, after a send
-as well.
+and any call on a socket may eat the signal: so sockets are read until they are empty, after a send
+as well; one message of each in turn, for ranks that step together to stay together when read late.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ _OPTIONS: Mapping[int, int] = {
 }
 
 _Socket = zmq.Socket[bytes]
+_Reader = Callable[[], bool]
 
 
 class _Stream:
@@ -174,7 +175,7 @@ class SnapshotClient:
         self._streams: dict[str, _Stream] = {}
         self._context: zmq.Context[_Socket] | None = None
         self._readable = select.epoll()
-        self._readers: dict[int, Callable[[], None]] = {}
+        self._readers: dict[int, _Reader] = {}
 
     def start(self) -> None:
         """Connect to all workers; call it on the event loop.
@@ -207,10 +208,10 @@ class SnapshotClient:
         stream = self._streams[spec.id] = _Stream(spec, named, endpoints)
         if spec.server_key is not None:
             stream.monitor = sub.get_monitor_socket(_HANDSHAKES)
-            self._watch(stream, stream.monitor, self._observe)
+            self._watch(stream.monitor, partial(self._observe, stream, stream.monitor))
         stream.dial()
-        self._watch(stream, sub, self._drain)
-        self._watch(stream, dealer, self._drain)
+        for socket in (sub, dealer):
+            self._watch(socket, partial(self._receive, stream, socket))
         self._ask(stream)
         self._look(stream)
 
@@ -238,13 +239,14 @@ class SnapshotClient:
             self._keys.secure(socket, spec.server_key)
         return socket
 
-    def _watch(
-        self, stream: _Stream, socket: _Socket, read: Callable[[_Stream, _Socket], None]
-    ) -> None:
+    def _watch(self, socket: _Socket, read: _Reader) -> None:
         fd = socket.fileno()
-        self._readers[fd] = partial(read, stream, socket)
+        self._readers[fd] = read
         self._readable.register(fd, select.EPOLLIN)
-        asyncio.get_running_loop().call_soon(read, stream, socket)
+        self._read_soon(socket)
+
+    def _read_soon(self, socket: _Socket) -> None:
+        asyncio.get_running_loop().call_soon(self._read, [self._readers[socket.fileno()]])
 
     def _listen(self) -> None:
         if not self._readable.closed:
@@ -255,45 +257,50 @@ class SnapshotClient:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._readable)
         loop.call_later(_PAUSE_S, self._listen)
-        for fd, _ in self._readable.poll(0):
-            self._readers[fd]()
+        self._read([self._readers[fd] for fd, _ in self._readable.poll(0)])
 
-    def _observe(self, stream: _Stream, monitor: _Socket) -> None:
-        """Take in how handshakes have ended."""
-        while not monitor.closed:
-            try:
-                told = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
+    def _read(self, readers: list[_Reader]) -> None:
+        for _ in range(_BATCH):
+            if not readers:
                 return
-            if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                stream.problem = None
-            else:
-                self.handshakes_failed += 1
-                self._note_problem(stream, _KEYS_DIFFER)
+            readers = [read for read in readers if read()]
+        asyncio.get_running_loop().call_soon(self._read, readers)
+
+    def _observe(self, stream: _Stream, monitor: _Socket) -> bool:
+        """Take in how a handshake has ended; True if there may be more."""
+        if monitor.closed:
+            return False
+        try:
+            told = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            return False
+        if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            stream.problem = None
+        else:
+            self.handshakes_failed += 1
+            self._note_problem(stream, _KEYS_DIFFER)
+        return True
+
+    def _receive(self, stream: _Stream, socket: _Socket) -> bool:
+        """Take in a message; True if there are more."""
+        if socket.closed:
+            return False
+        try:
+            message = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._take(stream, message)
+        # Cheaper to ask than to be refused.
+        return not socket.closed and bool(int(socket.get(zmq.EVENTS)) & _READABLE)
 
     def _look(self, stream: _Stream) -> None:
         """Connect anew from time to time while nothing comes, and nothing waits to be read."""
         if stream.looked is not None and not (stream.heard or stream.pending):
             stream.redial()
         stream.heard = False
-        loop = asyncio.get_running_loop()
         for socket, _ in stream.endpoints:
-            loop.call_soon(self._drain, stream, socket)  # asking may have eaten a signal
-        stream.looked = loop.call_later(REDIAL_S, self._look, stream)
-
-    def _drain(self, stream: _Stream, socket: _Socket) -> None:
-        for _ in range(_BATCH):
-            if socket.closed:
-                return
-            try:
-                message = socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._take(stream, message)
-            # Cheaper to ask than to be refused.
-            if not socket.closed and not int(socket.get(zmq.EVENTS)) & _READABLE:
-                return
-        asyncio.get_running_loop().call_soon(self._drain, stream, socket)
+            self._read_soon(socket)  # asking may have eaten a signal
+        stream.looked = asyncio.get_running_loop().call_later(REDIAL_S, self._look, stream)
 
     def _take(self, stream: _Stream, message: bytes) -> None:
         self.received_bytes += len(message)
@@ -340,14 +347,15 @@ class SnapshotClient:
             self._ask(stream)
 
     def _ask(self, stream: _Stream) -> None:
-        loop = asyncio.get_running_loop()
         try:
             stream.dealer.send(b"", zmq.NOBLOCK)
             self.full_requests += 1
         except zmq.Again:
             pass  # the last request has not left yet
-        loop.call_soon(self._drain, stream, stream.dealer)
-        stream.asked = loop.call_later(stream.interval_s, self._ask_again, stream)
+        self._read_soon(stream.dealer)
+        stream.asked = asyncio.get_running_loop().call_later(
+            stream.interval_s, self._ask_again, stream
+        )
         stream.interval_s = min(2 * stream.interval_s, FULL_INTERVAL_MAX_S)
 
     def _ask_again(self, stream: _Stream) -> None:
