@@ -79,6 +79,9 @@ def _load(file: str) -> tuple[bytes, bytes | None]:
     if not Path(file).is_file():
         raise ConfigError(f"{file!r} is neither a public CURVE key of 40 characters nor a file")
     try:
+        text = Path(file).read_text(encoding="utf-8").strip()
+        if is_curve_key(text):
+            return text.encode("ascii"), None
         public, secret = load_certificate(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"key file {file}: {error}") from None

@@ -254,8 +254,10 @@ def test_keys_come_from_files_or_as_they_are(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     write_key_pair(ours)
     key = write_key_pair(theirs)
+    printed = tmp_path / "printed"
+    printed.write_text(f"{key}\n")
     worker = "http://a:1,snapshots=tcp://a:5,server_key="
-    for given in (key, str(theirs)):
+    for given in (key, str(theirs), str(printed)):
         flags = {"workers": [worker + given], "secret_key_file": str(ours)}
         assert load_settings(flags).workers[0].server_key == key
     with pytest.raises(ConfigError, match="a:1 has a server_key: give --secret-key-file too"):
