@@ -272,10 +272,12 @@ def test_an_engine_is_killed_and_comes_back_under_load(pair: Pair, router: Serve
         try:
             # More streams than one engine has slots: the other has begun some too.
             wait_until(lambda: sum(changes) > SLOTS, WAIT_S, "both engines answer")
+            _look_on(sampler)
             _kill(pair.servers[0])
             wait_until(lambda: sources(router)[0] == "down", WAIT_S, "the router sees it")
             wait_ready(pair.start(0), READY_S)
             wait_until(_busy(router), WAIT_S, "both engines are busy again")
+            _look_on(sampler)
         finally:
             stop.set()
         answers = [answer for one in clients for answer in one.result(timeout=2 * WAIT_S)]
@@ -289,6 +291,12 @@ def test_an_engine_is_killed_and_comes_back_under_load(pair: Pair, router: Serve
     _check_ids(pair, answers)
     _check_loads(pair, sampler)
     wait_until(_idle(router), WAIT_S, "nothing is left")
+
+
+def _look_on(sampler: Sampler, times: int = 100) -> None:
+    """Go on until the router's state has been seen so many times more."""
+    enough = len(sampler.samples[0]) + times
+    wait_until(lambda: len(sampler.samples[0]) >= enough, 2 * WAIT_S, "the state is looked at")
 
 
 def _kill(server: Server) -> None:
