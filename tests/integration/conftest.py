@@ -1,14 +1,18 @@
-"""Servers that several integration tests share."""
+"""Engines and routers that several integration tests share."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from router.engines.upstream import HttpClient
 from tests.support.engine import Installation, SharedEngine, installation
+from tests.support.peers import Peers
+from tests.support.relaying import One, routed
+from tests.support.scripted import TIMEOUT_S, scripted
 from tests.support.server import Server
 
 
@@ -36,3 +40,19 @@ def shared_engine(
 def engine(shared_engine: SharedEngine) -> Server:
     """A real engine that no other module's test has killed; one start serves all modules."""
     return shared_engine.server()
+
+
+@pytest.fixture
+async def one() -> AsyncIterator[One]:
+    """A router before one engine."""
+    async with routed() as (router, (engine,)):
+        yield router, engine
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[Peers]:
+    """The engines' client before one engine."""
+    async with scripted() as servers:
+        client = HttpClient(connect_timeout_s=TIMEOUT_S)
+        yield Peers(client, servers[0])
+        await client.aclose()

@@ -1,14 +1,12 @@
-"""The dispatch loop with a clock of its own and events made by hand."""
+"""Whom the dispatch loop gives a slot, and when: a clock of its own and events made by hand."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 
 import pytest
 
-from router.errors import NoWorkerError, PoolFullError, QueueTimeoutError
 from router.forecast import Outlook
 from router.types import (
     Assignment,
@@ -16,18 +14,10 @@ from router.types import (
     Outcome,
     Request,
     WorkerDown,
-    WorkerSpec,
     WorkerUp,
     WorkerView,
 )
-from tests.support.core import part, running, token
-from tests.support.dispatching import Rig, settle
-from tests.support.scripted import soon
-
-
-def sent_to(waiter: asyncio.Future[WorkerSpec]) -> str | None:
-    return waiter.result().id if waiter.done() else None
-
+from tests.support.dispatching import Rig, sent_to, settle
 
 # slots
 
@@ -172,139 +162,6 @@ async def test_a_request_that_has_lost_patience_goes_first() -> None:
     assert sent_to(new) == "a"
 
 
-# refusals
-
-
-async def test_a_pool_is_full_only_when_no_slot_is_free() -> None:
-    rig = Rig({"a": 2, "b": 2}, pool_limit=2)
-    waiters = [rig.submit(i)[1] for i in range(6)]  # all within one pass of the event loop
-
-    with pytest.raises(PoolFullError, match="2 requests") as caught:
-        rig.submit(6)
-    await settle()
-
-    assert [sent_to(waiter) for waiter in waiters] == ["a", "a", "b", "b", None, None]
-    assert (rig.stats.rejected, rig.stats.assigned, caught.value.retry_after_s) == (1, 4, 1)
-    assert not rig.stats.outcomes
-
-
-async def test_without_workers_nobody_may_wait() -> None:
-    rig = Rig({"a": 1})
-    rig.dispatcher.apply(WorkerDown("a", "connection refused"))
-    rig.now_s += 1
-
-    with pytest.raises(NoWorkerError, match="a: connection refused"):
-        rig.submit(0)
-    assert (rig.stats.unserved, rig.waiting) == (1, 0)
-
-
-async def test_those_who_wait_fail_when_the_last_worker_goes_down() -> None:
-    rig = Rig({"a": 1, "b": 1})
-    waiters = [rig.submit(i)[1] for i in range(4)]
-    await settle()
-
-    rig.dispatcher.apply(WorkerDown("a", "gone"))
-    await settle()
-    assert not waiters[2].done()
-    rig.dispatcher.apply(WorkerDown("b", "gone too"))
-    rig.dispatcher.tick()
-    assert not waiters[2].done()
-    rig.now_s += 1
-    rig.dispatcher.tick()
-
-    for waiter in waiters[2:]:
-        with pytest.raises(NoWorkerError, match="a: gone, b: gone too"):
-            await soon(waiter)
-    assert (rig.waiting, rig.stats.outcomes[Outcome.FAILED]) == (0, 2)
-    assert rig.group.waiting == 0
-
-
-async def test_a_request_that_comes_back_to_no_worker_fails() -> None:
-    rig = Rig({"a": 1})
-    first, _ = rig.submit(0)
-    await settle()
-    rig.dispatcher.apply(WorkerDown("a", "gone"))
-
-    first, waiter = rig.dispatcher.give_back(first)
-    rig.now_s += 1
-    rig.dispatcher.tick()
-
-    with pytest.raises(NoWorkerError):
-        await soon(waiter)
-    rig.dispatcher.end(first, Outcome.FAILED)
-
-    assert (rig.in_flight, rig.waiting, dict(rig.stats.outcomes)) == (0, 0, {Outcome.FAILED: 1})
-
-
-async def test_a_group_without_workers_for_a_moment_keeps_its_requests() -> None:
-    rig = Rig({"a": 1})
-    rig.dispatcher.apply(WorkerDown("a", "one broken answer"))
-    _, waiter = rig.submit(0)
-    rig.now_s += 0.9
-    rig.dispatcher.tick()
-    assert not waiter.done()
-
-    rig.dispatcher.apply(WorkerUp("a"))
-    rig.now_s += 1
-    rig.dispatcher.tick()
-
-    assert (await soon(waiter)).id == "a"
-
-
-async def test_the_queue_timeout() -> None:
-    rig = Rig({"a": 1}, queue_timeout_s=10)
-    rig.submit(0)
-    await settle()
-    asking, old = rig.submit(1)
-    rig.now_s += 9
-    _, new = rig.submit(2)
-    rig.dispatcher.tick()
-    assert not old.done()
-
-    rig.now_s += 1
-    rig.dispatcher.tick()
-
-    with pytest.raises(QueueTimeoutError, match="within 10 s"):
-        await soon(old)
-    rig.dispatcher.end(asking, Outcome.FAILED)
-    assert not new.done()
-    assert (rig.waiting, dict(rig.stats.outcomes)) == (1, {Outcome.EXPIRED: 1})
-
-
-async def test_one_that_came_back_has_the_queue_timeout_again() -> None:
-    rig = Rig({"a": 1, "b": 1}, queue_timeout_s=10)
-    first, _ = rig.submit(0)
-    rig.submit(1)
-    await settle()
-    rig.now_s += 30
-    rig.dispatcher.apply(WorkerDown("a", "gone"))
-    _, again = rig.dispatcher.give_back(first)
-    rig.now_s += 9.5
-    rig.dispatcher.tick()
-    assert not again.done()
-
-    rig.now_s += 1
-    rig.dispatcher.tick()
-
-    with pytest.raises(QueueTimeoutError):
-        await soon(again)
-    assert (rig.waiting, dict(rig.stats.outcomes)) == (0, {Outcome.EXPIRED: 1})
-    assert rig.stats.pool_wait_s.total == 0
-
-
-async def test_the_clock_is_watched() -> None:
-    rig = Rig({"a": 1}, queue_timeout_s=10)
-    rig.submit(0)
-    await settle()
-    _, waiter = rig.submit(1)
-    rig.now_s += 10
-    watching = asyncio.create_task(rig.dispatcher.run())
-
-    with pytest.raises(QueueTimeoutError):
-        await soon(waiter)
-    watching.cancel()
-
-
 # clients that leave
 
 
@@ -367,101 +224,6 @@ async def test_a_client_that_leaves_in_the_very_round_of_its_assignment(
     assert (rig.in_flight, rig.waiting) == (1, 0)
     assert rig.stats.outcomes[Outcome.ABORTED] == 1
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-# snapshots
-
-
-async def test_ranks_of_one_step_are_awaited() -> None:
-    rig = Rig({"a": 1, "b": 1})
-    rig.report("a", 1, running(part(90)))
-    rig.report("b", 1, running(part(91)))
-    waiters = [rig.submit(i)[1] for i in range(2)]
-    await settle()
-
-    rig.report("a", 2)
-    await settle()
-    assert not any(waiter.done() for waiter in waiters)
-    rig.report("b", 2)
-    await settle()
-
-    assert [sent_to(waiter) for waiter in waiters] == ["a", "b"]
-    assert rig.stats.rounds == 1
-
-
-async def test_ranks_that_do_not_report_are_not_awaited_for_long() -> None:
-    rig = Rig({"a": 1, "b": 1})
-    rig.report("a", 1, running(part(90)))
-    rig.report("b", 1, running(part(91)))
-    _, waiter = rig.submit(0)
-    await settle()
-
-    rig.report("a", 2)
-    began_s = asyncio.get_running_loop().time()
-    await soon(waiter)
-
-    assert asyncio.get_running_loop().time() - began_s < 1
-    assert sent_to(waiter) == "a"
-
-
-async def test_a_newcomer_does_not_wait_for_the_ranks() -> None:
-    rig = Rig({"a": 2, "b": 1})
-    rig.report("a", 1, running(part(90)), running(part(92)))
-    rig.report("b", 1, running(part(91)))
-    _, first = rig.submit(0)
-    await settle()
-
-    rig.report("a", 2)
-    _, second = rig.submit(1)
-    await settle()
-
-    assert (sent_to(first), sent_to(second)) == ("a", "a")
-
-
-async def test_a_dispatch_counts_before_a_snapshot_shows_it() -> None:
-    rig = Rig({"a": 1})
-    rig.report("a", 1)
-    _, first = rig.submit(0)
-    _, second = rig.submit(1)
-    await settle()
-    assert (sent_to(first), sent_to(second)) == ("a", None)
-
-    rig.report("a", 2)  # taken before the request came
-    await settle()
-    assert not second.done()
-    rig.report("a", 3, running(f"cmpl-{token(0)}-0-1a2b3c4d"))
-    rig.report("a", 4, finished=(f"cmpl-{token(0)}-0-1a2b3c4d",))
-    await soon(second)
-
-
-async def test_snapshots_that_stop_no_longer_count(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig({"a": 0}, snapshot_stale_s=3)
-    rig.report("a", 1, running("other-1"), running("other-2"), slots=2)
-    _, waiter = rig.submit(0)
-    rig.now_s += 3
-    rig.dispatcher.tick()
-    await settle()
-    assert not waiter.done()
-
-    rig.now_s += 0.1
-    rig.dispatcher.tick()
-    await settle()
-
-    assert sent_to(waiter) == "a"
-    assert rig.cluster.worker("a").feed is None
-    assert "no snapshot for 3.1 s" in caplog.text
-    rig.report("a", 1, slots=2)
-    assert rig.cluster.worker("a").feed is not None
-
-
-async def test_progress_counts_where_no_snapshot_does() -> None:
-    rig = Rig({"a": 1})
-    asking, _ = rig.submit(0, prompt_tokens=100)
-    await settle()
-
-    rig.dispatcher.progress(asking, 32)
-
-    assert rig.cluster.worker("a").load_tokens == 132
 
 
 # policies that cannot be trusted

@@ -71,3 +71,8 @@ async def settle() -> None:
     """Let everything run that is due now."""
     for _ in range(4):
         await asyncio.sleep(0)
+
+
+def sent_to(waiter: asyncio.Future[WorkerSpec]) -> str | None:
+    """The worker that a request was assigned to, if it was."""
+    return waiter.result().id if waiter.done() else None

@@ -1,0 +1,129 @@
+"""Connections to an engine: which are kept, which are dialled again, which are closed."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.errors import UpstreamError
+from tests.support.peers import CHUNKED, KIND, OK, Peers
+from tests.support.scripted import head, soon, until
+
+
+@pytest.mark.parametrize("answer", [OK + b"hi", CHUNKED + b"2\r\nhi\r\n0\r\n\r\n"])
+async def test_connections_are_kept(peers: Peers, answer: bytes) -> None:
+    for _ in range(3):
+        assert await peers.whole(answer) == (200, b"hi")
+
+    assert peers.server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        head(200, KIND, content_length="2", connection="close") + b"hi",
+        OK.replace(b"HTTP/1.1", b"HTTP/1.0") + b"hi",
+    ],
+)
+async def test_connections_that_end_with_the_answer_are_not_kept(
+    peers: Peers, answer: bytes
+) -> None:
+    for _ in range(2):
+        assert await peers.whole(answer) == (200, b"hi")
+
+    assert peers.server.connections == 2
+
+
+async def test_requests_at_once_have_a_connection_each(peers: Peers) -> None:
+    for _ in range(2):
+        asked = [peers.ask(), peers.ask()]
+        for exchange in [await peers.server.next(), await peers.server.next()]:
+            await exchange.answer(exchange.body)
+        for response in asked:
+            await soon((await soon(response)).read())
+
+    assert peers.server.connections == 2
+
+
+async def test_a_kept_connection_that_was_closed_meanwhile_is_not_used(peers: Peers) -> None:
+    asked = peers.ask()
+    exchange = await peers.server.next()
+    await exchange.send(OK, b"hi")
+    await soon((await soon(asked)).read())
+    exchange.close()
+    await until(lambda: not peers.client._idle[peers.server.url])
+
+    assert await peers.whole(OK, b"hi") == (200, b"hi")
+    assert peers.server.connections == 2
+
+
+@pytest.mark.parametrize("cut", ["close", "reset"])
+async def test_a_kept_connection_that_is_just_being_closed_is_redialled(
+    peers: Peers, cut: str
+) -> None:
+    await peers.whole(OK, b"hi")
+    asked = peers.ask(b"again")
+    stale = await peers.server.next()
+    getattr(stale, cut)()
+
+    exchange = await peers.server.next()
+
+    assert (stale.connection, exchange.connection) == (1, 2)
+    assert exchange.body == stale.body == b"again"
+    await exchange.answer(b"ok")
+    assert await soon((await soon(asked)).read()) == b"ok"
+
+
+async def test_after_a_byte_nothing_is_sent_again(peers: Peers) -> None:
+    await peers.whole(OK, b"hi")
+    asked = peers.ask()
+    exchange = await peers.server.next()
+    await exchange.send(b"H")
+    exchange.close()
+
+    with pytest.raises(UpstreamError, match="before its answer was complete"):
+        await soon(asked)
+    assert peers.server.connections == 1
+
+
+async def test_a_new_connection_is_not_redialled(peers: Peers) -> None:
+    asked = peers.ask()
+    (await peers.server.next()).close()
+
+    with pytest.raises(UpstreamError, match="before its answer was complete"):
+        await soon(asked)
+    assert peers.server.connections == 1
+
+
+async def test_unasked_bytes_end_an_idle_connection(peers: Peers) -> None:
+    asked = peers.ask()
+    exchange = await peers.server.next()
+    await exchange.send(OK, b"hi")
+    await soon((await soon(asked)).read())
+
+    await exchange.send(OK, b"no")
+    await exchange.left()
+
+    assert await peers.whole(OK, b"hi") == (200, b"hi")
+    assert peers.server.connections == 2
+
+
+async def test_a_second_answer_behind_the_first_is_not_read(peers: Peers) -> None:
+    response = await peers.converse(
+        OK, b"hi", head(500, KIND, x_evil="1", content_length="2"), b"no"
+    )
+
+    assert (response.status, await soon(response.read())) == (200, b"hi")
+    assert (b"x-evil", b"1") not in response.headers
+    assert await peers.whole(OK, b"hi") == (200, b"hi")
+    assert peers.server.connections == 2
+
+
+async def test_idle_connections_are_closed_at_the_end(peers: Peers) -> None:
+    asked = peers.ask()
+    exchange = await peers.server.next()
+    await exchange.send(OK, b"hi")
+    await soon((await soon(asked)).read())
+
+    await peers.client.aclose()
+
+    await exchange.left()

@@ -1,0 +1,36 @@
+"""Clusters whose workers are up, and short ways to move them."""
+
+from __future__ import annotations
+
+from router.cluster import Cluster
+from router.types import (
+    Arrived,
+    Dispatched,
+    Request,
+    Snapshot,
+    SnapshotReceived,
+    WorkerSpec,
+    WorkerUp,
+)
+from router.worker import Worker
+
+
+def cluster_of(*specs: WorkerSpec) -> Cluster:
+    cluster = Cluster(specs or (WorkerSpec("a", "http://a"), WorkerSpec("b", "http://b")))
+    for spec in specs or (WorkerSpec("a", ""), WorkerSpec("b", "")):
+        cluster.apply(WorkerUp(spec.id))
+    return cluster
+
+
+def send(cluster: Cluster, sent: Request, worker_id: str = "a") -> Worker:
+    cluster.apply(Arrived(sent))
+    cluster.apply(Dispatched(sent.id, worker_id))
+    return cluster.worker(worker_id)
+
+
+def show(cluster: Cluster, *snapshots: Snapshot, worker_id: str = "a") -> list[bool]:
+    return [cluster.apply(SnapshotReceived(worker_id, message, 1.0)) for message in snapshots]
+
+
+def figures(worker: Worker) -> tuple[int, int, int]:
+    return worker.load_tokens, worker.requests, worker.in_flight
