@@ -59,16 +59,15 @@ class ServeSettings(BaseSettings):
     port: int = Field(
         default=8000, ge=0, le=65535, description="Port to listen on, 0 for any free one."
     )
+    secret_key_file: str | None = Field(
+        default=None,
+        description="The router's CURVE key pair, as evenstep keygen makes it; for workers with a "
+        "server_key.",
+    )
     workers: tuple[WorkerSpec, ...] = Field(
         default=(),
         description="A worker, may be repeated: URL, then any of ,group=NAME ,role=prefill|decode "
         ",rank=R ,slots=N ,snapshots=ENDPOINT ,server_key=KEY|FILE ,id=NAME without spaces.",
-    )
-    secret_key_file: str | None = Field(
-        default=None,
-        validate_default=True,
-        description="The router's CURVE key pair, as evenstep keygen makes it; for workers with a "
-        "server_key.",
     )
     lockstep: tuple[str, ...] = Field(
         default=(),
@@ -178,6 +177,13 @@ class ServeSettings(BaseSettings):
         """Arguments alone; ``load_settings`` merges the sources and remembers which gave what."""
         return (init_settings,)
 
+    @field_validator("secret_key_file")
+    @classmethod
+    def _usable_keys(cls, value: str | None) -> str | None:
+        if value is not None:
+            _checked(read_key_pair, value)
+        return value
+
     @field_validator("workers", mode="before")
     @classmethod
     def _parse_workers(cls, value: object) -> tuple[WorkerSpec, ...]:
@@ -186,14 +192,18 @@ class ServeSettings(BaseSettings):
             raise ValueError("workers should be a list")  # noqa: TRY004 - pydantic catches no other
         return _checked(parse_workers, entries)
 
-    @field_validator("secret_key_file")
+    @field_validator("workers")
     @classmethod
-    def _usable_keys(cls, value: str | None, info: ValidationInfo) -> str | None:
-        for worker in info.data.get("workers", ()):
-            if worker.server_key is not None and value is None:
-                raise ValueError(f"worker {worker.id} has a server_key: give --secret-key-file too")
-        if value is not None:
-            _checked(read_key_pair, value)
+    def _keys_for_keys(
+        cls, value: tuple[WorkerSpec, ...], info: ValidationInfo
+    ) -> tuple[WorkerSpec, ...]:
+        if "secret_key_file" in info.data and info.data["secret_key_file"] is None:
+            for worker in value:
+                if worker.server_key is not None:
+                    raise ValueError(
+                        f"worker {worker.id} has a server_key, which needs --secret-key-file: the "
+                        "router's own key pair, made with: evenstep keygen FILE"
+                    )
         return value
 
     @field_validator("lockstep", mode="before")

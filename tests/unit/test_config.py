@@ -260,7 +260,8 @@ def test_keys_come_from_files_or_as_they_are(tmp_path: Path) -> None:
     for given in (key, str(theirs), str(printed)):
         flags = {"workers": [worker + given], "secret_key_file": str(ours)}
         assert load_settings(flags).workers[0].server_key == key
-    with pytest.raises(ConfigError, match="a:1 has a server_key: give --secret-key-file too"):
+    needs = r"a:1 has a server_key, which needs --secret-key-file: .* \(from --worker\)$"
+    with pytest.raises(ConfigError, match=needs):
         load_settings({"workers": [worker + key]})
     with pytest.raises(ConfigError, match=r"no key file '.*nothing'; make one with: evenstep"):
         load_settings({**flags, "secret_key_file": str(tmp_path / "nothing")})
