@@ -17,6 +17,10 @@ from router.workload import Floats
 
 Share = TypeVar("Share", float, Floats)
 
+# Of a measurement's file.
+_COSTS = ("base_s", "per_token_s", "per_request_s")
+_MEASURED = "measured"
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
@@ -68,9 +72,9 @@ def load_step_time(text: str) -> StepTime:
     """Read ``C,t_l[,t_r]``, or the file of a measurement.
 
     Args:
-        text: numbers, or the path of a JSON object that has ``base_s``, ``per_token_s`` and perhaps
-            ``per_request_s``, as ``tests/gpu/step_time.py`` writes it; its other keys are passed
-            over.
+        text: numbers, or the path of a JSON object that has ``base_s``, ``per_token_s``, perhaps
+            ``per_request_s``, and in ``measured`` whatever else there is to say, as
+            ``tests/gpu/step_time.py`` writes it.
 
     Raises:
         ConfigError: no file has this name, and it is not two or three numbers either.
@@ -78,19 +82,35 @@ def load_step_time(text: str) -> StepTime:
     """
     path = Path(text)
     if not _is_file(path):
-        if text.endswith(".json"):
-            raise ConfigError(f"--step-time: there is no file {text}")
-        return parse_step_time(text)
+        if _begins_with_a_number(text):
+            return parse_step_time(text)
+        raise ConfigError(
+            f"--step-time: {text!r} is no file that is there, and not C,t_l[,t_r] in seconds "
+            "either, such as 4.95e-3,9.5e-8"
+        )
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"--step-time: {text} cannot be read as JSON ({error})") from error
     if not isinstance(found, dict):
         raise InputError(f"--step-time: {text} is no JSON object with base_s and per_token_s")
-    values = [_seconds(text, found, key) for key in ("base_s", "per_token_s", "per_request_s")]
+    if unknown := found.keys() - {*_COSTS, _MEASURED}:
+        raise InputError(
+            f"--step-time: {text} has {', '.join(sorted(unknown))}, which mean nothing here; "
+            f"it may have {', '.join(_COSTS)} (seconds), and all else inside {_MEASURED}"
+        )
+    values = [_seconds(text, found, key) for key in _COSTS]
     if values[0] == 0:
         raise InputError(f"--step-time: base_s in {text} must be above 0")
     return StepTime(*values)
+
+
+def _begins_with_a_number(text: str) -> bool:
+    try:
+        float(text.partition(",")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _seconds(file: str, found: dict[str, object], key: str) -> float:

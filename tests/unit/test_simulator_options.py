@@ -66,7 +66,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         ("--prefill-cost 1e300,1", "BETA above 0 and up to 1,000,000"),
         ("--step-time 1e308,1e308", "--step-time: any of its seconds must be at most 1,000,000"),
         ("--step-time 1,5e-324,1", "--step-time: t_r / t_l must be at most"),
-        (f"--step-time {'a' * 300}", "--step-time takes numbers separated by commas"),
+        (f"--step-time {'a' * 300}", "is no file that is there, and not C,t_l"),
         ("--policy fcfs --dispatch instant", "fcfs cannot do --dispatch instant"),
         ("--json /nonexistent/result.json", "--json: cannot write /nonexistent/result.json"),
     ],

@@ -20,7 +20,7 @@ def test_numbers() -> None:
 
 
 def test_a_measurement_with_its_conditions(file: Path) -> None:
-    file.write_text('{"command": "…", "base_s": 0.01, "per_token_s": 1e-7, "per_request_s": 1e-5}')
+    file.write_text('{"measured": 1, "base_s": 0.01, "per_token_s": 1e-7, "per_request_s": 1e-5}')
     assert load_step_time(str(file)) == StepTime(0.01, 1e-7, 1e-5)
 
 
@@ -41,6 +41,8 @@ def test_a_measurement_without_a_cost_per_request(file: Path) -> None:
         ('{"base_s": 1, "per_token_s": NaN}', "per_token_s in .* got NaN"),
         ('{"base_s": 1, "per_token_s": 1, "per_request_s": Infinity}', "per_request_s in"),
         ('{"base_s": 0, "per_token_s": 1}', "base_s in .* must be above 0"),
+        ('{"base_s": 1, "per_token_s": 1, "per_request": 1}', "has per_request, .* per_request_s"),
+        ('{"t_l": 1, "C": 1, "measured": {}}', "has C, t_l, which mean nothing"),
     ],
 )
 def test_a_file_that_is_no_measurement(file: Path, text: str, problem: str) -> None:
@@ -55,14 +57,20 @@ def test_a_file_that_is_not_text(file: Path) -> None:
         load_step_time(str(file))
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("/nonexistent/fit.json", "there is no file /nonexistent/fit.json"),
-        ("a\0b", "takes numbers separated by commas"),
-        ("a" * 300, "takes numbers separated by commas"),
-    ],
-)
-def test_neither_numbers_nor_a_file(text: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
+@pytest.mark.parametrize("text", ["/nonexistent/fit.json", "fit", "fit,2", "", "a\0b", "a" * 300])
+def test_neither_numbers_nor_a_file(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no file that is there, and not C,t_l") as error:
         load_step_time(text)
+    assert repr(text) in str(error.value)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no file"):
+        load_step_time(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["1", "0,1", "1,2,3,4", "1,t_l"])
+def test_numbers_that_are_not_those(text: str) -> None:
+    with pytest.raises(ConfigError, match="takes") as error:
+        load_step_time(text)
+    assert repr(text) in str(error.value)
