@@ -1,42 +1,49 @@
 """Snapshots from the engines: ZMQ on one side, ``SnapshotReceived`` events on the other.
 
+What the workers publish comes through one socket, which costs half of one for each. Who sent a
+message is told by its epoch: each worker's own answers to requests for full snapshots, through a
+socket of its own, make that known. Workers of different keys do not share a socket, so that none
+can speak for another's.
+
 The sockets' file descriptors are watched together, by one epoll that the event loop watches: what
 comes within a millisecond is read in one go, since waking up costs more than a snapshot does, and
 futures of ``zmq.asyncio`` would cost more still. ZMQ signals a descriptor once, not per message,
 and any call on a socket may eat the signal: so sockets are read until they are empty, after a send
-as well; one message of each in turn, for ranks that step together to stay together when read late.
+as well; each worker has its turn, for ranks that step together to stay together when read late.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import select
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from router.engines.curve import KeyPair
-from router.engines.identity import foreign_stream, given_names
+from router.engines.identity import given_names
+from router.engines.streams import FULL_INTERVAL_S, Channel, Socket, Stream
 from router.errors import ConfigError, SnapshotError
 from router.types import Snapshot, SnapshotReceived, WorkerSpec
-from router.wire import decode, full_endpoint
+from router.wire import decode
 
 log = logging.getLogger(__name__)
 
-FULL_INTERVAL_S = 0.2
 FULL_INTERVAL_MAX_S = 5.0
 REDIAL_S = 5.0
+# Longer than the second after which an engine says something even if nothing changes.
+SILENT_S = 1.5
 
 _BATCH = 256
 _PAUSE_S = 0.001
-_READABLE = int(zmq.POLLIN)
+_NOBLOCK = int(zmq.NOBLOCK)
 _REASONS = 16
 _DEFAULT_MAX_SOCKETS = 1023
-_SOCKETS_EACH = 4  # two, and two for a monitor
+_SOCKETS_EACH = 4  # two at most, and two for a monitor
 _HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -56,78 +63,7 @@ _OPTIONS: Mapping[int, int] = {
     # failed: _input_stopped"). Engines say something every second; else they are dialled anew.
 }
 
-_Socket = zmq.Socket[bytes]
 _Reader = Callable[[], bool]
-
-
-class _Stream:
-    """Sockets of one worker.
-
-    Attributes:
-        named: the name that the user gave the worker, None where the stream need not have it.
-        asked: runs until a full snapshot may be asked for again.
-        interval_s: how long that is; it doubles while no answer comes.
-        heard: whether anything has come since this was looked at.
-        looked: runs until it is looked at.
-        epoch: of the engine whose stream it was last seen to be.
-        problem: why nothing of it counts now, None as far as all is well.
-        reasons: why messages were refused, as far as the log has it.
-    """
-
-    __slots__ = (
-        "asked",
-        "dealer",
-        "endpoints",
-        "epoch",
-        "heard",
-        "interval_s",
-        "looked",
-        "monitor",
-        "named",
-        "problem",
-        "reasons",
-        "spec",
-    )
-
-    def __init__(
-        self, spec: WorkerSpec, named: str | None, endpoints: Sequence[tuple[_Socket, str]]
-    ) -> None:
-        self.spec = spec
-        self.named = named
-        self.endpoints = endpoints
-        self.dealer = endpoints[1][0]
-        self.monitor: _Socket | None = None
-        self.asked: asyncio.TimerHandle | None = None
-        self.interval_s = FULL_INTERVAL_S
-        self.heard = False
-        self.looked: asyncio.TimerHandle | None = None
-        self.epoch: str | None = None
-        self.problem: str | None = None
-        self.reasons: set[str] = set()
-
-    @property
-    def pending(self) -> bool:
-        """Whether there are messages to be read."""
-        return any(socket.poll(0) for socket, _ in self.endpoints)
-
-    def dial(self) -> None:
-        """Connect.
-
-        Raises:
-            ConfigError: an endpoint that ZMQ does not accept.
-        """
-        for socket, endpoint in self.endpoints:
-            try:
-                socket.connect(endpoint)
-            except zmq.ZMQError as error:
-                raise ConfigError(f"snapshots {endpoint!r}: {error}") from error
-
-    def redial(self) -> None:
-        """Connect anew: ZMQ dials no more where keys were asked for that it did not have, say."""
-        for socket, endpoint in self.endpoints:
-            with contextlib.suppress(zmq.ZMQError):  # it has dropped the connection itself
-                socket.disconnect(endpoint)
-        self.dial()
 
 
 class SnapshotClient:
@@ -172,8 +108,10 @@ class SnapshotClient:
         self._apply = apply
         self._full_wanted = full_wanted
         self._clock = clock
-        self._streams: dict[str, _Stream] = {}
-        self._context: zmq.Context[_Socket] | None = None
+        self._streams: dict[str, Stream] = {}
+        self._channels: dict[str | None, Channel] = {}
+        self._reasons: defaultdict[str, set[str]] = defaultdict(set)
+        self._context: zmq.Context[Socket] | None = None
         self._readable = select.epoll()
         self._readers: dict[int, _Reader] = {}
 
@@ -201,17 +139,20 @@ class SnapshotClient:
         return None if stream is None else stream.problem
 
     def _open(self, spec: WorkerSpec, endpoint: str, named: str | None) -> None:
-        sub = self._socket(zmq.SUB, spec, {zmq.SUBSCRIBE: b""})
+        if spec.server_key not in self._channels:
+            channel = Channel(self._socket(zmq.SUB, spec, {zmq.SUBSCRIBE: b""}))
+            self._channels[spec.server_key] = channel
+            self._watch(channel.socket, partial(self._take_turns, channel))
+        channel = self._channels[spec.server_key]
         # While nobody answers, one request waits for the engine, not one for every interval.
         dealer = self._socket(zmq.DEALER, spec, {zmq.SNDHWM: 1})
-        endpoints = ((sub, endpoint), (dealer, full_endpoint(endpoint)))
-        stream = self._streams[spec.id] = _Stream(spec, named, endpoints)
+        stream = self._streams[spec.id] = Stream(spec, named, endpoint, channel, dealer)
+        channel.streams.append(stream)
         if spec.server_key is not None:
-            stream.monitor = sub.get_monitor_socket(_HANDSHAKES)
+            stream.monitor = dealer.get_monitor_socket(_HANDSHAKES)
             self._watch(stream.monitor, partial(self._observe, stream, stream.monitor))
         stream.dial()
-        for socket in (sub, dealer):
-            self._watch(socket, partial(self._receive, stream, socket))
+        self._watch(dealer, partial(self._take_answer, stream))
         self._ask(stream)
         self._look(stream)
 
@@ -223,6 +164,7 @@ class SnapshotClient:
                 if timer is not None:
                     timer.cancel()
         self._streams.clear()
+        self._channels.clear()
         self._readers.clear()
         if not self._readable.closed:
             loop.remove_reader(self._readable)
@@ -230,7 +172,7 @@ class SnapshotClient:
         if self._context is not None:
             self._context.destroy(linger=0)
 
-    def _socket(self, kind: int, spec: WorkerSpec, options: Mapping[int, int | bytes]) -> _Socket:
+    def _socket(self, kind: int, spec: WorkerSpec, options: Mapping[int, int | bytes]) -> Socket:
         assert self._context is not None
         socket = self._context.socket(kind)
         for option, value in {**_OPTIONS, **options}.items():
@@ -239,13 +181,13 @@ class SnapshotClient:
             self._keys.secure(socket, spec.server_key)
         return socket
 
-    def _watch(self, socket: _Socket, read: _Reader) -> None:
+    def _watch(self, socket: Socket, read: _Reader) -> None:
         fd = socket.fileno()
         self._readers[fd] = read
         self._readable.register(fd, select.EPOLLIN)
         self._read_soon(socket)
 
-    def _read_soon(self, socket: _Socket) -> None:
+    def _read_soon(self, socket: Socket) -> None:
         asyncio.get_running_loop().call_soon(self._read, [self._readers[socket.fileno()]])
 
     def _listen(self) -> None:
@@ -266,7 +208,7 @@ class SnapshotClient:
             readers = [read for read in readers if read()]
         asyncio.get_running_loop().call_soon(self._read, readers)
 
-    def _observe(self, stream: _Stream, monitor: _Socket) -> bool:
+    def _observe(self, stream: Stream, monitor: Socket) -> bool:
         """Take in how a handshake has ended; True if there may be more."""
         if monitor.closed:
             return False
@@ -275,78 +217,105 @@ class SnapshotClient:
         except zmq.Again:
             return False
         if told["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            stream.problem = None
+            stream.problem = None if stream.problem == _KEYS_DIFFER else stream.problem
         else:
             self.handshakes_failed += 1
-            self._note_problem(stream, _KEYS_DIFFER)
+            stream.problem = _KEYS_DIFFER
+            self._say_once(stream.spec.id, _KEYS_DIFFER)
         return True
 
-    def _receive(self, stream: _Stream, socket: _Socket) -> bool:
-        """Take in a message; True if there are more."""
-        if socket.closed:
+    def _take_turns(self, channel: Channel) -> bool:
+        """Take in as many messages as there are workers; True if there may be more."""
+        if channel.socket.closed:
+            return False
+        for _ in channel.streams:
+            try:
+                message = channel.socket.recv(_NOBLOCK)
+            except zmq.Again:
+                return False
+            snapshot = self._decode(message, channel.name)
+            if snapshot is not None:
+                stream = channel.sender(snapshot)
+                if stream is not None:
+                    self._receive(stream, snapshot)
+                else:
+                    self._introduce(channel)
+        return True
+
+    def _take_answer(self, stream: Stream) -> bool:
+        """Take in what a worker has answered; True if there may be more."""
+        if stream.dealer.closed:
             return False
         try:
-            message = socket.recv(zmq.NOBLOCK)
+            message = stream.dealer.recv(_NOBLOCK)
         except zmq.Again:
             return False
-        self._take(stream, message)
-        # Cheaper to ask than to be refused.
-        return not socket.closed and bool(int(socket.get(zmq.EVENTS)) & _READABLE)
+        stream.heard_s = self._clock()
+        snapshot = self._decode(message, stream.spec.id)
+        if snapshot is not None:
+            self._receive(stream, snapshot)
+        return True
 
-    def _look(self, stream: _Stream) -> None:
+    def _look(self, stream: Stream) -> None:
         """Connect anew from time to time while nothing comes, and nothing waits to be read."""
-        if stream.looked is not None and not (stream.heard or stream.pending):
+        silent = self._clock() - stream.heard_s > REDIAL_S
+        if stream.looked is not None and silent and not stream.pending:
             stream.redial()
-        stream.heard = False
-        for socket, _ in stream.endpoints:
+        for socket in (stream.channel.socket, stream.dealer):
             self._read_soon(socket)  # asking may have eaten a signal
         stream.looked = asyncio.get_running_loop().call_later(REDIAL_S, self._look, stream)
 
-    def _take(self, stream: _Stream, message: bytes) -> None:
+    def _introduce(self, channel: Channel) -> None:
+        """Somebody is not known by its epoch: ask those who have not been heard of late."""
+        now_s = self._clock()
+        if now_s - channel.introduced_s < FULL_INTERVAL_S:
+            return
+        channel.introduced_s = now_s
+        for stream in channel.streams:
+            if stream.asked is None and now_s - stream.heard_s > SILENT_S:
+                self._ask(stream)
+            else:
+                self._ask_if_wanted(stream)
+
+    def _decode(self, message: bytes, sender: str) -> Snapshot | None:
         self.received_bytes += len(message)
-        stream.heard = True
         try:
-            snapshot = decode(message)
+            return decode(message)
         except SnapshotError as error:
             self.broken += 1
-            self._say_once(stream, str(error))
-            return
-        if snapshot.epoch != stream.epoch and not self._belongs(stream, snapshot):
+            self._say_once(sender, str(error))
+            return None
+
+    def _receive(self, stream: Stream, snapshot: Snapshot) -> None:
+        stream.heard_s = now_s = self._clock()
+        if snapshot.epoch != stream.epoch:
+            stream.problem = stream.meet(snapshot)
+            if stream.problem is not None:
+                self._say_once(stream.spec.id, stream.problem)
+        if stream.foreign:
+            self.refused += 1
             return
         self.received += 1
         if snapshot.kind == "full":
             stream.interval_s = FULL_INTERVAL_S
         try:
-            self._apply(SnapshotReceived(stream.spec.id, snapshot, self._clock()))
+            self._apply(SnapshotReceived(stream.spec.id, snapshot, now_s))
         except Exception:
             self.failures += 1
             log.exception("%s: a snapshot could not be applied", stream.spec.id)
         self._ask_if_wanted(stream)
 
-    def _belongs(self, stream: _Stream, snapshot: Snapshot) -> bool:
-        """Whether an engine that is new here is the worker's."""
-        problem = foreign_stream(stream.spec, stream.named, snapshot)
-        if problem is not None:
-            self.refused += 1
-            self._note_problem(stream, problem)
-            return False
-        stream.epoch, stream.problem = snapshot.epoch, None
-        return True
+    def _say_once(self, sender: str, reason: str) -> None:
+        reasons = self._reasons[sender]
+        if reason not in reasons and len(reasons) < _REASONS:
+            reasons.add(reason)
+            log.warning("%s: snapshot refused: %s", sender, reason)
 
-    def _note_problem(self, stream: _Stream, problem: str) -> None:
-        stream.problem = problem
-        self._say_once(stream, problem)
-
-    def _say_once(self, stream: _Stream, reason: str) -> None:
-        if reason not in stream.reasons and len(stream.reasons) < _REASONS:
-            stream.reasons.add(reason)
-            log.warning("%s: snapshot refused: %s", stream.spec.id, reason)
-
-    def _ask_if_wanted(self, stream: _Stream) -> None:
+    def _ask_if_wanted(self, stream: Stream) -> None:
         if stream.asked is None and self._full_wanted(stream.spec.id):
             self._ask(stream)
 
-    def _ask(self, stream: _Stream) -> None:
+    def _ask(self, stream: Stream) -> None:
         try:
             stream.dealer.send(b"", zmq.NOBLOCK)
             self.full_requests += 1
@@ -358,6 +327,6 @@ class SnapshotClient:
         )
         stream.interval_s = min(2 * stream.interval_s, FULL_INTERVAL_MAX_S)
 
-    def _ask_again(self, stream: _Stream) -> None:
+    def _ask_again(self, stream: Stream) -> None:
         stream.asked = None
         self._ask_if_wanted(stream)

@@ -5,57 +5,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
-import zmq.asyncio
 
 from engine_patches.report import SnapshotPublisher, StepReport
 from router.cluster import Cluster
-from router.engines.snapshots import FULL_INTERVAL_S, SnapshotClient
+from router.engines.snapshots import SnapshotClient
+from router.engines.streams import FULL_INTERVAL_S
 from router.errors import ConfigError
-from router.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
-from router.wire import encode, full_endpoint
+from router.types import SnapshotReceived, WorkerSpec
+from router.wire import encode
 from tests.support.scripted import until
-
-TIMEOUT_S = 60.0
-NOTHING = Snapshot("delta", "theirs", "w", 3, "epoch", 0, 0, 0.0, 0.01)
-
-
-def delta(sequence: int, epoch: str = "epoch") -> Snapshot:
-    return msgspec.structs.replace(NOTHING, sequence=sequence, step=sequence, epoch=epoch)
-
-
-def full(sequence: int, epoch: str = "epoch") -> Snapshot:
-    running = (RunningRequest("cmpl-a", 10, 5),)
-    return msgspec.structs.replace(delta(sequence, epoch), kind="full", running=running)
-
-
-class Engine:
-    """The engine's side of the wire: an XPUB, to see subscribers come, and a ROUTER."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.context = zmq.asyncio.Context()
-        self.stream = self.context.socket(zmq.XPUB)
-        self.stream.bind(endpoint)
-        self.requests = self.context.socket(zmq.ROUTER)
-        self.requests.bind(full_endpoint(endpoint))
-
-    async def subscribed(self) -> None:
-        await asyncio.wait_for(self.stream.recv(), TIMEOUT_S)
-
-    async def send(self, *messages: bytes | Snapshot) -> None:
-        for message in messages:
-            await self.stream.send(encode(message) if isinstance(message, Snapshot) else message)
-
-    async def asked(self) -> bytes:
-        """Wait for a request for a full snapshot; who asked."""
-        identity, _ = await asyncio.wait_for(self.requests.recv_multipart(), TIMEOUT_S)
-        return bytes(identity)
-
-    async def answer(self, snapshot: Snapshot) -> None:
-        await self.requests.send_multipart([await self.asked(), encode(snapshot)])
-
-    def close(self) -> None:
-        self.context.destroy(linger=0)
+from tests.support.state_stream import NOTHING, TIMEOUT_S, Engine, delta, full
 
 
 class Router:

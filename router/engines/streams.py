@@ -1,0 +1,140 @@
+"""Whose snapshots come through which sockets, and who is who there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterable
+
+import zmq
+
+from router.engines.identity import foreign_stream
+from router.errors import ConfigError
+from router.types import Snapshot, WorkerSpec
+from router.wire import full_endpoint
+
+FULL_INTERVAL_S = 0.2
+
+Socket = zmq.Socket[bytes]
+
+
+class Channel:
+    """The socket for what the workers of one key publish, or those without a key.
+
+    Attributes:
+        by_epoch: whose engine has an epoch, as far as that is known.
+        introduced_s: when the silent ones were last asked who they are.
+    """
+
+    __slots__ = ("by_epoch", "introduced_s", "socket", "streams")
+
+    def __init__(self, socket: Socket) -> None:
+        self.socket = socket
+        self.streams: list[Stream] = []
+        self.by_epoch: dict[str, Stream] = {}
+        self.introduced_s = -math.inf
+
+    @property
+    def name(self) -> str:
+        """Of whose messages cannot be told apart."""
+        first = self.streams[0].spec.id
+        return f"{first} or another" if len(self.streams) > 1 else first
+
+    def sender(self, snapshot: Snapshot) -> Stream | None:
+        """Who published a snapshot; None if nobody is known to have its epoch."""
+        if len(self.streams) == 1:
+            return self.streams[0]
+        return self.by_epoch.get(snapshot.epoch)
+
+
+class Stream:
+    """What one worker says.
+
+    Attributes:
+        channel: through which it publishes.
+        dealer: asks for full snapshots, and gets them.
+        named: the name that the user gave the worker, None where the stream need not have it.
+        asked: runs until a full snapshot may be asked for again.
+        interval_s: how long that is; it doubles while no answer comes.
+        heard_s: when something came last.
+        looked: runs until that is looked at.
+        epoch: of the engine whose stream it was last seen to be.
+        foreign: whether that engine is not the worker's.
+        problem: why nothing of it counts now, None as far as all is well.
+    """
+
+    __slots__ = (
+        "asked",
+        "channel",
+        "dealer",
+        "endpoint",
+        "epoch",
+        "foreign",
+        "heard_s",
+        "interval_s",
+        "looked",
+        "monitor",
+        "named",
+        "problem",
+        "spec",
+    )
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        named: str | None,
+        endpoint: str,
+        channel: Channel,
+        dealer: Socket,
+    ) -> None:
+        self.spec = spec
+        self.named = named
+        self.endpoint = endpoint
+        self.channel = channel
+        self.dealer = dealer
+        self.monitor: Socket | None = None
+        self.asked: asyncio.TimerHandle | None = None
+        self.interval_s = FULL_INTERVAL_S
+        self.heard_s = -math.inf
+        self.looked: asyncio.TimerHandle | None = None
+        self.epoch: str | None = None
+        self.foreign = False
+        self.problem: str | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are messages to be read, its own perhaps."""
+        return bool(self.channel.socket.poll(0) or self.dealer.poll(0))
+
+    def dial(self) -> None:
+        """Connect.
+
+        Raises:
+            ConfigError: an endpoint that ZMQ does not accept.
+        """
+        for socket, endpoint in self._connections():
+            try:
+                socket.connect(endpoint)
+            except zmq.ZMQError as error:
+                raise ConfigError(f"snapshots {endpoint!r}: {error}") from error
+
+    def redial(self) -> None:
+        """Connect anew: ZMQ dials no more where keys were asked for that it did not have, say."""
+        for socket, endpoint in self._connections():
+            with contextlib.suppress(zmq.ZMQError):  # it has dropped the connection itself
+                socket.disconnect(endpoint)
+        self.dial()
+
+    def _connections(self) -> Iterable[tuple[Socket, str]]:
+        return (self.channel.socket, self.endpoint), (self.dealer, full_endpoint(self.endpoint))
+
+    def meet(self, snapshot: Snapshot) -> str | None:
+        """An engine has an epoch that is new here; why it is not the worker's, None if it is."""
+        if self.epoch is not None:
+            self.channel.by_epoch.pop(self.epoch, None)
+        self.epoch = snapshot.epoch
+        self.channel.by_epoch[snapshot.epoch] = self
+        problem = foreign_stream(self.spec, self.named, snapshot)
+        self.foreign = problem is not None
+        return problem

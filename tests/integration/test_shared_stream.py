@@ -1,0 +1,161 @@
+"""Several workers' snapshots through one socket: each counts for the worker that sent it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from router.engines.snapshots import SnapshotClient
+from router.types import Snapshot, SnapshotReceived, WorkerSpec
+from tests.support.scripted import until
+from tests.support.state_stream import Engine, delta, full
+
+WORKERS = ("a", "b")
+
+
+class Router:
+    """A client of two workers that keeps what arrives.
+
+    Attributes:
+        arrived: worker, epoch and sequence of each snapshot.
+        wanted: workers whose full snapshots are wanted.
+    """
+
+    def __init__(self, endpoints: dict[str, str]) -> None:
+        self.arrived: list[tuple[str, str, int]] = []
+        self.wanted: set[str] = set()
+        self.client = SnapshotClient(
+            [WorkerSpec(i, f"http://{i}:1", snapshots=at) for i, at in endpoints.items()],
+            self._apply,
+            self.wanted.__contains__,
+            time.monotonic,
+        )
+
+    def _apply(self, event: SnapshotReceived) -> None:
+        snapshot = event.snapshot
+        self.arrived.append((event.worker_id, snapshot.epoch, snapshot.sequence))
+
+
+@pytest.fixture
+def endpoints(tmp_path: Path) -> dict[str, str]:
+    return {name: f"ipc://{tmp_path}/{name}" for name in WORKERS}
+
+
+@pytest.fixture
+def engines(endpoints: dict[str, str]) -> Iterator[dict[str, Engine]]:
+    engines = {name: Engine(endpoint) for name, endpoint in endpoints.items()}
+    yield engines
+    for engine in engines.values():
+        engine.close()
+
+
+@pytest.fixture
+async def router(endpoints: dict[str, str]) -> AsyncIterator[Router]:
+    router = Router(endpoints)
+    router.client.start()
+    yield router
+    router.client.close()
+
+
+async def introduced(router: Router, engines: dict[str, Engine]) -> None:
+    """Both have subscribers, and have answered the first request."""
+    for name, engine in engines.items():
+        await engine.subscribed()
+        await engine.answer(of(name, "full", 1))
+    await until(lambda: len(router.arrived) == len(WORKERS))
+
+
+def of(worker: str, kind: str, sequence: int, epoch: str | None = None) -> Snapshot:
+    made = {"full": full, "delta": delta}[kind](sequence, epoch or f"epoch-{worker}")
+    return msgspec.structs.replace(made, worker=worker)
+
+
+async def test_each_snapshot_is_its_senders(router: Router, engines: dict[str, Engine]) -> None:
+    await introduced(router, engines)
+    for sequence in range(2, 300):
+        for name, engine in engines.items():
+            await engine.send(of(name, "delta", sequence))
+    await until(lambda: len(router.arrived) == 2 * 299)
+    for name in WORKERS:
+        mine = [at[1:] for at in router.arrived if at[0] == name]
+        assert mine == [(f"epoch-{name}", sequence) for sequence in range(1, 300)]
+    assert router.client.refused == router.client.broken == 0
+
+
+async def test_what_nobody_has_answered_for_changes_nothing(
+    router: Router, engines: dict[str, Engine]
+) -> None:
+    for engine in engines.values():
+        await engine.subscribed()
+    await engines["a"].send(of("a", "full", 1), of("a", "delta", 2))
+    await engines["b"].answer(of("b", "full", 5))
+    await until(lambda: bool(router.arrived))
+    await engines["a"].answer(of("a", "full", 2))
+    await engines["a"].send(of("a", "delta", 3))
+    await until(lambda: len(router.arrived) == 3)
+    assert router.arrived == [("b", "epoch-b", 5), ("a", "epoch-a", 2), ("a", "epoch-a", 3)]
+
+
+async def test_an_engine_that_is_back_is_asked_who_it_is(
+    endpoints: dict[str, str], router: Router, engines: dict[str, Engine]
+) -> None:
+    await introduced(router, engines)
+    engines["a"].close()
+    engines["a"] = Engine(endpoints["a"])
+    await engines["a"].subscribed()
+    asked = router.client.full_requests
+    router.wanted.add("a")  # as for one that was down
+    await engines["b"].send(of("b", "delta", 2))
+    await until(lambda: len(router.arrived) == 3)
+    assert router.client.full_requests == asked
+    await engines["a"].send(of("a", "delta", 1, "second"))
+    await engines["a"].answer(of("a", "full", 1, "second"))
+    router.wanted.clear()
+    await until(lambda: len(router.arrived) == 4)
+    await engines["a"].send(of("a", "delta", 2, "second"))
+    await until(lambda: len(router.arrived) == 5)
+    assert router.arrived[3:] == [("a", "second", 1), ("a", "second", 2)]
+
+
+async def test_a_silent_one_is_asked_though_nothing_is_known_to_be_missed(
+    endpoints: dict[str, str], router: Router, engines: dict[str, Engine]
+) -> None:
+    await introduced(router, engines)
+    engines["a"].close()
+    engines["a"] = Engine(endpoints["a"])
+    await engines["a"].subscribed()
+    answered = False
+    sequence = 1
+    while not answered:
+        sequence += 1
+        for name, epoch in (("a", "second"), ("b", "epoch-b")):
+            await engines[name].send(of(name, "delta", sequence, epoch))
+        answered = bool(await engines["a"].requests.poll(100))
+    await engines["a"].answer(of("a", "full", sequence, "second"))
+    await until(lambda: ("a", "second", sequence) in router.arrived)
+    assert not await engines["b"].requests.poll(0)  # it had been heard
+
+
+async def test_a_strangers_stream_is_refused_wherever_it_comes(
+    router: Router, engines: dict[str, Engine]
+) -> None:
+    await engines["a"].subscribed()
+    await engines["a"].answer(of("somebody", "full", 1))
+    await until(lambda: router.client.refused == 1)
+    await engines["a"].send(of("somebody", "delta", 2))
+    await until(lambda: router.client.refused == 2)
+    assert "that of worker somebody, not of worker a" in str(router.client.problem("a"))
+    assert not router.arrived
+
+
+async def test_a_message_that_cannot_be_read_names_who_may_have_sent_it(
+    router: Router, engines: dict[str, Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    await engines["b"].subscribed()
+    await engines["b"].send(b"\xc1")
+    await until(lambda: router.client.broken == 1)
+    assert caplog.records[-1].getMessage().startswith("a or another: snapshot refused: ")
