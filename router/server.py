@@ -29,7 +29,7 @@ from router.lookahead import SIGNALS, LookAhead
 from router.metrics import Metrics
 from router.models import ModelTable
 from router.policies import POLICIES, PolicySettings
-from router.policies.calibration import moves_within
+from router.policies.calibration import moves_within, must_compile
 from router.policies.solver import DEFAULT_MOVES
 from router.proxy.relay import Attempts, RelayContext
 from router.types import DEFAULT_SLOTS, Policy
@@ -183,7 +183,8 @@ def _moves(settings: ServeSettings) -> int:
         return DEFAULT_MOVES
     workers = max(Counter(worker.group for worker in settings.workers).values())
     slots = settings.workers[0].slots or DEFAULT_SLOTS
-    log.info("bfio: looking how fast its search is here; compiling it takes half a minute, once")
+    compiling = "; compiling it takes half a minute, once" if must_compile() else ""
+    log.info("bfio: looking how fast its search is here%s", compiling)
     moves = moves_within(settings.solver_ms / 1000, workers, slots, time.perf_counter)
     log.info("bfio: %d moves of its search take %g ms here", moves, settings.solver_ms)
     return moves

@@ -50,6 +50,14 @@ def moves_within(seconds: float, workers: int, slots: int, clock: Callable[[], f
     return max(_LEAST_MOVES, fewest + int(rate * (seconds - filling_s)))
 
 
+def must_compile() -> bool:
+    """Whether the first decision has to compile the search, which takes half a minute."""
+    from router.policies.compiled import on_disk
+    from router.policies.search import search
+
+    return not on_disk(search)
+
+
 def warm_up() -> None:
     """Compile the search, so that the first decision finds it in the cache on disk."""
     solve(typical_instance(2, 8), 0)

@@ -62,6 +62,19 @@ def _keep(dispatcher: Any, cache: Any) -> None:
         dispatcher._cache = Cache(dispatcher.py_func)  # noqa: SLF001
 
 
+def on_disk(kernel: Callable[..., object]) -> bool:
+    """Whether the code of a kernel's first call, if it is compiled at all, is kept on disk."""
+    if njit is None:
+        return True
+    dispatcher: Any = kernel
+    cache: Any = dispatcher._cache  # noqa: SLF001
+    if not isinstance(cache, import_module("numba.core.caching").FunctionCache):
+        return False
+    # Of a key (types, machine, kernel) the types alone are unknown before the call.
+    _, *here = cache._index_key(None, dispatcher.targetctx.codegen())  # noqa: SLF001
+    return any(key[1:] == tuple(here) for key in cache._cache_file._load_index())  # noqa: SLF001
+
+
 def fingerprint(kernel: FunctionType) -> str:
     """A digest of what a kernel does, the kernels that it calls and their constants included."""
     code = kernel.__code__

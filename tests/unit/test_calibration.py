@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.policies import calibration
-from router.policies.calibration import moves_within, typical_instance
+from router.policies.calibration import moves_within, must_compile, typical_instance
 from router.policies.solver import DEFAULT_MOVES, Instance, Solution, solve
 
 
@@ -46,6 +46,11 @@ def test_warming_up_solves_something(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(0.5, monkeypatch)
     calibration.warm_up()
     assert machine.now_s > 0
+
+
+def test_the_search_is_compiled_once() -> None:
+    calibration.warm_up()
+    assert not must_compile()
 
 
 def test_the_instance_is_one_with_a_choice() -> None:

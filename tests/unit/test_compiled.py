@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from router.policies import compiled
-from router.policies.compiled import fingerprint
+from router.policies.compiled import fingerprint, on_disk
 
 FACTOR = 2
 
@@ -71,6 +73,27 @@ def test_without_a_place_nothing_is_kept(disk: type[DiskCache]) -> None:
     disk.writable = False
     kernel: Any = compiled.compiled(doubled)
     assert (kernel(4), kernel._cache) == (8, None)
+
+
+def test_code_is_on_disk_once_the_kernel_has_been_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("numba").config, "CACHE_DIR", str(tmp_path))
+    assert not on_disk(kernel := compiled.compiled(scaled))
+    assert kernel(4) == 8
+    assert on_disk(kernel)
+    assert on_disk(compiled.compiled(scaled)), "as in the next process"
+    monkeypatch.setitem(scaled.__globals__, "FACTOR", 3)
+    assert not on_disk(compiled.compiled(scaled)), "the kernel does something else"
+
+
+def test_code_that_has_no_place_on_disk_is_not_there() -> None:
+    assert not on_disk(import_module("numba").njit(scaled))
+
+
+def test_without_numba_nothing_is_missing_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "njit", None)
+    assert on_disk(doubled)
 
 
 def test_a_fingerprint_changes_with_a_kernel_that_is_called(
