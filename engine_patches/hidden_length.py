@@ -10,6 +10,7 @@ first model runner. Imported by vLLM only.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,10 @@ import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
 from engine_patches.compat import HIDDEN_LENGTH_KEY, end_tokens
+
+# Beside it every other token's probability is 0 in 32 bits, at any temperature; still finite when
+# divided by the lowest that vLLM samples at.
+_CERTAIN = 1e30
 
 
 @dataclass(slots=True)
@@ -27,12 +32,27 @@ class _Request:
     end_tokens: tuple[int, ...]
     output: list[int]
 
+    @property
+    def left(self) -> int:
+        """Tokens to come before the last one."""
+        return self.output_tokens - 1 - len(self.output)
+
 
 class HiddenLength(LogitsProcessor):  # type: ignore[misc]
-    """One of vLLM's logits processors."""
+    """One of vLLM's logits processors.
+
+    A step writes all the logits that it must in one operation on the device, and waits for nothing;
+    what it writes is made anew only when requests enter, leave or come to their last token.
+    """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._device = device
+        self._pinned = is_pin_memory
         self._requests: dict[int, _Request] = {}
+        self._last: frozenset[int] | None = None
+        self._steps_left: float = 0
+        self._places: tuple[torch.Tensor, torch.Tensor] = (torch.tensor(()), torch.tensor(()))
+        self._values = torch.tensor(())
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
@@ -51,17 +71,43 @@ class HiddenLength(LogitsProcessor):  # type: ignore[misc]
 
     def update_state(self, batch_update: Any) -> None:
         """As vLLM's: who is in the batch, before each step."""
-        process_dict_updates(self._requests, batch_update, _enter)
+        if process_dict_updates(self._requests, batch_update, _enter):
+            self._last, self._steps_left = None, 0
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """As vLLM's."""
-        for index, one in self._requests.items():
-            if len(one.output) + 1 < one.output_tokens:
-                logits[index, list(one.end_tokens)] = -torch.inf
-            else:
-                logits[index] = -torch.inf
-                logits[index, one.end_tokens[0]] = 0.0
-        return logits
+        if not self._requests:
+            return logits
+        if self._steps_left <= 0:
+            self._look()
+        self._steps_left -= 1
+        return logits.index_put_(self._places, self._values)
+
+    def _look(self) -> None:
+        """Who gets its last token now; not again before another one may."""
+        left = {index: one.left for index, one in self._requests.items()}
+        last = frozenset(index for index, tokens in left.items() if tokens <= 0)
+        # A request gets one token a step at most. One that has got its last is looked after until
+        # it leaves: vLLM may take tokens back.
+        self._steps_left = 0 if last else min(left.values(), default=math.inf)
+        if last != self._last:
+            self._last = last
+            self._prepare(last)
+
+    def _prepare(self, last: frozenset[int]) -> None:
+        """What to write, and where: rows and tokens on the model's device."""
+        places = [
+            (index, token, _CERTAIN if index in last else -math.inf)
+            for index, one in self._requests.items()
+            for token in (one.end_tokens[:1] if index in last else one.end_tokens)
+        ]
+        rows, tokens, values = zip(*places, strict=True)
+        self._places = (self._tensor(rows, torch.int64), self._tensor(tokens, torch.int64))
+        self._values = self._tensor(values, torch.float32)
+
+    def _tensor(self, values: Any, kind: torch.dtype) -> torch.Tensor:
+        made = torch.tensor(values, dtype=kind, pin_memory=self._pinned)
+        return made.to(self._device, non_blocking=True)
 
 
 def _enter(params: Any, _prompt: Any, output: list[int]) -> _Request | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from deploy.engine.sources import sources
 from engine_patches.compat import TESTED_VERSIONS
 from tests.support.engine import Installation
-from tests.support.engine_python import real_schedulers
+from tests.support.engine_python import hidden_lengths, real_schedulers
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -40,7 +41,23 @@ def test_snapshots_are_exact(engine_installation: Installation, version: str) ->
         assert min(report[flavour].values()) > 0
 
 
+@pytest.mark.parametrize("version", RELEASES)
+def test_hidden_lengths_take_one_operation_a_step(
+    engine_installation: Installation, version: str
+) -> None:
+    report = hidden_lengths(engine_installation, 500, python_files(engine_installation, version))
+    assert (report["wrong"], report["elsewhere"]) == (0, 0)
+    assert report["ended"] > 30
+    write, make = "aten.index_put_.default", "aten.lift_fresh.default"
+    assert report["quiet"].keys() == {write, "none hidden: []"}
+    assert report["other"].keys() == {write, ",".join([make] * 3 + [write]), "none hidden: []"}
+
+
 def task(engine: Installation, version: str, name: str, steps: int) -> dict[str, Any]:
+    return real_schedulers(engine, name, steps, python_files(engine, version))
+
+
+def python_files(engine: Installation, version: str) -> Path | None:
+    """Where they are; None for the version that is installed as a whole."""
     release = RELEASES[version]
-    path = None if release is None else sources(release, engine.python)
-    return real_schedulers(engine, name, steps, path)
+    return None if release is None else sources(release, engine.python)

@@ -25,6 +25,11 @@ def real_engines(engine: Installation, task: str, steps: int) -> dict[str, Any]:
     return _report(engine, "tests.support.real_engines", task, str(steps))
 
 
+def hidden_lengths(engine: Installation, steps: int, vllm: Path | None = None) -> dict[str, Any]:
+    """Let ``tests.support.hidden_lengths`` check so many steps, with this vLLM if one is given."""
+    return _report(engine, "tests.support.hidden_lengths", "check", str(steps), vllm=vllm)
+
+
 def _report(
     engine: Installation, module: str, task: str, *arguments: str, vllm: Path | None = None
 ) -> dict[str, Any]:
