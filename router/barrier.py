@@ -19,10 +19,10 @@ from router.types import PoolState, Snapshot, StepTotals
 class _Rank:
     """What a worker said last: its load in that step, and the load that it goes on with."""
 
-    step: int
-    step_tokens: int
-    held_tokens: int
-    power_w: float
+    step: int = -1
+    step_tokens: int = 0
+    held_tokens: int = 0
+    power_w: float = 0.0
 
 
 class StepShares(NamedTuple):
@@ -70,14 +70,13 @@ class StepLedger:
             self._step = snapshot.step
             self._reported.add(worker_id)
         rank = self._ranks.get(worker_id)
-        power_w = snapshot.power_w or 0.0
-        if rank is not None and rank.step == snapshot.step:
-            rank.held_tokens, rank.power_w = shares.held_tokens, power_w
+        if rank is None:
+            rank = self._ranks[worker_id] = _Rank()
+        rank.held_tokens, rank.power_w = shares.held_tokens, snapshot.power_w or 0.0
+        if rank.step == snapshot.step:
             self._step = self._step if self._reported else self._furthest()
             return
-        self._ranks[worker_id] = _Rank(
-            snapshot.step, shares.step_tokens, shares.held_tokens, power_w
-        )
+        rank.step, rank.step_tokens = snapshot.step, shares.step_tokens
         self._output_tokens += snapshot.scheduled_decode_tokens
         self._free_slots += shares.free_slots
         self._entered += shares.entered

@@ -55,6 +55,10 @@ class OwnSteps:
         self._decoding = 0
         self._tokens_each = 0.0
 
+    def __bool__(self) -> bool:
+        """Tokens have been received of which not all have been taken for steps."""
+        return self._tokens_each > 0
+
     def receive(self, request: Request, tokens: int) -> None:
         """A request has received some more tokens, all its engine requests together."""
         if request.id not in self._slots:
@@ -137,10 +141,10 @@ class Group:
             return False
         state = PoolState.WAITING if self.waiting else PoolState.EMPTY
         shares = StepShares(
-            step_tokens=feed.step_load_tokens,
-            held_tokens=feed.resident_tokens,
-            free_slots=max(0, worker.slots - feed.step_running),
-            entered=feed.step_entered,
+            feed.step_load_tokens,
+            feed.resident_tokens,
+            max(0, worker.slots - feed.step_running),
+            feed.step_entered,
         )
         self._ledger.report(event.worker_id, shares, event.snapshot, state)
         self._fed.add(event.worker_id)
@@ -156,6 +160,11 @@ class Group:
         """A request is no longer on a worker."""
         worker.remove(request.id, complete=complete)
         self._own_steps.leave(request.id)
+
+    @property
+    def progressed(self) -> bool:
+        """Whether ``own_steps`` may have something to tell."""
+        return bool(self._own_steps)
 
     def own_steps(self, step_tokens: float) -> int:
         """Steps since this was asked last by own counts; none where a live worker has a feed."""

@@ -55,13 +55,16 @@ class Decider:
         if self.look_ahead is not None:
             for departure in departures:
                 self.look_ahead.ended(departure)
-            step_tokens = self.look_ahead.profile.step_tokens
-            if steps := 1 if step_complete else self.group.own_steps(step_tokens):
+            if steps := 1 if step_complete else self._own_steps(self.look_ahead):
                 self.look_ahead.advance(steps)
         departures.clear()
         if step_complete:
             slots = sum(worker.slots for worker in self.group.live_workers())
             self.overcommit.review(self.group.totals[PoolState.WAITING], slots)
+
+    def _own_steps(self, look_ahead: LookAhead) -> int:
+        group = self.group
+        return group.own_steps(look_ahead.profile.step_tokens) if group.progressed else 0
 
     def decide(self, now: float, clock: Clock) -> Sequence[Assignment]:
         """Assign who waits to who has room; nobody where there is none."""

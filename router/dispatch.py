@@ -189,6 +189,9 @@ class Dispatcher:
             )
             for name, group in cluster.groups.items()
         }
+        self._lane_of = {
+            worker_id: (lane,) for lane in self._lanes.values() for worker_id in lane.group.workers
+        }
 
     @property
     def deciders(self) -> Mapping[str, Decider]:
@@ -251,7 +254,7 @@ class Dispatcher:
         step_complete = self.cluster.apply(event)
         for lane in self._lanes_of(event):
             lane.decider.learn(step_complete=step_complete)
-            if isinstance(event, WorkerUp | WorkerDown):
+            if isinstance(event, (WorkerUp, WorkerDown)):
                 self._note_desertion(lane)
             if lane.pool:
                 self._schedule(lane, hurry=step_complete or not isinstance(event, SnapshotReceived))
@@ -342,7 +345,7 @@ class Dispatcher:
     def _lanes_of(self, event: Event) -> Iterable[_Lane]:
         match event:
             case SnapshotReceived() | GaugesReceived() | FeedStale():
-                return (self._lanes[self.cluster.group_of(event.worker_id).name],)
+                return self._lane_of[event.worker_id]
             case _:
                 return self._lanes.values()
 

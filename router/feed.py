@@ -191,7 +191,9 @@ class Feed:
         self.power_w = snapshot.power_w
         self.kv_usage = 0.0
         for group in snapshot.kv_groups:
-            self.kv_usage = max(self.kv_usage, group.blocks_used / group.blocks_total)
+            usage = group.blocks_used / group.blocks_total
+            if usage > self.kv_usage:
+                self.kv_usage = usage
 
     def _grow(self) -> None:
         self._tick += 1

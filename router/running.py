@@ -25,13 +25,16 @@ class RunningTable:
 
     A worker's requests grow together: what a row keeps of its generated tokens is less the ticks
     that its worker had taken by then.
+
+    Attributes:
+        ticks: by worker, how many tokens each of its requests has gained.
     """
 
     def __init__(self) -> None:
         self._columns = np.zeros((_COLUMNS, _FIRST_ROWS), dtype=np.int64)
         self._end_probability = np.zeros(_FIRST_ROWS)
         self._row: dict[int, int] = {}
-        self._ticks: list[int] = []
+        self.ticks: list[int] = []
         self._serial = 0
 
     def __len__(self) -> int:
@@ -39,18 +42,18 @@ class RunningTable:
 
     def worker(self) -> WorkerRows:
         """Room for one more worker; its index counts from 0."""
-        self._ticks.append(0)
-        return WorkerRows(self, len(self._ticks) - 1)
+        self.ticks.append(0)
+        return WorkerRows(self, len(self.ticks) - 1)
 
     def running(self, workers: Sequence[int]) -> Running:
         """The rows of some workers, which are numbered anew in this order."""
-        numbering = np.full(len(self._ticks), -1, dtype=np.int64)
+        numbering = np.full(len(self.ticks), -1, dtype=np.int64)
         numbering[list(workers)] = np.arange(len(workers))
         columns = self._columns[:, : len(self)]
         place = numbering[columns[_WORKER]]
         here = place >= 0
         kept = columns[:, here]
-        ticks = np.array(self._ticks, dtype=np.int64)
+        ticks = np.array(self.ticks, dtype=np.int64)
         return Running(
             id=kept[_ID],
             worker=place[here],
@@ -66,23 +69,21 @@ class RunningTable:
         self._serial += 1
         return self._serial
 
-    def tick(self, worker: int) -> None:
-        """Each request of a worker gains a token."""
-        self._ticks[worker] += 1
-
     def add(
         self,
         row: tuple[int, int, int, int, int, int],
         end_probability: float | None,
     ) -> None:
-        """Add id, worker, prompt, generated tokens, cap and prompt tokens not yet computed."""
+        """Add id, worker, prompt, generated tokens, cap and prompt tokens not yet computed.
+
+        Generated tokens less the worker's ticks.
+        """
         at = len(self._row)
         if at == self._columns.shape[1]:
             self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
             room = np.zeros_like(self._end_probability)
             self._end_probability = np.concatenate((self._end_probability, room))
         self._columns[:, at] = row
-        self._columns[_GENERATED, at] -= self._ticks[row[_WORKER]]
         self._end_probability[at] = np.nan if end_probability is None else end_probability
         self._row[row[_ID]] = at
 
@@ -104,11 +105,12 @@ class WorkerRows:
 
     def __init__(self, table: RunningTable, worker: int) -> None:
         self._table = table
+        self._ticks = table.ticks
         self.worker = worker
 
     def tick(self) -> None:
         """Each of its requests gains a token."""
-        self._table.tick(self.worker)
+        self._ticks[self.worker] += 1
 
     def add(
         self,
@@ -121,7 +123,8 @@ class WorkerRows:
     ) -> int:
         """Add a request; returns its id, a new one unless it is given."""
         number = self._table.new_id() if number is None else number
-        row = (number, self.worker, prompt_tokens, generated_tokens, max_tokens, prefill_left)
+        generated = generated_tokens - self._ticks[self.worker]
+        row = (number, self.worker, prompt_tokens, generated, max_tokens, prefill_left)
         self._table.add(row, end_probability)
         return number
 

@@ -7,7 +7,7 @@ can: signals that know the future exist in the simulator only.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from router.forecast import Chances, Ends, Prediction, Running, Signal
 from router.workload import Floats, Ints, WorkProfile
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(NamedTuple):
     """An engine request that left its worker.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from router.errors import ConfigError, InputError
+from router.json_file import STDOUT, json_option, write_json
 from router.policies.instances import from_json
 from router.policies.solver import DEFAULT_MOVES, Instance, Solution, solve
 from router.workload import Ints
@@ -32,9 +32,7 @@ Moves = Annotated[
     int, typer.Option(min=0, max=10**12, metavar="N", help="budget of the router's own solver")
 ]
 TimeLimit = Annotated[float, typer.Option(min=0, metavar="S", help="seconds that HiGHS may take")]
-JsonFile = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="write the result; - is stdout")
-]
+JsonFile = Annotated[str | None, json_option("write the result; - is stdout")]
 
 
 def solve_file(
@@ -49,7 +47,7 @@ def solve_file(
     The format of the file is told in router/policies/instances.py.
     """
     instance = _read(Path(file))
-    console = Console(stderr=json_file == "-")
+    console = Console(stderr=json_file == STDOUT)
     if exact and instance.tie_weight:
         console.print(f"tie weight {instance.tie_weight:g} left out: the exact program is linear")
         instance = replace(instance, tie_weight=0.0)
@@ -62,7 +60,7 @@ def solve_file(
     console.print(_placement(instance, places))
     for line in _figures(solution, optimum):
         console.print(line, highlight=False)
-    _write(json_file, _report(instance, solution, optimum))
+    write_json(_report(instance, solution, optimum), json_file)
 
 
 def _read(file: Path) -> Instance:
@@ -151,16 +149,3 @@ def _report(
             "places": optimum.places.tolist(),
         },
     }
-
-
-def _write(json_file: str | None, report: dict[str, Any]) -> None:
-    if json_file is None:
-        return
-    text = json.dumps(report, indent=2, allow_nan=False) + "\n"
-    if json_file == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(json_file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--json: cannot write {json_file}: {error.strerror}") from error

@@ -7,7 +7,7 @@ stale that one is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 from router.feed import Feed
@@ -268,6 +268,6 @@ class Worker:
         """An own request that had left before its engine dropped it was aborted."""
         for token, departure in feed.departures:
             aborted = token is not None and token not in self._in_flight
-            self.departures.append(replace(departure, completed=False) if aborted else departure)
+            self.departures.append(departure._replace(completed=False) if aborted else departure)
         feed.departures.clear()
         feed.changed.clear()
