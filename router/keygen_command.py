@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from router.engines.curve import write_key_pair
+from router.errors import InputError
 from router.json_file import STDOUT, json_option, write_json
 
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="where the key pair is written")]
@@ -20,6 +21,8 @@ def keygen(file: KeyFile, json_file: JsonFile = None) -> None:
     An engine names its file as secret_key_file and the router's public key in allowed_keys; the
     router names its own by --secret-key-file and each engine's public key as server_key.
     """
+    if str(file) == json_file:
+        raise InputError(f"--json {json_file} is where the key pair goes; name another file")
     public = write_key_pair(file)
     if json_file != STDOUT:
         typer.echo(public)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +32,7 @@ from loadgen.replay.results import Report
 from loadgen.replay.workload import checked_time_scale
 from loadgen.traces import Trace, load_trace
 from router.errors import ConfigError, InputError
+from router.json_file import STDOUT, writable, write_json
 from router.policies import POLICIES
 from router.types import Dispatch
 
@@ -170,8 +169,9 @@ def demo(
     plans = _plans(policies, seed)
     scale = None if time_scale is None else checked_time_scale(time_scale)
     budget = Budget(seconds, requests, scale)
-    console = Console(stderr=json_file == "-")
+    console = Console(stderr=json_file == STDOUT)
     session = Demo(Fleet(), _folder(out), console, time.monotonic)
+    writable(json_file)  # only now: it may be in the folder that was just made
     trace = load_trace()
     try:
         with signals_as_interrupts():
@@ -181,7 +181,8 @@ def demo(
         console.print("Interrupted; nothing was left running.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     report = summary(runs, trials, Fleet(), _conditions(trace, runs[0].outcome.plan))
-    _write(report, out / "summary.json", json_file)
+    for file in (str(out / "summary.json"), json_file):
+        write_json(report, file)
     _show(console, runs, report, [*pictures, out / "summary.json"])
     if not all(run.outcome.complete for run in runs):
         raise typer.Exit(EXIT_FAILED)
@@ -233,18 +234,6 @@ def _panel(run: DemoRun) -> Panel:
         return Panel(name, "too short for averages", run.outcome.record)
     average = f"average imbalance {run.steady.imbalance_tokens / 1e4:.2f}e4 tokens"
     return Panel(name, average, run.outcome.record, (steps[0], steps[-1]))
-
-
-def _write(report: Report, path: Path, json_file: str | None) -> None:
-    text = json.dumps(report, indent=2) + "\n"
-    path.write_text(text, encoding="utf-8")
-    if json_file == "-":
-        sys.stdout.write(text)
-    elif json_file is not None:
-        try:
-            Path(json_file).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"--json: cannot write {json_file}: {error.strerror}") from error
 
 
 def _show(console: Console, runs: Sequence[DemoRun], report: Report, paths: Sequence[Path]) -> None:

@@ -20,6 +20,7 @@ from loadgen.emulator.settings import (
 )
 from loadgen.step_model import parse_step_time
 from router.errors import InputError
+from router.json_file import STDOUT, json_option
 
 
 def _flag(name: str, help_text: str, metavar: str | None = None) -> Any:
@@ -62,9 +63,7 @@ _Snapshots = Annotated[
 _Host = Annotated[
     str, _flag("--host", "Address to listen on; state streams stay on 127.0.0.1.", "H")
 ]
-_Json = Annotated[
-    str | None, _flag("--json", "Write what was started as JSON, - for stdout.", "FILE")
-]
+_Json = Annotated[str | None, json_option("Write what was started as JSON, - for stdout.")]
 
 
 def emulate(
@@ -124,11 +123,11 @@ async def _run(settings: EmulatorSettings, json: str | None) -> None:
 
 
 def _announce(fleet: EmulatedFleet, json: str | None) -> None:
-    typer.echo(_ready_text(fleet), err=json == "-")
+    typer.echo(_ready_text(fleet), err=json == STDOUT)
     if json is None:
         return
     ready = msgspec.json.encode(_ready(fleet)).decode()
-    if json == "-":
+    if json == STDOUT:
         typer.echo(ready)
         return
     # Whoever waits for the file must never read half of it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import platform
 import shlex
 import signal
@@ -29,6 +28,7 @@ from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
 from loadgen.traces import BUNDLED, Trace, load_trace
 from router.engines.upstream import HttpClient
 from router.errors import ConfigError, InputError, UpstreamError
+from router.json_file import STDOUT, json_option, write_json
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -74,9 +74,7 @@ Reveal = Annotated[
 KeyFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="file with the server's API key")
 ]
-JsonFile = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="write the report; - is stdout")
-]
+JsonFile = Annotated[str | None, json_option("write the report; - is stdout")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +131,8 @@ def replay(
         reveal_lengths=reveal_lengths,
     )
     report = uvloop.run(_measure(settings))
-    _show(report, json_file)
+    Console(stderr=json_file == STDOUT).print(replay_table(report))
+    write_json(report, json_file)
     if report["interrupted"]:
         raise typer.Exit(EXIT_INTERRUPTED)
     if report["completed"] != report["num_prompts"]:
@@ -256,15 +255,3 @@ def _versions(server: object) -> dict[str, str]:
         case {"version": str(text)}:
             versions["server"] = text
     return versions
-
-
-def _show(report: Report, json_file: str | None) -> None:
-    text = json.dumps(report, indent=2) + "\n"
-    Console(stderr=json_file == "-").print(replay_table(report))
-    if json_file == "-":
-        sys.stdout.write(text)
-    elif json_file is not None:
-        try:
-            Path(json_file).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"--json: cannot write {json_file}: {error.strerror}") from error

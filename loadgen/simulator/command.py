@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,12 +14,12 @@ from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.decode import simulate
 from loadgen.simulator.lengths import LAWS, LawLengths, LengthSource, TraceLengths
 from loadgen.simulator.oracle import Knowledge
-from loadgen.simulator.results import DecodeResult
 from loadgen.simulator.table import decode_table
 from loadgen.step_model import load_step_time, numbers
 from loadgen.trace_files import MAX_TOKENS
 from loadgen.traces import BUNDLED, load_trace
-from router.errors import ConfigError, InputError
+from router.errors import ConfigError
+from router.json_file import STDOUT, json_option, write_json
 from router.policies import POLICIES
 from router.types import Dispatch
 from router.workload import WorkProfile
@@ -91,7 +88,7 @@ _KvTokens = Annotated[
 _Steps = Annotated[int, _flag("--steps", "Steps simulated.", "N")]
 _Warmup = Annotated[int, _flag("--warmup", "Steps before the averages begin.", "N")]
 _Seed = Annotated[int, _flag("--seed", "Of lengths, arrivals and random choices.", "S")]
-_Json = Annotated[str | None, _flag("--json", "Write the result; - is stdout.", "FILE")]
+_Json = Annotated[str | None, json_option("Write the result; - is stdout.")]
 
 
 def decode(
@@ -141,7 +138,8 @@ def decode(
         raise ConfigError(
             "--workers times --slots, --pool or --horizon: too much for this machine's memory"
         ) from error
-    _show(result, json_file)
+    Console(stderr=json_file == STDOUT).print(decode_table(result))
+    write_json(result.report(), json_file)
 
 
 def _length_source(trace: str | None, lengths: str | None) -> LengthSource:
@@ -165,17 +163,3 @@ def _profile(drift: float, prefill_cost: str | None) -> WorkProfile:
             f"CHUNK a whole number of tokens from 1 to {MAX_TOKENS:,}, got {prefill_cost!r}"
         )
     return WorkProfile(growth=drift, prefill_beta=beta, prefill_chunk=int(chunk))
-
-
-def _show(result: DecodeResult, json_file: str | None) -> None:
-    Console(stderr=json_file == "-").print(decode_table(result))
-    if json_file is None:
-        return
-    text = json.dumps(result.report(), indent=2, allow_nan=False) + "\n"
-    if json_file == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(json_file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--json: cannot write {json_file}: {error.strerror}") from error

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -23,7 +20,8 @@ from loadgen.simulator.oracle import Knowledge
 from loadgen.simulator.tune import Search, Setting, Tell, Trial, Tuned
 from loadgen.step_model import load_step_time
 from loadgen.traces import BUNDLED, load_trace
-from router.errors import ConfigError, InputError
+from router.errors import ConfigError
+from router.json_file import STDOUT, json_option, write_json
 from router.lookahead import SIGNALS
 
 _LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
@@ -55,7 +53,7 @@ _Warmup = Annotated[int | None, _flag("--warmup", "Of these, left out [a quarter
 _Seeds = Annotated[
     int, _flag("--seeds", "In the search; as many again for the comparison.", "N", 2)
 ]
-_Json = Annotated[str | None, _flag("--json", "Write the result; - is stdout.", "FILE")]
+_Json = Annotated[str | None, json_option("Write the result; - is stdout.")]
 
 
 def tune(
@@ -88,8 +86,8 @@ def tune(
     console = Console(stderr=True)
     tuned = tune_config(config, seeds, lambda line: console.print(line, highlight=False))
     verdict = Verdict.of(tuned)
-    Console(stderr=json_file == "-").print(verdict_table(config, tuned, verdict))
-    _write(report(config, tuned, verdict), json_file)
+    Console(stderr=json_file == STDOUT).print(verdict_table(config, tuned, verdict))
+    write_json(report(config, tuned, verdict), json_file)
 
 
 def tune_config(config: DecodeConfig, seeds: int, tell: Tell) -> Tuned:
@@ -201,19 +199,6 @@ def _of(trials: Sequence[Trial]) -> dict[str, object]:
         "imbalance_tokens": _each(trials, "imbalance_tokens"),
         "throughput_tok_s": _each(trials, "throughput_tok_s"),
     }
-
-
-def _write(found: dict[str, object], json_file: str | None) -> None:
-    if json_file is None:
-        return
-    text = json.dumps(found, indent=2, allow_nan=False) + "\n"
-    if json_file == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(json_file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--json: cannot write {json_file}: {error.strerror}") from error
 
 
 def _length_source(trace: str | None, lengths: str | None) -> LengthSource:

@@ -94,6 +94,7 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path, number: sign
         (("--policies", "jsq,fastest"), "--policies: unknown 'fastest'; choose from"),
         (("--out", "/dev/null/demo"), "--out: cannot write to /dev/null/demo"),
         (("--time-scale", "0"), "--time-scale"),
+        (("--json", "no/x.json"), "--json: cannot write no/x.json: there is no folder no"),
     ],
 )
 def test_bad_input(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -336,6 +336,7 @@ async def test_command_interrupted() -> None:
         (("--time-scale", "0"), "--time-scale: 0.0 is not above 0"),
         (("--api-key-file", "none"), "--api-key-file: no key in none"),
         (("--step-time", "5"), "--step-time: '5' is not C,t_l"),
+        (("--json", "no/x.json", "--url", "http://127.0.0.1:9"), "--json: cannot write no/x.json"),
     ],
 )
 async def test_command_refuses_bad_input(arguments: tuple[str, ...], message: str) -> None:

@@ -194,7 +194,11 @@ def test_keys_are_made_for_their_owner_only(run: Run, tmp_path: Path) -> None:
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert json.loads(said.read_text()) == {"file": str(file), "public_key": out.strip()}
 
-    code, _, err = run("keygen", str(file))
+    unsaid = tmp_path / "unsaid.json"
+    code, _, err = run("keygen", str(file), "--json", str(unsaid))
+    assert not unsaid.exists()
+    assert run("keygen", str(unsaid), "--json", str(unsaid))[0] == 2
+    assert not unsaid.exists()
     assert (code, load_certificate(file)) == (2, (public, secret))
     assert "exists; name another file" in err
     code, out, _ = run("keygen", str(tmp_path / "other"), "--json", "-")

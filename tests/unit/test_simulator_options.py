@@ -68,7 +68,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         ("--step-time 1,5e-324,1", "--step-time: t_r / t_l must be at most"),
         (f"--step-time {'a' * 300}", "is no file that is there, and not C,t_l"),
         ("--policy fcfs --dispatch instant", "fcfs cannot do --dispatch instant"),
-        ("--json /nonexistent/result.json", "--json: cannot write /nonexistent/result.json"),
+        ("--trace none --json /nonexistent/r.json", "--json: cannot write /nonexistent/r.json"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(run: Run, flags: str, problem: str) -> None:
