@@ -41,7 +41,7 @@ _TimeScale = Annotated[
     float, _flag("--time-scale", "Wall seconds per engine second; above 1 is slower.", "X")
 ]
 _Barrier = Annotated[bool, _flag("--barrier/--no-barrier", "Workers step together, or each alone.")]
-_Speed = Annotated[str, _flag("--speed", "Relative speed of each worker.", "1,1,.5")]
+_Speed = Annotated[str, _flag("--speed", "Relative speed: of each worker, or of all.", "1,1,.5")]
 _Model = Annotated[str, _flag("--model", "Name of the model served.", "NAME")]
 _Group = Annotated[str, _flag("--group", "Group of the workers.", "NAME")]
 _Seed = Annotated[int, _flag("--seed", "For texts, and lengths nobody gave.", "N")]

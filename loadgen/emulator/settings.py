@@ -23,7 +23,7 @@ class EmulatorSettings:
         max_model_len: longest prompt plus output; ``kv_tokens`` when None.
         time_scale: wall seconds per engine second.
         barrier: whether the workers step together.
-        speeds: of each worker; a shorter tuple leaves the rest at 1.
+        speeds: of each worker, or one of them all; empty: 1.
         control_port: of the fault port; None: the port after the last worker's.
         snapshots: the ZMQ endpoint of each worker's state stream; empty for none.
         record: where to write a row per step.
@@ -87,15 +87,18 @@ class EmulatorSettings:
 
     def speed(self, rank: int) -> float:
         """Relative speed of a worker."""
-        return self.speeds[rank] if rank < len(self.speeds) else 1.0
+        return self.speeds[rank % len(self.speeds)] if self.speeds else 1.0
 
     def worker_port(self, rank: int) -> int:
         """Port of a worker, 0 for any."""
         return self.port + rank if self.port else 0
 
     def _check_speeds(self) -> None:
-        if len(self.speeds) > self.workers:
-            raise ConfigError(f"--speed names {len(self.speeds)} workers, there are {self.workers}")
+        if len(self.speeds) not in (0, 1, self.workers):
+            raise ConfigError(
+                f"--speed has {len(self.speeds)} numbers for {self.workers} workers: "
+                "give one for all of them, or one for each"
+            )
         if any(not 0 < speed < math.inf for speed in self.speeds):
             raise ConfigError("--speed takes numbers above 0")
 

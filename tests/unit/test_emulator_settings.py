@@ -20,9 +20,12 @@ def test_ports_follow_the_first() -> None:
     assert EmulatorSettings(port=0).fault_port == 0
 
 
-def test_speeds_left_out_are_one() -> None:
-    settings = EmulatorSettings(workers=3, speeds=parse_speeds("1,.5"))
-    assert [settings.speed(rank) for rank in range(3)] == [1, 0.5, 1]
+@pytest.mark.parametrize(
+    ("given", "speeds"), [("", [1, 1, 1]), ("2", [2, 2, 2]), ("1,.5,3", [1, 0.5, 3])]
+)
+def test_a_speed_for_each_worker_or_for_all(given: str, speeds: list[float]) -> None:
+    settings = EmulatorSettings(workers=3, speeds=parse_speeds(given) if given else ())
+    assert [settings.speed(rank) for rank in range(3)] == speeds
 
 
 def test_step_times() -> None:
@@ -53,7 +56,8 @@ def test_step_times_that_are_refused(text: str) -> None:
         ({"max_model_len": 11, "kv_tokens": 10}, "--max-model-len"),
         ({"time_scale": 0}, "--time-scale"),
         ({"time_scale": float("nan")}, "--time-scale"),
-        ({"speeds": (1.0,) * 5}, "--speed"),
+        ({"speeds": (1.0,) * 5}, "--speed has 5 numbers for 4 workers: give one for all of them"),
+        ({"speeds": (1.0,) * 2}, "--speed has 2 numbers for 4 workers: give one for all of them"),
         ({"speeds": (0.0,)}, "--speed"),
         ({"port": 65_533}, "--port"),
         ({"port": -1}, "--port"),
