@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 import uvloop
 
 from loadgen.emulator.fleet import EmulatedFleet
+from loadgen.emulator.listener import EVERY_ADDRESS
 from loadgen.emulator.settings import (
     EmulatorSettings,
     parse_speeds,
@@ -21,6 +23,7 @@ from loadgen.emulator.settings import (
 from loadgen.step_model import parse_step_time
 from router.errors import InputError
 from router.json_file import STDOUT, json_option
+from router.wire import is_local
 
 
 def _flag(name: str, help_text: str, metavar: str | None = None) -> Any:
@@ -172,5 +175,18 @@ def _ready_text(fleet: EmulatedFleet) -> str:
             f"Fault port: {fleet.control.url}",
             "For evenstep serve:",
             *(f"  --worker {fleet.worker_spec(rank)}" for rank in range(settings.workers)),
+            *_elsewhere(fleet),
         ]
     )
+
+
+def _elsewhere(fleet: EmulatedFleet) -> list[str]:
+    """The flags for a router on another machine, if one can reach the workers."""
+    settings = fleet.settings
+    if is_local(f"tcp://{settings.host}:{settings.port}"):
+        return []
+    name = socket.gethostname() if settings.host in EVERY_ADDRESS else settings.host
+    return [
+        "For evenstep serve on another machine, where the state streams do not go:",
+        *(f"  --worker {fleet.worker_spec(rank, name)}" for rank in range(settings.workers)),
+    ]

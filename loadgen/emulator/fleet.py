@@ -81,12 +81,19 @@ class EmulatedFleet:
         if self._record is not None:
             self._record.close()
 
-    def worker_spec(self, rank: int) -> str:
-        """What to hand to ``evenstep serve --worker``."""
-        settings = self.settings
-        spec = f"{self.listeners[rank].url},group={settings.group},rank={rank}"
-        spec += f",slots={settings.slots}"
-        return f"{spec},snapshots={settings.snapshots[rank]}" if settings.snapshots else spec
+    def worker_spec(self, rank: int, host: str | None = None) -> str:
+        """What to hand to ``evenstep serve --worker``.
+
+        Args:
+            rank: of the worker.
+            host: how a router on another machine calls this one; the state stream stays here.
+        """
+        settings, listener = self.settings, self.listeners[rank]
+        url = listener.url if host is None else listener.url_at(host)
+        spec = f"{url},group={settings.group},rank={rank},slots={settings.slots}"
+        if host is None and settings.snapshots:
+            return f"{spec},snapshots={settings.snapshots[rank]}"
+        return spec
 
     def describe(self) -> dict[str, object]:
         """How the fleet does, for ``GET /fleet``."""

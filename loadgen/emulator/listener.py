@@ -20,6 +20,9 @@ from router.errors import ConfigError
 
 TRANSPORT = "evenstep.transport"
 
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - only if the user says so
+"""Hosts that mean all of a machine's addresses, each with the one that reaches it from itself."""
+
 _BACKLOG = 2048
 _CLOSE_TIMEOUT_S = 0.5
 _GARBAGE = b"\x00\xff\x16\x03garbage \xc3\x28\r\n\r\n" * 4
@@ -77,8 +80,12 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """Base URL; known once it was opened."""
-        return f"http://{self.host}:{self.port}"
+        """Base URL on this machine; known once it was opened."""
+        return self.url_at(EVERY_ADDRESS.get(self.host, self.host))
+
+    def url_at(self, host: str) -> str:
+        """Base URL with another of this machine's names or addresses."""
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     async def open(self) -> None:
         """Accept connections; no-op when it already does.
