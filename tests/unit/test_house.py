@@ -6,12 +6,15 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from statistics import median, quantiles
 
 import pytest
+
+from engine_patches.compat import TESTED_VERSIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("router", "engine_patches", "loadgen")
@@ -93,6 +96,15 @@ def test_one_version() -> None:
 
     assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert re.findall(r"\d+\.\d+\.\d+\S*", evenstep("--version")) == [version]
+
+
+def test_the_extra_asks_for_a_vllm_that_is_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    major, newest = TESTED_VERSIONS[-1].split(".")
+
+    assert project["optional-dependencies"]["vllm"] == [
+        f"vllm>={TESTED_VERSIONS[0]},<{major}.{int(newest) + 1}"
+    ]
 
 
 def test_readme_names_make_targets_that_exist() -> None:
