@@ -13,16 +13,16 @@ import pytest
 from tests.support.engine import Installation
 from tests.support.moe_lockstep.ranks import SLOTS, Group, moe_installation, running_ranks
 from tests.support.moe_lockstep.runs import (
-    CLIENTS,
     Trial,
+    both,
     heavy_beside_light,
     outputs,
     overtakings,
     replay,
     routing,
-    states,
+    workers,
 )
-from tests.support.server import wait_until
+from tests.support.server import Server, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -60,14 +60,15 @@ def answers() -> dict[str, Outputs]:
 
 
 def check(trial: Trial) -> None:
-    """Every request was answered in full, and the ranks kept step."""
-    assert (trial.report["completed"], trial.report["failed"]) == (REQUESTS, 0)
-    assert trial.report["errors"] == {}
+    """Every request was answered in full, every token computed once, and the ranks kept step."""
+    report, steps = trial.report, [list(rank.values()) for rank in trial.ranks]
+    assert (report["completed"], report["failed"], report["errors"]) == (REQUESTS, 0, {})
+    # The last token of an output is never computed upon.
+    tokens = report["total_input_tokens"] + report["total_output_tokens"] - REQUESTS
+    assert sum(step.tokens for rank in steps for step in rank) == tokens
+    assert sum(step.entered for rank in steps for step in rank) == REQUESTS
+    assert all(max(step.running for step in rank) == SLOTS for rank in steps)
     assert trial.overtakings == 0
-    figures = trial.figures
-    assert figures.steps > 0
-    assert 0 < figures.imbalance_tokens <= figures.max_load_tokens
-    assert figures.slot_bubble_steps >= 0
 
 
 @internal
@@ -110,11 +111,13 @@ def same(answers: dict[str, Outputs]) -> None:
 def test_a_light_rank_waits_for_a_heavy_one(group: Group) -> None:
     ranks, barrier = heavy_beside_light(group)
 
+    together = both(ranks)
+    assert len(together) > 20
+    # A prompt of 20 tokens, then one token a step, beside more than a thousand of them: yet no rank
+    # ended a step before the other one had ended the step before, and both took about as long.
+    assert max(light.tokens for _, light in together) <= 20
     assert overtakings(ranks) == []
-    assert barrier.steps > 20
-    # Both count the same steps between the same two moments.
-    assert barrier.light_s == pytest.approx(barrier.heavy_s, rel=0.3)
-    assert barrier.light_s > 1.3 * barrier.alone_s
+    assert 1 / 2 < barrier.light_s / barrier.heavy_s < 2
 
 
 @external
@@ -132,12 +135,19 @@ def test_a_trace_through_the_router(group: Group, flags: tuple[str, ...], tmp_pa
     with routing(group, tmp_path, *flags) as router:
         trial = replay(router.url, group, tmp_path, REQUESTS, seed=1)
     check(trial)
-    assert trial.report["cluster"]["whole"]["steps"] > 0
-    assert CLIENTS > 2 * SLOTS
+    # There are more clients than slots.
+    assert trial.report["cluster"]["whole"]["pool_waiting"]["steps"] > 0
 
 
 @external
 def test_without_one_rank_the_group_is_down(group: Group, tmp_path: Path) -> None:
     with routing(group, tmp_path) as router:
         group.servers[1].kill()
-        wait_until(lambda: [up for _, up in states(router)] == [False] * 2, WAIT_S, "both are down")
+        wait_until(lambda: in_lockstep_with_the_second(router), WAIT_S, "both are down")
+
+
+def in_lockstep_with_the_second(router: Server) -> bool:
+    """The second rank is down by itself, the first one for its sake."""
+    first, second = workers(router)
+    why = f"in lockstep with {second['id']}: {second['down_reason']}"
+    return not (first["up"] or second["up"]) and first["down_reason"] == why

@@ -70,9 +70,11 @@ def running_ranks(
         flags: further ones of ``vllm serve``.
         balancer: one server, and vLLM's own balancer between the ranks.
     """
-    port = free_port()
+    # Each stream takes two.
+    port = free_port(2 * RANKS + 1)
+    rpc_port = port + 2 * RANKS
     streams = {"evenstep": {"snapshots": f"tcp://127.0.0.1:{port}"}}
-    common = (*FLAGS, "--data-parallel-rpc-port", str(free_port()), *flags)
+    common = (*FLAGS, "--data-parallel-rpc-port", str(rpc_port), *flags)
     common = (*common, "--additional-config", json.dumps(streams))
     each = [("--data-parallel-rank", str(rank)) for rank in range(RANKS)]
     # One front end knows of every request that the balancer has given to a rank.

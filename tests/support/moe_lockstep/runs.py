@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -27,6 +24,7 @@ from tests.support.rank_steps import (
     group_figures,
     reading,
 )
+from tests.support.replays import run_replay
 from tests.support.server import Server, running_router, wait_until
 
 WAIT_S = 120
@@ -106,17 +104,22 @@ def heavy_beside_light(group: Group) -> tuple[Ranks, Barrier]:
             answer.result()
         log.rest(ended=2 + HEAVY_PROMPTS)
         ranks = log.ranks()
-    together = [
-        (ranks[0][number], ranks[1][number])
-        for number in sorted(ranks[0].keys() & ranks[1].keys())
-        if ranks[0][number].tokens > HEAVY_STEP_TOKENS
-    ]
+    together = both(ranks)
     return ranks, Barrier(
         alone_s=_mean_s(list(alone.values())),
         light_s=_mean_s([light for _, light in together]),
         heavy_s=_mean_s([heavy for heavy, _ in together]),
         steps=len(together),
     )
+
+
+def both(ranks: Ranks) -> list[tuple[RankStep, RankStep]]:
+    """Steps in which the first rank computed long prompts and the second one something too."""
+    return [
+        (ranks[0][number], ranks[1][number])
+        for number in sorted(ranks[0].keys() & ranks[1].keys())
+        if ranks[0][number].tokens > HEAVY_STEP_TOKENS
+    ]
 
 
 def overtakings(ranks: Ranks) -> list[int]:
@@ -146,13 +149,18 @@ class Trial:
         report: of ``evenstep replay``.
         figures: over the steps from the warm-up to the last sending.
         whole: over all steps.
-        overtakings: their number.
+        ranks: the steps themselves.
     """
 
     report: Mapping[str, Any]
     figures: GroupFigures
     whole: GroupFigures
-    overtakings: int
+    ranks: Ranks
+
+    @property
+    def overtakings(self) -> int:
+        """Their number."""
+        return len(overtakings(self.ranks))
 
     def summary(self) -> dict[str, Any]:
         """What is worth keeping."""
@@ -187,15 +195,11 @@ def _share_waiting(window: Mapping[str, Any] | None) -> float | None:
 def replay(url: str, group: Group, folder: Path, requests: int, seed: int) -> Trial:
     """A slice of BurstGPT's lengths from ``CLIENTS`` clients, more than the group has slots."""
     trace = write_slice(folder / f"burstgpt-{seed}.csv", requests, seed)
-    file = folder / "replay.json"
-    command = [sys.executable, "-m", "router.cli", "replay", "--url", url, "--trace", str(trace)]
-    command += ["--arrivals", f"closed:{CLIENTS}", "--max-tokens", str(CAP_TOKENS)]
-    command += ["--seed", str(seed), "--json", str(file)]
+    flags = ["--trace", str(trace), "--seed", str(seed)]
+    flags += ["--arrivals", f"closed:{CLIENTS}", "--max-tokens", str(CAP_TOKENS)]
     with reading(group.endpoints) as log:
         log.rest(ended=0)
-        # Its exit says that a request failed; so does the report, with the reasons.
-        subprocess.run(command, check=False, timeout=600, stdout=subprocess.DEVNULL)
-        report = json.loads(file.read_text())
+        report = run_replay(url, folder / "replay.json", *flags)
         log.rest(ended=report["completed"])
         ranks = log.ranks()
     begin_s = report["start_unix_s"] + report["steady"]["start_s"]
@@ -204,20 +208,26 @@ def replay(url: str, group: Group, folder: Path, requests: int, seed: int) -> Tr
         report,
         group_figures(ranks, SLOTS, begin_s, end_s),
         group_figures(ranks, SLOTS, 0.0, math.inf),
-        len(overtakings(ranks)),
+        ranks,
     )
 
 
 @contextlib.contextmanager
 def routing(group: Group, folder: Path, *flags: str) -> Iterator[Server]:
     """A router before a group's ranks until the block ends, once it knows them."""
-    workers = [f"--worker={worker}" for worker in group.workers]
-    with running_router(folder, *workers, "--lockstep", "default", *flags) as router:
+    flags = (*(f"--worker={worker}" for worker in group.workers), *flags)
+    with running_router(folder, "--lockstep", "default", *flags) as router:
         wait_until(lambda: states(router) == [("fresh", True)] * 2, WAIT_S, "both ranks are known")
         yield router
 
 
 def states(router: Server) -> list[tuple[str, bool]]:
     """Of each worker: its stream, and whether it may be used."""
+    return [(worker["snapshots"], worker["up"]) for worker in workers(router)]
+
+
+def workers(router: Server) -> list[dict[str, Any]]:
+    """What the router says of each worker of its only group."""
     (group,) = router.get("/health").json()["groups"].values()
-    return [(worker["snapshots"], worker["up"]) for worker in group["workers"]]
+    found: list[dict[str, Any]] = group["workers"]
+    return found
