@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import time
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from loadgen.simulator.arrivals import Arrivals
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.decode import simulate
-from loadgen.simulator.lengths import LAWS, LawLengths, LengthSource, TraceLengths
+from loadgen.simulator.options import (
+    JsonFlag,
+    LengthsFlag,
+    LookaheadFlag,
+    SlotsFlag,
+    StepTimeFlag,
+    TraceFlag,
+    WorkersFlag,
+    flag,
+    length_source,
+)
 from loadgen.simulator.oracle import Knowledge
 from loadgen.simulator.table import decode_table
 from loadgen.step_model import load_step_time, numbers
 from loadgen.trace_files import MAX_TOKENS
-from loadgen.traces import BUNDLED, load_trace
 from router.errors import ConfigError
-from router.json_file import STDOUT, json_option, write_json
+from router.json_file import STDOUT, write_json
 from router.policies import POLICIES
 from router.types import Dispatch
 from router.workload import WorkProfile
@@ -27,95 +35,72 @@ from router.workload import WorkProfile
 # With these, sums of tokens stay far from what 64 bits hold.
 _MOST_DRIFT = 1000
 _MOST_BETA = 1_000_000
-_LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
 
-
-def _flag(name: str, help_text: str, metavar: str | None = None) -> Any:
-    return typer.Option(name, help=help_text, metavar=metavar)
-
-
-_Policy = Annotated[str, _flag("--policy", f"One of {', '.join(POLICIES)}.", "P")]
-_Trace = Annotated[
-    str | None,
-    _flag("--trace", f"Trace file, or a bundled one: {', '.join(BUNDLED)} [burstgpt].", "FILE"),
-]
-_Lengths = Annotated[
-    str | None, _flag("--lengths", f"In place of a trace: {_LAW_FORMS}.", "LAW:IN,OUT")
-]
-_Workers = Annotated[int, _flag("--workers", "Workers that step together.", "G")]
-_Slots = Annotated[int, _flag("--slots", "Requests that a worker runs at once.", "B")]
+_Policy = Annotated[str, flag("--policy", f"One of {', '.join(POLICIES)}.", "P")]
 _Pool = Annotated[
-    int, _flag("--pool", "Requests kept waiting; with other arrivals, seen by a policy.", "N")
+    int, flag("--pool", "Requests kept waiting; with other arrivals, seen by a policy.", "N")
 ]
-_Horizon = Annotated[int | None, _flag("--horizon", "Steps looked ahead [by the rule].", "H")]
+_Horizon = Annotated[int | None, flag("--horizon", "Steps looked ahead [by the rule].", "H")]
 _Discount = Annotated[
-    float | None, _flag("--discount", "Weight of a step against the one before [rule].", "g")
+    float | None, flag("--discount", "Weight of a step against the one before [rule].", "g")
 ]
 _TieWeight = Annotated[
-    float | None, _flag("--tie-weight", "Weight of the quadratic term, 1/tokens [rule].", "mu")
+    float | None, flag("--tie-weight", "Weight of the quadratic term, 1/tokens [rule].", "mu")
 ]
 _Lead = Annotated[
     float | None,
-    _flag("--lead", "Tokens by which a worker that can be filled is left below [rule].", "TOKENS"),
+    flag("--lead", "Tokens by which a worker that can be filled is left below [rule].", "TOKENS"),
 ]
 _Deadline = Annotated[
-    int, _flag("--deadline-steps", "Steps after which a request goes first; 0: none.", "W")
-]
-_Lookahead = Annotated[
-    str, _flag("--lookahead", "What is known of coming ends.", "none|cap|survival|oracle|miss:P")
+    int, flag("--deadline-steps", "Steps after which a request goes first; 0: none.", "W")
 ]
 _Arrivals = Annotated[
-    str, _flag("--arrivals", "Always enough, a rate per second, the trace's.", Arrivals.FORMS)
+    str, flag("--arrivals", "Always enough, a rate per second, the trace's.", Arrivals.FORMS)
 ]
 _Dispatch = Annotated[
-    Dispatch, _flag("--dispatch", "From the pool when a slot is free, or at once on arrival.")
+    Dispatch, flag("--dispatch", "From the pool when a slot is free, or at once on arrival.")
 ]
-_Delay = Annotated[int, _flag("--dispatch-delay", "Steps from a decision to the engine.", "STEPS")]
+_Delay = Annotated[int, flag("--dispatch-delay", "Steps from a decision to the engine.", "STEPS")]
 _Overcommit = Annotated[
-    int, _flag("--overcommit", "Requests queued in an engine before a slot is free.", "N")
+    int, flag("--overcommit", "Requests queued in an engine before a slot is free.", "N")
 ]
-_Drift = Annotated[float, _flag("--drift", "Tokens that a request grows by in a step.", "D")]
+_Drift = Annotated[float, flag("--drift", "Tokens that a request grows by in a step.", "D")]
 _Prefill = Annotated[
-    str | None, _flag("--prefill-cost", "Workers prefill: work per token, chunk.", "BETA,CHUNK")
-]
-_StepTime = Annotated[
-    str,
-    _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]|FILE"),
+    str | None, flag("--prefill-cost", "Workers prefill: work per token, chunk.", "BETA,CHUNK")
 ]
 _KvTokens = Annotated[
-    int, _flag("--kv-tokens", "KV memory of a worker, for the usage shown; 0: not shown.", "N")
+    int, flag("--kv-tokens", "KV memory of a worker, for the usage shown; 0: not shown.", "N")
 ]
-_Steps = Annotated[int, _flag("--steps", "Steps simulated.", "N")]
-_Warmup = Annotated[int, _flag("--warmup", "Steps before the averages begin.", "N")]
-_Seed = Annotated[int, _flag("--seed", "Of lengths, arrivals and random choices.", "S")]
-_Json = Annotated[str | None, json_option("Write the result; - is stdout.")]
+_Steps = Annotated[int, flag("--steps", "Steps simulated.", "N")]
+_Warmup = Annotated[int, flag("--warmup", "Steps before the averages begin.", "N")]
+_Seed = Annotated[int, flag("--seed", "Of lengths, arrivals and random choices.", "S")]
 
 
 def decode(
     policy: _Policy = "bfio",
-    trace: _Trace = None,
-    lengths: _Lengths = None,
-    workers: _Workers = 16,
-    slots: _Slots = 72,
+    trace: TraceFlag = None,
+    lengths: LengthsFlag = None,
+    workers: WorkersFlag = 16,
+    slots: SlotsFlag = 72,
     pool: _Pool = 128,
     horizon: _Horizon = None,
     discount: _Discount = None,
     tie_weight: _TieWeight = None,
     lead_tokens: _Lead = None,
     deadline_steps: _Deadline = 0,
-    lookahead: _Lookahead = "none",
+    lookahead: LookaheadFlag = "none",
     arrivals: _Arrivals = "full",
     dispatch: _Dispatch = Dispatch.POOL,
     dispatch_delay: _Delay = 0,
     overcommit: _Overcommit = 0,
     drift: _Drift = 1.0,
     prefill_cost: _Prefill = None,
-    step_time: _StepTime = "4.95e-3,9.5e-8",
+    step_time: StepTimeFlag = "4.95e-3,9.5e-8",
     kv_tokens: _KvTokens = 0,
     steps: _Steps = 4500,
     warmup: _Warmup = 500,
     seed: _Seed = 0,
-    json_file: _Json = None,
+    json_file: JsonFlag = None,
 ) -> None:
     """Simulate workers whose decode steps wait for the slowest, in virtual time."""
     options = dict(locals())
@@ -125,7 +110,7 @@ def decode(
     config = DecodeConfig(
         **values
         | {
-            "lengths": _length_source(trace, lengths),
+            "lengths": length_source(trace, lengths),
             "arrivals": Arrivals.parse(arrivals),
             "knowledge": Knowledge.parse(lookahead),
             "profile": _profile(drift, prefill_cost),
@@ -140,14 +125,6 @@ def decode(
         ) from error
     Console(stderr=json_file == STDOUT).print(decode_table(result))
     write_json(result.report(), json_file)
-
-
-def _length_source(trace: str | None, lengths: str | None) -> LengthSource:
-    if lengths is None:
-        return TraceLengths.of(load_trace(trace or "burstgpt"))
-    if trace is not None:
-        raise ConfigError("--trace and --lengths: give one of them")
-    return LawLengths.parse(lengths)
 
 
 def _profile(drift: float, prefill_cost: str | None) -> WorkProfile:

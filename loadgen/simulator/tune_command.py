@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -15,64 +14,49 @@ from loadgen.intervals import Estimate, paired
 from loadgen.replay.table import number
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.decode import simulate
-from loadgen.simulator.lengths import LAWS, LawLengths, LengthSource, TraceLengths
+from loadgen.simulator.options import (
+    JsonFlag,
+    LengthsFlag,
+    LookaheadFlag,
+    SlotsFlag,
+    StepTimeFlag,
+    TraceFlag,
+    WorkersFlag,
+    flag,
+    length_source,
+)
 from loadgen.simulator.oracle import Knowledge
 from loadgen.simulator.tune import Search, Setting, Tell, Trial, Tuned
 from loadgen.step_model import load_step_time
-from loadgen.traces import BUNDLED, load_trace
 from router.errors import ConfigError
-from router.json_file import STDOUT, json_option, write_json
+from router.json_file import STDOUT, write_json
 from router.lookahead import SIGNALS
 
-_LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
 STATEMENT = "Simulated with requests always waiting; the step time is a model, not your engine's."
 
-
-def _flag(name: str, help_text: str, metavar: str | None = None, least: float | None = None) -> Any:
-    return typer.Option(name, help=help_text, metavar=metavar, min=least)
-
-
-_Trace = Annotated[
-    str | None,
-    _flag("--trace", f"Trace file, or a bundled one: {', '.join(BUNDLED)} [burstgpt].", "FILE"),
-]
-_Lengths = Annotated[
-    str | None, _flag("--lengths", f"In place of a trace: {_LAW_FORMS}.", "LAW:IN,OUT")
-]
-_Workers = Annotated[int, _flag("--workers", "Workers that step together.", "G")]
-_Slots = Annotated[int, _flag("--slots", "Requests that a worker runs at once.", "B")]
-_Pool = Annotated[int | None, _flag("--pool", "Requests kept waiting [128 or 4 G].", "N")]
-_Lookahead = Annotated[
-    str, _flag("--lookahead", "What is known of coming ends.", "none|cap|survival|oracle|miss:P")
-]
-_StepTime = Annotated[
-    str, _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]|FILE")
-]
-_Steps = Annotated[int, _flag("--steps", "Steps of each simulation.", "N")]
-_Warmup = Annotated[int | None, _flag("--warmup", "Of these, left out [a quarter].", "N")]
-_Seeds = Annotated[
-    int, _flag("--seeds", "In the search; as many again for the comparison.", "N", 2)
-]
-_Json = Annotated[str | None, json_option("Write the result; - is stdout.")]
+_Pool = Annotated[int | None, flag("--pool", "Requests kept waiting [128 or 4 G].", "N")]
+_Steps = Annotated[int, flag("--steps", "Steps of each simulation.", "N")]
+_Warmup = Annotated[int | None, flag("--warmup", "Of these, left out [a quarter].", "N")]
+_Seeds = Annotated[int, flag("--seeds", "In the search; as many again for the comparison.", "N", 2)]
 
 
 def tune(
-    trace: _Trace = None,
-    lengths: _Lengths = None,
-    workers: _Workers = 16,
-    slots: _Slots = 72,
+    trace: TraceFlag = None,
+    lengths: LengthsFlag = None,
+    workers: WorkersFlag = 16,
+    slots: SlotsFlag = 72,
     pool: _Pool = None,
-    lookahead: _Lookahead = "none",
-    step_time: _StepTime = "4.95e-3,9.5e-8",
+    lookahead: LookaheadFlag = "none",
+    step_time: StepTimeFlag = "4.95e-3,9.5e-8",
     steps: _Steps = 1200,
     warmup: _Warmup = None,
     seeds: _Seeds = 4,
-    json_file: _Json = None,
+    json_file: JsonFlag = None,
 ) -> None:
     """Search the best H, gamma, mu and lead by short simulations; compare with the rule's."""
     config = DecodeConfig(
         policy="bfio",
-        lengths=_length_source(trace, lengths),
+        lengths=length_source(trace, lengths),
         workers=workers,
         slots=slots,
         pool=max(128, 4 * workers) if pool is None else pool,
@@ -199,11 +183,3 @@ def _of(trials: Sequence[Trial]) -> dict[str, object]:
         "imbalance_tokens": _each(trials, "imbalance_tokens"),
         "throughput_tok_s": _each(trials, "throughput_tok_s"),
     }
-
-
-def _length_source(trace: str | None, lengths: str | None) -> LengthSource:
-    if lengths is None:
-        return TraceLengths.of(load_trace(trace or "burstgpt"))
-    if trace is not None:
-        raise ConfigError("--trace and --lengths: give one of them")
-    return LawLengths.parse(lengths)
