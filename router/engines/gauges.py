@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from router.engines.watching import watch_all
 from router.types import Gauges, GaugesReceived, WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -112,13 +113,7 @@ class GaugeReader:
 
     async def run(self) -> None:
         """Read until cancelled."""
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with (
-            httpx.AsyncClient(timeout=self._timeout_s, limits=limits, trust_env=False) as client,
-            asyncio.TaskGroup() as tasks,
-        ):
-            for engine in self._engines.values():
-                tasks.create_task(self._watch(engine, client), name=f"gauges {engine.url}")
+        await watch_all(self._engines, self._watch, "gauges", self._timeout_s)
 
     async def _watch(self, engine: _Engine, client: httpx.AsyncClient) -> None:
         while True:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import httpx
 import msgspec
 
+from router.engines.watching import watch_all
 from router.types import WorkerDown, WorkerSpec, WorkerUp
 
 log = logging.getLogger(__name__)
@@ -111,13 +112,7 @@ class HealthMonitor:
 
     async def run(self) -> None:
         """Check until cancelled."""
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with (
-            httpx.AsyncClient(timeout=self._timeout_s, limits=limits, trust_env=False) as client,
-            asyncio.TaskGroup() as tasks,
-        ):
-            for engine in self._engines.values():
-                tasks.create_task(self._watch(engine, client), name=f"health {engine.url}")
+        await watch_all(self._engines, self._watch, "health", self._timeout_s)
 
     def probe_now(self, worker_id: str, reason: str) -> None:
         """Somebody could not reach a worker: it is down at once, and checked again soon.
