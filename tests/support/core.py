@@ -9,6 +9,7 @@ from typing import Literal
 from router.types import (
     DEFAULT_SLOTS,
     Assignment,
+    KvGroup,
     Request,
     RunningRequest,
     Snapshot,
@@ -87,6 +88,33 @@ def snapshot(
         power_w=power_w,
         scheduled_decode_tokens=decoded,
     )
+
+
+LARGE_SNAPSHOT = Snapshot(
+    "full",
+    "group",
+    "worker",
+    3,
+    "epoch",
+    7,
+    9,
+    1.5,
+    0.01,
+    running=(RunningRequest("x", 10, 2, 4, 1, 0.25), running(part(1))),
+    finished=("y",),
+    preempted=("z",),
+    waiting=2,
+    waiting_tokens=30,
+    slots=8,
+    kv_groups=(KvGroup(16, 1, 2),),
+    admissible_kv_tokens=5,
+    scheduled_prefill_tokens=6,
+    scheduled_decode_tokens=11,
+    preemptions_total=12,
+    power_w=300.0,
+    energy_j=4.5,
+)
+"""No field but the version has its default, and no two counts are alike."""
 
 
 def pairs(assignments: Iterable[Assignment], waiting: Sequence[Request]) -> list[tuple[int, str]]:

@@ -4,34 +4,9 @@ import msgspec
 import pytest
 
 from router.errors import SnapshotError
-from router.types import KvGroup, RunningRequest, Snapshot
+from router.types import Snapshot
 from router.wire import decode, encode, full_endpoint
-from tests.support.core import part, running, snapshot
-
-LARGE = Snapshot(
-    "full",
-    "group",
-    "worker",
-    3,
-    "epoch",
-    7,
-    9,
-    1.5,
-    0.01,
-    running=(RunningRequest("x", 10, 2, 4, 1, 0.25), running(part(1))),
-    finished=("y",),
-    preempted=("z",),
-    waiting=2,
-    waiting_tokens=30,
-    slots=8,
-    kv_groups=(KvGroup(16, 1, 2),),
-    admissible_kv_tokens=5,
-    scheduled_prefill_tokens=6,
-    scheduled_decode_tokens=7,
-    preemptions_total=8,
-    power_w=300.0,
-    energy_j=4.5,
-)
+from tests.support.core import LARGE_SNAPSHOT, snapshot
 
 
 def changed(**fields: object) -> bytes:
@@ -40,7 +15,7 @@ def changed(**fields: object) -> bytes:
     return msgspec.msgpack.encode({k: v for k, v in content.items() if v is not ...})
 
 
-@pytest.mark.parametrize("sent", [snapshot("delta", 1), LARGE])
+@pytest.mark.parametrize("sent", [snapshot("delta", 1), LARGE_SNAPSHOT])
 def test_what_is_encoded_is_decoded(sent: Snapshot) -> None:
     assert decode(encode(sent)) == sent
 
@@ -60,8 +35,8 @@ def test_another_schema_is_refused_with_the_mend(version: int) -> None:
     [
         pytest.param(b"", id="empty"),
         pytest.param(b"\xc1", id="not msgpack"),
-        pytest.param(encode(LARGE)[:-1], id="cut short"),
-        pytest.param(encode(LARGE) + b"\x00", id="something behind it"),
+        pytest.param(encode(LARGE_SNAPSHOT)[:-1], id="cut short"),
+        pytest.param(encode(LARGE_SNAPSHOT) + b"\x00", id="something behind it"),
         pytest.param(msgspec.msgpack.encode([1, 2]), id="not a map"),
         pytest.param(b"\x81\xa1\xff\x01", id="a key that is not UTF-8"),
         pytest.param(changed(version=...), id="no version"),
