@@ -11,6 +11,7 @@ import pytest
 from router.engines.upstream import HttpClient
 from tests.support.engine import Installation, SharedEngine, installation
 from tests.support.peers import Peers
+from tests.support.plugin_stream import Routers
 from tests.support.relaying import One, routed
 from tests.support.scripted import TIMEOUT_S, scripted
 from tests.support.server import Server
@@ -40,6 +41,14 @@ def shared_engine(
 def engine(shared_engine: SharedEngine) -> Server:
     """A real engine that no other module's test has killed; one start serves all modules."""
     return shared_engine.server()
+
+
+@pytest.fixture
+def routers() -> Iterator[Routers]:
+    """Those who read an engine's state stream, or try to."""
+    routers = Routers()
+    yield routers
+    routers.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,23 +13,11 @@ from engine_patches.compat import EngineView
 from engine_patches.reporter import Reporter
 from engine_patches.settings import PlugInError, Settings
 from router.wire import decode, full_endpoint
-from tests.support import plugin_engine
 from tests.support.plugin_engine import FakeScheduler, Request
 from tests.support.plugin_stream import Engine, Routers, ask_full
 from tests.support.server import free_port
 
-
-@pytest.fixture(autouse=True)
-def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, module in plugin_engine.vllm_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-
-
-@pytest.fixture
-def routers() -> Iterator[Routers]:
-    routers = Routers()
-    yield routers
-    routers.close()
+pytestmark = pytest.mark.usefixtures("vllm")
 
 
 class Keys:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,23 +20,11 @@ from engine_patches.settings import PlugInError, Settings
 from router.feed import Feed
 from router.types import KvGroup
 from router.wire import decode
-from tests.support import plugin_engine
 from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
 from tests.support.plugin_stream import WAIT_S, Engine, Routers, ask_full
 from tests.support.server import free_port, wait_until
 
-
-@pytest.fixture(autouse=True)
-def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, module in plugin_engine.vllm_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
-
-
-@pytest.fixture
-def routers() -> Iterator[Routers]:
-    routers = Routers()
-    yield routers
-    routers.close()
+pytestmark = pytest.mark.usefixtures("vllm")
 
 
 @pytest.fixture

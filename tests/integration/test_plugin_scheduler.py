@@ -25,10 +25,8 @@ class FakeAsyncScheduler(FakeScheduler):
 
 
 @pytest.fixture
-def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def ours(vllm: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """``engine_patches.scheduler``, as imported inside an engine."""
-    for name, module in plugin_engine.vllm_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
     for name, class_ in (("Scheduler", FakeScheduler), ("AsyncScheduler", FakeAsyncScheduler)):
         module = ModuleType(class_.__module__)
         setattr(module, name, class_)

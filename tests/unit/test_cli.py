@@ -11,7 +11,7 @@ import pytest
 import typer
 from zmq.auth import load_certificate
 
-from router.cli import COMMANDS, GROUPS, main
+from router.cli import COMMANDS, GROUPS
 from router.config import ServeSettings, flag_name, load_settings
 from router.errors import ConfigError, InputError, UpstreamError
 
@@ -19,17 +19,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call ``evenstep`` with arguments: its exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evenstep", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return call
+def run(evenstep: Run) -> Run:
+    return evenstep
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from engine_patches.compat import (
 from engine_patches.end_table import EndWriter, table_path
 from engine_patches.settings import PlugInError
 from loadgen.emulator.generation import HIDDEN_LENGTH
-from tests.support import plugin_engine
 from tests.support.plugin_engine import (
     CachedRequestData,
     FakeScheduler,
@@ -31,11 +30,7 @@ from tests.support.plugin_engine import (
     SchedulerOutput,
 )
 
-
-@pytest.fixture(autouse=True)
-def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, module in plugin_engine.vllm_modules().items():
-        monkeypatch.setitem(sys.modules, name, module)
+pytestmark = pytest.mark.usefixtures("vllm")
 
 
 def test_what_is_read_of_an_engine() -> None:

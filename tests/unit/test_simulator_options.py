@@ -1,27 +1,23 @@
 """Options of ``evenstep simulate decode`` that cannot be used."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import loadgen.simulator.command
-from router.cli import main
 
 Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(evenstep: Callable[..., tuple[int, str, str]]) -> Run:
     """Call ``evenstep simulate decode`` with flags: its exit code and stderr."""
+    small = ("--workers", "2", "--slots", "2", "--steps", "20", "--warmup", "0")
 
     def call(*flags: str) -> tuple[int, str]:
-        small = ("--workers", "2", "--slots", "2", "--steps", "20", "--warmup", "0")
-        monkeypatch.setattr(sys, "argv", ["evenstep", "simulate", "decode", *small, *flags])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        return int(caught.value.code or 0), capsys.readouterr().err
+        code, _, err = evenstep("simulate", "decode", *small, *flags)
+        return code, err
 
     return call
 

@@ -1,12 +1,11 @@
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from router.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -22,17 +21,8 @@ OPTIMUM = (1 + 10) + (0 + 9)
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Call ``evenstep solve`` with arguments: its exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["evenstep", "solve", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return call
+def run(evenstep: Run) -> Run:
+    return partial(evenstep, "solve")
 
 
 @pytest.fixture

@@ -1,0 +1,34 @@
+"""What tests of several folders share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from router.cli import main
+from tests.support import plugin_engine
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def evenstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call ``evenstep`` in this process with arguments: its exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["evenstep", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules under vLLM's names, as far as the plug-in asks for them."""
+    for name, module in plugin_engine.vllm_modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
