@@ -8,7 +8,8 @@ TTFT and TPOT are the clients'; joules are the device's own counter, which both 
 preemptions are those of both. Router and scheduler see the cap of an output, not its length; to end
 requests so takes vLLM's first model runner, and some time of each step. The two engines do not wait
 for each other (one device runs no barrier, and shares its bandwidth), so this shows the whole
-system at work, not what balancing gains.
+system at work, not what balancing gains. Each replay is kept at once; the same command measures
+what is missing.
 
 It has not run on a GPU yet; the second command is how the script itself is tested.
 """
@@ -16,58 +17,52 @@ It has not run on a GPU yet; the second command is how the script itself is test
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from router.types import Snapshot
-from tests.gpu.serving import (
-    Engine,
-    Machine,
-    conditions,
-    engine,
-    machine,
-    machine_options,
-    write,
-)
+from tests.gpu.parts import Parts, measure_with, options
+from tests.gpu.serving import Engine, Machine, engine, machine_facts
 from tests.support.rank_steps import SnapshotLog, reading
+from tests.support.replays import run_replay
 from tests.support.server import running_router, wait_until
 
 WAIT_S = 60
 CONTEXT_TOKENS = 32768
+RUNS = "runs"
 FIGURES = (
     *("completed", "failed", "duration", "total_output_tokens", "output_throughput"),
     *("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms"),
 )
 
 
-def main() -> None:
-    """Replay, and write one JSON file."""
-    given = options().parse_args()
-    with tempfile.TemporaryDirectory(prefix="evenstep-gpu-") as folder:
-        result = measure(machine(given, folder), given)
-    write(given.out, result)
-
-
-def options() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = machine_options(__doc__.partition("\n")[0])
+def command_line() -> argparse.ArgumentParser:
+    """All of it."""
+    parser = options(__doc__.partition("\n")[0])
     parser.add_argument("--slots", type=int, default=64, help="of each engine")
     parser.add_argument("--kv-blocks", type=int, help="of each engine; few make preemptions")
     parser.add_argument("--clients", type=int, default=192, help="more than slots: a pool")
-    parser.add_argument("--requests", type=int, default=1000, help="of each trace")
+    parser.add_argument("--requests", type=int, default=600, help="of each trace")
     parser.add_argument("--max-tokens", type=int, default=400, help="where outputs are cut")
     parser.add_argument("--traces", default="burstgpt,azure-conv")
     parser.add_argument("--policies", default="jsq,least_tokens,bfio")
     return parser
 
 
-def measure(where: Machine, given: argparse.Namespace) -> dict[str, Any]:
-    """Every trace under every policy, in turns."""
+def measure(where: Machine, given: argparse.Namespace) -> None:
+    """Every trace under every policy, as far as missing."""
+    asked = ("slots", "kv_blocks", "clients", "requests", "max_tokens")
+    settings = {
+        **where.settings,
+        **{key: getattr(given, key) for key in asked},
+        "lengths": f"hidden: every request asks for {given.max_tokens} tokens at most",
+    }
+    parts = Parts(given.out, settings)
+    pairs = [(t, p) for t in given.traces.split(",") for p in given.policies.split(",")]
+    missing = parts.missing(RUNS, map(", ".join, pairs))
+    if not missing:
+        return
     flags = ["--max-num-seqs", str(given.slots), "--max-model-len", str(CONTEXT_TOKENS)]
     if given.kv_blocks is not None:
         flags += ["--num-gpu-blocks-override", str(given.kv_blocks)]
@@ -77,15 +72,10 @@ def measure(where: Machine, given: argparse.Namespace) -> dict[str, Any]:
         engine(where, *flags, hidden_lengths=True) as first,
         engine(where, *flags, hidden_lengths=True) as second,
     ):
-        runs = [
-            run((first, second), where.folder, trace, policy, given)
-            for trace in given.traces.split(",")
-            for policy in given.policies.split(",")
-        ]
-        about = conditions(where, first.server)
-    asked = {key: getattr(given, key) for key in ("slots", "kv_blocks", "clients", "max_tokens")}
-    lengths = f"hidden: every request asks for {given.max_tokens} tokens at most"
-    return {**about, **asked, "lengths": lengths, "runs": runs}
+        parts.begin(machine_facts(where, first.server))
+        for name in missing:
+            trace, policy = name.split(", ")
+            parts.keep(RUNS, name, run((first, second), where.folder, trace, policy, given))
 
 
 def run(
@@ -97,15 +87,12 @@ def run(
         f"--worker={each.server.url},snapshots={each.endpoint},slots={given.slots}"
         for each in engines
     ]
-    file = folder / "replay.json"
-    command = [sys.executable, "-m", "router.cli", "replay", "--trace", trace, "--json", str(file)]
-    command += ["--arrivals", f"closed:{given.clients}", "--requests", str(given.requests)]
-    command += ["--max-tokens", str(given.max_tokens)]
+    flags = ["--trace", trace, "--arrivals", f"closed:{given.clients}"]
+    flags += ["--requests", str(given.requests), "--max-tokens", str(given.max_tokens)]
     with running_router(folder, *workers, "--policy", policy) as router, reading(endpoints) as log:
         wait_until(lambda: _known(router.get("/health").json()), WAIT_S, "both engines are known")
         before = _last(log)
-        subprocess.run([*command, "--url", router.url], check=False, stdout=sys.stderr)
-        report = json.loads(file.read_text())
+        report = run_replay(router.url, folder / "replay.json", *flags)
         log.rest(report["completed"])
         after = _last(log)
     return {
@@ -144,4 +131,4 @@ def _joules_per_token(
 
 
 if __name__ == "__main__":
-    main()
+    measure_with(command_line(), measure)

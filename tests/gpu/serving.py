@@ -6,18 +6,14 @@ Only the shape of a model matters for the time of its steps: vLLM gets a config.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import platform
-import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +23,7 @@ from tests.support.server import Server, free_port, starting, wait_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "dummy"
-READY_S = 900.0
+READY_S = 400.0
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -88,6 +84,16 @@ class Machine:
         flavour = "EvenstepScheduler" if self.cpu else "EvenstepAsyncScheduler"
         return f"engine_patches.scheduler.{flavour}"
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What figures depend on."""
+        return {
+            "shape": self.shape,
+            "weights": "dummy",
+            "scheduler": self.scheduler.rpartition(".")[2],
+            "engine_flags": list(self.flags),
+        }
+
     def command(self, flags: tuple[str, ...]) -> list[str]:
         """``vllm serve`` with the model's shape."""
         model = self.folder / self.shape
@@ -100,23 +106,6 @@ class Machine:
         fixed += ["--host", "127.0.0.1", "--no-enable-prefix-caching"]
         device = _CPU_FLAGS if self.cpu else ()
         return [str(self.python), *serve, str(model), *device, *fixed, *flags, *self.flags]
-
-
-def machine_options(description: str) -> argparse.ArgumentParser:
-    """The part of the command line that says where engines run."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="with vLLM")
-    parser.add_argument("--cpu", action="store_true", help="the CPU engine of `make engine`")
-    parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
-    parser.add_argument("--engine-flags", default="", help="further ones of vllm serve, one text")
-    parser.add_argument("--out", type=Path, required=True)
-    return parser
-
-
-def machine(given: argparse.Namespace, folder: str) -> Machine:
-    """What ``machine_options`` has read."""
-    flags = tuple(shlex.split(given.engine_flags))
-    return Machine(given.python, given.shape, given.cpu, flags, Path(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +140,10 @@ def engine(
         hidden_lengths: requests end where a replay says; vLLM's second model runner cannot do so.
     """
     environment = _environment(where)
-    port, endpoint = free_port(), None
+    # The state stream takes two.
+    port, endpoint = free_port(3), None
     if plug_in:
-        endpoint = f"tcp://127.0.0.1:{free_port()}"
+        endpoint = f"tcp://127.0.0.1:{port + 1}"
         config = json.dumps({"evenstep": {"snapshots": endpoint}})
         flags = (*flags, "--scheduler-cls", where.scheduler, "--additional-config", config)
     if hidden_lengths:
@@ -181,24 +171,13 @@ def prompt(tokens: int, first: int) -> list[int]:
     return [100 + (first + position * position) % 101 for position in range(tokens)]
 
 
-def conditions(where: Machine, server: Server) -> dict[str, Any]:
-    """What a figure depends on."""
+def machine_facts(where: Machine, server: Server) -> dict[str, str]:
+    """What a figure depends on and no setting says."""
     return {
-        "command": shlex.join(["python", *(_told(argument) for argument in sys.argv)]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": "CPU" if where.cpu else _gpu(),
-        "shape": where.shape,
-        "weights": "dummy",
         "vllm": server.get("/version").json()["version"],
-        "scheduler": where.scheduler.rpartition(".")[2],
-        "engine_flags": where.flags,
         "python": platform.python_version(),
     }
-
-
-def _told(argument: str) -> str:
-    """A path of this machine alone is of no use to others."""
-    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def _gpu() -> str:
@@ -207,10 +186,3 @@ def _gpu() -> str:
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
     return answer.stdout.strip() or answer.stderr.strip()
-
-
-def write(file: Path, result: dict[str, Any]) -> None:
-    """Keep a result."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    sys.stdout.write(f"{file}\n")

@@ -61,13 +61,15 @@ class SnapshotLog:
 
         def resting() -> bool:
             last = [told[-1] for told in self.snapshots]
-            return self._ended() >= ended and not any(
+            return self.ended >= ended and not any(
                 one.step_s or one.waiting or one.kv_groups[0].blocks_used for one in last
             )
 
         wait_until(resting, _REST_S, f"{ended} requests have ended and the engines rest")
 
-    def _ended(self) -> int:
+    @property
+    def ended(self) -> int:
+        """Requests since the reading began."""
         return sum(len(one.finished) for told in self.snapshots for one in told)
 
     def ranks(self) -> Ranks:

@@ -1,0 +1,123 @@
+"""The file of a measurement in parts: whole at any moment, and never of two measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.step_model import load_step_time
+from router.errors import InputError
+from tests.gpu.parts import OtherConditionsError, Parts, Values
+from tests.gpu.step_time import figures
+
+SETTINGS = {"shape": "tiny", "flags": ("--a",)}
+MACHINE = {"device": "CPU", "vllm": "0.32.0"}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "step_time.json"
+
+
+def count(parts: Mapping[str, Values]) -> tuple[Values, Values]:
+    return {"parts_there": sum(map(len, parts.values()))}, {"kinds": sorted(parts)}
+
+
+def kept(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def two_parts(file: Path) -> Parts:
+    parts = Parts(file, SETTINGS, count)
+    parts.begin(MACHINE)
+    parts.keep("points", "1 x 8", {"step_s": 0.5})
+    parts.keep("points", "2 x 8", None)
+    return parts
+
+
+def test_a_part_is_in_the_file_at_once(file: Path) -> None:
+    parts = two_parts(file)
+    assert kept(file)["parts_there"] == 2
+    parts.keep("idle", "power_w", 71.5)
+
+    found = kept(file)
+    assert (found["parts_there"], found["measured"]["kinds"]) == (3, ["idle", "points"])
+    assert found["measured"]["parts"]["points"] == {"1 x 8": {"step_s": 0.5}, "2 x 8": None}
+    assert found["measured"]["machine"] == MACHINE
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_nothing_is_written_before_there_is_a_part(file: Path) -> None:
+    Parts(file, SETTINGS).begin(MACHINE)
+    assert not file.exists()
+
+
+def test_another_call_goes_on_with_what_is_there(file: Path) -> None:
+    two_parts(file)
+    parts = Parts(file, SETTINGS, count)
+    assert parts.missing("points", ["1 x 8", "2 x 8", "4 x 8"]) == ["4 x 8"]
+    assert parts.missing("rounds", ["1"]) == ["1"]
+
+    parts.begin(MACHINE)
+    parts.keep("points", "4 x 8", {"step_s": 0.6})
+    found = kept(file)["measured"]
+    assert list(found["parts"]["points"]) == ["1 x 8", "2 x 8", "4 x 8"]
+    assert len(found["calls"]) == 2
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(file: Path) -> None:
+    parts = two_parts(file)
+    before = file.read_bytes()
+    with pytest.raises(TypeError):
+        parts.keep("points", "4 x 8", object())
+    assert file.read_bytes() == before
+
+
+def test_parts_of_other_settings_are_refused(file: Path) -> None:
+    two_parts(file)
+    other = {"shape": "large", "flags": ["--a"], "steps": 9}
+    with pytest.raises(OtherConditionsError) as error:
+        Parts(file, other)
+    assert "another setting: shape is large, was tiny; steps is 9, was None" in str(error.value)
+    assert "name another file with --out" in str(error.value)
+
+
+def test_parts_of_another_machine_are_refused(file: Path) -> None:
+    two_parts(file)
+    with pytest.raises(OtherConditionsError, match="another machine: device is GPU, was CPU"):
+        Parts(file, SETTINGS).begin({**MACHINE, "device": "GPU"})
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"base_s": 1}', '{"measured": {"settings": {}}}'])
+def test_another_kind_of_file_is_not_written_over(file: Path, text: str) -> None:
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(OtherConditionsError, match="holds no parts of a measurement"):
+        Parts(file, SETTINGS)
+    assert file.read_text() == text
+
+
+def test_a_step_time_is_there_with_the_third_point(file: Path) -> None:
+    parts = Parts(file, SETTINGS, figures)
+    parts.begin(MACHINE)
+    parts.keep("points", "9 x 9", None)
+    for batch in (1, 2, 3):
+        cost = {"requests": batch, "load_tokens": 10.0 * batch, "step_s": 0.1 + 0.01 * batch}
+        parts.keep("points", f"{batch} x 10", {**cost, "steps": 5, "power_w": None})
+        if batch == 2:
+            with pytest.raises(InputError, match=r"base_s in .* got null"):
+                load_step_time(str(file))
+    assert load_step_time(str(file)).seconds(40, 4) == pytest.approx(0.14)
+    assert kept(file)["measured"]["fit"]["r_squared"] == pytest.approx(1)
+
+
+def test_the_plug_in_s_cost_is_the_median_of_the_turns_so_far() -> None:
+    took = {str(n): {"on_step_s": ratio, "off_step_s": 1.0} for n, ratio in enumerate((3, 1, 2))}
+    _, beside = figures({"rounds": took})
+    assert (beside["plug_in"]["ratio"], beside["plug_in"]["rounds"]) == (2, 3)
+    assert figures({})[1]["plug_in"] is None
