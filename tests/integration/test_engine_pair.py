@@ -1,19 +1,29 @@
-"""A real length trace through the router to two real engines, one of which dies on the way."""
+"""A real length trace through the router to two real engines, one of which dies on the way.
+
+Requests end at the trace's lengths, which nobody is told: neither the router nor the schedulers.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.engine import Installation, metric, requests_running, running_engine
-from tests.support.server import Server, running_router, wait_until
+from tests.support.engine import (
+    READY_S,
+    Installation,
+    metric,
+    requests_running,
+    starting_engine,
+)
+from tests.support.engine_python import ROOT
+from tests.support.replays import replay_command
+from tests.support.server import Server, running_router, wait_ready, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -27,8 +37,18 @@ def engines(
     engine_installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[Server]]:
     folder = tmp_path_factory.mktemp("engines")
+    flags = ("--logits-processors", "engine_patches.hidden_length:HiddenLength")
+    path = {"PYTHONPATH": str(ROOT)}
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(running_engine(engine_installation, folder)) for _ in "ab"]
+        servers = [
+            stack.enter_context(
+                starting_engine(engine_installation, folder, *flags, environment=path)
+            )
+            for _ in "ab"
+        ]
+        for server in servers:
+            wait_ready(server, 2 * READY_S)
+        yield servers
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +59,10 @@ def router(engines: list[Server], tmp_path_factory: pytest.TempPathFactory) -> I
         yield server
 
 
-def replay(router: Server, report: Path, *flags: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "router.cli", "replay", "--url", router.url]
-    command += ["--arrivals", "closed:24", "--reveal-lengths", "--requests", str(REQUESTS)]
-    return subprocess.Popen([*command, "--json", str(report), *flags])
+def replay(router: Server, report: Path, max_tokens: int) -> subprocess.Popen[bytes]:
+    flags = ["--arrivals", "closed:24", "--requests", str(REQUESTS)]
+    flags += ["--max-tokens", str(max_tokens)]
+    return subprocess.Popen(replay_command(router.url, report, *flags))
 
 
 def states(router: Server) -> list[bool]:
@@ -60,10 +80,11 @@ def test_every_request_of_a_real_trace_is_served(
 ) -> None:
     before = [metric(engine, "vllm:generation_tokens_total") for engine in engines]
 
-    assert replay(router, tmp_path / "report.json", "--max-tokens", "64").wait(timeout=600) == 0
+    assert replay(router, tmp_path / "report.json", 64).wait(timeout=600) == 0
 
     report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
     assert (report["completed"], report["failed"]) == (REQUESTS, 0)
+    assert report["total_output_tokens"] < 64 * REQUESTS
     after = [metric(engine, "vllm:generation_tokens_total") for engine in engines]
     made = [last - first for first, last in zip(before, after, strict=True)]
     assert sum(made) == report["total_output_tokens"]
@@ -74,7 +95,7 @@ def test_every_request_of_a_real_trace_is_served(
 def test_an_engine_that_dies_takes_only_its_own_streams(
     engines: list[Server], router: Server, tmp_path: Path
 ) -> None:
-    running = replay(router, tmp_path / "report.json", "--max-tokens", "256")
+    running = replay(router, tmp_path / "report.json", 256)
     wait_until(lambda: requests_running(engines[0]) > 0, WAIT_S, "the first engine has work")
     engines[0].kill()
 
