@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import NamedTuple
+
+import msgspec
 
 from router.types import PoolState, Snapshot, StepTotals
 
@@ -25,8 +26,8 @@ class _Rank:
     power_w: float = 0.0
 
 
-class StepShares(NamedTuple):
-    """A worker's part in a step; a tuple, since every snapshot makes one.
+class StepShares(msgspec.Struct, frozen=True, gc=False):
+    """A worker's part in a step.
 
     Attributes:
         step_tokens: KV tokens resident in the step.

@@ -55,10 +55,6 @@ class OwnSteps:
         self._decoding = 0
         self._tokens_each = 0.0
 
-    def __bool__(self) -> bool:
-        """Tokens have been received of which not all have been taken for steps."""
-        return self._tokens_each > 0
-
     def receive(self, request: Request, tokens: int) -> None:
         """A request has received some more tokens, all its engine requests together."""
         if request.id not in self._slots:
@@ -160,11 +156,6 @@ class Group:
         """A request is no longer on a worker."""
         worker.remove(request.id, complete=complete)
         self._own_steps.leave(request.id)
-
-    @property
-    def progressed(self) -> bool:
-        """Whether ``own_steps`` may have something to tell."""
-        return bool(self._own_steps)
 
     def own_steps(self, step_tokens: float) -> int:
         """Steps since this was asked last by own counts; none where a live worker has a feed."""

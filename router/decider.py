@@ -46,28 +46,27 @@ class Decider:
     stats: GroupStats = field(default_factory=GroupStats)
     solved: Decision | None = None
 
-    def learn(self, *, step_complete: bool) -> None:
+    def learn(self, *, step_complete: bool = False) -> None:
         """Tell the look-ahead who has left, and that steps have passed.
 
-        Where no live worker has snapshots, the tokens that requests receive say how many steps.
+        To be called at each step's end, and now and then besides. Where no live worker has
+        snapshots, the tokens that requests receive say how many steps.
         """
         departures = self.group.departures
         if self.look_ahead is not None:
             for departure in departures:
                 self.look_ahead.ended(departure)
-            if steps := 1 if step_complete else self._own_steps(self.look_ahead):
+            step_tokens = self.look_ahead.profile.step_tokens
+            if steps := 1 if step_complete else self.group.own_steps(step_tokens):
                 self.look_ahead.advance(steps)
         departures.clear()
         if step_complete:
             slots = sum(worker.slots for worker in self.group.live_workers())
             self.overcommit.review(self.group.totals[PoolState.WAITING], slots)
 
-    def _own_steps(self, look_ahead: LookAhead) -> int:
-        group = self.group
-        return group.own_steps(look_ahead.profile.step_tokens) if group.progressed else 0
-
     def decide(self, now: float, clock: Clock) -> Sequence[Assignment]:
         """Assign who waits to who has room; nobody where there is none."""
+        self.learn()
         views = self.group.views(self.dispatch, self.overcommit.requests)
         capacity = sum(view.capacity for view in views)
         if not self.pool or not capacity:

@@ -253,7 +253,8 @@ class Dispatcher:
         """Move the cluster's state, and start a round where that may have freed a slot."""
         step_complete = self.cluster.apply(event)
         for lane in self._lanes_of(event):
-            lane.decider.learn(step_complete=step_complete)
+            if step_complete:
+                lane.decider.learn(step_complete=True)
             if isinstance(event, (WorkerUp, WorkerDown)):
                 self._note_desertion(lane)
             if lane.pool:
@@ -272,6 +273,7 @@ class Dispatcher:
         """Look at the clock once."""
         now = self._clock()
         for lane in self._lanes.values():
+            lane.decider.learn()
             self._watch_feeds(lane, now)
             self._expire(lane, now)
             if self._is_deserted(lane):

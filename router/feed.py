@@ -10,6 +10,8 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
+
 from router.forecast import NO_CAP
 from router.running import RunningTable, WorkerRows
 from router.signals import Departure
@@ -33,30 +35,15 @@ def request_token(engine_id: str) -> str | None:
     return found.group() if found else None
 
 
-class _Part:
-    """One running engine request; its generated tokens grow with the feed's ticks."""
+class _Part(msgspec.Struct, gc=False):
+    """One running engine request; ``generated_tokens`` are less the feed's ticks by then."""
 
-    __slots__ = (
-        "base_tokens",
-        "generated_tokens",
-        "max_tokens",
-        "number",
-        "prefill_left",
-        "tick",
-        "token",
-    )
-
-    def __init__(self, told: RunningRequest, token: str | None, tick: int) -> None:
-        self.number = 0
-        self.max_tokens = NO_CAP
-        self.token = token
-        self.base_tokens = told.prompt_tokens
-        self.generated_tokens = told.generated_tokens
-        self.prefill_left = told.prefill_left
-        self.tick = tick
-
-    def load_tokens(self, tick: int) -> int:
-        return self.base_tokens + self.generated_tokens + tick - self.tick
+    number: int
+    token: str | None
+    prompt_tokens: int
+    generated_tokens: int
+    max_tokens: int
+    prefill_left: int
 
 
 class Feed:
@@ -161,7 +148,7 @@ class Feed:
     def generated_by_token(self, token: str) -> int:
         """Output tokens that the running parts of a request have so far."""
         return sum(
-            part.load_tokens(self._tick) - part.base_tokens
+            self._tick + part.generated_tokens
             for part in self._parts.values()
             if part.token == token
         )
@@ -207,29 +194,31 @@ class Feed:
 
     def _tell(self, running: Iterable[RunningRequest]) -> None:
         for told in running:
-            before = self._drop(told.id)
+            before = self._drop(told.id) if told.id in self._parts else None
             token = request_token(told.id)
             if token is None or token not in self._forgotten:
                 self._add(told, token, before)
 
     def _add(self, told: RunningRequest, token: str | None, before: _Part | None) -> None:
-        part = self._parts[told.id] = _Part(told, token, self._tick)
-        number = None
-        if before is not None:
-            part.max_tokens, number = before.max_tokens, before.number
-        elif token is not None:
-            part.max_tokens, number = self._claim(token, told.prompt_tokens)
-        part.number = self._rows.add(
+        prompt, generated, prefill_left = (
             told.prompt_tokens,
             told.generated_tokens,
             told.prefill_left,
-            part.max_tokens,
-            told.end_probability,
-            number,
+        )
+        max_tokens, number = NO_CAP, None
+        if before is not None:
+            max_tokens, number = before.max_tokens, before.number
+        elif token is not None:
+            max_tokens, number = self._claim(token, prompt)
+        number = self._rows.add(
+            prompt, generated, prefill_left, max_tokens, told.end_probability, number
+        )
+        self._parts[told.id] = _Part(
+            number, token, prompt, generated - self._tick, max_tokens, prefill_left
         )
         self.step_entered += before is None
-        self.load_tokens += part.load_tokens(self._tick)
-        self._prefill_left += part.prefill_left
+        self.load_tokens += prompt + generated
+        self._prefill_left += prefill_left
         if token is not None:
             self._running[token] = self._running.get(token, 0) + 1
             self.changed.add(token)
@@ -237,9 +226,9 @@ class Feed:
     def _leave(self, engine_id: str, *, completed: bool) -> None:
         part = self._drop(engine_id)
         if part is not None:
-            generated = part.load_tokens(self._tick) - part.base_tokens
+            generated = self._tick + part.generated_tokens
             departure = Departure(
-                part.number, part.base_tokens, generated, completed, part.max_tokens
+                part.number, part.prompt_tokens, generated, completed, part.max_tokens
             )
             self.departures.append((part.token, departure))
 
@@ -248,7 +237,7 @@ class Feed:
         if part is None:
             return None
         self._rows.remove(part.number)
-        self.load_tokens -= part.load_tokens(self._tick)
+        self.load_tokens -= part.prompt_tokens + self._tick + part.generated_tokens
         self._prefill_left -= part.prefill_left
         if part.token is not None:
             self._running[part.token] -= 1

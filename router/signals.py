@@ -7,15 +7,16 @@ can: signals that know the future exist in the simulator only.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 
 from router.forecast import Chances, Ends, Prediction, Running, Signal
 from router.workload import Floats, Ints, WorkProfile
 
 
-class Departure(NamedTuple):
+class Departure(msgspec.Struct, frozen=True, gc=False):
     """An engine request that left its worker.
 
     Attributes:

@@ -279,7 +279,7 @@ class WorkerDown:
     reason: str
 
 
-class SnapshotReceived(msgspec.Struct, frozen=True):
+class SnapshotReceived(msgspec.Struct, frozen=True, gc=False):
     """A snapshot arrived from a worker."""
 
     worker_id: str

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
+import msgspec
+
 from router.feed import Feed
 from router.forecast import NO_CAP
 from router.foreign import ForeignLoad
@@ -268,6 +270,8 @@ class Worker:
         """An own request that had left before its engine dropped it was aborted."""
         for token, departure in feed.departures:
             aborted = token is not None and token not in self._in_flight
-            self.departures.append(departure._replace(completed=False) if aborted else departure)
+            self.departures.append(
+                msgspec.structs.replace(departure, completed=False) if aborted else departure
+            )
         feed.departures.clear()
         feed.changed.clear()

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import select
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import zmq
@@ -221,26 +221,23 @@ class SnapshotClient:
         else:
             self.handshakes_failed += 1
             stream.problem = _KEYS_DIFFER
-            self._say_once(stream.spec.id, _KEYS_DIFFER)
+            self._say_once(stream.name, _KEYS_DIFFER)
         return True
 
     def _take_turns(self, channel: Channel) -> bool:
         """Take in as many messages as there are workers; True if there may be more."""
         if channel.socket.closed:
             return False
-        for _ in channel.streams:
-            try:
-                message = channel.socket.recv(_NOBLOCK)
-            except zmq.Again:
-                return False
-            snapshot = self._decode(message, channel.name)
+        messages, more = _received(channel.socket, len(channel.streams))
+        # All are decoded before the first is applied: so each code stays in the processor's caches.
+        for snapshot in [self._decode(message, channel) for message in messages]:
             if snapshot is not None:
                 stream = channel.sender(snapshot)
                 if stream is not None:
                     self._receive(stream, snapshot)
                 else:
                     self._introduce(channel)
-        return True
+        return more
 
     def _take_answer(self, stream: Stream) -> bool:
         """Take in what a worker has answered; True if there may be more."""
@@ -251,7 +248,7 @@ class SnapshotClient:
         except zmq.Again:
             return False
         stream.heard_s = self._clock()
-        snapshot = self._decode(message, stream.spec.id)
+        snapshot = self._decode(message, stream)
         if snapshot is not None:
             self._receive(stream, snapshot)
         return True
@@ -277,13 +274,13 @@ class SnapshotClient:
             else:
                 self._ask_if_wanted(stream)
 
-    def _decode(self, message: bytes, sender: str) -> Snapshot | None:
+    def _decode(self, message: bytes, sender: Channel | Stream) -> Snapshot | None:
         self.received_bytes += len(message)
         try:
             return decode(message)
         except SnapshotError as error:
             self.broken += 1
-            self._say_once(sender, str(error))
+            self._say_once(sender.name, str(error))
             return None
 
     def _receive(self, stream: Stream, snapshot: Snapshot) -> None:
@@ -291,7 +288,7 @@ class SnapshotClient:
         if snapshot.epoch != stream.epoch:
             stream.problem = stream.meet(snapshot)
             if stream.problem is not None:
-                self._say_once(stream.spec.id, stream.problem)
+                self._say_once(stream.name, stream.problem)
         if stream.foreign:
             self.refused += 1
             return
@@ -299,10 +296,10 @@ class SnapshotClient:
         if snapshot.kind == "full":
             stream.interval_s = FULL_INTERVAL_S
         try:
-            self._apply(SnapshotReceived(stream.spec.id, snapshot, now_s))
+            self._apply(SnapshotReceived(stream.name, snapshot, now_s))
         except Exception:
             self.failures += 1
-            log.exception("%s: a snapshot could not be applied", stream.spec.id)
+            log.exception("%s: a snapshot could not be applied", stream.name)
         self._ask_if_wanted(stream)
 
     def _say_once(self, sender: str, reason: str) -> None:
@@ -312,7 +309,7 @@ class SnapshotClient:
             log.warning("%s: snapshot refused: %s", sender, reason)
 
     def _ask_if_wanted(self, stream: Stream) -> None:
-        if stream.asked is None and self._full_wanted(stream.spec.id):
+        if stream.asked is None and self._full_wanted(stream.name):
             self._ask(stream)
 
     def _ask(self, stream: Stream) -> None:
@@ -330,3 +327,14 @@ class SnapshotClient:
     def _ask_again(self, stream: Stream) -> None:
         stream.asked = None
         self._ask_if_wanted(stream)
+
+
+def _received(socket: Socket, most: int) -> tuple[Sequence[bytes], bool]:
+    """What has come, and whether there may be more."""
+    messages: list[bytes] = []
+    try:
+        while len(messages) < most:
+            messages.append(socket.recv(_NOBLOCK))
+    except zmq.Again:
+        return messages, False
+    return messages, True

@@ -38,7 +38,7 @@ class Channel:
     @property
     def name(self) -> str:
         """Of whose messages cannot be told apart."""
-        first = self.streams[0].spec.id
+        first = self.streams[0].name
         return f"{first} or another" if len(self.streams) > 1 else first
 
     def sender(self, snapshot: Snapshot) -> Stream | None:
@@ -52,6 +52,7 @@ class Stream:
     """What one worker says.
 
     Attributes:
+        name: the worker's id.
         channel: through which it publishes.
         dealer: asks for full snapshots, and gets them.
         named: the name that the user gave the worker, None where the stream need not have it.
@@ -75,6 +76,7 @@ class Stream:
         "interval_s",
         "looked",
         "monitor",
+        "name",
         "named",
         "problem",
         "spec",
@@ -89,6 +91,7 @@ class Stream:
         dealer: Socket,
     ) -> None:
         self.spec = spec
+        self.name = spec.id
         self.named = named
         self.endpoint = endpoint
         self.channel = channel

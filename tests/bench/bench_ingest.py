@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import heapq
 import json
 import multiprocessing
@@ -133,6 +134,7 @@ async def ingest(endpoints: dict[int, str], running: int, seconds: float) -> dic
             dispatcher.apply(Arrived(request))
             dispatcher.apply(Dispatched(request.id, spec.id))
     client.start()
+    gc.freeze()  # as the server does
     await asyncio.sleep(FIRST_WAIT_S)
     before = client.received, client.received_bytes, time.process_time(), time.monotonic()
     gaps = sum(cluster.worker(spec.id).gaps for spec in specs)
