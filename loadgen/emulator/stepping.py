@@ -61,15 +61,21 @@ class StepGroup:
         workers: in rank order.
         step_time: cost of a step; the slowest worker decides.
         power: power model; utilization is relative to the fullest worker of the group.
+        prefill_token_s: what each prompt token computed in a step adds to it, seconds.
     """
 
     def __init__(
-        self, workers: Sequence[WorkerModel], step_time: StepTime, power: PowerModel
+        self,
+        workers: Sequence[WorkerModel],
+        step_time: StepTime,
+        power: PowerModel,
+        prefill_token_s: float = 0.0,
     ) -> None:
         self.workers = tuple(workers)
         self.steps = 0
         self._step_time = step_time
         self._power = power
+        self._prefill_token_s = prefill_token_s
         self.rest(0.0)
 
     @property
@@ -77,10 +83,14 @@ class StepGroup:
         """Whether a live worker has anything to do."""
         return any(worker.live and worker.engine.unfinished for worker in self.workers)
 
-    def begin(self) -> Step:
-        """Schedule every live worker and work out how long the step takes."""
+    def begin(self, now_s: float = 0.0) -> Step:
+        """Schedule every live worker and work out how long the step takes.
+
+        Args:
+            now_s: engine seconds; matters to engines that keep or fetch KV, as in ``finish``.
+        """
         live = [worker for worker in self.workers if worker.live]
-        schedules = [worker.engine.schedule() for worker in live]
+        schedules = [worker.engine.schedule(now_s) for worker in live]
         peak_tokens = max((worker.engine.load_tokens for worker in live), default=0)
         for worker in live:
             utilization = worker.engine.load_tokens / peak_tokens if peak_tokens else 0.0
@@ -99,12 +109,12 @@ class StepGroup:
         )
         return Step(self.steps + 1, self._seconds(parts), parts)
 
-    def finish(self, step: Step) -> list[list[EngineRequest]]:
-        """End the step: a token for every running request; returns who ended, part by part."""
+    def finish(self, step: Step, now_s: float = 0.0) -> list[list[EngineRequest]]:
+        """End the step: a token for all whose prompt is done; returns who ended, part by part."""
         self.steps = step.number
         for part in step.parts:
             part.worker.energy_j += part.power_w * step.seconds
-        return [part.engine.advance() for part in step.parts]
+        return [part.engine.advance(now_s) for part in step.parts]
 
     def rest(self, seconds: float) -> None:
         """Account for engine time in which nobody had work and no step was taken."""
@@ -113,8 +123,9 @@ class StepGroup:
             worker.energy_j += worker.power_w * seconds
 
     def _seconds(self, parts: Sequence[WorkerStep]) -> float:
-        needed_s = (
-            self._step_time.seconds(part.load_tokens, part.running, part.worker.speed)
-            for part in parts
-        )
-        return max(needed_s, default=0.0)
+        return max(map(self._needed_s, parts), default=0.0)
+
+    def _needed_s(self, part: WorkerStep) -> float:
+        speed = part.worker.speed
+        prefill_s = self._prefill_token_s * part.schedule.prefill_tokens / speed
+        return prefill_s + self._step_time.seconds(part.load_tokens, part.running, speed)
