@@ -45,8 +45,10 @@ failed=0
 measure() {  # NAME SCRIPT FLAGS…
     case $WHAT in all | "$1") ;; *) return ;; esac
     timeout --kill-after=30 "${LIMIT_S:-540}" "$PYTHON" "tests/gpu/${@:2}" && return
+    case $? in 124 | 137)
+        echo "run_all.sh: $1 was ended after ${LIMIT_S:-540} s; give the command again to go on" >&2 ;;
+    esac
     failed=1
-    echo "run_all.sh: $1 did not come to its end; what was measured is kept: give the command again" >&2
 }
 # shellcheck disable=SC2086
 {
