@@ -56,6 +56,8 @@ class Answer:
         transport: the client's connection.
         choices: filled when the engine requests are made.
         gone: nobody waits for the answer any more.
+        failed: the engine gave up on it.
+        kv_transfer_params: of the KV that its first output left behind.
     """
 
     generation: Generation
@@ -63,6 +65,8 @@ class Answer:
     transport: asyncio.WriteTransport
     choices: list[Choice] = field(default_factory=list)
     gone: bool = False
+    failed: bool = False
+    kv_transfer_params: dict[str, object] | None = None
     _changed: list[Choice] = field(default_factory=list)
     _waiter: asyncio.Future[None] | None = None
 
@@ -95,6 +99,11 @@ class Answer:
         self.gone = True
         self._wake()
 
+    def fail(self) -> None:
+        """The engine gave up on an output, and so on the whole answer."""
+        self.failed = True
+        self._wake()
+
     def tear(self) -> None:
         """Write half of a next event to an open stream, in place of what was about to be sent."""
         self._changed.clear()
@@ -109,9 +118,9 @@ class Answer:
         """Wait for choices that have something new; several steps may have merged.
 
         Returns:
-            The choices, none when the answer was abandoned.
+            The choices; perhaps none when the answer was abandoned or has failed.
         """
-        if not self._changed and not self.gone:
+        if not self._changed and not self.gone and not self.failed:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         changed, self._changed = self._changed, []

@@ -20,7 +20,7 @@ from loadgen.emulator.generation import (
 )
 from loadgen.emulator.listener import TRANSPORT
 from loadgen.emulator.metrics import render_metrics
-from loadgen.emulator.shapes import DONE, error_body
+from loadgen.emulator.shapes import DONE, error_body, error_event
 from loadgen.emulator.stepper import Lateness
 from loadgen.emulator.worker import EmulatedWorker
 
@@ -136,6 +136,9 @@ async def _stream(answer: Answer, send: Send) -> None:
             return
         events = [head, *(choice.take() for choice in changed)]
         head = b""
+        if answer.failed:
+            await asgi.send_events(send, [*events, error_event(_failure()), DONE], more=False)
+            return
         if answer.finished:
             break
         await asgi.send_events(send, events)
@@ -149,6 +152,15 @@ async def _whole(answer: Answer, send: Send) -> None:
         await answer.changes()
         if answer.gone:
             return
+        if answer.failed:
+            raise _failure()
     ends = [choice.whole() for choice in answer.choices]
-    body = answer.shape.whole(ends, answer.prompt_tokens, answer.completion_tokens)
+    body = answer.shape.whole(
+        ends, answer.prompt_tokens, answer.completion_tokens, answer.kv_transfer_params
+    )
     await asgi.respond(send, body)
+
+
+def _failure() -> RejectedError:
+    """What vLLM says when a request fails in its engine."""
+    return RejectedError("Internal server error", status=500)

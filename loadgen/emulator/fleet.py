@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from loadgen.emulator.app import WorkerApp
 from loadgen.emulator.control import ControlApp
 from loadgen.emulator.faults import Fault
+from loadgen.emulator.handoff import KeptKv
 from loadgen.emulator.listener import Listener
+from loadgen.emulator.metrics import handoff_totals
 from loadgen.emulator.record import RecordWriter
 from loadgen.emulator.settings import EmulatorSettings
 from loadgen.emulator.state_stream import StateStream
 from loadgen.emulator.stepper import Lateness, Stepper, step_record
-from loadgen.emulator.stepping import Step, StepGroup
+from loadgen.emulator.stepping import Step
 from loadgen.emulator.worker import EmulatedWorker
 
 _HEARTBEAT_CHECK_S = 0.25
@@ -31,13 +34,16 @@ class EmulatedFleet:
     def __init__(self, settings: EmulatorSettings) -> None:
         self.settings = settings
         self.lateness = Lateness()
+        kept: dict[str, KeptKv] = {}
         self.workers = [
-            EmulatedWorker(rank, settings, self._stream(rank)) for rank in range(settings.workers)
+            EmulatedWorker(rank, settings, self._stream(rank), kept)
+            for rank in range(settings.ranks)
         ]
         self.listeners = [self._listener(worker) for worker in self.workers]
         self.control = Listener(ControlApp(self), settings.host, settings.fault_port)
         self._record: RecordWriter | None = None
         self._steppers: list[Stepper] = []
+        self._prefill_steppers: list[Stepper] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> EmulatedFleet:
@@ -90,7 +96,8 @@ class EmulatedFleet:
         """
         settings, listener = self.settings, self.listeners[rank]
         url = listener.url if host is None else listener.url_at(host)
-        spec = f"{url},group={settings.group},rank={rank},slots={settings.slots}"
+        role = ",role=prefill" if settings.prefills(rank) else ""
+        spec = f"{url},group={settings.group}{role},rank={rank},slots={settings.slots}"
         if host is None and settings.snapshots:
             return f"{spec},snapshots={settings.snapshots[rank]}"
         return spec
@@ -104,6 +111,7 @@ class EmulatedFleet:
             "barrier": self.settings.barrier,
             "time_scale": self.settings.time_scale,
             "steps": sum(stepper.group.steps for stepper in self._steppers),
+            "prefill_steps": sum(stepper.group.steps for stepper in self._prefill_steppers),
             "lateness": {
                 "p50": self.lateness.quantile(0.5),
                 "p99": self.lateness.quantile(0.99),
@@ -149,36 +157,43 @@ class EmulatedFleet:
                 await worker.stream.start(worker.model)
         for listener in (*self.listeners, self.control):
             await listener.open()
-        self._steppers = self._make_steppers()
-        self._tasks = [asyncio.create_task(stepper.run()) for stepper in self._steppers]
+        self._make_steppers()
+        steppers = (*self._steppers, *self._prefill_steppers)
+        self._tasks = [asyncio.create_task(stepper.run()) for stepper in steppers]
         self._tasks.append(asyncio.create_task(self._beat()))
 
-    def _make_steppers(self) -> list[Stepper]:
+    def _make_steppers(self) -> None:
+        workers, record = self._answering, self._write_step if self._record else None
+        domains = [workers] if self.settings.barrier else [[worker] for worker in workers]
+        self._steppers = [self._stepper(domain, record) for domain in domains]
+        prefilling = self.workers[len(workers) :]
+        self._prefill_steppers = [self._stepper([worker], None) for worker in prefilling]
+
+    def _stepper(
+        self,
+        domain: Sequence[EmulatedWorker],
+        record: Callable[[Step, float, float], None] | None,
+    ) -> Stepper:
         settings = self.settings
-        domains = [self.workers] if settings.barrier else [[worker] for worker in self.workers]
-        return [
-            Stepper(
-                StepGroup([w.model for w in domain], settings.step_time, settings.power),
-                domain,
-                settings.time_scale,
-                self.lateness,
-                self._write_step if self._record else None,
-            )
-            for domain in domains
-        ]
+        group = settings.step_group([worker.model for worker in domain])
+        return Stepper(group, domain, settings.time_scale, self.lateness, record)
+
+    @property
+    def _answering(self) -> list[EmulatedWorker]:
+        """Workers that do more than prefill."""
+        return self.workers[: self.settings.workers]
 
     async def _beat(self) -> None:
         while True:
             for worker in self.workers:
-                if worker.stream is not None:
-                    worker.stream.beat()
+                worker.beat()
             await asyncio.sleep(_HEARTBEAT_CHECK_S)
 
     def _write_step(self, step: Step, wall_s: float, late: float) -> None:
         if self._record is not None and step.parts:
             barrier = self.settings.barrier
             self._record.write(
-                step_record(step, wall_s, late, workers=self.workers, barrier=barrier)
+                step_record(step, wall_s, late, workers=self._answering, barrier=barrier)
             )
 
     def _stream(self, rank: int) -> StateStream | None:
@@ -203,12 +218,19 @@ class EmulatedFleet:
         model, engine = worker.model, worker.model.engine
         return {
             "rank": rank,
+            "role": "prefill" if self.settings.prefills(rank) else "both",
             "url": self.listeners[rank].url,
             "fault": worker.fault.kind if worker.fault else None,
             "load_tokens": engine.load_tokens,
             "running": len(engine.running),
             "waiting": engine.waiting,
             "preemptions": engine.preemptions_total,
+            "kv_used_tokens": engine.used_tokens,
+            "kv_handoff": {
+                "kept": len(engine.kept),
+                "kept_tokens": engine.kept.tokens,
+                **handoff_totals(engine),
+            },
             "power_w": model.power_w,
             "energy_j": model.energy_j,
         }

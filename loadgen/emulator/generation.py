@@ -16,6 +16,7 @@ from loadgen.emulator.text import (
     plan_output,
     prompt_key,
 )
+from loadgen.emulator.transfer_params import KvTransfer, read_params
 
 COMPLETION_MAX_TOKENS = 16
 HIDDEN_LENGTH = "evenstep_output_tokens"
@@ -53,6 +54,7 @@ class Generation:
     Attributes:
         prompt_tokens: length of each prompt.
         plans: how each output runs, ``n`` per prompt, in the order of the choices.
+        kv_transfer: what is to become of its KV, or where that is.
     """
 
     chat: bool
@@ -62,6 +64,7 @@ class Generation:
     priority: int
     stream: bool
     include_usage: bool
+    kv_transfer: KvTransfer | None = None
 
 
 class _StreamOptions(msgspec.Struct):
@@ -78,6 +81,7 @@ class _Body(msgspec.Struct):
     ignore_eos: bool = False
     priority: int = 0
     vllm_xargs: dict[str, object] | None = None
+    kv_transfer_params: dict[str, object] | None = None
 
 
 class _CompletionBody(_Body):
@@ -188,6 +192,7 @@ def _generation(
         priority=body.priority,
         stream=bool(body.stream),
         include_usage=options is not None and options.include_usage is not False,
+        kv_transfer=read_params(body.kv_transfer_params),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loadgen.emulator.engine import Engine
 from loadgen.emulator.stepper import Lateness
 from loadgen.emulator.worker import EmulatedWorker
 
@@ -14,12 +15,22 @@ def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
     blocks = [
         _block("gauge", "vllm:num_requests_running", labels, len(engine.running)),
         _block("gauge", "vllm:num_requests_waiting", labels, engine.waiting),
-        _block("gauge", "vllm:kv_cache_usage_perc", labels, engine.load_tokens / engine.kv_tokens),
+        _block("gauge", "vllm:kv_cache_usage_perc", labels, engine.used_tokens / engine.kv_tokens),
         _block("gauge", "vllm:cache_config_info", f"{labels},{cache}", 1),
         _block("counter", "vllm:num_preemptions_total", labels, engine.preemptions_total),
         _block("counter", "vllm:prompt_tokens_total", labels, worker.prompt_tokens_total),
-        _block("counter", "vllm:generation_tokens_total", labels, worker.generation_tokens_total),
+        _block("counter", "vllm:generation_tokens_total", labels, engine.generated_total),
+        _block("counter", "vllm:nixl_num_kv_expired_reqs_total", labels, engine.kept.expired_total),
+        _block(
+            "counter", "vllm:nixl_num_failed_transfers_total", labels, engine.failed_loads_total
+        ),
+        _block("gauge", "evenstep_emulator_kept_kv_tokens", labels, engine.kept.tokens),
         _block("gauge", "evenstep_emulator_time_scale", labels, worker.settings.time_scale),
+        "# TYPE evenstep_emulator_kv_handoff_total counter\n",
+        *(
+            f'evenstep_emulator_kv_handoff_total{{{labels},event="{event}"}} {float(total)}\n'
+            for event, total in handoff_totals(engine).items()
+        ),
         "# TYPE evenstep_emulator_step_lateness_ratio gauge\n",
     ]
     for quantile, value in (
@@ -30,6 +41,18 @@ def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
         quantile_labels = f'{labels},quantile="{quantile}"'
         blocks.append(f"evenstep_emulator_step_lateness_ratio{{{quantile_labels}}} {value:.6g}\n")
     return "".join(blocks).encode()
+
+
+def handoff_totals(engine: Engine) -> dict[str, int]:
+    """What became of KV since the engine's start: of its own, and of what it was to fetch."""
+    kept = engine.kept
+    return {
+        "prefilled": kept.kept_total,
+        "fetched": kept.fetched_total,
+        "freed": kept.freed_total,
+        "expired": kept.expired_total,
+        "failed_loads": engine.failed_loads_total,
+    }
 
 
 def _block(kind: str, name: str, labels: str, value: float) -> str:

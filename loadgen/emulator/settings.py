@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from loadgen.emulator.engine import Engine
 from loadgen.emulator.generation import Limits
+from loadgen.emulator.prefill import PrefillSettings
+from loadgen.emulator.stepping import StepGroup, WorkerModel
 from loadgen.step_model import PowerModel, StepTime, numbers
 from router.errors import ConfigError
 
@@ -18,6 +22,7 @@ class EmulatorSettings:
     """Settings of a fleet: one group of workers in one process.
 
     Attributes:
+        workers: that answer; those that only prefill have the ranks after theirs.
         port: of the first worker; the others follow. 0 picks free ones.
         kv_tokens: KV memory of each worker.
         max_model_len: longest prompt plus output; ``kv_tokens`` when None.
@@ -26,7 +31,8 @@ class EmulatorSettings:
         speeds: of each worker, or one of them all; empty: 1.
         control_port: of the fault port; None: the port after the last worker's.
         snapshots: the ZMQ endpoint of each worker's state stream; empty for none.
-        record: where to write a row per step.
+        record: where to write a row per step of the workers that answer.
+        prefill: what prompts cost and how KV moves; None: prompts cost nothing, KV stays.
 
     Raises:
         ConfigError: settings that make no sense; names the option.
@@ -50,6 +56,7 @@ class EmulatorSettings:
     control_port: int | None = None
     snapshots: tuple[str, ...] = ()
     record: Path | None = None
+    prefill: PrefillSettings | None = None
 
     def __post_init__(self) -> None:
         for option, value in (
@@ -65,8 +72,15 @@ class EmulatorSettings:
             raise ConfigError("--max-model-len cannot exceed --kv-tokens")
         if not 0 < self.time_scale < math.inf:
             raise ConfigError(f"--time-scale must be above 0, got {self.time_scale:g}")
+        if self.prefill is not None:
+            self.prefill.check(self.slots, self.context_tokens)
         self._check_speeds()
         self._check_ports()
+
+    @property
+    def ranks(self) -> int:
+        """Workers in all."""
+        return self.workers + (self.prefill.workers if self.prefill is not None else 0)
 
     @property
     def context_tokens(self) -> int:
@@ -83,11 +97,40 @@ class EmulatorSettings:
         """Port of the control server."""
         if self.control_port is not None:
             return self.control_port
-        return self.port + self.workers if self.port else 0
+        return self.port + self.ranks if self.port else 0
+
+    def prefills(self, rank: int) -> bool:
+        """Whether a worker does nothing but prefill."""
+        return rank >= self.workers
 
     def speed(self, rank: int) -> float:
-        """Relative speed of a worker."""
+        """Relative speed of a worker; 1 for those that only prefill."""
+        if self.prefills(rank):
+            return 1.0
         return self.speeds[rank % len(self.speeds)] if self.speeds else 1.0
+
+    def new_engine(self, rank: int) -> Engine:
+        """A worker's engine, empty."""
+        prefill = self.prefill
+        if prefill is None:
+            return Engine(self.slots, self.kv_tokens)
+        own = prefill.kv_tokens if self.prefills(rank) else None
+        return Engine(
+            self.slots,
+            self.kv_tokens if own is None else own,
+            chunk=prefill.chunk,
+            lease_s=prefill.kv_expiry_s,
+            recompute=prefill.recompute,
+        )
+
+    def step_group(self, workers: Sequence[WorkerModel]) -> StepGroup:
+        """Workers that step together: all that answer, one of them, or one that prefills."""
+        prefill = self.prefill
+        if prefill is None:
+            return StepGroup(workers, self.step_time, self.power)
+        only = self.prefills(workers[0].rank)
+        step_time = prefill.time.step_time if only else self.step_time
+        return StepGroup(workers, step_time, self.power, prefill.time.per_token_s)
 
     def worker_port(self, rank: int) -> int:
         """Port of a worker, 0 for any."""
@@ -103,9 +146,9 @@ class EmulatorSettings:
             raise ConfigError("--speed takes numbers above 0")
 
     def _check_ports(self) -> None:
-        ports = [self.worker_port(rank) for rank in range(self.workers)]
-        if not 0 <= self.port <= _HIGHEST_PORT - self.workers:
-            raise ConfigError(f"--port {self.port} leaves no room for {self.workers} workers")
+        ports = [self.worker_port(rank) for rank in range(self.ranks)]
+        if not 0 <= self.port <= _HIGHEST_PORT - self.ranks:
+            raise ConfigError(f"--port {self.port} leaves no room for {self.ranks} workers")
         if not 0 <= self.fault_port <= _HIGHEST_PORT:
             raise ConfigError(f"--control-port must be from 0 to 65535, got {self.fault_port}")
         if self.fault_port and self.fault_port in ports:

@@ -45,7 +45,13 @@ class Shape(Protocol):
         """The event that counts tokens."""
         ...
 
-    def whole(self, ends: Sequence[ChoiceEnd], prompt_tokens: int, completion_tokens: int) -> bytes:
+    def whole(
+        self,
+        ends: Sequence[ChoiceEnd],
+        prompt_tokens: int,
+        completion_tokens: int,
+        kv_transfer_params: dict[str, object] | None,
+    ) -> bytes:
         """The body of an answer that is not streamed."""
         ...
 
@@ -91,7 +97,13 @@ class CompletionShape:
         """The event that counts tokens."""
         return self._head + b'],"usage":' + _usage(prompt_tokens, completion_tokens) + b"}\n\n"
 
-    def whole(self, ends: Sequence[ChoiceEnd], prompt_tokens: int, completion_tokens: int) -> bytes:
+    def whole(
+        self,
+        ends: Sequence[ChoiceEnd],
+        prompt_tokens: int,
+        completion_tokens: int,
+        kv_transfer_params: dict[str, object] | None,
+    ) -> bytes:
         """The body of an answer that is not streamed."""
         choices: list[dict[str, object]] = [
             {
@@ -106,7 +118,7 @@ class CompletionShape:
             }
             for index, end in enumerate(ends)
         ]
-        return _whole(self._fields, choices, prompt_tokens, completion_tokens)
+        return _whole(self._fields, choices, prompt_tokens, completion_tokens, kv_transfer_params)
 
 
 class ChatShape:
@@ -153,7 +165,13 @@ class ChatShape:
         """The event that counts tokens."""
         return self._head + b'],"usage":' + _usage(prompt_tokens, completion_tokens) + b"}\n\n"
 
-    def whole(self, ends: Sequence[ChoiceEnd], prompt_tokens: int, completion_tokens: int) -> bytes:
+    def whole(
+        self,
+        ends: Sequence[ChoiceEnd],
+        prompt_tokens: int,
+        completion_tokens: int,
+        kv_transfer_params: dict[str, object] | None,
+    ) -> bytes:
         """The body of an answer that is not streamed."""
         choices: list[dict[str, object]] = [
             {
@@ -176,7 +194,7 @@ class ChatShape:
             for index, end in enumerate(ends)
         ]
         fields = {**self._fields, "object": "chat.completion"}
-        return _whole(fields, choices, prompt_tokens, completion_tokens)
+        return _whole(fields, choices, prompt_tokens, completion_tokens, kv_transfer_params)
 
 
 def error_body(rejected: RejectedError) -> bytes:
@@ -188,6 +206,11 @@ def error_body(rejected: RejectedError) -> bytes:
         "code": rejected.status,
     }
     return _encode({"error": error})
+
+
+def error_event(rejected: RejectedError) -> bytes:
+    """The event with which a stream that fails ends, but for ``DONE``."""
+    return b"data: " + error_body(rejected) + b"\n\n"
 
 
 def _usage(prompt_tokens: int, completion_tokens: int) -> bytes:
@@ -205,6 +228,7 @@ def _whole(
     choices: Sequence[dict[str, object]],
     prompt_tokens: int,
     completion_tokens: int,
+    kv_transfer_params: dict[str, object] | None,
 ) -> bytes:
     usage = {
         "prompt_tokens": prompt_tokens,
@@ -218,6 +242,6 @@ def _whole(
         "service_tier": None,
         "system_fingerprint": None,
         "usage": usage,
-        "kv_transfer_params": None,
+        "kv_transfer_params": kv_transfer_params,
     }
     return _encode(body)

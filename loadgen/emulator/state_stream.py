@@ -117,14 +117,17 @@ def _report(
         step=step,
         time_s=time.time(),
         step_s=step_s,
-        rows=[(r.id, r.prompt_tokens, r.generated_tokens, 0, 0, None) for r in engine.running],
+        rows=[
+            (r.id, r.prompt_tokens, r.generated_tokens, 0, r.prefill_left, None)
+            for r in engine.running
+        ],
         finished=tuple(finished),
         preempted=part.schedule.preempted if part else (),
         waiting=engine.waiting,
         waiting_tokens=engine.waiting_tokens,
         slots=engine.slots,
-        kv_groups=(KvGroup(1, engine.load_tokens, engine.kv_tokens),),
-        admissible_kv_tokens=max(0, engine.kv_tokens - engine.load_tokens),
+        kv_groups=(KvGroup(1, engine.used_tokens, engine.kv_tokens),),
+        admissible_kv_tokens=max(0, engine.kv_tokens - engine.used_tokens),
         scheduled_prefill_tokens=part.schedule.prefill_tokens if part else 0,
         scheduled_decode_tokens=part.schedule.decode_tokens if part else 0,
         preemptions_total=engine.preemptions_total,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from loadgen.emulator.record import StepRecord
 from loadgen.emulator.stepping import Step, StepGroup
-from loadgen.emulator.timer import StepTimer
+from loadgen.emulator.timer import StepTimer, engine_now_s
 from loadgen.emulator.worker import EmulatedWorker
 
 _LATENESS_WINDOW = 10_000
@@ -86,7 +86,7 @@ class Stepper:
 
     async def _step(self, timer: StepTimer, begun_s: float) -> float:
         """Take one step that is due to begin at ``begun_s``; returns when the next one is."""
-        step = self.group.begin()
+        step = self.group.begin(engine_now_s(self._time_scale))
         length_s = step.seconds * self._time_scale
         due_s = begun_s + length_s
         await timer.until(due_s)
@@ -102,7 +102,7 @@ class Stepper:
 
     def _end(self, step: Step, late: float) -> None:
         wall_s = time.time()
-        ended = self.group.finish(step)
+        ended = self.group.finish(step, engine_now_s(self._time_scale))
         parts = [
             (self._workers[id(part.worker)], part, done)
             for part, done in zip(step.parts, ended, strict=True)
@@ -110,8 +110,9 @@ class Stepper:
         ]
         for worker, part, done in parts:
             worker.report_step(part, done, step.number, step.seconds)
-        for worker, _, done in parts:
+        for worker, part, done in parts:
             worker.show_tokens(done)
+            worker.fail(part.schedule.failed)
         if self._record is not None:
             self._record(step, wall_s, late)
 

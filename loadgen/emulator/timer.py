@@ -8,10 +8,16 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import time
 
 _TFD_TIMER_ABSTIME = 1
 _CLOCK_MONOTONIC = 1
 _NANO = 1_000_000_000
+
+
+def engine_now_s(time_scale: float) -> float:
+    """The time in engine seconds, from any start; an engine second is ``time_scale`` wall ones."""
+    return time.monotonic() / time_scale
 
 
 class StepTimer:

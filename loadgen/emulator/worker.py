@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from loadgen.emulator.answer import Answer, Choice
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.faults import Fault
 from loadgen.emulator.generation import Generation
+from loadgen.emulator.handoff import Fetch, KeptKv
 from loadgen.emulator.settings import EmulatorSettings
 from loadgen.emulator.shapes import ChatShape, CompletionShape, Shape
 from loadgen.emulator.state_stream import StateStream
 from loadgen.emulator.stepping import WorkerModel, WorkerStep
+from loadgen.emulator.timer import engine_now_s
+from loadgen.emulator.transfer_params import KvTransfer, kept_params
 
 
 class EmulatedWorker:
@@ -24,20 +27,30 @@ class EmulatedWorker:
         rank: place in the group.
         settings: of the fleet.
         stream: its state stream, None without one.
+        kept: what every engine of the fleet keeps for others, by the engine's id.
 
     Attributes:
+        engine_id: another one at every start of its engine.
         on_change: called when there is new work, or a fault came or went.
         step: the last step that it took part in.
     """
 
-    def __init__(self, rank: int, settings: EmulatorSettings, stream: StateStream | None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        settings: EmulatorSettings,
+        stream: StateStream | None,
+        kept: dict[str, KeptKv],
+    ) -> None:
         self.rank = rank
         self.settings = settings
         self.stream = stream
+        self.engine_id = ""
+        self._kept = kept
+        self._told_tokens = 0
         self.model = WorkerModel(rank, self._new_engine(), settings.speed(rank))
         self.fault: Fault | None = None
         self.prompt_tokens_total = 0
-        self.generation_tokens_total = 0
         self.step = 0
         self.on_change: Callable[[], None] = _nothing
         self._choices: dict[str, Choice] = {}
@@ -75,15 +88,27 @@ class EmulatedWorker:
             parent = answer_id if generation.chat else f"{answer_id}-{prompt}"
             parent = f"{parent}-{uuid.uuid4().hex[:8]}"
             self.prompt_tokens_total += tokens
+            fetch = self._fetch(generation.kv_transfer)
             for child in range(generation.n):
-                engine_id = parent if generation.n == 1 else f"{child}_{parent}"
-                self._add(answer, engine_id, tokens, prompt * generation.n + child)
+                request_id = parent if generation.n == 1 else f"{child}_{parent}"
+                self._add(answer, request_id, tokens, prompt * generation.n + child, fetch)
         self.on_change()
         return answer
 
     def abandon(self, answer: Answer) -> None:
         """The client of an answer went away: abort what is left of it."""
         answer.abandon()
+        self._abort(answer)
+
+    def fail(self, request_ids: Sequence[str]) -> None:
+        """End the answers to engine requests that have failed."""
+        for request_id in request_ids:
+            choice = self._choices.pop(request_id, None)
+            if choice is not None:
+                choice.answer.fail()
+                self._abort(choice.answer)
+
+    def _abort(self, answer: Answer) -> None:
         for choice in answer.choices:
             request_id = choice.request.id
             if self._choices.get(request_id) is choice:
@@ -96,16 +121,28 @@ class EmulatedWorker:
     ) -> None:
         """Publish the state after a step."""
         self.step = step
-        self.generation_tokens_total += part.running
-        finished = self._take_ended() + [request.id for request in ended]
+        finished = [*self._take_ended(), *part.schedule.failed]
+        finished += [request.id for request in ended]
+        self._told_tokens = part.engine.used_tokens
         if self.stream is not None:
             self.stream.report_step(part, step, step_s, finished)
 
     def report_rest(self) -> None:
         """Publish that there is nothing to do any more."""
         finished = self._take_ended()
+        self._told_tokens = self.model.engine.used_tokens
         if self.stream is not None:
             self.stream.report_rest(self.model, self.step, finished)
+
+    def beat(self) -> None:
+        """Between steps: let go of KV that nobody fetched, and send a heartbeat if it is due."""
+        engine = self.model.engine
+        if self.model.live and not self.hung:
+            engine.kept.expire(engine_now_s(self.settings.time_scale))
+            if engine.used_tokens != self._told_tokens and not engine.unfinished:
+                self.report_rest()
+        if self.stream is not None:
+            self.stream.beat()
 
     def show_tokens(self, ended: list[EngineRequest]) -> None:
         """Hand the tokens of a step to the answers that wait for them.
@@ -115,12 +152,22 @@ class EmulatedWorker:
         """
         interval = self.settings.stream_interval
         for request in self.model.engine.running:
+            if request.prefill_left:
+                continue
             if interval == 1 or request.generated_tokens % interval == 1:
                 choice = self._choices[request.id]
                 if choice.answer.generation.stream:
                     choice.answer.show(choice, done=False)
         for request in ended:
             choice = self._choices.pop(request.id)
+            if request.keeps_kv and choice.index == 0:
+                choice.answer.kv_transfer_params = kept_params(
+                    self.engine_id,
+                    request.id,
+                    request.peak_tokens,
+                    host=self.settings.host,
+                    rank=self.rank,
+                )
             choice.answer.show(choice, done=True)
 
     def take_fault(self, fault: Fault) -> None:
@@ -155,25 +202,50 @@ class EmulatedWorker:
 
     def _die(self) -> None:
         self.model.live = False
+        self.model.engine.die(engine_now_s(self.settings.time_scale))
+        del self._kept[self.engine_id]
         self.model.engine = self._new_engine()
-        self.prompt_tokens_total = self.generation_tokens_total = 0
+        self.prompt_tokens_total = 0
         self._choices.clear()
         self._ended.clear()
         if self.stream is not None:
             self.stream.stop()
 
-    def _add(self, answer: Answer, engine_id: str, prompt_tokens: int, index: int) -> None:
-        plan = answer.generation.plans[index]
+    def _add(
+        self,
+        answer: Answer,
+        request_id: str,
+        prompt_tokens: int,
+        index: int,
+        fetch: Fetch | None,
+    ) -> None:
+        generation = answer.generation
+        plan = generation.plans[index]
+        transfer = generation.kv_transfer if self.settings.prefill is not None else None
         request = EngineRequest(
-            id=engine_id,
+            id=request_id,
             prompt_tokens=prompt_tokens,
             output_tokens=plan.output_tokens,
-            priority=answer.generation.priority,
+            priority=generation.priority,
+            keeps_kv=transfer is not None and transfer.keeps,
+            fetch=fetch,
         )
         choice = Choice(answer, index, request, plan)
         answer.choices.append(choice)
-        self._choices[engine_id] = choice
+        self._choices[request_id] = choice
         self.model.engine.add(request)
+
+    def _fetch(self, transfer: KvTransfer | None) -> Fetch | None:
+        """A prompt's KV that is elsewhere; a fleet without prefill settings has no connector."""
+        prefill = self.settings.prefill
+        if prefill is None or transfer is None or not transfer.fetches:
+            return None
+        return Fetch(
+            self._kept.get(transfer.engine_id),
+            transfer.request_id,
+            prefill.transfer,
+            engine_now_s(self.settings.time_scale),
+        )
 
     def _shape(self, generation: Generation, answer_id: str) -> Shape:
         shape = ChatShape if generation.chat else CompletionShape
@@ -184,7 +256,10 @@ class EmulatedWorker:
         return ended
 
     def _new_engine(self) -> Engine:
-        return Engine(self.settings.slots, self.settings.kv_tokens)
+        engine = self.settings.new_engine(self.rank)
+        self.engine_id = uuid.uuid4().hex
+        self._kept[self.engine_id] = engine.kept
+        return engine
 
 
 def _nothing() -> None:
