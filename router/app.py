@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -16,16 +16,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from router.cluster import Group
+from router.cluster import Cluster, Group
 from router.decider import Clock
 from router.dispatch import Dispatcher
 from router.errors import EvenstepError
 from router.models import ModelTable
 from router.policies.instances import to_json
+from router.prefill import PrefillWorker
 from router.proxy.answers import error_answer
 from router.proxy.events import error_body
 from router.proxy.parse import ParsedRequest, parse
 from router.proxy.relay import Relay, RelayContext
+from router.proxy.split_relay import SplitRelay
 from router.types import Request as PoolRequest
 from router.worker import Worker
 
@@ -80,11 +82,16 @@ def _add_completions(app: FastAPI, context: AppContext) -> None:
     async def complete(request: Request) -> Response:
         body = await request.body()
         parsed = parse(body)
-        group = context.dispatcher.cluster.groups[context.models.group(parsed.model)]
+        cluster = context.dispatcher.cluster
+        group = cluster.groups[context.models.group(parsed.model)]
         waiting = _pool_request(parsed, group, context.clock())
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        relay = Relay
+        prefills = cluster.prefill_group(group.name)
+        if prefills is not None and parsed.splittable:
+            relay, waiting = SplitRelay, replace(waiting, group=prefills.name)
         # Starlette only calls what it is given as an ASGI application, which a relay is.
-        return cast(Response, Relay(context.relay, waiting, target, body))
+        return cast(Response, relay(context.relay, waiting, target, body))
 
     for path in COMPLETION_PATHS:
         app.router.routes.append(Route(path, complete, methods=["POST"]))
@@ -100,6 +107,7 @@ def _pool_request(parsed: ParsedRequest, group: Group, now_s: float) -> PoolRequ
         priority=parsed.priority,
         arrival_s=now_s,
         text_bytes=parsed.text_bytes if parsed.text_only and not parsed.known_tokens else 0,
+        exact=parsed.known_tokens > 0 and not parsed.text_bytes,
     )
 
 
@@ -115,7 +123,7 @@ def _add_information(app: FastAPI, context: AppContext) -> None:
     async def health() -> JSONResponse:
         """200 while some worker can serve, else 503; the state of each worker either way."""
         groups = context.dispatcher.cluster.groups.values()
-        up = any(group.live_workers() for group in groups)
+        up = any(group.live_workers() for group in groups if group.serves is None)
         body = {
             "status": "ok" if up else "unavailable",
             "groups": {group.name: _describe_group(group, context) for group in groups},
@@ -145,9 +153,20 @@ def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
     now = context.clock()
     return {
         "lockstep": group.lockstep,
+        "prompts": _prompts(group, context.dispatcher.cluster),
         "pool_requests": len(context.dispatcher.deciders[group.name].pool),
         "workers": [_describe_worker(worker, now, context) for worker in group.workers.values()],
     }
+
+
+def _prompts(group: Group, cluster: Cluster) -> str:
+    """Who computes the prompts."""
+    prefills = cluster.prefill_group(group.name)
+    if group.serves is not None:
+        return f"for group {group.serves.name}"
+    if prefills is None:
+        return "here"
+    return f"in {prefills.name}" if prefills.live_workers() else f"here: {prefills.name} is down"
 
 
 def _describe_worker(worker: Worker, now_s: float, context: AppContext) -> dict[str, Any]:
@@ -161,6 +180,7 @@ def _describe_worker(worker: Worker, now_s: float, context: AppContext) -> dict[
         "free_slots": worker.free_slots,
         "in_flight": worker.in_flight,
         "load_tokens": worker.load_tokens,
+        "kept_tokens": worker.kept_tokens if isinstance(worker, PrefillWorker) else None,
         "state_source": worker.source.value,
         "foreign_requests": worker.foreign.requests,
         "snapshots": fed if worker.spec.snapshots else "none",

@@ -13,7 +13,35 @@ from dataclasses import dataclass
 
 import msgspec
 
-from router.types import PoolState, Snapshot, StepTotals
+from router.types import PoolState, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """Running sums over the barrier steps of a group; averages are differences of two of them.
+
+    Attributes:
+        imbalance_tokens: sum of G max L - sum L.
+        max_load_tokens: sum of max L.
+        load_tokens: sum of sum L.
+        worker_steps: sum of G.
+        step_s: sum of step times, in the engine's seconds.
+        energy_j: sum of power times step time, of workers that report power.
+        output_tokens: sum of decoded tokens.
+        free_slots: sum over workers of the slots in which nothing ran.
+        entered: requests that had their first step.
+    """
+
+    steps: int = 0
+    imbalance_tokens: int = 0
+    max_load_tokens: int = 0
+    load_tokens: int = 0
+    worker_steps: int = 0
+    step_s: float = 0.0
+    energy_j: float = 0.0
+    output_tokens: int = 0
+    free_slots: int = 0
+    entered: int = 0
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from router.barrier import StepLedger, StepShares
+from router.barrier import StepLedger, StepShares, StepTotals
 from router.errors import ConfigError
 from router.forecast import Running
+from router.prefill import PrefillWorker
 from router.running import RunningTable, joined
 from router.signals import Departure
 from router.token_rate import TokenRate
@@ -24,22 +25,26 @@ from router.types import (
     Ended,
     Event,
     FeedStale,
+    Fetched,
     GaugesReceived,
     Outcome,
     Phase,
     PoolState,
+    Prefilled,
     Progressed,
     PromptCounted,
     Request,
+    RequestEvent,
     Returned,
     SnapshotReceived,
-    StepTotals,
     WorkerDown,
     WorkerSpec,
     WorkerUp,
     WorkerView,
+    prefill_stage,
 )
 from router.worker import Worker
+from router.workload import DEFAULT_CHUNK
 
 
 class OwnSteps:
@@ -76,9 +81,13 @@ class OwnSteps:
 class Group:
     """A barrier domain: the workers that serve one model and step together.
 
+    Or those that compute prompts for these; they step each by itself.
+
     Args:
         name: as configured.
         lockstep: without one of its workers the others cannot step either.
+        prefill_chunk: prompt tokens that an engine computes in a step at most.
+        serves: the group that its prompts are computed for, None for one that serves answers.
 
     Attributes:
         waiting: requests that wait for a worker.
@@ -86,13 +95,22 @@ class Group:
         token_rate: what a prompt's text comes to in tokens.
     """
 
-    def __init__(self, name: str, *, lockstep: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        lockstep: bool = False,
+        prefill_chunk: int = DEFAULT_CHUNK,
+        serves: Group | None = None,
+    ) -> None:
         self.name = name
         self.lockstep = lockstep
+        self.serves = serves
         self.workers: dict[str, Worker] = {}
         self.waiting = 0
         self.departures: list[Departure] = []
-        self.token_rate = TokenRate()
+        self.token_rate: TokenRate = TokenRate() if serves is None else serves.token_rate
+        self._prefill_chunk = prefill_chunk
         self._table = RunningTable()
         self._ledger = StepLedger()
         self._own_steps = OwnSteps()
@@ -109,7 +127,10 @@ class Group:
 
     def join(self, spec: WorkerSpec) -> None:
         """One more worker."""
-        self.workers[spec.id] = Worker(spec, self._table.worker(), self.departures, self.token_rate)
+        parts = spec, self._table.worker(), self.departures, self.token_rate
+        self.workers[spec.id] = (
+            Worker(*parts) if self.serves is None else PrefillWorker(*parts, self._prefill_chunk)
+        )
 
     def views(self, dispatch: Dispatch, overcommit: int = 0) -> Sequence[WorkerView]:
         """What a policy sees of the live workers."""
@@ -133,7 +154,7 @@ class Group:
         if worker.feed is not None and worker.feed.epoch != event.snapshot.epoch:
             self._ledger.leave(event.worker_id)
         feed = worker.receive(event.snapshot, event.received_s)
-        if feed is None or not worker.live:
+        if feed is None or not worker.live or self.serves is not None:
             return False
         state = PoolState.WAITING if self.waiting else PoolState.EMPTY
         shares = StepShares(
@@ -173,6 +194,8 @@ class Group:
             if not worker.live and (was_live or worker.spec.id == worker_id):
                 self.lose_feed(worker.spec.id)
                 worker.foreign.clear()
+                if isinstance(worker, PrefillWorker):
+                    worker.lose_kept()
 
     def lose_feed(self, worker_id: str) -> None:
         """The worker's snapshots no longer count."""
@@ -183,10 +206,14 @@ class Group:
 
 @dataclass(slots=True)
 class _Tracked:
-    """A request from its arrival to its end; ``worker`` while it is on one."""
+    """A request from its arrival to its end.
+
+    ``worker`` while it is on one; ``keeper`` has computed its prompt, and kept the KV.
+    """
 
     request: Request
     worker: Worker | None = None
+    keeper: PrefillWorker | None = None
 
 
 class Cluster:
@@ -195,17 +222,26 @@ class Cluster:
     Args:
         specs: the workers.
         lockstep: groups that are down as soon as one of their workers is.
+        prefill_chunk: prompt tokens that an engine computes in a step at most.
+
+    Attributes:
+        groups: by name; those of prefill workers too, under ``types.prefill_stage``.
 
     Raises:
         ConfigError: two workers of one id.
     """
 
-    def __init__(self, specs: Iterable[WorkerSpec], lockstep: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        specs: Iterable[WorkerSpec],
+        lockstep: Collection[str] = (),
+        prefill_chunk: int = DEFAULT_CHUNK,
+    ) -> None:
         self.groups: dict[str, Group] = {}
         self._group_of: dict[str, Group] = {}
         self._requests: dict[str, _Tracked] = {}
-        for spec in specs:
-            self._join(spec, lockstep=spec.group in lockstep)
+        for spec in sorted(specs, key=lambda spec: spec.role == "prefill"):
+            self._join(spec, lockstep, prefill_chunk)
 
     def worker(self, worker_id: str) -> Worker:
         """The worker of that id."""
@@ -220,7 +256,19 @@ class Cluster:
         tracked = self._requests.get(request_id)
         if tracked is None:
             return Phase.ENDED
-        return Phase.READY if tracked.worker is None else Phase.DECODING
+        if self.groups[tracked.request.group].serves is None:
+            return Phase.READY if tracked.worker is None else Phase.DECODING
+        return Phase.ARRIVED if tracked.worker is None else Phase.PREFILLING
+
+    def prefill_group(self, name: str) -> Group | None:
+        """The prefill workers of a group, None if it has none."""
+        return self.groups.get(prefill_stage(name))
+
+    def keeps(self, request_id: str) -> bool:
+        """Whether a prefill worker keeps a request's KV for it."""
+        tracked = self._requests.get(request_id)
+        keeper = None if tracked is None else tracked.keeper
+        return keeper is not None and keeper.keeps(request_id)
 
     def apply(self, event: Event) -> bool:
         """Move the state by one event.
@@ -234,8 +282,7 @@ class Cluster:
             case SnapshotReceived():
                 return self._group_of[event.worker_id].receive(event)
             case Arrived():
-                self._requests[event.request.id] = _Tracked(event.request)
-                self.groups[event.request.group].waiting += 1
+                self._wait(event.request)
             case WorkerUp():
                 self._group_of[event.worker_id].note_health(event.worker_id, None)
             case WorkerDown():
@@ -250,9 +297,7 @@ class Cluster:
                     self._apply_request(event, tracked)
         return False
 
-    def _apply_request(
-        self, event: Dispatched | Progressed | PromptCounted | Returned | Ended, tracked: _Tracked
-    ) -> None:
+    def _apply_request(self, event: RequestEvent, tracked: _Tracked) -> None:
         group = self.groups[tracked.request.group]
         match event:
             case Dispatched():
@@ -265,25 +310,59 @@ class Cluster:
             case PromptCounted():
                 if tracked.worker is not None:
                     tracked.worker.count_prompt(event.request_id, event.prompt_tokens)
-            case Returned():
-                self._leave_worker(group, tracked, complete=False)
-                del self._requests[event.request_id]
-                self._requests[event.again.id] = _Tracked(event.again)
-                group.waiting += 1
+            case Fetched():
+                if tracked.keeper is not None:
+                    tracked.keeper.drop(event.request_id)
             case _:
-                if tracked.worker is None:
-                    group.waiting -= 1
-                self._leave_worker(group, tracked, complete=event.outcome is Outcome.COMPLETED)
-                del self._requests[event.request_id]
+                self._end_stage(group, tracked, event)
 
-    def _leave_worker(self, group: Group, tracked: _Tracked, *, complete: bool) -> None:
-        if tracked.worker is not None:
+    def _end_stage(
+        self, group: Group, tracked: _Tracked, event: Prefilled | Returned | Ended
+    ) -> None:
+        match event:
+            case Prefilled():
+                self._leave(group, tracked, complete=True)
+                self._wait(event.ready, _keeper(tracked.worker, event))
+            case Returned():
+                self._leave(group, tracked, complete=False)
+                self._wait(event.again)
+            case _:
+                self._leave(group, tracked, complete=event.outcome is Outcome.COMPLETED)
+
+    def _wait(self, request: Request, keeper: PrefillWorker | None = None) -> None:
+        self._requests[request.id] = _Tracked(request, keeper=keeper)
+        self.groups[request.group].waiting += 1
+
+    def _leave(self, group: Group, tracked: _Tracked, *, complete: bool) -> None:
+        """A request ends, or goes on under another id."""
+        if tracked.worker is None:
+            group.waiting -= 1
+        else:
             group.leave(tracked.worker, tracked.request, complete=complete)
-            tracked.worker = None
+        del self._requests[tracked.request.id]
 
-    def _join(self, spec: WorkerSpec, *, lockstep: bool) -> None:
+    def _join(self, spec: WorkerSpec, lockstep: Collection[str], prefill_chunk: int) -> None:
         if spec.id in self._group_of:
             raise ConfigError(f"two workers are called {spec.id!r}: give one of them another id")
-        group = self.groups.setdefault(spec.group, Group(spec.group, lockstep=lockstep))
+        group = self.groups.get(spec.stage)
+        if group is None:
+            group = self.groups[spec.stage] = Group(
+                spec.stage,
+                lockstep=spec.stage in lockstep,
+                prefill_chunk=prefill_chunk,
+                serves=self._served(spec),
+            )
         group.join(spec)
         self._group_of[spec.id] = group
+
+    def _served(self, spec: WorkerSpec) -> Group | None:
+        """The group that a prefill worker computes prompts for, None for another worker."""
+        return self.groups[spec.group] if spec.role == "prefill" else None
+
+
+def _keeper(worker: Worker | None, event: Prefilled) -> PrefillWorker | None:
+    """Who keeps the KV of a prompt that is computed; nobody if its engine has just failed."""
+    if event.kept_until_s is None or not isinstance(worker, PrefillWorker) or not worker.live:
+        return None
+    worker.keep(event.ready.id, event.ready.prompt_tokens, event.kept_until_s)
+    return worker

@@ -29,6 +29,7 @@ from router.errors import ConfigError
 from router.policies import POLICIES
 from router.types import Dispatch, WorkerSpec
 from router.worker_specs import complaint, parse_workers, unknown
+from router.workload import DEFAULT_CHUNK
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -134,7 +135,20 @@ class ServeSettings(BaseSettings):
         default=0.0, ge=0, description="Cost of computing a prompt token, in KV tokens' worth."
     )
     prefill_chunk: int = Field(
-        default=2048, ge=1, description="Prompt tokens of a request that a step computes at most."
+        default=DEFAULT_CHUNK,
+        ge=1,
+        description="Prompt tokens of a request that a step computes at most.",
+    )
+    kv_transfer: Literal["params", "content"] = Field(
+        default="params",
+        description="How a prompt's KV is found that a prefill worker has computed: by the "
+        "kv_transfer_params that it answers (NIXL, LMCache), or by its content (shared storage).",
+    )
+    kv_expiry_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="How long a prefill worker keeps KV that nobody fetches; NIXL's "
+        "kv_lease_duration.",
     )
     seed: int = Field(default=0, ge=0, description="Seed of policies that draw at random.")
     health_interval_s: float = Field(default=1.0, gt=0, description="Time between health checks.")

@@ -1,7 +1,7 @@
 """The dispatch loop: events in, rounds when they can change something, assignments out.
 
-The proxy speaks to it through ``DispatchPort`` alone, so that pool and policy can live in another
-process than the connections.
+The proxy speaks to it through ``port.DispatchPort`` alone, so that pool and policy can live in
+another process than the connections.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import replace
 
 from router.cluster import Cluster, Group
 from router.decider import Clock, Decider
 from router.errors import EvenstepError, NoWorkerError, PoolFullError, QueueTimeoutError
+from router.lane import DispatchSettings, Lane, Waiter
 from router.lookahead import LookAhead
 from router.overcommit import Overcommit
 from router.pool import Pool
-from router.stats import GroupStats
+from router.prefill import PrefillWorker
 from router.types import (
     Arrived,
     Assignment,
@@ -27,10 +27,12 @@ from router.types import (
     Ended,
     Event,
     FeedStale,
+    Fetched,
     GaugesReceived,
     Outcome,
     Phase,
     Policy,
+    Prefilled,
     Progressed,
     PromptCounted,
     Request,
@@ -39,6 +41,7 @@ from router.types import (
     WorkerDown,
     WorkerSpec,
     WorkerUp,
+    prefill_stage,
 )
 
 log = logging.getLogger(__name__)
@@ -50,113 +53,14 @@ _GRACE_S = 1.0
 _BARRIER_SKEW_S = 0.002
 
 
-class DispatchPort(Protocol):
-    """What the proxy may ask of the dispatcher."""
-
-    def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
-        """Let a request wait for a worker.
-
-        Returns:
-            The worker, once a slot is free. Its exceptions: NoWorkerError, QueueTimeoutError.
-
-        Raises:
-            NoWorkerError: nobody has served the group for a second.
-            PoolFullError: no room to wait.
-        """
-        ...
-
-    def withdraw(self, request: Request) -> None:
-        """The client left; the request may be waiting or assigned."""
-        ...
-
-    def give_back(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
-        """The worker failed before the first byte: wait for another, at the old place.
-
-        Returns:
-            The request as it is called from now on, and its worker as ``submit`` returns it.
-        """
-        ...
-
-    def end(self, request: Request, outcome: Outcome) -> None:
-        """An assigned request has ended."""
-        ...
-
-    def progress(self, request: Request, generated_tokens: int) -> None:
-        """An assigned request's stream has shown so many output tokens."""
-        ...
-
-    def prompt_counted(self, request: Request, prompt_tokens: int) -> None:
-        """An engine has said how many tokens a request's prompt has."""
-        ...
-
-    def first_byte(self, request: Request, now_s: float) -> None:
-        """The first byte of an answer was passed on, at a time of the dispatcher's clock."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiter:
-    """Who waits for a worker; ``since_s`` is its arrival, or when it came back from a worker."""
-
-    worker: asyncio.Future[WorkerSpec]
-    since_s: float
-
-
-@dataclass(slots=True)
-class _Lane:
-    """A group's decider, and those who wait for its answers.
-
-    ``deserted_s`` is since when no worker has been live, None while one is.
-    """
-
-    decider: Decider
-    deserted_s: float | None
-    waiters: dict[str, _Waiter] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | asyncio.Handle | None = None
-    hurried: bool = False
-
-    @property
-    def group(self) -> Group:
-        return self.decider.group
-
-    @property
-    def pool(self) -> Pool:
-        return self.decider.pool
-
-    @property
-    def stats(self) -> GroupStats:
-        return self.decider.stats
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchSettings:
-    """Settings of the loop.
-
-    Attributes:
-        pool_limit: requests that may wait, per group.
-        patience_s: a request that waited longer enters at the next free slot.
-        queue_timeout_s: a request that waited longer is given up; one that came back from a
-            failing worker has as long again.
-        snapshot_stale_s: snapshots older than this no longer count.
-        overcommit: requests that may queue in an engine before a slot is free; None: as many as
-            its slot bubble asks for.
-    """
-
-    dispatch: Dispatch = Dispatch.POOL
-    pool_limit: int = 1024
-    patience_s: float = 5.0
-    queue_timeout_s: float = 60.0
-    snapshot_stale_s: float = 3.0
-    overcommit: int | None = 0
-
-
 class Dispatcher:
     """Owns cluster, pools and policies; everything runs on one event loop.
 
     Args:
         cluster: its state; changed here alone.
         make_policy: called once per group.
-        fallback: stands in for a round in which the policy broke its contract.
+        fallback: stands in for a round in which the policy broke its contract, and chooses among
+            prefill workers.
         settings: see ``DispatchSettings``.
         clock: seconds, monotonic.
         make_look_ahead: called once per group; None where the policy asks nothing of the future.
@@ -175,20 +79,21 @@ class Dispatcher:
         self._settings = settings
         self._clock = clock
         self._lanes = {
-            name: _Lane(
+            name: Lane(
                 Decider(
                     group,
                     Pool(settings.pool_limit, settings.patience_s, settings.queue_timeout_s),
-                    make_policy(),
+                    make_policy() if group.serves is None else fallback(),
                     fallback(),
-                    settings.dispatch,
-                    make_look_ahead(),
+                    settings.dispatch if group.serves is None else Dispatch.POOL,
+                    make_look_ahead() if group.serves is None else None,
                     Overcommit(settings.overcommit),
                 ),
                 clock(),
             )
             for name, group in cluster.groups.items()
         }
+        self._sent_s: dict[str, float] = {}
         self._lane_of = {
             worker_id: (lane,) for lane in self._lanes.values() for worker_id in lane.group.workers
         }
@@ -224,15 +129,52 @@ class Dispatcher:
     def give_back(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """See ``DispatchPort.give_back``."""
         lane = self._lanes[request.group]
-        again = request.again()
-        self.apply(Returned(request.id, again))
         lane.stats.returned += 1
-        return again, self._wait(lane, again, self._clock())
+        return self._again(request, request.again())
+
+    def hand_off(
+        self, request: Request, prompt_tokens: int, kept_s: float | None
+    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        """See ``DispatchPort.hand_off``."""
+        lane, now = self._lanes[request.group], self._clock()
+        assert lane.group.serves is not None
+        self._observe_service(lane, request, now)
+        lane.stats.outcomes[Outcome.COMPLETED] += 1
+        ready = replace(
+            request.again(),
+            group=lane.group.serves.name,
+            prompt_tokens=prompt_tokens,
+            text_bytes=0,
+            exact=True,
+        )
+        self.apply(Prefilled(request.id, ready, None if kept_s is None else now + kept_s))
+        return ready, self._wait(self._lanes[ready.group], ready, now)
+
+    def prefill_again(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        """See ``DispatchPort.prefill_again``."""
+        group = prefill_stage(request.group)
+        self._lanes[group].stats.repeated_prefills += 1
+        return self._again(request, replace(request.again(), group=group))
+
+    def serve_whole(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        """See ``DispatchPort.serve_whole``."""
+        lane = self._lanes[request.group]
+        assert lane.group.serves is not None
+        lane.stats.fallbacks += 1
+        whole = replace(request.again(), group=lane.group.serves.name)
+        if self.cluster.phase(request.id) is Phase.ENDED:  # it was not let in
+            return whole, self.submit(whole)
+        return self._again(request, whole)
+
+    def keeps(self, request: Request) -> bool:
+        """See ``DispatchPort.keeps``."""
+        return self.cluster.keeps(request.id)
 
     def end(self, request: Request, outcome: Outcome) -> None:
         """See ``DispatchPort.end``."""
         if self.cluster.phase(request.id) is not Phase.ENDED:
             self._lanes[request.group].stats.outcomes[outcome] += 1
+            self._sent_s.pop(request.id, None)
             self.apply(Ended(request.id, outcome))
 
     def progress(self, request: Request, generated_tokens: int) -> None:
@@ -245,7 +187,10 @@ class Dispatcher:
 
     def first_byte(self, request: Request, now_s: float) -> None:
         """See ``DispatchPort.first_byte``."""
-        self._lanes[request.group].stats.ttft_s.observe(now_s - request.arrival_s)
+        lane = self._lanes[request.group]
+        lane.stats.ttft_s.observe(now_s - request.arrival_s)
+        self._observe_service(lane, request, now_s)
+        self.apply(Fetched(request.id))
 
     # what the engines say
 
@@ -276,12 +221,12 @@ class Dispatcher:
             lane.decider.learn()
             self._watch_feeds(lane, now)
             self._expire(lane, now)
+            self._expire_kept(lane, now)
             if self._is_deserted(lane):
                 for request in list(lane.pool):
-                    error = NoWorkerError(_no_worker(lane.group))
-                    self._give_up(lane, request, Outcome.FAILED, error)
+                    self._desert(lane, request)
 
-    def _expire(self, lane: _Lane, now: float) -> None:
+    def _expire(self, lane: Lane, now: float) -> None:
         timeout_s = self._settings.queue_timeout_s
         for request in lane.pool.expired(now):
             # One that came back is old by its arrival, but has waited since its return only.
@@ -289,32 +234,70 @@ class Dispatcher:
                 error = QueueTimeoutError(f"no slot became free within {timeout_s:g} s")
                 self._give_up(lane, request, Outcome.EXPIRED, error)
 
-    def _watch_feeds(self, lane: _Lane, now: float) -> None:
+    def _expire_kept(self, lane: Lane, now: float) -> None:
+        """Memory of prefill workers that is free again may let others in."""
+        keepers = [w for w in lane.group.workers.values() if isinstance(w, PrefillWorker)]
+        expired = sum(worker.expire(now) for worker in keepers)
+        lane.stats.expired_kv_tokens += expired
+        if expired and lane.pool:
+            self._schedule(lane, hurry=True)
+
+    def _desert(self, lane: Lane, request: Request) -> None:
+        """Nobody is there any more; where only the prefill workers are gone, others can do it."""
+        error = NoWorkerError(_no_worker(lane.group))
+        if lane.group.serves is None:
+            self._give_up(lane, request, Outcome.FAILED, error)
+        else:
+            lane.pool.remove(request.id)
+            lane.waiters.pop(request.id).refuse(error)
+
+    def _watch_feeds(self, lane: Lane, now: float) -> None:
         for worker in lane.group.live_workers():
             age_s = now - worker.feed.received_s if worker.feed else 0.0
             if age_s > self._settings.snapshot_stale_s:
                 log.warning("%s: no snapshot for %.1f s, own counts hold", worker.spec.id, age_s)
                 self.apply(FeedStale(worker.spec.id))
 
-    def _note_desertion(self, lane: _Lane) -> None:
+    def _note_desertion(self, lane: Lane) -> None:
         if lane.group.live_workers():
             lane.deserted_s = None
         elif lane.deserted_s is None:
             lane.deserted_s = self._clock()
 
-    def _is_deserted(self, lane: _Lane) -> bool:
+    def _is_deserted(self, lane: Lane) -> bool:
         return lane.deserted_s is not None and self._clock() - lane.deserted_s >= _GRACE_S
 
     # rounds
 
-    def _wait(self, lane: _Lane, request: Request, since_s: float) -> asyncio.Future[WorkerSpec]:
+    def _again(
+        self, request: Request, again: Request
+    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        """A request waits once more, perhaps for workers of another group."""
+        self._sent_s.pop(request.id, None)
+        self.apply(Returned(request.id, again))
+        return again, self._wait(self._lanes[again.group], again, self._clock())
+
+    def _observe_service(self, lane: Lane, request: Request, now_s: float) -> None:
+        sent_s = self._sent_s.pop(request.id, None)
+        if sent_s is not None:
+            lane.stats.service_s.observe(now_s - sent_s)
+
+    def _has_room_behind(self, lane: Lane) -> bool:
+        """What the lane's workers do next can wait in the router; prompts are handed off there."""
+        served = lane.group.serves
+        if served is None:
+            return True
+        prefilling = sum(worker.in_flight for worker in lane.group.workers.values())
+        return len(self._lanes[served.name].pool) + prefilling < self._settings.pool_limit
+
+    def _wait(self, lane: Lane, request: Request, since_s: float) -> asyncio.Future[WorkerSpec]:
         lane.pool.add(request)
         worker: asyncio.Future[WorkerSpec] = asyncio.get_running_loop().create_future()
-        lane.waiters[request.id] = _Waiter(worker, since_s)
+        lane.waiters[request.id] = Waiter(worker, since_s)
         self._schedule(lane, hurry=True)
         return worker
 
-    def _schedule(self, lane: _Lane, *, hurry: bool) -> None:
+    def _schedule(self, lane: Lane, *, hurry: bool) -> None:
         if lane.timer is not None:
             if lane.hurried or not hurry:
                 return
@@ -326,25 +309,32 @@ class Dispatcher:
         else:
             lane.timer = loop.call_later(_BARRIER_SKEW_S, self._round, lane)
 
-    def _round(self, lane: _Lane) -> None:
+    def _round(self, lane: Lane) -> None:
         if lane.timer is not None:
             lane.timer.cancel()
             lane.timer = None
+        if not self._has_room_behind(lane):
+            return
         now = self._clock()
-        for assignment in lane.decider.decide(now, self._clock):
+        assignments = lane.decider.decide(now, self._clock)
+        for assignment in assignments:
             self._send(lane, assignment, now)
+        if lane.group.serves is not None and assignments and lane.pool:
+            self._schedule(lane, hurry=True)  # each prefill worker is given one prompt in a round
 
-    def _send(self, lane: _Lane, assignment: Assignment, now: float) -> None:
+    def _send(self, lane: Lane, assignment: Assignment, now: float) -> None:
         request = lane.pool.remove(assignment.request_id)
         waiter = lane.waiters.pop(assignment.request_id)
         assert request is not None
         self.cluster.apply(Dispatched(request.id, assignment.worker_id))
+        self._sent_s[request.id] = now
         lane.stats.assigned += 1
+        lane.stats.estimated += not request.exact
         lane.stats.pool_wait_s.observe(now - waiter.since_s)
         if not waiter.worker.done():  # else its client has just left: it is about to be withdrawn
             waiter.worker.set_result(self.cluster.worker(assignment.worker_id).spec)
 
-    def _lanes_of(self, event: Event) -> Iterable[_Lane]:
+    def _lanes_of(self, event: Event) -> Iterable[Lane]:
         match event:
             case SnapshotReceived() | GaugesReceived() | FeedStale():
                 return self._lane_of[event.worker_id]
@@ -352,13 +342,11 @@ class Dispatcher:
                 return self._lanes.values()
 
     def _give_up(
-        self, lane: _Lane, request: Request, outcome: Outcome, error: EvenstepError
+        self, lane: Lane, request: Request, outcome: Outcome, error: EvenstepError
     ) -> None:
         lane.pool.remove(request.id)
         self.end(request, outcome)
-        worker = lane.waiters.pop(request.id).worker
-        if not worker.done():
-            worker.set_exception(error)
+        lane.waiters.pop(request.id).refuse(error)
 
 
 def _no_worker(group: Group) -> str:

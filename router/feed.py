@@ -59,6 +59,7 @@ class Feed:
         step_running: requests that took part in that step.
         step_entered: requests that began to run in it.
         kv_usage: fraction of the KV memory in use, of the fullest group of blocks.
+        kv_tokens: tokens that fit into it, 0 where that is not told.
         full_wanted: something was missed, a full snapshot puts it right.
         gaps: snapshots known to be lost.
         departures: requests that stopped running, with their tokens; whoever reads them clears it.
@@ -78,6 +79,7 @@ class Feed:
         self.step_running = 0
         self.step_entered = 0
         self.kv_usage = 0.0
+        self.kv_tokens = 0
         self.full_wanted = True
         self.gaps = 0
         self.departures: list[tuple[str | None, Departure]] = []
@@ -94,6 +96,11 @@ class Feed:
     def resident_tokens(self) -> int:
         """KV tokens of the running requests as far as their prompts are computed."""
         return self.load_tokens - self._prefill_left
+
+    @property
+    def prefill_left(self) -> int:
+        """Prompt tokens of the running requests that are still to be computed."""
+        return self._prefill_left
 
     @property
     def running(self) -> int:
@@ -167,6 +174,8 @@ class Feed:
     def _note(self, snapshot: Snapshot, received_s: float) -> None:
         if snapshot.kind == "full":
             self.full_wanted = False
+            sizes = (group.block_size * group.blocks_total for group in snapshot.kv_groups)
+            self.kv_tokens = min(sizes, default=0)
         elif snapshot.sequence > self.sequence + 1 and not self.full_wanted:
             self.gaps += snapshot.sequence - self.sequence - 1
             self.full_wanted = True

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from router.barrier import StepTotals
 from router.cluster import Group
 from router.decider import Decider
 from router.engines.gauges import GaugeReader
@@ -13,8 +14,8 @@ from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
 from router.feed import Feed
 from router.lookahead import LookAhead
+from router.prefill import PrefillWorker
 from router.stats import GroupStats, Histogram
-from router.types import StepTotals
 from router.worker import Worker
 
 T = TypeVar("T")
@@ -146,6 +147,11 @@ GROUP_ROWS: Sequence[Row[GroupReading]] = (
         lambda reading: reading.stats.returned,
     ),
     Row(
+        "evenstep_requests_estimated_total",
+        "Times that a request was given to a worker though no engine had counted its prompt yet.",
+        lambda reading: reading.stats.estimated,
+    ),
+    Row(
         "evenstep_rounds_total",
         "Rounds in which the policy assigned waiting requests to workers.",
         lambda reading: reading.stats.rounds,
@@ -170,6 +176,33 @@ GROUP_ROWS: Sequence[Row[GroupReading]] = (
         "Steps from a slot's becoming free to its next request's first step while others waited, "
         "on average over the last few hundred steps.",
         lambda reading: reading.decider.overcommit.bubble_steps,
+    ),
+)
+
+PREFILL_ROWS: Sequence[Row[GroupReading]] = (
+    Row(
+        "evenstep_prefill_fallbacks_total",
+        "Requests that went whole to workers that decode, since no prefill worker could be had.",
+        lambda reading: reading.stats.fallbacks,
+    ),
+    Row(
+        "evenstep_prefills_repeated_total",
+        "Prompts that were computed again, since their KV was gone or could not be fetched.",
+        lambda reading: reading.stats.repeated_prefills,
+    ),
+    Row(
+        "evenstep_kv_expired_tokens_total",
+        "KV tokens that prefill workers kept until they expired, since nobody fetched them.",
+        lambda reading: reading.stats.expired_kv_tokens,
+    ),
+    Row(
+        "evenstep_kv_kept_tokens",
+        "KV tokens that prefill workers keep for requests that wait for a worker to decode.",
+        lambda reading: sum(
+            worker.kept_tokens
+            for worker in reading.group.workers.values()
+            if isinstance(worker, PrefillWorker)
+        ),
     ),
 )
 
@@ -227,6 +260,12 @@ HISTOGRAMS: Sequence[tuple[str, str, Callable[[GroupStats], Histogram]]] = (
         "evenstep_pool_wait_seconds",
         "How long a request waits in the router before it is given to a worker.",
         lambda stats: stats.pool_wait_s,
+    ),
+    (
+        "evenstep_service_seconds",
+        "From a request's being given to a worker to the first byte of its answer, or to the end "
+        "of its prefill where another worker decodes.",
+        lambda stats: stats.service_s,
     ),
     (
         "evenstep_time_to_first_token_seconds",

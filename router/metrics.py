@@ -17,6 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from router.barrier import StepTotals
 from router.decider import Clock
 from router.dispatch import Dispatcher
 from router.engines.gauges import GaugeReader
@@ -31,6 +32,7 @@ from router.metric_table import (
     HISTOGRAMS,
     LIVE_WORKER_ROWS,
     LOOK_AHEAD_ROWS,
+    PREFILL_ROWS,
     REQUESTS,
     SNAPSHOT_ROWS,
     STATE_SOURCE,
@@ -40,7 +42,7 @@ from router.metric_table import (
     Row,
     WorkerReading,
 )
-from router.types import Outcome, StateSource, StepTotals
+from router.types import Outcome, StateSource
 
 T = TypeVar("T")
 Labels = Sequence[str]
@@ -87,6 +89,8 @@ class Metrics(Collector):
         yield from _families(GAUGE_ROWS, (), [((), self._gauges)])
         yield _family(*REQUESTS, ("group", "outcome"), _outcomes(groups))
         yield from _families(GROUP_ROWS, ("group",), [((r.group.name,), r) for r in groups])
+        prefills = [reading for reading in groups if reading.group.serves is not None]
+        yield from _families(PREFILL_ROWS, ("group",), [((r.group.name,), r) for r in prefills])
         yield from _histograms(groups)
         yield from _families(LOOK_AHEAD_ROWS, ("group",), _look_aheads(groups))
         yield from _families(STEP_ROWS, ("group", "pool"), _totals(groups))

@@ -27,7 +27,8 @@ class ModelTable:
     def learn(self, worker_id: str, models: Sequence[str]) -> None:
         """A worker said what it serves; the first group to serve a model keeps it."""
         for model in models:
-            self._group_of.setdefault(model, self._cluster.group_of(worker_id).name)
+            group = self._cluster.group_of(worker_id)
+            self._group_of.setdefault(model, (group.serves or group).name)
 
     def group(self, model: str | None) -> str:
         """The group for a request.
@@ -37,7 +38,7 @@ class ModelTable:
             NoWorkerError: no worker has answered yet, so that nothing is known.
             UnknownModelError: no group serves it.
         """
-        groups = list(self._cluster.groups)
+        groups = [group.name for group in self._cluster.groups.values() if group.serves is None]
         if model is None and len(groups) == 1:
             return groups[0]
         if not self._group_of:

@@ -10,7 +10,7 @@ that works next to nothing is lost, and that says nothing of a lower one: it is 
 
 from __future__ import annotations
 
-from router.types import StepTotals
+from router.barrier import StepTotals
 
 MOST = 2
 REVIEW_STEPS = 256

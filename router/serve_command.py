@@ -58,6 +58,8 @@ def serve(
     request_tokens: Annotated[str | None, _flag("request_tokens", "TOKENS")] = None,
     prefill_beta: Annotated[str | None, _flag("prefill_beta", "TOKENS")] = None,
     prefill_chunk: Annotated[str | None, _flag("prefill_chunk", "TOKENS")] = None,
+    kv_transfer: Annotated[str | None, _flag("kv_transfer", "params|content")] = None,
+    kv_expiry_s: Annotated[str | None, _flag("kv_expiry_s", "S")] = None,
     seed: Annotated[str | None, _flag("seed", "N")] = None,
     health_interval_s: Annotated[str | None, _flag("health_interval_s", "S")] = None,
     health_timeout_s: Annotated[str | None, _flag("health_timeout_s", "S")] = None,

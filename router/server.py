@@ -18,20 +18,21 @@ from fastapi import FastAPI
 from router.app import AppContext, create_app
 from router.cluster import Cluster
 from router.config import ServeSettings
-from router.dispatch import Dispatcher, DispatchSettings
+from router.dispatch import Dispatcher
 from router.engines.curve import read_key_pair
 from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
 from router.engines.upstream import HttpClient
 from router.errors import ConfigError
+from router.lane import DispatchSettings
 from router.lookahead import SIGNALS, LookAhead
 from router.metrics import Metrics
 from router.models import ModelTable
 from router.policies import POLICIES, PolicySettings
 from router.policies.calibration import moves_within, must_compile
 from router.policies.solver import DEFAULT_MOVES
-from router.proxy.relay import Attempts, RelayContext
+from router.proxy.relay import Attempts, KvTransfer, RelayContext
 from router.types import DEFAULT_SLOTS, Policy
 from router.workload import WorkProfile
 
@@ -86,7 +87,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def build(settings: ServeSettings) -> FastAPI:
     """The application with all that runs beside it."""
-    cluster = Cluster(settings.workers, settings.lockstep)
+    cluster = Cluster(settings.workers, settings.lockstep, settings.prefill_chunk)
     dispatcher = _dispatcher(settings, cluster)
     models = ModelTable(cluster)
     snapshots, gauges = _sources(settings, dispatcher)
@@ -109,6 +110,7 @@ def build(settings: ServeSettings) -> FastAPI:
         max_attempts=settings.max_attempts,
         clock=time.monotonic,
         attempts=attempts,
+        transfer=KvTransfer(settings.kv_expiry_s if settings.kv_transfer == "params" else None),
     )
 
     @contextlib.asynccontextmanager
@@ -181,8 +183,9 @@ def _moves(settings: ServeSettings) -> int:
     """What the solver's time buys on this machine, for the largest group."""
     if settings.policy != "bfio" or not settings.workers:
         return DEFAULT_MOVES
-    workers = max(Counter(worker.group for worker in settings.workers).values())
-    slots = settings.workers[0].slots or DEFAULT_SLOTS
+    decoding = [worker for worker in settings.workers if worker.role != "prefill"]
+    workers = max(Counter(worker.group for worker in decoding).values())
+    slots = decoding[0].slots or DEFAULT_SLOTS
     compiling = "; compiling it takes half a minute, once" if must_compile() else ""
     log.info("bfio: looking how fast its search is here%s", compiling)
     moves = moves_within(settings.solver_ms / 1000, workers, slots, time.perf_counter)

@@ -44,7 +44,12 @@ class GroupStats:
         unserved: requests turned away because no worker was live.
         returned: dispatches that came back before their first byte.
         rounds: rounds in which a policy was asked; policy_errors: those that broke its contract.
-        pool_wait_s, ttft_s: per request.
+        pool_wait_s, ttft_s: per request; service_s: from its being given to a worker to the first
+            byte of the answer, or to the end of its prefill.
+        estimated: times that a request was assigned whose prompt no engine had counted yet.
+        fallbacks: requests that no prefill worker could be found for, and that went to the others
+            whole; repeated_prefills: prompts that were computed again, since their KV was gone.
+        expired_kv_tokens: KV that prefill workers have kept for nobody.
         decision_s: per round, look-ahead included; decision_candidates: requests that waited then;
             decision_admitted: those that were assigned.
         decision_objective: what bfio's objective came to.
@@ -57,7 +62,12 @@ class GroupStats:
     returned: int = 0
     rounds: int = 0
     policy_errors: int = 0
+    estimated: int = 0
+    fallbacks: int = 0
+    repeated_prefills: int = 0
+    expired_kv_tokens: int = 0
     pool_wait_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
+    service_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
     ttft_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
     decision_s: Histogram = field(default_factory=lambda: Histogram(DECISION_BOUNDS_S))
     decision_candidates: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))

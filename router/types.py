@@ -46,7 +46,7 @@ class PoolState(Enum):
 
 
 class Phase(Enum):
-    """Life of a request in the router; without prefill workers, arrived means ready."""
+    """Life of a request in the router; one that is not split is ready when it arrives."""
 
     ARRIVED = "arrived"
     PREFILLING = "prefilling"
@@ -71,13 +71,14 @@ class Request:
     Attributes:
         id: the router's own token, unique per attempt, found again inside engine request ids.
         group: the group of workers (one model, one barrier) that may serve it.
-        prompt_tokens: exact for token-id prompts, else an estimate.
+        prompt_tokens: exact for token-id prompts and those that are computed, else an estimate.
         slots: engine requests that it becomes (``n`` times the number of prompts).
         max_tokens: the client's cap on the output, if any.
         priority: lower goes first, as in vLLM.
         arrival_s: when it reached the router.
         text_bytes: of the text that its prompts are and nothing else; 0 where it says nothing of
             their tokens.
+        exact: ``prompt_tokens`` is no estimate.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Request:
     priority: int = 0
     arrival_s: float = 0.0
     text_bytes: int = 0
+    exact: bool = False
 
     @property
     def load_tokens(self) -> int:
@@ -110,6 +112,7 @@ class WorkerSpec:
         group: barrier domain and model.
         rank: sent as ``X-data-parallel-rank`` when several ranks share one URL.
         slots: requests that run at once; None: what snapshots say, else ``DEFAULT_SLOTS``.
+        role: ``prefill`` computes prompts for the others of its group; the rest serve answers.
         snapshots: ZMQ endpoint of the state stream, None where the engine has no plug-in.
         server_key: the engine's public CURVE key, where its stream is secured.
     """
@@ -122,6 +125,16 @@ class WorkerSpec:
     slots: int | None = None
     snapshots: str | None = None
     server_key: str | None = None
+
+    @property
+    def stage(self) -> str:
+        """The group in which the router counts it: prefill workers have one of their own."""
+        return prefill_stage(self.group) if self.role == "prefill" else self.group
+
+
+def prefill_stage(group: str) -> str:
+    """What the prefill workers of a group are called together."""
+    return f"{group}/prefill"
 
 
 # --- what a policy sees and says ------------------------------------------------------------------
@@ -328,8 +341,27 @@ class PromptCounted:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt is computed: its request waits, as ``ready``, for a decode worker.
+
+    ``kept_until_s`` is until when the prefill worker keeps its KV, None if it keeps none.
+    """
+
+    request_id: str
+    ready: Request
+    kept_until_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A decode worker has the KV of a request's prompt: the prefill worker need not keep it."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Returned:
-    """A dispatched request came back before its first byte, to be assigned anew as ``again``."""
+    """A request is to be assigned anew, as ``again``: it had not had its first byte."""
 
     request_id: str
     again: Request
@@ -350,44 +382,7 @@ class FeedStale:
     worker_id: str
 
 
+RequestEvent = Dispatched | Progressed | PromptCounted | Prefilled | Fetched | Returned | Ended
 Event = (
-    Arrived
-    | WorkerUp
-    | WorkerDown
-    | SnapshotReceived
-    | GaugesReceived
-    | FeedStale
-    | Dispatched
-    | Progressed
-    | PromptCounted
-    | Returned
-    | Ended
+    Arrived | WorkerUp | WorkerDown | SnapshotReceived | GaugesReceived | FeedStale | RequestEvent
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StepTotals:
-    """Running sums over the barrier steps of a group; averages are differences of two of them.
-
-    Attributes:
-        imbalance_tokens: sum of G max L - sum L.
-        max_load_tokens: sum of max L.
-        load_tokens: sum of sum L.
-        worker_steps: sum of G.
-        step_s: sum of step times, in the engine's seconds.
-        energy_j: sum of power times step time, of workers that report power.
-        output_tokens: sum of decoded tokens.
-        free_slots: sum over workers of the slots in which nothing ran.
-        entered: requests that had their first step.
-    """
-
-    steps: int = 0
-    imbalance_tokens: int = 0
-    max_load_tokens: int = 0
-    load_tokens: int = 0
-    worker_steps: int = 0
-    step_s: float = 0.0
-    energy_j: float = 0.0
-    output_tokens: int = 0
-    free_slots: int = 0
-    entered: int = 0

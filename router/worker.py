@@ -118,11 +118,14 @@ class Worker:
         return self._known_tokens() + self.foreign.load_tokens
 
     def _known_tokens(self) -> int:
-        unseen = 0
+        return self._unseen_tokens() + (self.feed.load_tokens if self.feed else 0)
+
+    def _unseen_tokens(self) -> int:
+        tokens = 0
         for token, parts in self._unseen.items():
             flight = self._in_flight[token]
-            unseen += parts * flight.request.prompt_tokens + flight.generated_tokens
-        return unseen + (self.feed.load_tokens if self.feed else 0)
+            tokens += parts * flight.request.prompt_tokens + flight.generated_tokens
+        return tokens
 
     @property
     def requests(self) -> int:

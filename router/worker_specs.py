@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from router.engines.curve import read_public_key
 from router.errors import ConfigError, SnapshotError
-from router.types import Role, WorkerSpec
+from router.types import Role, WorkerSpec, prefill_stage
 from router.wire import full_endpoint, is_local
 
 _PORTS = {"http": 80, "https": 443}
@@ -69,7 +69,18 @@ def parse_workers(entries: Iterable[object]) -> tuple[WorkerSpec, ...]:
                 f"workers {other.id!r} and {spec.id!r} have one snapshot endpoint, "
                 f"{spec.snapshots}: each worker publishes on its own"
             )
+    _check_roles(specs)
     return specs
+
+
+def _check_roles(specs: Iterable[WorkerSpec]) -> None:
+    stages = {spec.stage for spec in specs}
+    for spec in specs:
+        if spec.group not in stages:
+            raise ConfigError(
+                f"group {spec.group!r} has prefill workers alone: at least one worker without "
+                "role=prefill should decode"
+            )
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
@@ -114,8 +125,8 @@ def _parse(name: str, entry: Mapping[str, object]) -> WorkerSpec:
 
 
 def _spec(table: _Table) -> WorkerSpec:
-    if table.role == "prefill":
-        raise ConfigError("role=prefill is not supported yet: every worker serves whole requests")
+    if table.group.endswith(prefill_stage("")):
+        raise ConfigError(f"group {table.group!r}: a name that ends so means prefill workers")
     if table.snapshots is not None:
         _check_endpoint(table.snapshots)
         _check_security(table.snapshots, secured=table.server_key is not None)

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+DEFAULT_CHUNK = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class WorkProfile:
@@ -42,7 +44,7 @@ class WorkProfile:
     window_share: float = 1.0
     request_tokens: float = 0.0
     prefill_beta: float = 0.0
-    prefill_chunk: int = 2048
+    prefill_chunk: int = DEFAULT_CHUNK
 
     def __post_init__(self) -> None:
         for name in ("growth", "request_tokens", "prefill_beta"):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from router.errors import InvalidRequestError
+from router.proxy.split import splittable
 
 # What a chat template writes around a message.
 _BYTES_PER_MESSAGE = 16
@@ -34,6 +35,7 @@ class ParsedRequest:
         max_tokens: cap on the output.
         priority: lower goes first.
         text_only: its messages hold no images or the like, which become tokens as well.
+        splittable: one worker may compute its prompt, and another decode.
     """
 
     model: str | None
@@ -43,6 +45,7 @@ class ParsedRequest:
     max_tokens: int | None
     priority: int
     text_only: bool = True
+    splittable: bool = True
 
 
 def parse(body: bytes) -> ParsedRequest:
@@ -64,6 +67,7 @@ def parse(body: bytes) -> ParsedRequest:
     known_tokens, text_bytes = (
         -(-sum(each) // len(prompts)) for each in zip(*prompts, strict=True)
     )
+    text_only = all(map(_is_text, _parts(fields.get("messages"))))
     copies = max(_whole(fields.get("n"), 1), _whole(fields.get("best_of"), 1))
     return ParsedRequest(
         model=model,
@@ -72,7 +76,8 @@ def parse(body: bytes) -> ParsedRequest:
         slots=len(prompts) * copies,
         max_tokens=_max_tokens(fields),
         priority=fields["priority"] if type(fields.get("priority")) is int else 0,
-        text_only=all(map(_is_text, _parts(fields.get("messages")))),
+        text_only=text_only,
+        splittable=text_only and splittable(fields),
     )
 
 

@@ -19,9 +19,9 @@ from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from router.decider import Clock
-from router.dispatch import DispatchPort
 from router.engines.upstream import HttpClient, Response
 from router.errors import EvenstepError, RecalledError, UpstreamError
+from router.port import DispatchPort
 from router.proxy.answers import (
     Answer,
     content_type,
@@ -33,6 +33,8 @@ from router.proxy.answers import (
 )
 from router.proxy.events import EventStream, error_event
 from router.types import Outcome, Request, WorkerSpec
+
+Waiter = asyncio.Future[WorkerSpec]
 
 _PROGRESS_EVENTS = 32
 # Inside a text the quotation marks would be escaped.
@@ -103,6 +105,20 @@ class Attempts:
 
 
 @dataclass(frozen=True, slots=True)
+class KvTransfer:
+    """How prompts' KV gets from the workers that compute them to those that decode.
+
+    Attributes:
+        kept_s: how long an engine keeps it for whom it tells where it lies; None: it tells nobody,
+            and others find it by its content.
+        warned: workers that should have told and did not.
+    """
+
+    kept_s: float | None
+    warned: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
 class RelayContext:
     """What every relay needs.
 
@@ -114,6 +130,7 @@ class RelayContext:
         max_attempts: workers that one request is tried on.
         clock: the dispatcher's.
         attempts: those under way.
+        transfer: how KV is handed off where there are prefill workers.
     """
 
     port: DispatchPort
@@ -123,6 +140,7 @@ class RelayContext:
     max_attempts: int
     clock: Clock
     attempts: Attempts = field(default_factory=Attempts)
+    transfer: KvTransfer = field(default_factory=lambda: KvTransfer(None))
 
 
 class Relay:
@@ -159,7 +177,7 @@ class Relay:
     async def _serve(self, client: HTTPConnection, send: Send) -> None:
         port = self._context.port
         try:
-            await self._attempts(port.submit(self._request), client, send)
+            await self._attempts(client, send)
         except EvenstepError as error:
             port.end(self._request, Outcome.FAILED)
             await send_answer(send, error_answer(error))
@@ -170,11 +188,12 @@ class Relay:
             port.end(self._request, Outcome.FAILED)
             raise
 
-    async def _attempts(
-        self, waiter: asyncio.Future[WorkerSpec], client: HTTPConnection, send: Send
-    ) -> None:
+    async def _attempts(self, client: HTTPConnection, send: Send) -> None:
         """Try workers until the first byte of an answer, then pass that answer on."""
+        waiter = await self._enter(client, send)
         for attempts_left in reversed(range(self._context.max_attempts)):
+            if waiter is None:
+                return
             worker = await waiter
             try:
                 await self._attempt(worker, client, send)
@@ -182,20 +201,34 @@ class Relay:
                 self._report(worker, error)
                 if not attempts_left:
                     raise
-                self._request, waiter = self._context.port.give_back(self._request)
+                waiter = await self._enter_again(client, send)
             else:
                 return
 
+    async def _enter(self, client: HTTPConnection, send: Send) -> Waiter | None:
+        """Wait for a worker; None if the client has its answer already."""
+        return self._context.port.submit(self._request)
+
+    async def _enter_again(self, client: HTTPConnection, send: Send) -> Waiter | None:
+        """The same after a failed attempt."""
+        self._request, waiter = self._context.port.give_back(self._request)
+        return waiter
+
     async def _attempt(self, worker: WorkerSpec, client: HTTPConnection, send: Send) -> None:
         async with self._context.attempts.watch(worker.id) as self._note_started:
-            await self._exchange(worker, client, send)
+            response = await self._post(worker, client, self._body_up())
+            await self._take(response, worker, send)
 
-    async def _exchange(self, worker: WorkerSpec, client: HTTPConnection, send: Send) -> None:
+    def _body_up(self) -> bytes:
+        """What the worker is sent that answers."""
+        return self._body
+
+    async def _post(self, worker: WorkerSpec, client: HTTPConnection, body: bytes) -> Response:
         rank = worker.rank if worker.url in self._context.ranked else None
         headers = headers_up(client.headers.raw, self._request.id, rank)
-        response = await self._context.client.request(
-            "POST", worker.url, self._target, headers, self._body
-        )
+        return await self._context.client.request("POST", worker.url, self._target, headers, body)
+
+    async def _take(self, response: Response, worker: WorkerSpec, send: Send) -> None:
         try:
             if content_type(response.headers).startswith(b"text/event-stream"):
                 await self._stream(worker, response, send)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from router.cluster import Cluster
-from router.dispatch import Dispatcher, DispatchSettings
+from router.dispatch import Dispatcher
+from router.lane import DispatchSettings
 from router.policies.baselines import PerRequest, fcfs
 from router.types import Policy, Request, SnapshotReceived, WorkerSpec, WorkerUp
 from tests.support.core import request, snapshot

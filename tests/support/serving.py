@@ -18,13 +18,15 @@ from uvicorn.server import ServerState
 
 from router.app import AppContext, create_app
 from router.cluster import Cluster
-from router.dispatch import Dispatcher, DispatchSettings
+from router.dispatch import Dispatcher
 from router.engines.upstream import HttpClient, Response
+from router.lane import DispatchSettings
 from router.models import ModelTable
 from router.policies.baselines import PerRequest, fcfs
-from router.proxy.relay import Attempts, RelayContext
+from router.proxy.relay import Attempts, KvTransfer, RelayContext
 from router.stats import GroupStats
 from router.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
+from router.worker import Worker
 from tests.support.scripted import TIMEOUT_S, ScriptedServer, until
 
 MODEL = "tiny"
@@ -69,13 +71,17 @@ class Router:
         return self.dispatcher.deciders["default"].stats
 
     @property
+    def workers(self) -> list[Worker]:
+        groups = self.dispatcher.cluster.groups.values()
+        return [worker for group in groups for worker in group.workers.values()]
+
+    @property
     def waiting(self) -> int:
-        return len(self.dispatcher.deciders["default"].pool)
+        return sum(len(decider.pool) for decider in self.dispatcher.deciders.values())
 
     @property
     def in_flight(self) -> int:
-        workers = self.dispatcher.cluster.groups["default"].workers.values()
-        return sum(worker.in_flight for worker in workers)
+        return sum(worker.in_flight for worker in self.workers)
 
     @property
     def outcomes(self) -> dict[Outcome, int]:
@@ -100,17 +106,31 @@ class Router:
     async def settled(self) -> None:
         """Wait until nothing waits and nothing runs, and see that nothing is counted still."""
         await until(lambda: not self.waiting and not self.in_flight)
-        for worker in self.dispatcher.cluster.groups["default"].workers.values():
+        for worker in self.workers:
             assert (worker.free_slots, worker.load_tokens) == (worker.slots, 0)
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    engines: Sequence[ScriptedServer], slots: int = 2, max_attempts: int = 3, **settings: Any
+    engines: Sequence[ScriptedServer],
+    slots: int = 2,
+    max_attempts: int = 3,
+    prefills: int = 0,
+    kept_s: float | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Router]:
-    """A router before these engines until the block ends; ``settings`` of the dispatch loop."""
+    """A router before these engines until the block ends; ``settings`` of the dispatch loop.
+
+    The first ``prefills`` of them compute prompts, and keep the KV for ``kept_s``.
+    """
     specs = [
-        WorkerSpec(chr(ord("a") + i), engine.url, rank=i, slots=slots)
+        WorkerSpec(
+            chr(ord("a") + i),
+            engine.url,
+            role="prefill" if i < prefills else "both",
+            rank=i,
+            slots=slots,
+        )
         for i, engine in enumerate(engines)
     ]
     cluster = Cluster(specs)
@@ -134,7 +154,15 @@ async def serving(
     upstream = SpyClient()
     urls = [engine.url for engine in engines]
     ranked = frozenset(url for url in urls if urls.count(url) > 1)
-    relay = RelayContext(dispatcher, upstream, trouble, ranked, max_attempts, time.monotonic)
+    relay = RelayContext(
+        dispatcher,
+        upstream,
+        trouble,
+        ranked,
+        max_attempts,
+        time.monotonic,
+        transfer=KvTransfer(kept_s),
+    )
     context = AppContext(dispatcher, models, relay, lambda: b"metric 1\n", time.monotonic)
     watching = asyncio.create_task(dispatcher.run())
     async with _listening(context) as url, _client(url) as http:

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from router.barrier import StepLedger, StepShares
-from router.types import PoolState, StepTotals
+from router.barrier import StepLedger, StepShares, StepTotals
+from router.types import PoolState
 from tests.support.core import snapshot
 
 EMPTY, WAITING = PoolState.EMPTY, PoolState.WAITING

@@ -10,8 +10,8 @@ from loadgen.replay.cluster import (
     figures,
     parse_metrics,
 )
+from router.barrier import StepTotals
 from router.errors import ConfigError
-from router.types import StepTotals
 
 EXPOSITION = """\
 # HELP evenstep_barrier_steps_total Steps.

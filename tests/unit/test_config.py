@@ -216,7 +216,7 @@ def test_worker_texts(text: str, spec: WorkerSpec) -> None:
         ("http://h:1,rank=-1", "rank = '-1' should be greater than or equal to 0"),
         ("http://h:1,slots=0", "slots = '0' should be greater than or equal to 1"),
         ("http://h:1,role=both2", "role = 'both2' should be 'both', 'prefill' or 'decode'"),
-        ("http://h:1,role=prefill", "role=prefill is not supported yet"),
+        ("http://h:1,group=x/prefill", "a name that ends so means prefill workers"),
         ("http://h:1,group=", "group = '' should have at least 1 character"),
         ("http://h:1,grup=x", "unknown key 'grup'; did you mean group"),
         ("http://h:1,snapshots=h:5", "should be tcp://HOST:PORT or ipc://PATH"),
@@ -248,6 +248,13 @@ def test_workers_must_differ() -> None:
     with pytest.raises(ConfigError, match=r"'a:1' and 'b:1' have one snapshot endpoint"):
         load_settings({"workers": [f"http://{host}:1,snapshots=tcp://[::1]:5" for host in "ab"]})
     assert len(load_settings({"workers": ["http://a:1,rank=0", "http://a:1,rank=1"]}).workers) == 2
+
+
+def test_somebody_must_decode() -> None:
+    prefill = "http://a:1,group=x,role=prefill"
+    with pytest.raises(ConfigError, match=r"group 'x' has prefill workers alone: at least one"):
+        load_settings({"workers": [prefill, "http://b:1"]})
+    assert len(load_settings({"workers": [prefill, "http://b:1,group=x,role=decode"]}).workers) == 2
 
 
 def test_keys_come_from_files_or_as_they_are(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import typer
 
 import loadgen.figures.laboratory as laboratory_module
 import loadgen.simulator.command
+import loadgen.simulator.options
 from loadgen.figures.cases import Case, command_line, settings
 from loadgen.figures.claims import at_least, at_most, within
 from loadgen.figures.command import figures
@@ -122,7 +123,7 @@ def test_commands_give_the_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InputError("enough")
 
     monkeypatch.setattr(loadgen.simulator.command, "simulate", remember)
-    monkeypatch.setattr(loadgen.simulator.command, "load_trace", cache(load_trace))
+    monkeypatch.setattr(loadgen.simulator.options, "load_trace", cache(load_trace))
     app = typer.Typer()
     app.command()(loadgen.simulator.command.decode)
     commands = {command_line(case): case for _, case in all_cases()}

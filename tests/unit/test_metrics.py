@@ -1,5 +1,7 @@
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 
 import msgspec
@@ -8,16 +10,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router import metric_table
 from router.cluster import Cluster
-from router.dispatch import Dispatcher, DispatchSettings
+from router.dispatch import Dispatcher
 from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
+from router.lane import DispatchSettings
 from router.metrics import Metrics
 from router.policies import POLICIES, PolicySettings
 from router.stats import Histogram
 from router.types import (
     Outcome,
     PoolState,
+    Request,
     RunningRequest,
     Snapshot,
     SnapshotReceived,
@@ -25,6 +29,7 @@ from router.types import (
     WorkerSpec,
     WorkerUp,
 )
+from tests.support import core
 
 SPECS = [
     WorkerSpec("a", "http://h:1", group="g", rank=0, slots=4, snapshots="tcp://h:5"),
@@ -91,6 +96,7 @@ def test_every_metric_has_a_sound_name_help_and_type(bench: Bench) -> None:
         metric_table.HEALTH_ROWS,
         metric_table.GAUGE_ROWS,
         metric_table.GROUP_ROWS,
+        metric_table.PREFILL_ROWS,
         metric_table.LOOK_AHEAD_ROWS,
         metric_table.STEP_ROWS,
         metric_table.WORKER_ROWS,
@@ -249,3 +255,43 @@ def test_labels_are_escaped() -> None:
         Bench([WorkerSpec('a"b\\', "http://h:1")]).scrape()["worker_up", ("default", "", 'a"b\\')]
         == 0
     )
+
+
+async def test_what_becomes_of_prompts_that_are_computed_elsewhere() -> None:
+    specs = [WorkerSpec("p", "http://p", role="prefill"), WorkerSpec("d", "http://d", slots=1)]
+    bench = Bench(specs)
+    for spec in specs:
+        bench.dispatcher.apply(WorkerUp(spec.id))
+    port, stage = bench.dispatcher, "default/prefill"
+    ready = []
+    for number in range(3):
+        request, waiter = _asked(port, number, stage)
+        assert (await waiter).id == "p"
+        bench.now_s += 0.3
+        ready.append(port.hand_off(request, 40, 30.0))
+    first, waiter = ready[0]
+    assert (await waiter).id == "d"
+    assert bench.scrape()["kv_kept_tokens", (stage,)] == 120
+    port.first_byte(first, bench.now_s + 2)
+    port.end(first, Outcome.COMPLETED)
+    again, waiter = port.prefill_again(ready[1][0])
+    assert (await waiter).id == "p"
+    whole, _ = port.serve_whole(again)
+    port.withdraw(whole)
+    bench.now_s += 30.0
+    port.tick()
+    shown = bench.scrape()
+    assert shown["kv_kept_tokens", (stage,)] == 0
+    assert shown["kv_expired_tokens_total", (stage,)] == 80
+    assert shown["prefills_repeated_total", (stage,)] == 1
+    assert shown["prefill_fallbacks_total", (stage,)] == 1
+    assert shown["service_seconds_sum", (stage,)] == pytest.approx(3 * 0.3)
+    assert shown["service_seconds_count", ("default",)] == 1
+    assert shown["requests_total", (stage, "completed")] == 3
+    assert shown["requests_estimated_total", ("default",)] == 0
+    assert shown["requests_estimated_total", (stage,)] == 3  # the second time it was counted
+
+
+def _asked(port: Dispatcher, number: int, group: str) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+    request = replace(core.request(number), group=group)
+    return request, port.submit(request)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from router.barrier import StepTotals
 from router.overcommit import MOST, RETRY_REVIEWS, REVIEW_STEPS, Overcommit
-from router.types import StepTotals
 
 SLOTS = 100
 

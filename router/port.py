@@ -1,0 +1,79 @@
+"""What the proxy may ask of the dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from router.types import Outcome, Request, WorkerSpec
+
+
+class DispatchPort(Protocol):
+    """The dispatcher, as far as the proxy knows it."""
+
+    def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
+        """Let a request wait for a worker.
+
+        Returns:
+            The worker, once a slot is free. Its exceptions: NoWorkerError, QueueTimeoutError.
+
+        Raises:
+            NoWorkerError: nobody has served the group for a second.
+            PoolFullError: no room to wait.
+        """
+        ...
+
+    def withdraw(self, request: Request) -> None:
+        """The client left; the request may be waiting or assigned."""
+        ...
+
+    def give_back(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        """The worker failed before the first byte: wait for another, at the old place.
+
+        Returns:
+            The request as it is called from now on, and its worker as ``submit`` returns it.
+        """
+        ...
+
+    def hand_off(
+        self, request: Request, prompt_tokens: int, kept_s: float | None
+    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        """A prefill worker has computed the prompt: wait for a worker to decode.
+
+        Args:
+            request: as it was at the prefill worker.
+            prompt_tokens: as its engine has counted them.
+            kept_s: how long its engine keeps the KV, None if others can have it anyway.
+
+        Returns:
+            As ``give_back`` does.
+        """
+        ...
+
+    def prefill_again(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        """The KV of a request that was handed off is gone: wait for a prefill worker anew."""
+        ...
+
+    def serve_whole(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        """No prefill worker can be had: wait for another that does both."""
+        ...
+
+    def keeps(self, request: Request) -> bool:
+        """Whether a prefill worker still keeps the KV of a request that was handed off."""
+        ...
+
+    def end(self, request: Request, outcome: Outcome) -> None:
+        """An assigned request has ended."""
+        ...
+
+    def progress(self, request: Request, generated_tokens: int) -> None:
+        """An assigned request's stream has shown so many output tokens."""
+        ...
+
+    def prompt_counted(self, request: Request, prompt_tokens: int) -> None:
+        """An engine has said how many tokens a request's prompt has."""
+        ...
+
+    def first_byte(self, request: Request, now_s: float) -> None:
+        """The first byte of an answer was passed on, at a time of the dispatcher's clock."""
+        ...

@@ -1,0 +1,100 @@
+"""A worker that computes prompts for others, and keeps their KV until it is fetched.
+
+It is as busy as the prompt tokens that it still has to compute. It is given the next prompt when it
+is about to run out of work, so that the others wait in the router and go wherever there is work to
+be had first; and only while it has memory left beside what it keeps for decode workers.
+"""
+
+from __future__ import annotations
+
+from router.running import WorkerRows
+from router.signals import Departure
+from router.token_rate import TokenRate
+from router.types import Dispatch, WorkerSpec, WorkerView
+from router.worker import Worker
+
+# Of its KV memory, what prompts may take that are being computed or kept.
+MEMORY_SHARE = 0.9
+# One chunk is being computed, the next should be there when it is done.
+_CHUNKS_AHEAD = 2
+
+
+class PrefillWorker(Worker):
+    """One prefill worker.
+
+    Args:
+        spec: as configured.
+        rows: see ``Worker``.
+        departures: see ``Worker``.
+        token_rate: see ``Worker``.
+        chunk_tokens: prompt tokens that its engine computes in a step at most.
+
+    Attributes:
+        kept_tokens: KV tokens of computed prompts that nobody has fetched yet.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        rows: WorkerRows,
+        departures: list[Departure],
+        token_rate: TokenRate,
+        chunk_tokens: int,
+    ) -> None:
+        super().__init__(spec, rows, departures, token_rate)
+        self.kept_tokens = 0
+        self._backlog_tokens = _CHUNKS_AHEAD * chunk_tokens
+        self._kept: dict[str, tuple[int, float]] = {}
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that its KV memory holds, 0 where that is not known."""
+        if self.feed is not None:
+            return self.feed.kv_tokens
+        return self.foreign.gauges.kv_tokens if self.foreign.gauges else 0
+
+    def keep(self, request_id: str, tokens: int, until_s: float) -> None:
+        """The KV of a request's prompt is here, until it is fetched or that time has come."""
+        self._kept[request_id] = tokens, until_s
+        self.kept_tokens += tokens
+
+    def keeps(self, request_id: str) -> bool:
+        """Whether a request's KV is still here."""
+        return request_id in self._kept
+
+    def drop(self, request_id: str) -> None:
+        """A request's KV is here no longer, if it was."""
+        self.kept_tokens -= self._kept.pop(request_id, (0, 0.0))[0]
+
+    def expire(self, now_s: float) -> int:
+        """Drop what has been kept for long enough; its KV tokens."""
+        before = self.kept_tokens
+        for request_id in [i for i, (_, until_s) in self._kept.items() if until_s <= now_s]:
+            self.drop(request_id)
+        return before - self.kept_tokens
+
+    def lose_kept(self) -> None:
+        """Its engine has failed, and all that it kept is gone."""
+        self._kept.clear()
+        self.kept_tokens = 0
+
+    def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
+        """What a policy sees: its load are the prompt tokens that it still has to compute."""
+        requests, left = self.requests, self.load_tokens
+        return WorkerView(
+            id=self.spec.id,
+            load_tokens=left,
+            requests=requests,
+            capacity=int(left < self._backlog_tokens and self._has_memory(requests, left)),
+            waiting=self.feed.waiting if self.feed else 0,
+            kv_usage=self.feed.kv_usage if self.feed else 0.0,
+        )
+
+    def _known_tokens(self) -> int:
+        return self._unseen_tokens() + (self.feed.prefill_left if self.feed else 0)
+
+    def _has_memory(self, requests: int, left: int) -> bool:
+        """Whether another prompt fits; a worker that has nothing takes one of any size."""
+        if not self.kv_tokens or not (requests or self._kept):
+            return True
+        return self.kept_tokens + left < MEMORY_SHARE * self.kv_tokens

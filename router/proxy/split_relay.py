@@ -1,0 +1,135 @@
+"""A request whose prompt one worker computes and whose answer another decodes."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+
+from starlette.requests import HTTPConnection
+from starlette.types import Send
+
+from router.engines.upstream import Response
+from router.errors import NoWorkerError, RecalledError, UpstreamError
+from router.proxy.answers import Answer, headers_down, send_answer
+from router.proxy.relay import Relay, RelayContext, Waiter
+from router.proxy.split import Computed, decode_body, prefill_body, read_answer
+from router.types import Outcome, Request, WorkerSpec
+
+log = logging.getLogger(__name__)
+
+
+class SplitRelay(Relay):
+    """See ``Relay``: the request is first one for the prefill workers of its group.
+
+    Whatever fails before the first byte of the answer is made anew: a prompt at another prefill
+    worker, also when its KV was lost with an engine or kept for too long; the whole request at a
+    worker that does both when no prefill worker can do it.
+    """
+
+    def __init__(self, context: RelayContext, request: Request, target: str, body: bytes) -> None:
+        super().__init__(context, request, target, body)
+        self._computed: Computed | None = None
+        self._prefills_left = context.max_attempts
+        self._refetched = False
+
+    async def _enter(self, client: HTTPConnection, send: Send) -> Waiter | None:
+        try:
+            waiter = self._context.port.submit(self._request)
+        except NoWorkerError:
+            return self._go_whole()
+        return await self._prefill(waiter, client, send)
+
+    async def _enter_again(self, client: HTTPConnection, send: Send) -> Waiter | None:
+        if not self._kept:
+            return await super()._enter_again(client, send)
+        self._computed = None
+        self._request, waiter = self._context.port.prefill_again(self._request)
+        return await self._prefill(waiter, client, send)
+
+    @property
+    def _kept(self) -> bool:
+        """The KV of the prompt lies at the worker that has computed it, for this one attempt."""
+        return self._computed is not None and self._computed.kv_transfer_params is not None
+
+    def _body_up(self) -> bytes:
+        if self._kept and not self._context.port.keeps(self._request):
+            raise RecalledError("the prompt's KV is gone")
+        params = None if self._computed is None else self._computed.kv_transfer_params
+        return decode_body(self._body, params)
+
+    async def _whole(self, response: Response, send: Send) -> None:
+        # vLLM fails a request whose KV it cannot fetch (kv_load_failure_policy).
+        failed = response.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        if failed and self._kept and not self._refetched:
+            self._refetched = True
+            raise RecalledError(f"the worker answered with status {response.status}")
+        await super()._whole(response, send)
+
+    async def _prefill(self, waiter: Waiter, client: HTTPConnection, send: Send) -> Waiter | None:
+        """Have the prompt computed, then wait for a worker; None if all is answered."""
+        while True:
+            try:
+                worker = await waiter
+            except NoWorkerError:
+                return self._go_whole()
+            try:
+                answer = await self._compute(worker, client)
+            except UpstreamError as error:
+                self._report(worker, error)
+                self._prefills_left -= 1
+                if self._prefills_left <= 0:
+                    return self._go_whole()
+                self._request, waiter = self._context.port.give_back(self._request)
+            else:
+                return await self._go_on(answer, send)
+
+    async def _compute(self, worker: WorkerSpec, client: HTTPConnection) -> Computed | Answer:
+        """What a prefill worker makes of the request; an answer if the client must mend it.
+
+        Raises:
+            UpstreamError: it failed.
+        """
+        context = self._context
+        hands_params = context.transfer.kept_s is not None
+        body = prefill_body(self._body, self._request.id, hands_params=hands_params)
+        async with context.attempts.watch(worker.id):
+            response = await self._post(worker, client, body)
+            try:
+                answer = await response.read()
+            finally:
+                response.close()
+        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise UpstreamError(f"the prefill worker answered with status {response.status}")
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            return Answer(response.status, answer, tuple(headers_down(response.headers)))
+        computed = read_answer(answer)
+        if hands_params and computed.kv_transfer_params is None:
+            self._warn(worker)
+        context.port.prompt_counted(self._request, computed.prompt_tokens)
+        return computed
+
+    async def _go_on(self, answer: Computed | Answer, send: Send) -> Waiter | None:
+        port = self._context.port
+        if isinstance(answer, Answer):
+            port.end(self._request, Outcome.COMPLETED)
+            await send_answer(send, answer)
+            return None
+        self._computed = answer
+        kept_s = self._context.transfer.kept_s if self._kept else None
+        self._request, waiter = port.hand_off(self._request, answer.prompt_tokens, kept_s)
+        return waiter
+
+    def _go_whole(self) -> Waiter:
+        self._request, waiter = self._context.port.serve_whole(self._request)
+        return waiter
+
+    def _warn(self, worker: WorkerSpec) -> None:
+        warned = self._context.transfer.warned
+        if worker.id not in warned:
+            warned.add(worker.id)
+            log.warning(
+                "%s: does not say where a prompt's KV lies (kv_transfer_params), so that prompts "
+                "are computed twice: give its engine a --kv-transfer-config, or evenstep "
+                "--kv-transfer content if others find KV by its content",
+                worker.id,
+            )

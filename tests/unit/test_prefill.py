@@ -1,0 +1,195 @@
+"""Prefill workers: how busy they are, what they keep, and for how long."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from router.cluster import Cluster
+from router.prefill import MEMORY_SHARE, PrefillWorker
+from router.types import (
+    Arrived,
+    Dispatch,
+    Dispatched,
+    Ended,
+    Fetched,
+    Gauges,
+    GaugesReceived,
+    KvGroup,
+    Outcome,
+    Phase,
+    Prefilled,
+    Request,
+    Returned,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerSpec,
+    WorkerUp,
+)
+from tests.support.core import running, snapshot
+
+P = "default/prefill"
+
+
+def cluster(chunk: int = 100) -> Cluster:
+    specs = [WorkerSpec("p", "http://p", role="prefill"), WorkerSpec("d", "http://d")]
+    made = Cluster(specs, prefill_chunk=chunk)
+    for spec in specs:
+        made.apply(WorkerUp(spec.id))
+    return made
+
+
+def worker(of: Cluster) -> PrefillWorker:
+    found = of.worker("p")
+    assert isinstance(found, PrefillWorker)
+    return found
+
+
+def name(number: int, again: str = "") -> str:
+    return f"es-{number:020x}{again}"
+
+
+def send(to: Cluster, number: int, tokens: int) -> str:
+    to.apply(Arrived(Request(name(number), P, tokens)))
+    to.apply(Dispatched(name(number), "p"))
+    return name(number)
+
+
+def finish(of: Cluster, number: int, tokens: int, until_s: float | None = 10.0) -> str:
+    ready = Request(name(number, "r1"), "default", tokens)
+    of.apply(Prefilled(name(number), ready, until_s))
+    return ready.id
+
+
+def capacity(of: Cluster) -> int:
+    return worker(of).view(Dispatch.POOL).capacity
+
+
+def test_groups_of_their_own() -> None:
+    made = cluster()
+    assert [*made.groups] == ["default", P]
+    served = made.groups["default"]
+    prefills = made.prefill_group("default")
+    assert prefills is not None
+    assert prefills.serves is served
+    assert prefills.token_rate is served.token_rate
+    assert made.prefill_group(P) is None
+    assert [w.spec.id for w in served.live_workers()] == ["d"]
+
+
+def test_phases() -> None:
+    made = cluster()
+    made.apply(Arrived(Request(name(1), P, 50)))
+    assert made.phase(name(1)) is Phase.ARRIVED
+    made.apply(Dispatched(name(1), "p"))
+    assert made.phase(name(1)) is Phase.PREFILLING
+    ready = finish(made, 1, 50)
+    assert made.phase(name(1)) is Phase.ENDED
+    assert made.phase(ready) is Phase.READY
+    assert (made.groups[P].waiting, made.groups["default"].waiting) == (0, 1)
+    made.apply(Dispatched(ready, "d"))
+    assert made.phase(ready) is Phase.DECODING
+    made.apply(Ended(ready, Outcome.COMPLETED))
+    assert made.phase(ready) is Phase.ENDED
+
+
+def test_a_worker_with_two_chunks_to_compute_is_given_no_more() -> None:
+    made = cluster(chunk=100)
+    send(made, 1, 150)
+    assert capacity(made) == 1
+    send(made, 2, 60)
+    assert (worker(made).load_tokens, capacity(made)) == (210, 0)
+    made.apply(Ended(name(1), Outcome.ABORTED))
+    assert (worker(made).load_tokens, capacity(made)) == (60, 1)
+
+
+def test_snapshots_tell_what_is_left_to_compute() -> None:
+    made = cluster(chunk=100)
+    send(made, 1, 150)
+    send(made, 2, 60)
+    shown = snapshot("full", 1, running(f"cmpl-{name(1)}-0-ab", 150, 0, prefill_left=30))
+    made.apply(SnapshotReceived("p", shown, 0.0))
+    assert (worker(made).load_tokens, capacity(made)) == (90, 1)
+    assert all(totals.steps == 0 for totals in made.groups[P].totals.values())  # no barrier
+
+
+def test_kv_is_kept_until_it_is_fetched() -> None:
+    made = cluster()
+    send(made, 1, 50)
+    ready = finish(made, 1, 55)
+    assert (worker(made).kept_tokens, made.keeps(ready)) == (55, True)
+    made.apply(Dispatched(ready, "d"))
+    made.apply(Fetched(ready))
+    assert (worker(made).kept_tokens, made.keeps(ready)) == (0, False)
+    made.apply(Fetched(ready))
+    assert worker(made).kept_tokens == 0
+
+
+def test_kv_that_others_find_by_content_is_not_kept() -> None:
+    made = cluster()
+    send(made, 1, 50)
+    ready = finish(made, 1, 50, None)
+    assert (worker(made).kept_tokens, made.keeps(ready)) == (0, False)
+
+
+def test_kv_that_nobody_fetches_expires() -> None:
+    made = cluster()
+    for number in (1, 2):
+        send(made, number, 50)
+    first, second = finish(made, 1, 50, 10.0), finish(made, 2, 70, 20.0)
+    made.apply(Ended(first, Outcome.ABORTED))
+    assert worker(made).kept_tokens == 120
+    assert worker(made).expire(9.9) == 0
+    assert worker(made).expire(10.0) == 50
+    assert made.keeps(second)
+    assert worker(made).expire(30.0) == 70
+    assert not made.keeps(second)
+
+
+def test_kv_is_lost_with_its_engine() -> None:
+    made = cluster()
+    send(made, 1, 50)
+    send(made, 2, 50)
+    ready = finish(made, 1, 50)
+    made.apply(WorkerDown("p", "gone"))
+    assert (worker(made).kept_tokens, made.keeps(ready)) == (0, False)
+    late = finish(made, 2, 50)
+    assert (worker(made).kept_tokens, made.keeps(late)) == (0, False)
+
+
+def test_a_request_may_go_whole_from_the_queue_or_back_to_it() -> None:
+    made = cluster()
+    made.apply(Arrived(Request(name(1), P, 50)))
+    made.apply(Returned(name(1), Request(name(1, "r1"), "default", 50)))
+    assert (made.groups[P].waiting, made.groups["default"].waiting) == (0, 1)
+    made.apply(Dispatched(name(1, "r1"), "d"))
+    made.apply(Returned(name(1, "r1"), Request(name(1, "r2"), P, 50)))
+    assert (made.groups[P].waiting, made.groups["default"].waiting) == (1, 0)
+    assert made.phase(name(1, "r2")) is Phase.ARRIVED
+
+
+@pytest.mark.parametrize("source", ["snapshots", "metrics"])
+def test_memory_bounds_what_is_computed_and_kept(source: str) -> None:
+    made = cluster(chunk=1000)
+    if source == "snapshots":
+        groups = KvGroup(10, 0, 20), KvGroup(16, 0, 100)
+        empty = msgspec.structs.replace(snapshot("full", 1), kv_groups=groups)
+        made.apply(SnapshotReceived("p", empty, 0.0))
+    else:
+        made.apply(GaugesReceived("p", Gauges(0, kv_tokens=200), 0.0))
+    assert worker(made).kv_tokens == 200
+    assert capacity(made) == 1
+    send(made, 1, 150)
+    assert capacity(made) == 1
+    finish(made, 1, 150)
+    assert capacity(made) == 1
+    send(made, 2, int(MEMORY_SHARE * 200) - 150)
+    assert capacity(made) == 0
+    worker(made).expire(100.0)
+    assert capacity(made) == 1
+
+
+def test_one_prompt_may_be_larger_than_all_memory() -> None:
+    made = cluster()
+    made.apply(GaugesReceived("p", Gauges(0, kv_tokens=10), 0.0))
+    assert capacity(made) == 1
