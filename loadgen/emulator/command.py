@@ -15,6 +15,12 @@ import uvloop
 
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.listener import EVERY_ADDRESS
+from loadgen.emulator.prefill import (
+    DEFAULT_PREFILL,
+    DEFAULT_TRANSFER,
+    KvLoadFailure,
+    parse_prefill,
+)
 from loadgen.emulator.settings import (
     EmulatorSettings,
     parse_speeds,
@@ -63,6 +69,45 @@ _SnapshotPort = Annotated[
 _Snapshots = Annotated[
     bool, _flag("--snapshots/--no-snapshots", "Publish the state of every step.")
 ]
+_PrefillWorkers = Annotated[
+    int, _flag("--prefill-workers", "Further workers that only prefill, each stepping alone.", "P")
+]
+_PrefillStepTime = Annotated[
+    str | None,
+    _flag(
+        "--prefill-step-time",
+        "Seconds: a prefill worker's step, and each prompt token that a step of any worker "
+        f"computes [{DEFAULT_PREFILL} with prefill workers; without, prompts cost nothing].",
+        "C,t_p",
+    ),
+]
+_PrefillChunk = Annotated[
+    int | None,
+    _flag("--prefill-chunk", "Tokens that a step computes at most in all [2048].", "N"),
+]
+_PrefillKvTokens = Annotated[
+    int | None, _flag("--prefill-kv-tokens", "KV memory of a prefill worker [--kv-tokens].", "N")
+]
+_TransferTime = Annotated[
+    str | None,
+    _flag(
+        "--kv-transfer-time",
+        f"Seconds: to fetch a request's KV, and per token of it [{DEFAULT_TRANSFER}].",
+        "L,t",
+    ),
+]
+_KvExpiry = Annotated[
+    float | None,
+    _flag(
+        "--kv-expiry",
+        "Engine seconds (times --time-scale on the clock) that KV stays which nobody fetches [30].",
+        "S",
+    ),
+]
+_KvLoadFailure = Annotated[
+    KvLoadFailure | None,
+    _flag("--kv-load-failure", "What happens to a prompt whose KV is gone, as in vLLM [fail]."),
+]
 _Host = Annotated[
     str, _flag("--host", "Address to listen on; state streams stay on 127.0.0.1.", "H")
 ]
@@ -87,11 +132,32 @@ def emulate(
     control_port: _ControlPort = None,
     snapshot_port: _SnapshotPort = None,
     snapshots: _Snapshots = True,
+    prefill_workers: _PrefillWorkers = 0,
+    prefill_step_time: _PrefillStepTime = None,
+    prefill_chunk: _PrefillChunk = None,
+    prefill_kv_tokens: _PrefillKvTokens = None,
+    kv_transfer_time: _TransferTime = None,
+    kv_expiry: _KvExpiry = None,
+    kv_load_failure: _KvLoadFailure = None,
     host: _Host = "127.0.0.1",
     json: _Json = None,
 ) -> None:
-    """Run emulated engines: vLLM's API in front of modelled steps, no model and no GPU."""
-    first = snapshot_port or (control_port or port + workers) + 1
+    """Run emulated engines: vLLM's API in front of modelled steps, no model and no GPU.
+
+    With --prefill-workers or --prefill-step-time prompts take time, and KV moves between workers as
+    with vLLM's NIXL connector: evenstep emulate --workers 8 --prefill-workers 2 --barrier.
+    """
+    prefill = parse_prefill(
+        prefill_workers,
+        prefill_step_time,
+        chunk=prefill_chunk,
+        kv_tokens=prefill_kv_tokens,
+        transfer_time=kv_transfer_time,
+        kv_expiry_s=kv_expiry,
+        load_failure=kv_load_failure,
+    )
+    ranks = workers + prefill_workers
+    first = snapshot_port or (control_port or port + ranks) + 1
     settings = EmulatorSettings(
         workers=workers,
         host=host,
@@ -108,8 +174,9 @@ def emulate(
         seed=seed,
         stream_interval=stream_interval,
         control_port=control_port,
-        snapshots=snapshot_endpoints(first, workers) if snapshots else (),
+        snapshots=snapshot_endpoints(first, ranks) if snapshots else (),
         record=record,
+        prefill=prefill,
     )
     uvloop.run(_run(settings, json))
 
@@ -144,7 +211,7 @@ def _announce(fleet: EmulatedFleet, json: str | None) -> None:
 
 def _ready(fleet: EmulatedFleet) -> dict[str, object]:
     settings = fleet.settings
-    endpoints = settings.snapshots or (None,) * settings.workers
+    endpoints = settings.snapshots or (None,) * settings.ranks
     return {
         "emulated": True,
         "model": settings.model,
@@ -156,6 +223,7 @@ def _ready(fleet: EmulatedFleet) -> dict[str, object]:
         "workers": [
             {
                 "rank": rank,
+                "role": settings.role(rank),
                 "url": listener.url,
                 "snapshots": endpoints[rank],
                 "spec": fleet.worker_spec(rank),
@@ -172,12 +240,17 @@ def _ready_text(fleet: EmulatedFleet) -> str:
         [
             f"{settings.workers} emulated workers (no model, no GPU), {together}, "
             f"{settings.time_scale:g} wall seconds per engine second",
+            *_prefilling(settings.ranks - settings.workers),
             f"Fault port: {fleet.control.url}",
             "For evenstep serve:",
-            *(f"  --worker {fleet.worker_spec(rank)}" for rank in range(settings.workers)),
+            *(f"  --worker {fleet.worker_spec(rank)}" for rank in range(settings.ranks)),
             *_elsewhere(fleet),
         ]
     )
+
+
+def _prefilling(workers: int) -> list[str]:
+    return [f"{workers} more that only prefill, each stepping alone"] if workers else []
 
 
 def _elsewhere(fleet: EmulatedFleet) -> list[str]:
@@ -188,5 +261,5 @@ def _elsewhere(fleet: EmulatedFleet) -> list[str]:
     name = socket.gethostname() if settings.host in EVERY_ADDRESS else settings.host
     return [
         "For evenstep serve on another machine, where the state streams do not go:",
-        *(f"  --worker {fleet.worker_spec(rank, name)}" for rank in range(settings.workers)),
+        *(f"  --worker {fleet.worker_spec(rank, name)}" for rank in range(settings.ranks)),
     ]

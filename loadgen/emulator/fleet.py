@@ -218,7 +218,7 @@ class EmulatedFleet:
         model, engine = worker.model, worker.model.engine
         return {
             "rank": rank,
-            "role": "prefill" if self.settings.prefills(rank) else "both",
+            "role": self.settings.role(rank),
             "url": self.listeners[rank].url,
             "fault": worker.fault.kind if worker.fault else None,
             "load_tokens": engine.load_tokens,

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from loadgen.emulator.handoff import TransferTime
 from loadgen.step_model import StepTime, numbers
 from router.errors import ConfigError
+
+DEFAULT_PREFILL = "4.95e-3,5e-5"
+DEFAULT_TRANSFER = "1e-3,2.6e-6"
+DEFAULT_CHUNK = 2048
+DEFAULT_KV_EXPIRY_S = 30.0
+
+
+class KvLoadFailure(StrEnum):
+    """What happens to a prompt whose KV cannot be fetched, vLLM's ``kv_load_failure_policy``."""
+
+    FAIL = "fail"
+    RECOMPUTE = "recompute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +50,7 @@ class PrefillSettings:
         workers: that do nothing but prefill; 0 for a fleet whose workers compute their own prompts.
         chunk: the most tokens that a worker computes in one step.
         kv_tokens: KV memory of a prefill worker; as the other workers' when None.
+        transfer: what it takes to fetch KV.
         kv_expiry_s: how long KV stays that nobody fetches, engine seconds.
         recompute: whether a prompt whose KV cannot be fetched is computed again; else it fails.
 
@@ -46,10 +60,10 @@ class PrefillSettings:
 
     workers: int = 0
     time: PrefillTime = field(default_factory=PrefillTime)
-    chunk: int = 2048
+    chunk: int = DEFAULT_CHUNK
     kv_tokens: int | None = None
     transfer: TransferTime = field(default_factory=TransferTime)
-    kv_expiry_s: float = 30.0
+    kv_expiry_s: float = DEFAULT_KV_EXPIRY_S
     recompute: bool = False
 
     def __post_init__(self) -> None:
@@ -76,6 +90,47 @@ class PrefillSettings:
                 f"--prefill-kv-tokens {self.kv_tokens} cannot be below --max-model-len "
                 f"{context_tokens}: some prompts would never fit"
             )
+
+
+def parse_prefill(
+    workers: int,
+    step_time: str | None,
+    *,
+    chunk: int | None = None,
+    kv_tokens: int | None = None,
+    transfer_time: str | None = None,
+    kv_expiry_s: float | None = None,
+    load_failure: KvLoadFailure | None = None,
+) -> PrefillSettings | None:
+    """Read the options of prefill; None for a fleet whose prompts cost nothing.
+
+    Raises:
+        ConfigError: an option that makes no sense, or has nothing to act on.
+    """
+    given = {
+        "--prefill-chunk": chunk,
+        "--prefill-kv-tokens": kv_tokens,
+        "--kv-transfer-time": transfer_time,
+        "--kv-expiry": kv_expiry_s,
+        "--kv-load-failure": load_failure,
+    }
+    if workers == 0 and step_time is None:
+        for option, value in given.items():
+            if value is not None:
+                raise ConfigError(
+                    f"{option} does nothing where prompts cost nothing: "
+                    "give --prefill-workers or --prefill-step-time"
+                )
+        return None
+    return PrefillSettings(
+        workers=workers,
+        time=parse_prefill_time(DEFAULT_PREFILL if step_time is None else step_time),
+        chunk=DEFAULT_CHUNK if chunk is None else chunk,
+        kv_tokens=kv_tokens,
+        transfer=parse_transfer_time(DEFAULT_TRANSFER if transfer_time is None else transfer_time),
+        kv_expiry_s=DEFAULT_KV_EXPIRY_S if kv_expiry_s is None else kv_expiry_s,
+        recompute=load_failure is KvLoadFailure.RECOMPUTE,
+    )
 
 
 def parse_prefill_time(text: str) -> PrefillTime:

@@ -99,6 +99,10 @@ class EmulatorSettings:
             return self.control_port
         return self.port + self.ranks if self.port else 0
 
+    def role(self, rank: int) -> str:
+        """What a worker does, as ``--worker`` calls it."""
+        return "prefill" if self.prefills(rank) else "both"
+
     def prefills(self, rank: int) -> bool:
         """Whether a worker does nothing but prefill."""
         return rank >= self.workers

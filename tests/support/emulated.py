@@ -13,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from loadgen.emulator.fleet import EmulatedFleet
+from loadgen.emulator.prefill import PrefillSettings
 from loadgen.emulator.settings import EmulatorSettings
 from loadgen.step_model import StepTime
 from router.types import Snapshot
@@ -25,9 +26,10 @@ QUICK = StepTime(base_s=1e-3, per_token_s=0.0)
 @asynccontextmanager
 async def emulated(folder: Path, **settings: Any) -> AsyncIterator[EmulatedFleet]:
     """A fleet on free ports with a state stream per worker; 1 ms a step unless told otherwise."""
-    workers = settings.setdefault("workers", 1)
+    prefill: PrefillSettings | None = settings.get("prefill")
+    ranks = settings.setdefault("workers", 1) + (prefill.workers if prefill else 0)
     settings.setdefault("step_time", QUICK)
-    settings.setdefault("snapshots", tuple(f"ipc://{folder}/{rank}" for rank in range(workers)))
+    settings.setdefault("snapshots", tuple(f"ipc://{folder}/{rank}" for rank in range(ranks)))
     async with EmulatedFleet(EmulatorSettings(**settings)) as fleet:
         yield fleet
 
