@@ -70,6 +70,35 @@ def test_it_says_what_runs_and_ends_when_told(tmp_path: Path, number: signal.Sig
         assert len(read_record(record)) >= 5
 
 
+def test_prefill_workers_are_named_and_stay_out_of_the_record(tmp_path: Path) -> None:
+    record = tmp_path / "steps.csv"
+    flags = ["--workers", "1", "--prefill-workers", "1", "--kv-expiry", "600"]
+    with emulating(tmp_path, *flags, "--record", str(record)) as (process, ready):
+        answers, prefills = ready["workers"]
+        assert (answers["role"], prefills["role"]) == ("both", "prefill")
+        assert "role=" not in answers["spec"]
+        assert prefills["spec"] == (
+            f"{prefills['url']},group=default,role=prefill,rank=1,slots=72,"
+            f"snapshots={prefills['snapshots']}"
+        )
+        keep = {"do_remote_decode": True, "do_remote_prefill": False}
+        body = {"prompt": [1, 2, 3], "max_tokens": 1, "kv_transfer_params": keep}
+        answer = httpx.post(f"{prefills['url']}/v1/completions", json=body, timeout=10).json()
+        body = {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
+        body["kv_transfer_params"] = answer["kv_transfer_params"]
+        assert httpx.post(f"{answers['url']}/v1/completions", json=body, timeout=10).is_success
+        fleet = httpx.get(f"{ready['control']}/fleet").json()
+        assert fleet["prefill_steps"] == 1
+        assert [worker["kv_handoff"]["fetched"] for worker in fleet["workers"]] == [0, 1]
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=10)
+    assert f"--worker {prefills['spec']}" in output
+    assert "1 more that only prefill" in output
+    rows = read_record(record)
+    assert len(rows) >= 4
+    assert {len(row.load_tokens) for row in rows} == {1}
+
+
 def test_json_to_stdout_is_one_line(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*EMULATE, "--port", str(free_port()), "--workers", "1", "--no-snapshots", "--json", "-"],
@@ -91,6 +120,8 @@ def test_json_to_stdout_is_one_line(tmp_path: Path) -> None:
         (["--step-time", "fast"], "--step-time"),
         (["--speed", "1,2,3"], "--speed"),
         (["--slots", "0"], "--slots"),
+        (["--prefill-workers", "-1"], "--prefill-workers"),
+        (["--prefill-chunk", "100"], "--prefill-chunk"),
         (["--record", "/nonexistent/steps.csv"], "steps.csv"),
         (["--json", "/nonexistent/ready.json"], "ready.json"),
     ],

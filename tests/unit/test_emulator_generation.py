@@ -11,6 +11,7 @@ from loadgen.emulator.generation import (
     parse_completion,
 )
 from loadgen.emulator.shapes import error_body
+from loadgen.emulator.transfer_params import KvTransfer, kept_params
 
 LIMITS = Limits(model="m", max_model_len=1000, seed=7)
 
@@ -82,6 +83,18 @@ def test_stream_options_and_priority() -> None:
     assert completion(priority=-3).priority == -3
 
 
+def test_where_kv_goes_and_where_it_is() -> None:
+    assert completion().kv_transfer is completion(kv_transfer_params={}).kv_transfer is None
+    keep = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None}
+    assert completion(kv_transfer_params=keep).kv_transfer == KvTransfer(
+        True, False, "None", "None"
+    )
+    params = kept_params("e", "r", 33, host="h", rank=2)
+    assert params["remote_block_ids"] == [[1, 2, 3]]
+    assert params["remote_port"] == 5602
+    assert chat(kv_transfer_params=params).kv_transfer == KvTransfer(False, True, "e", "r")
+
+
 @pytest.mark.parametrize(
     ("fields", "message", "param", "status"),
     [
@@ -97,6 +110,7 @@ def test_stream_options_and_priority() -> None:
         ({"n": 0}, "at least 1", "n", 400),
         ({"stop": [""]}, "empty", "stop", 400),
         ({"stream_options": {}}, "stream=True", "stream_options", 400),
+        ({"kv_transfer_params": []}, "Expected", "kv_transfer_params", 400),
         (hidden("9"), "positive", "vllm_xargs", 400),
         (hidden(0), "positive", "vllm_xargs", 400),
     ],

@@ -3,6 +3,13 @@ from typing import Any
 import pytest
 
 from loadgen.emulator.faults import FAULT_KINDS, Fault
+from loadgen.emulator.handoff import TransferTime
+from loadgen.emulator.prefill import (
+    KvLoadFailure,
+    PrefillSettings,
+    PrefillTime,
+    parse_prefill,
+)
 from loadgen.emulator.settings import (
     EmulatorSettings,
     parse_speeds,
@@ -68,6 +75,78 @@ def test_step_times_that_are_refused(text: str) -> None:
 def test_settings_that_are_refused_name_the_option(fields: dict[str, Any], option: str) -> None:
     with pytest.raises(ConfigError, match=option):
         EmulatorSettings(**fields)
+
+
+def test_prefill_workers_come_after_the_others() -> None:
+    settings = EmulatorSettings(workers=2, port=8100, prefill=PrefillSettings(workers=2))
+    assert [settings.role(rank) for rank in range(settings.ranks)] == ["both"] * 2 + ["prefill"] * 2
+    assert settings.worker_port(3) == 8103
+    assert settings.fault_port == 8104
+
+
+def test_prefill_workers_have_memory_of_their_own() -> None:
+    prefill = PrefillSettings(workers=1, kv_tokens=900)
+    settings = EmulatorSettings(workers=1, kv_tokens=500, max_model_len=400, prefill=prefill)
+    assert [settings.new_engine(rank).kv_tokens for rank in range(2)] == [500, 900]
+
+
+def test_prompts_cost_time_where_the_options_say_so() -> None:
+    assert parse_prefill(0, None) is None
+    assert parse_prefill(2, None) == PrefillSettings(workers=2)
+    assert parse_prefill(0, "0.01,1e-4") == PrefillSettings(time=PrefillTime(0.01, 1e-4))
+    assert parse_prefill(
+        1,
+        None,
+        chunk=100,
+        kv_tokens=9,
+        transfer_time="0,1e-6",
+        kv_expiry_s=5.0,
+        load_failure=KvLoadFailure.RECOMPUTE,
+    ) == PrefillSettings(
+        workers=1,
+        chunk=100,
+        kv_tokens=9,
+        transfer=TransferTime(0.0, 1e-6),
+        kv_expiry_s=5.0,
+        recompute=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "step_time", "options", "message"),
+    [
+        (-1, None, {}, "--prefill-workers must be at least 0"),
+        (1, "1", {}, "--prefill-step-time takes C,t_p"),
+        (1, "0,1", {}, "--prefill-step-time takes C,t_p"),
+        (1, "1,-1", {}, "--prefill-step-time takes C,t_p"),
+        (1, "a,b", {}, "--prefill-step-time takes numbers"),
+        (1, None, {"transfer_time": "1"}, "--kv-transfer-time takes L,t"),
+        (1, None, {"transfer_time": "-1,0"}, "--kv-transfer-time takes L,t"),
+        (1, None, {"kv_expiry_s": 0.0}, "--kv-expiry must be above 0"),
+        (1, None, {"kv_expiry_s": float("nan")}, "--kv-expiry must be above 0"),
+        (0, "1,1", {"kv_tokens": 5}, "give --prefill-workers"),
+        (0, None, {"chunk": 5}, "--prefill-chunk does nothing"),
+        (0, None, {"kv_expiry_s": 5.0}, "--kv-expiry does nothing"),
+        (0, None, {"load_failure": KvLoadFailure.FAIL}, "--kv-load-failure does nothing"),
+    ],
+)
+def test_prefill_options_that_are_refused(
+    workers: int, step_time: str | None, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_prefill(workers, step_time, **options)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "message"),
+    [
+        (PrefillSettings(chunk=72), "--prefill-chunk 72 must be above --slots 72"),
+        (PrefillSettings(workers=1, kv_tokens=9), "--prefill-kv-tokens 9 cannot be below"),
+    ],
+)
+def test_prefill_that_does_not_fit_the_fleet(prefill: PrefillSettings, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EmulatorSettings(prefill=prefill)
 
 
 def test_faults_that_are_refused() -> None:

@@ -30,6 +30,19 @@ def test_a_cost_per_request_can_decide() -> None:
     assert group.begin().seconds == pytest.approx(0.005 + 2e-4 + 4e-4)
 
 
+def test_prompts_cost_what_a_step_computes_of_them() -> None:
+    engine = Engine(slots=8, kv_tokens=100_000, chunk=600)
+    engine.add(EngineRequest("a", 1000, 2))
+    group = StepGroup([WorkerModel(0, engine), worker(1, [10])], TIME, POWER, 1e-5)
+    lengths = []
+    while group.unfinished:
+        step = group.begin()
+        lengths.append(step.seconds)
+        group.finish(step)
+    base = 0.005 + 1e-3 + 1e-4
+    assert lengths == pytest.approx([base + 6e-3, base + 4e-3, base + 1e-6])
+
+
 def test_the_slowest_worker_decides_even_without_work() -> None:
     group = StepGroup([worker(0, [1000]), worker(1, [], speed=0.5)], TIME, POWER)
     assert group.begin().seconds == pytest.approx(0.01)
