@@ -193,6 +193,21 @@ async def test_without_prefill_workers_requests_go_whole(pair: Pair) -> None:
     await router.settled()
 
 
+async def test_who_waits_for_prefill_workers_that_fail_goes_whole(pair: Pair) -> None:
+    router, prefill, decode = pair
+    asked = [router.post(prompt=list(range(5000))), router.post()]
+    exchange = await prefill.next()
+    await until(lambda: router.waiting == 1)
+    exchange.reset()
+    for _ in asked:
+        whole = await decode.next()
+        assert "kv_transfer_params" not in whole.json
+        await whole.answer(ANSWER)
+    assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
+    assert stats(router).fallbacks == 2
+    await router.settled()
+
+
 @pytest.mark.parametrize("failure", ["reset", "status"])
 async def test_a_failed_decode_has_its_prompt_computed_again(pair: Pair, failure: str) -> None:
     router, prefill, decode = pair

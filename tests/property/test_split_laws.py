@@ -1,0 +1,191 @@
+"""Laws of the hand-off under any order of arrivals, prefills, ends, failures and leavings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.cluster import Cluster
+from router.dispatch import Dispatcher
+from router.errors import NoWorkerError, PoolFullError
+from router.lane import DispatchSettings
+from router.policies.baselines import PerRequest, fcfs
+from router.prefill import PrefillWorker
+from router.types import (
+    Outcome,
+    Phase,
+    Policy,
+    Request,
+    WorkerDown,
+    WorkerSpec,
+    WorkerUp,
+    WorkerView,
+)
+from tests.support.core import request
+from tests.support.dispatching import settle
+
+STAGE = "default/prefill"
+SPECS = [
+    WorkerSpec("p", "http://p", role="prefill"),
+    WorkerSpec("q", "http://q", role="prefill"),
+    WorkerSpec("a", "http://a", slots=1),
+    WorkerSpec("b", "http://b", role="decode", slots=2),
+]
+POOL_LIMIT = 4
+KEPT_S = 5.0
+PROMPT_TOKENS = 300  # as the engines count them; nobody would estimate so
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["submit", "submit", "go_on", "go_on", "go_on", "fail", "leave", "up", "down", "tick"]
+        ),
+        st.integers(0, 9),
+        st.booleans(),
+    ),
+    max_size=50,
+)
+
+
+class OnlyExact:
+    """First come, first served; requests whose size is an estimate are not let in."""
+
+    def __init__(self) -> None:
+        self._policy = PerRequest(fcfs)
+
+    def assign(
+        self, waiting: Sequence[Request], workers: Sequence[WorkerView], outlook: object = None
+    ) -> Sequence[object]:
+        assert all(each.exact and each.prompt_tokens == PROMPT_TOKENS for each in waiting)
+        return self._policy.assign(waiting, workers)
+
+
+class Story:
+    """What has become of each request; a task plays the part of the relay for it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.now_s = 100.0
+        self.cluster = Cluster(SPECS, prefill_chunk=200)
+        self.port = Dispatcher(
+            self.cluster,
+            lambda: policy,
+            lambda: PerRequest(fcfs),
+            DispatchSettings(pool_limit=POOL_LIMIT, queue_timeout_s=1000.0),
+            lambda: self.now_s,
+        )
+        for spec in SPECS:
+            self.port.apply(WorkerUp(spec.id))
+        self.asked = self.refused = 0
+        self.alive: dict[str, tuple[Request, asyncio.Future[WorkerSpec]]] = {}
+
+    def take(self, step: str, number: int) -> None:
+        match step:
+            case "submit":
+                self.submit(200 + 100 * number)
+            case "up":
+                self.port.apply(WorkerUp("pqab"[number % 4]))
+            case "down":
+                self.port.apply(WorkerDown("pqab"[number % 4], "gone"))
+            case "tick":
+                self.now_s += 1
+                self.port.tick()
+            case _ if self.alive:
+                self.touch(step, list(self.alive)[number % len(self.alive)])
+
+    def submit(self, tokens: int) -> None:
+        self.asked += 1
+        asking = replace(request(self.asked, tokens, arrival=self.now_s), group=STAGE)
+        try:
+            self.alive[asking.id] = asking, self.port.submit(asking)
+        except NoWorkerError:
+            self.refused += 1
+        except PoolFullError:
+            self.refused += 1
+
+    def touch(self, step: str, request_id: str) -> None:
+        asking, waiter = self.alive.pop(request_id)
+        if step == "leave":
+            waiter.cancel()
+            asyncio.get_running_loop().call_soon(self.port.withdraw, asking)
+        elif not waiter.done():
+            self.alive[request_id] = asking, waiter
+        elif waiter.exception() is not None:
+            self.port.withdraw(asking)
+        elif asking.group == STAGE:
+            self.keep(
+                self.port.give_back(asking)
+                if step == "fail"
+                else self.port.hand_off(asking, PROMPT_TOKENS, KEPT_S)
+            )
+        elif step == "fail" or not self.port.keeps(asking):
+            self.keep(self.port.prefill_again(asking))
+        else:
+            self.port.first_byte(asking, self.now_s)
+            assert not self.port.keeps(asking)
+            self.port.end(asking, Outcome.COMPLETED)
+
+    def keep(self, again: tuple[Request, asyncio.Future[WorkerSpec]]) -> None:
+        self.alive[again[0].id] = again
+
+    def check(self) -> None:
+        for name, decider in self.port.deciders.items():
+            assert len(decider.pool) == self.cluster.groups[name].waiting
+        waiting = sum(len(decider.pool) for decider in self.port.deciders.values())
+        groups = self.cluster.groups.values()
+        in_flight = sum(w.in_flight for group in groups for w in group.workers.values())
+        phases = [self.cluster.phase(request_id) for request_id in self.alive]
+        assert phases.count(Phase.PREFILLING) + phases.count(Phase.DECODING) == in_flight
+        deserted = [
+            1
+            for asking, waiter in self.alive.values()
+            if waiter.done() and waiter.exception() and asking.group == STAGE
+        ]
+        assert phases.count(Phase.ARRIVED) + phases.count(Phase.READY) == waiting + len(deserted)
+        ready = len(self.port.deciders["default"].pool) + phases.count(Phase.PREFILLING)
+        assert ready <= POOL_LIMIT + self.returned, "prefill workers were not held back"
+
+    @property
+    def returned(self) -> int:
+        """Those that failed may come back however full it is."""
+        return sum(decider.stats.returned for decider in self.port.deciders.values()) + sum(
+            decider.stats.repeated_prefills for decider in self.port.deciders.values()
+        )
+
+    def finish(self) -> None:
+        for asking, _ in self.alive.values():
+            self.port.withdraw(asking)
+        self.now_s += KEPT_S
+        self.port.tick()
+        for group in self.cluster.groups.values():
+            assert group.waiting == 0
+            for worker in group.workers.values():
+                assert (worker.in_flight, worker.load_tokens) == (0, 0)
+                if isinstance(worker, PrefillWorker):
+                    assert worker.kept_tokens == 0
+
+
+@given(STEPS)
+def test_no_request_is_lost_and_none_is_placed_by_an_estimate(
+    steps: list[tuple[str, int, bool]],
+) -> None:
+    complaints: list[object] = []
+
+    async def play() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+        story = Story(OnlyExact())  # type: ignore[arg-type]
+        for step, number, pause in steps:
+            story.take(step, number)
+            if pause:
+                await settle()
+                story.check()
+        await settle()
+        story.check()
+        story.finish()
+        assert not any(decider.stats.policy_errors for decider in story.port.deciders.values())
+
+    asyncio.run(play())
+    assert not complaints
