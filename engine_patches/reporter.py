@@ -150,7 +150,7 @@ class Reporter:
         tokens = output.total_num_scheduled_tokens
         publisher = self._publisher
         with publisher.lock:
-            if tokens or self._state.changed(step):
+            if tokens or self._state.changed(step) or self._moved(publisher.message):
                 self._steps = number if tokens else self._steps
                 if self._ends is not None:
                     step = step._replace(end_probabilities=self._ends.changed())
@@ -242,6 +242,14 @@ class Reporter:
             if other is output:
                 break
         return scheduled_s if self._last_end_s is None else self._last_end_s, number
+
+    def _moved(self, message: SnapshotMessage) -> bool:
+        """Whether requests wait, or blocks are held, that ``message`` does not say.
+
+        While KV comes from another engine or goes there, no step computes anything.
+        """
+        engine = self._engine
+        return engine.blocks_free != self._blocks_free or engine.waiting != message.waiting
 
     def _describe(self, message: SnapshotMessage) -> None:
         """Bring up to date what does not depend on a step."""

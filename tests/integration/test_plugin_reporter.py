@@ -131,6 +131,19 @@ def test_an_empty_step_says_what_an_abort_changed(engine: Engine, routers: Route
     assert idle.time_s >= aborted.time_s + HEARTBEAT_S
 
 
+def test_an_empty_step_says_which_blocks_are_held(engine: Engine, routers: Routers) -> None:
+    stream = routers.subscribed(engine.reporter.endpoint)
+    pool = engine.kv_cache_manager.block_pool
+    for free in (60, 60, 100):  # held for another engine, that fetches them in the end
+        pool.get_num_free_blocks = lambda free=free: free
+        engine.step()
+    told = [decode(stream.recv()) for _ in "12"]
+    assert [(one.kv_groups, one.step_s) for one in told] == [
+        ((KvGroup(4, 40, 100),), 0.0),
+        ((KvGroup(4, 0, 100),), 0.0),
+    ]
+
+
 def test_a_subscriber_that_does_not_read_delays_nothing(engine: Engine, routers: Routers) -> None:
     stream = routers.connect(zmq.SUB, engine.reporter.endpoint)
     stream.setsockopt(zmq.RCVHWM, 10)

@@ -1,6 +1,6 @@
 """vLLM's own schedulers without a model; run by the engine's interpreter, in the engine's venv.
 
-PYTHONPATH=. VENV/bin/python -m tests.support.real_schedulers MODEL check|names|bench STEPS
+PYTHONPATH=. VENV/bin/python -m tests.support.real_schedulers MODEL check|remote|names|bench STEPS
 """
 
 from __future__ import annotations
@@ -45,9 +45,14 @@ class Schedulers:
         blocks: int = 20_000,
         step_tokens: int = 8192,
         caching: bool = False,
+        remote: bool = False,
     ) -> Any:
-        """``Scheduler`` and ``AsyncScheduler`` are vLLM's, with ``Evenstep`` before it ours."""
+        """``Scheduler`` and ``AsyncScheduler`` are vLLM's, with ``Evenstep`` before it ours.
+
+        ``remote`` has prompts' KV fetched from elsewhere, by ``remote_kv.RemoteKv``.
+        """
         import torch
+        from vllm.config import KVTransferConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -60,6 +65,12 @@ class Schedulers:
 
         from engine_patches import scheduler as ours
 
+        connector = KVTransferConfig(
+            kv_connector="RemoteKv",
+            kv_connector_module_path="tests.support.remote_kv",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+        )
         config = EngineArgs(
             model=self._model,
             enforce_eager=True,
@@ -68,6 +79,7 @@ class Schedulers:
             max_num_batched_tokens=step_tokens,
             max_model_len=4096,
             enable_prefix_caching=caching,
+            kv_transfer_config=connector if remote else None,
             additional_config={
                 "evenstep": {"snapshots": f"ipc://{self._folder}/{next(self._names)}"}
             },
@@ -105,6 +117,7 @@ class Driver:
         self._ahead = ahead
         self._hasher = hasher
         self._queue: deque[Any] = deque()
+        self._connector = scheduler.connector
         self._requests = 0
 
     def submit(self, prompt: list[int], max_tokens: int) -> str:
@@ -149,6 +162,7 @@ class Driver:
             req_ids=ids,
             req_id_to_index={id_: index for index, id_ in enumerate(ids)},
             sampled_token_ids=[[7] if sampled else [] for sampled in sampling],
+            kv_connector_output=self._connector and self._connector.transfers(self.scheduler),
         )
         done: dict[int, Any] = self.scheduler.update_from_output(output, result)
         return done
@@ -198,14 +212,16 @@ class Reader:
         self.context.term()
 
 
-def check(make: Schedulers, flavour: str, ahead: int, seed: int, steps: int) -> dict[str, int]:
+def check(
+    make: Schedulers, flavour: str, ahead: int, seed: int, steps: int, remote: bool
+) -> dict[str, int]:
     """Random requests under memory pressure; what is read must be what the scheduler has."""
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
     init_none_hash(sha256)
     rng = random.Random(seed)
-    scheduler = make.make(flavour, slots=8, blocks=21, step_tokens=64, caching=True)
+    scheduler = make.make(flavour, slots=8, blocks=21, step_tokens=64, caching=True, remote=remote)
     driver = Driver(scheduler, ahead, get_request_block_hasher(BLOCK_TOKENS, sha256))
     reader = Reader(scheduler.evenstep.endpoint)
     seen = {"steps": 0, "prefills_cut": 0, "cached": 0, "preempted": 0, "aborted": 0}
@@ -220,19 +236,30 @@ def check(make: Schedulers, flavour: str, ahead: int, seed: int, steps: int) -> 
             driver.abort(rng.choice(submitted))
         if driver.step() is not None:
             compare(scheduler, reader, seen)
-    for id_ in submitted:
-        driver.abort(id_)
-    for _ in driver.drain():
-        compare(scheduler, reader, seen)
-    driver.step()
-    list(driver.drain())
-    reader.until(scheduler.evenstep._publisher.sequence)
-    assert sorted(reader.finished) == sorted(submitted)
+    end(driver, reader, submitted, seen)
     seen["preempted"] = reader.last.preemptions_total
+    if remote:
+        seen |= {"found": scheduler.connector.found, "failed": scheduler.connector.failed}
     assert not scheduler.evenstep.failed
     scheduler.shutdown()
     reader.close()
     return seen
+
+
+def end(driver: Driver, reader: Reader, submitted: list[str], seen: dict[str, int]) -> None:
+    """Abort all, and wait for blocks that may be held still."""
+    scheduler = driver.scheduler
+    for id_ in submitted:
+        driver.abort(id_)
+    for _ in driver.drain():
+        compare(scheduler, reader, seen)
+    for _ in range(50):
+        if driver.step() is not None:
+            compare(scheduler, reader, dict(seen))
+    list(driver.drain())
+    reader.until(scheduler.evenstep._publisher.sequence)
+    assert reader.last.kv_groups[0].blocks_used == 0
+    assert sorted(reader.finished) == sorted(submitted)
 
 
 def compare(scheduler: Any, reader: Reader, seen: dict[str, int]) -> None:
@@ -290,7 +317,10 @@ def main() -> None:
     gc.freeze()
     if sys.argv[2] == "check":
         for flavour, ahead in (("EvenstepScheduler", 0), ("EvenstepAsyncScheduler", 1)):
-            report[flavour] = check(make, flavour, ahead, seed=1, steps=int(sys.argv[3]))
+            report[flavour] = check(make, flavour, ahead, 1, int(sys.argv[3]), remote=False)
+    elif sys.argv[2] == "remote":
+        for flavour, ahead in (("EvenstepScheduler", 0), ("EvenstepAsyncScheduler", 1)):
+            report[flavour] = check(make, flavour, ahead, 1, int(sys.argv[3]), remote=True)
     elif sys.argv[2] == "names":
         report = names(make)
     else:
