@@ -68,7 +68,8 @@ class ServeSettings(BaseSettings):
     workers: tuple[WorkerSpec, ...] = Field(
         default=(),
         description="A worker, may be repeated: URL, then any of ,group=NAME ,role=prefill|decode "
-        ",rank=R ,slots=N ,snapshots=ENDPOINT ,server_key=KEY|FILE ,id=NAME without spaces.",
+        ",rank=R ,slots=N ,snapshots=ENDPOINT ,server_key=KEY|FILE ,kv_bootstrap=URL "
+        ",id=NAME without spaces.",
     )
     lockstep: tuple[str, ...] = Field(
         default=(),
@@ -142,7 +143,8 @@ class ServeSettings(BaseSettings):
     kv_transfer: Literal["params", "content"] = Field(
         default="params",
         description="How a prompt's KV is found that a prefill worker has computed: by the "
-        "kv_transfer_params that it answers (NIXL, LMCache), or by its content (shared storage).",
+        "kv_transfer_params that it answers (NIXL; Mooncake with kv_bootstrap), or by its content "
+        "(shared storage, LMCache).",
     )
     kv_expiry_s: float = Field(
         default=30.0,

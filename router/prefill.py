@@ -16,7 +16,7 @@ from router.worker import Worker
 # Of its KV memory, what prompts may take that are being computed or kept.
 MEMORY_SHARE = 0.9
 # One chunk is being computed, the next should be there when it is done.
-_CHUNKS_AHEAD = 2
+CHUNKS_AHEAD = 2
 
 
 class PrefillWorker(Worker):
@@ -43,7 +43,7 @@ class PrefillWorker(Worker):
     ) -> None:
         super().__init__(spec, rows, departures, token_rate)
         self.kept_tokens = 0
-        self._backlog_tokens = _CHUNKS_AHEAD * chunk_tokens
+        self._backlog_tokens = CHUNKS_AHEAD * chunk_tokens
         self._kept: dict[str, tuple[int, float]] = {}
 
     @property

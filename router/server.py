@@ -32,6 +32,7 @@ from router.models import ModelTable
 from router.policies import POLICIES, PolicySettings
 from router.policies.calibration import moves_within, must_compile
 from router.policies.solver import DEFAULT_MOVES
+from router.proxy.mooncake import Bootstraps
 from router.proxy.relay import Attempts, KvTransfer, RelayContext
 from router.types import DEFAULT_SLOTS, Policy
 from router.workload import WorkProfile
@@ -110,7 +111,9 @@ def build(settings: ServeSettings) -> FastAPI:
         max_attempts=settings.max_attempts,
         clock=time.monotonic,
         attempts=attempts,
-        transfer=KvTransfer(settings.kv_expiry_s if settings.kv_transfer == "params" else None),
+        transfer=KvTransfer(
+            settings.kv_expiry_s if settings.kv_transfer == "params" else None, Bootstraps(client)
+        ),
     )
 
     @contextlib.asynccontextmanager

@@ -115,6 +115,7 @@ class WorkerSpec:
         role: ``prefill`` computes prompts for the others of its group; the rest serve answers.
         snapshots: ZMQ endpoint of the state stream, None where the engine has no plug-in.
         server_key: the engine's public CURVE key, where its stream is secured.
+        kv_bootstrap: URL of a prefill engine's bootstrap server, for Mooncake's connector.
     """
 
     id: str
@@ -125,6 +126,7 @@ class WorkerSpec:
     slots: int | None = None
     snapshots: str | None = None
     server_key: str | None = None
+    kv_bootstrap: str | None = None
 
     @property
     def stage(self) -> str:

@@ -29,6 +29,7 @@ class _Table(BaseModel):
     slots: int | None = Field(default=None, ge=1)
     snapshots: str | None = None
     server_key: str | None = None
+    kv_bootstrap: str | None = None
 
 
 def parse_worker(entry: object) -> WorkerSpec:
@@ -130,6 +131,10 @@ def _spec(table: _Table) -> WorkerSpec:
     if table.snapshots is not None:
         _check_endpoint(table.snapshots)
         _check_security(table.snapshots, secured=table.server_key is not None)
+    if table.kv_bootstrap is not None:
+        if table.role != "prefill":
+            raise ConfigError("kv_bootstrap is for a worker with role=prefill")
+        _address(table.kv_bootstrap)
     return WorkerSpec(
         id=table.id or unnamed(table.url, table.rank),
         url=table.url.rstrip("/"),
@@ -139,6 +144,7 @@ def _spec(table: _Table) -> WorkerSpec:
         slots=table.slots,
         snapshots=table.snapshots,
         server_key=None if table.server_key is None else read_public_key(table.server_key),
+        kv_bootstrap=table.kv_bootstrap and table.kv_bootstrap.rstrip("/"),
     )
 
 

@@ -32,6 +32,7 @@ from router.proxy.answers import (
     send_head,
 )
 from router.proxy.events import EventStream, error_event
+from router.proxy.mooncake import Bootstraps
 from router.types import Outcome, Request, WorkerSpec
 
 Waiter = asyncio.Future[WorkerSpec]
@@ -111,10 +112,12 @@ class KvTransfer:
     Attributes:
         kept_s: how long an engine keeps it for whom it tells where it lies; None: it tells nobody,
             and others find it by its content.
+        bootstraps: who knows it instead of the engine.
         warned: workers that should have told and did not.
     """
 
     kept_s: float | None
+    bootstraps: Bootstraps
     warned: set[str] = field(default_factory=set)
 
 
@@ -130,7 +133,7 @@ class RelayContext:
         max_attempts: workers that one request is tried on.
         clock: the dispatcher's.
         attempts: those under way.
-        transfer: how KV is handed off where there are prefill workers.
+        transfer: how KV is handed off, None where there are no prefill workers.
     """
 
     port: DispatchPort
@@ -140,7 +143,7 @@ class RelayContext:
     max_attempts: int
     clock: Clock
     attempts: Attempts = field(default_factory=Attempts)
-    transfer: KvTransfer = field(default_factory=lambda: KvTransfer(None))
+    transfer: KvTransfer | None = None
 
 
 class Relay:

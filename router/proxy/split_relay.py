@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from http import HTTPStatus
 
 from starlette.requests import HTTPConnection
@@ -28,7 +29,10 @@ class SplitRelay(Relay):
 
     def __init__(self, context: RelayContext, request: Request, target: str, body: bytes) -> None:
         super().__init__(context, request, target, body)
+        assert context.transfer is not None
+        self._transfer = context.transfer
         self._computed: Computed | None = None
+        self._computed_at = ""
         self._prefills_left = context.max_attempts
         self._refetched = False
 
@@ -42,6 +46,7 @@ class SplitRelay(Relay):
     async def _enter_again(self, client: HTTPConnection, send: Send) -> Waiter | None:
         if not self._kept:
             return await super()._enter_again(client, send)
+        self._transfer.bootstraps.forget(self._computed_at)
         self._computed = None
         self._request, waiter = self._context.port.prefill_again(self._request)
         return await self._prefill(waiter, client, send)
@@ -89,9 +94,9 @@ class SplitRelay(Relay):
         Raises:
             UpstreamError: it failed.
         """
-        context = self._context
-        hands_params = context.transfer.kept_s is not None
-        body = prefill_body(self._body, self._request.id, hands_params=hands_params)
+        context, request = self._context, self._request
+        hands_params = self._transfer.kept_s is not None
+        body = prefill_body(self._body, request.id, hands_params=hands_params)
         async with context.attempts.watch(worker.id):
             response = await self._post(worker, client, body)
             try:
@@ -103,9 +108,13 @@ class SplitRelay(Relay):
         if response.status >= HTTPStatus.BAD_REQUEST:
             return Answer(response.status, answer, tuple(headers_down(response.headers)))
         computed = read_answer(answer)
+        context.port.prompt_counted(request, computed.prompt_tokens)
+        self._computed_at = worker.id
+        if hands_params and worker.kv_bootstrap is not None:
+            params = await self._transfer.bootstraps.params(worker, request.id)
+            return replace(computed, kv_transfer_params=params)
         if hands_params and computed.kv_transfer_params is None:
             self._warn(worker)
-        context.port.prompt_counted(self._request, computed.prompt_tokens)
         return computed
 
     async def _go_on(self, answer: Computed | Answer, send: Send) -> Waiter | None:
@@ -115,7 +124,7 @@ class SplitRelay(Relay):
             await send_answer(send, answer)
             return None
         self._computed = answer
-        kept_s = self._context.transfer.kept_s if self._kept else None
+        kept_s = self._transfer.kept_s if self._kept else None
         self._request, waiter = port.hand_off(self._request, answer.prompt_tokens, kept_s)
         return waiter
 
@@ -124,7 +133,7 @@ class SplitRelay(Relay):
         return waiter
 
     def _warn(self, worker: WorkerSpec) -> None:
-        warned = self._context.transfer.warned
+        warned = self._transfer.warned
         if worker.id not in warned:
             warned.add(worker.id)
             log.warning(

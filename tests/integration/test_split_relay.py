@@ -12,8 +12,16 @@ import pytest
 
 from router.types import Outcome, WorkerUp
 from tests.support.relaying import routed
-from tests.support.scripted import DONE, Exchange, ScriptedServer, soon, token_events, until
-from tests.support.serving import Router
+from tests.support.scripted import (
+    DONE,
+    Exchange,
+    ScriptedServer,
+    scripted,
+    soon,
+    token_events,
+    until,
+)
+from tests.support.serving import Router, serving
 
 PARAMS = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[3, 1]]}
 TOKENS = token_events(5)
@@ -261,6 +269,65 @@ async def test_kv_is_lost_with_its_engine() -> None:
         assert "kv_transfer_params" not in exchange.json  # nobody is there to compute it again
         await exchange.answer(ANSWER)
         assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
+        await router.settled()
+
+
+async def test_mooncakes_engines_are_known_by_their_bootstrap_server() -> None:
+    async with (
+        scripted(3) as (prefill, decode, bootstrap),
+        serving((prefill, decode), prefills=1, kept_s=30.0, bootstrap=bootstrap.url) as router,
+    ):
+
+        async def ask(engine_id: str | None) -> tuple[str, Exchange]:
+            """The transfer's id, and what the decode worker is sent."""
+            first = await prefill.next()
+            await computed(first, params=None)
+            if engine_id is not None:
+                query = await bootstrap.next()
+                assert (query.method, query.target) == ("GET", "/query")
+                await query.answer(json.dumps({"0": {"engine_id": engine_id}}).encode())
+            return first.json["kv_transfer_params"]["transfer_id"], await decode.next()
+
+        def params(engine_id: str, transfer_id: str) -> dict[str, Any]:
+            return {
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_engine_id": engine_id,
+                "remote_bootstrap_addr": bootstrap.url,
+                "transfer_id": transfer_id,
+            }
+
+        for engine_id in ("first", None):  # asked once
+            asked = router.post()
+            transfer_id, exchange = await ask(engine_id)
+            assert exchange.json["kv_transfer_params"] == params("first", transfer_id)
+            await exchange.answer(ANSWER)
+            assert (await soon(asked)).status_code == 200
+        asked = router.post()
+        _, exchange = await ask(None)
+        await exchange.answer(b"{}", 500)  # another engine is there now
+        transfer_id, exchange = await ask("second")
+        assert exchange.json["kv_transfer_params"] == params("second", transfer_id)
+        await exchange.answer(ANSWER)
+        assert (await soon(asked)).status_code == 200
+        await router.settled()
+
+
+async def test_a_bootstrap_server_that_says_nothing_of_use() -> None:
+    async with (
+        scripted(3) as (prefill, decode, bootstrap),
+        serving(
+            (prefill, decode), max_attempts=1, prefills=1, kept_s=30.0, bootstrap=bootstrap.url
+        ) as router,
+    ):
+        asked = router.post()
+        await computed(await prefill.next(), params=None)
+        await (await bootstrap.next()).answer(b'{"7": {"engine_id": "x"}}')
+        exchange = await decode.next()
+        assert "kv_transfer_params" not in exchange.json
+        await exchange.answer(ANSWER)
+        assert (await soon(asked)).status_code == 200
+        assert router.troubles == ["a"]
         await router.settled()
 
 

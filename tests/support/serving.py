@@ -23,6 +23,7 @@ from router.engines.upstream import HttpClient, Response
 from router.lane import DispatchSettings
 from router.models import ModelTable
 from router.policies.baselines import PerRequest, fcfs
+from router.proxy.mooncake import Bootstraps
 from router.proxy.relay import Attempts, KvTransfer, RelayContext
 from router.stats import GroupStats
 from router.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
@@ -117,11 +118,13 @@ async def serving(
     max_attempts: int = 3,
     prefills: int = 0,
     kept_s: float | None = None,
+    bootstrap: str | None = None,
     **settings: Any,
 ) -> AsyncIterator[Router]:
     """A router before these engines until the block ends; ``settings`` of the dispatch loop.
 
-    The first ``prefills`` of them compute prompts, and keep the KV for ``kept_s``.
+    The first ``prefills`` of them compute prompts, and keep the KV for ``kept_s``; ``bootstrap`` is
+    their bootstrap server.
     """
     specs = [
         WorkerSpec(
@@ -130,6 +133,7 @@ async def serving(
             role="prefill" if i < prefills else "both",
             rank=i,
             slots=slots,
+            kv_bootstrap=bootstrap if i < prefills else None,
         )
         for i, engine in enumerate(engines)
     ]
@@ -161,7 +165,7 @@ async def serving(
         ranked,
         max_attempts,
         time.monotonic,
-        transfer=KvTransfer(kept_s),
+        transfer=KvTransfer(kept_s, Bootstraps(upstream)),
     )
     context = AppContext(dispatcher, models, relay, lambda: b"metric 1\n", time.monotonic)
     watching = asyncio.create_task(dispatcher.run())

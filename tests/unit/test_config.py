@@ -216,6 +216,8 @@ def test_worker_texts(text: str, spec: WorkerSpec) -> None:
         ("http://h:1,rank=-1", "rank = '-1' should be greater than or equal to 0"),
         ("http://h:1,slots=0", "slots = '0' should be greater than or equal to 1"),
         ("http://h:1,role=both2", "role = 'both2' should be 'both', 'prefill' or 'decode'"),
+        ("http://h:1,kv_bootstrap=http://h:9", "kv_bootstrap is for a worker with role=prefill"),
+        ("http://h:1,role=prefill,kv_bootstrap=h:9", "url 'h:9' should look like http://HOST:PORT"),
         ("http://h:1,group=x/prefill", "a name that ends so means prefill workers"),
         ("http://h:1,group=", "group = '' should have at least 1 character"),
         ("http://h:1,grup=x", "unknown key 'grup'; did you mean group"),
