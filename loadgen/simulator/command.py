@@ -8,6 +8,7 @@ from typing import Annotated
 
 from rich.console import Console
 
+from loadgen.emulator.prefill import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFAULT_TRANSFER
 from loadgen.simulator.arrivals import Arrivals
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.decode import simulate
@@ -23,6 +24,7 @@ from loadgen.simulator.options import (
     length_source,
 )
 from loadgen.simulator.oracle import Knowledge
+from loadgen.simulator.prefill import parse_prefill
 from loadgen.simulator.table import decode_table
 from loadgen.step_model import load_step_time, numbers
 from loadgen.trace_files import MAX_TOKENS
@@ -71,6 +73,41 @@ _Prefill = Annotated[
 _KvTokens = Annotated[
     int, flag("--kv-tokens", "KV memory of a worker, for the usage shown; 0: not shown.", "N")
 ]
+_SizeError = Annotated[
+    float,
+    flag("--size-error", "Policies see prompts with a lognormal error of this sigma.", "SIGMA"),
+]
+_PrefillWorkers = Annotated[
+    int, flag("--prefill-workers", "Further workers that compute the prompts.", "P", 0)
+]
+_PrefillStepTime = Annotated[
+    str | None,
+    flag(
+        "--prefill-step-time",
+        f"Seconds: a prefill worker's step, each prompt token in it [{DEFAULT_PREFILL}].",
+        "C,t_p",
+    ),
+]
+_PrefillChunk = Annotated[
+    int | None,
+    flag("--prefill-chunk", f"Prompt tokens that a step computes at most [{DEFAULT_CHUNK}].", "N"),
+]
+_PrefillKvTokens = Annotated[
+    int | None,
+    flag(
+        "--prefill-kv-tokens",
+        "KV memory of a prefill worker; KV stays until it has been fetched [no bound].",
+        "N",
+    ),
+]
+_TransferTime = Annotated[
+    str | None,
+    flag(
+        "--kv-transfer-time",
+        f"Seconds until a decode worker has a prompt's KV: any, per token [{DEFAULT_TRANSFER}].",
+        "L,t",
+    ),
+]
 _Steps = Annotated[int, flag("--steps", "Steps simulated.", "N")]
 _Warmup = Annotated[int, flag("--warmup", "Steps before the averages begin.", "N")]
 _Seed = Annotated[int, flag("--seed", "Of lengths, arrivals and random choices.", "S")]
@@ -97,12 +134,26 @@ def decode(
     prefill_cost: _Prefill = None,
     step_time: StepTimeFlag = "4.95e-3,9.5e-8",
     kv_tokens: _KvTokens = 0,
+    size_error: _SizeError = 0.0,
+    prefill_workers: _PrefillWorkers = 0,
+    prefill_step_time: _PrefillStepTime = None,
+    prefill_chunk: _PrefillChunk = None,
+    prefill_kv_tokens: _PrefillKvTokens = None,
+    kv_transfer_time: _TransferTime = None,
     steps: _Steps = 4500,
     warmup: _Warmup = 500,
     seed: _Seed = 0,
     json_file: JsonFlag = None,
 ) -> None:
-    """Simulate workers whose decode steps wait for the slowest, in virtual time."""
+    """Simulate workers whose decode steps wait for the slowest, in virtual time.
+
+    With --prefill-workers the prompts are computed first, and the result has the parts of the TTFT
+    (prefill_queue_mean_s, prefill_mean_s, handoff_wait_mean_s, kv_transfer_mean_s,
+    first_step_mean_s), the KV kept for decode workers (prefill_kept_mean_tokens,
+    prefill_kept_max_tokens, of all prefill workers), and the shares of the prefill workers' time in
+    steps and without memory for a prompt that waits (prefill_busy_share, prefill_stalled_share):
+    evenstep simulate decode --arrivals poisson:1400 --prefill-workers 40 --prefill-kv-tokens 16384.
+    """
     options = dict(locals())
     values = {
         each.name: options[each.name] for each in fields(DecodeConfig) if each.name in options
@@ -115,6 +166,13 @@ def decode(
             "knowledge": Knowledge.parse(lookahead),
             "profile": _profile(drift, prefill_cost),
             "step_time": load_step_time(step_time),
+            "prefill": parse_prefill(
+                prefill_workers,
+                prefill_step_time,
+                prefill_chunk,
+                prefill_kv_tokens,
+                kv_transfer_time,
+            ),
         }
     )
     try:

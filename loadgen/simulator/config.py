@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from loadgen.simulator.arrivals import Arrivals
 from loadgen.simulator.lengths import LengthSource
 from loadgen.simulator.oracle import Knowledge
+from loadgen.simulator.prefill import PrefillConfig
 from loadgen.step_model import PowerModel, StepTime
 from router.errors import ConfigError
 from router.policies import POLICIES
@@ -37,6 +38,7 @@ _MOST_SECONDS = 1_000_000
 _MOST_REQUEST_TOKENS = 10**12
 _LEAST_WEIGHT = 1e-290  # of the last step looked at: the solver divides by it
 _RULE_HORIZON = math.ceil(WINDOWS_SEEN * WINDOW_STEPS[1])
+_MOST_SIZE_ERROR = 5.0
 _CHOSEN = ("horizon", "tie_weight", "lead_tokens")
 
 
@@ -63,6 +65,9 @@ class DecodeConfig:
         profile: what requests cost; a cost per running request comes from ``step_time``.
         known_profile: what the policy takes them to cost; None: what they do.
         kv_tokens: KV memory of a worker, for the usage that views show; 0: usage is not shown.
+        prefill: workers that compute prompts for these; None: nobody does, or they do themselves.
+        size_error: of a waiting request's prompt as policies see it, the sigma of a lognormal
+            factor of mean 1; 0: they see the exact size.
 
     Raises:
         ConfigError: settings that make no sense; names the option.
@@ -91,6 +96,8 @@ class DecodeConfig:
     profile: WorkProfile = field(default_factory=WorkProfile)
     known_profile: WorkProfile | None = None
     kv_tokens: int = 0
+    prefill: PrefillConfig | None = None
+    size_error: float = 0.0
 
     def __post_init__(self) -> None:
         self._check_ranges()
@@ -102,6 +109,12 @@ class DecodeConfig:
         if self.discount is not None:
             self._check_discount(self.discount)
         self._check_dispatch()
+        if not 0 <= self.size_error <= _MOST_SIZE_ERROR:
+            raise ConfigError(
+                f"--size-error must be from 0 to {_MOST_SIZE_ERROR:g}, got {self.size_error:g}"
+            )
+        if self.prefill is not None:
+            self._check_prefill(self.prefill)
 
     @property
     def true_profile(self) -> WorkProfile:
@@ -125,6 +138,8 @@ class DecodeConfig:
             "power": asdict(self.power),
             "profile": asdict(self.true_profile),
             "known_profile": asdict(known),
+            **({"prefill": asdict(self.prefill)} if self.prefill else {}),
+            **({"size_error": self.size_error} if self.size_error else {}),
         }
 
     def _check_ranges(self) -> None:
@@ -168,6 +183,19 @@ class DecodeConfig:
                 "--dispatch instant leaves nobody in the pool: without --overcommit and "
                 "--deadline-steps"
             )
+
+    def _check_prefill(self, prefill: PrefillConfig) -> None:
+        if self.profile.prefill_beta:
+            raise ConfigError(
+                "--prefill-cost is of workers that compute their own prompts: leave it out where "
+                "--prefill-workers do"
+            )
+        seconds = max(max(asdict(each).values()) for each in (prefill.time, prefill.transfer))
+        _check_most(
+            "--prefill-step-time and --kv-transfer-time: any of their seconds",
+            seconds,
+            _MOST_SECONDS,
+        )
 
 
 def flag(name: str) -> str:

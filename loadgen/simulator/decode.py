@@ -1,19 +1,21 @@
 """Barrier-synchronized decode in virtual time (arXiv 2601.17855, section 2).
 
-Step k: (1) requests arrive; (2) the router's own pool, look-ahead, rounds and policy decide;
-(3) every request that runs takes one step, which lasts C + max_g (t_l L_g + t_r n_g). Requests that
-end with it leave, and their slots are free at step k + 1.
+Step k: (1) requests arrive, where there are prefill workers with their prompts computed; (2) the
+router's own pool, look-ahead, rounds and policy decide; (3) every request that runs takes one step,
+which lasts C + max_g (t_l L_g + t_r n_g). Requests that end with it leave, and their slots are free
+at step k + 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from loadgen.simulator.arrivals import Stream, open_stream
 from loadgen.simulator.config import DecodeConfig
-from loadgen.simulator.engines import Engines
+from loadgen.simulator.engines import Engines, Residence
 from loadgen.simulator.front import Front
+from loadgen.simulator.prefill import Prefill
 from loadgen.simulator.results import DecodeResult, Recorder
 from router.types import Dispatch, Policy
 
@@ -38,6 +40,7 @@ def simulate(
         keep_records: keep every step in the result.
 
     Raises:
+        ConfigError: a prompt that the memory of a prefill worker cannot hold.
         InputError: the trace has no arrival times, or ends within the warm-up.
     """
     return _Simulation(config, clock, policy, stream).run(keep_records=keep_records)
@@ -55,8 +58,16 @@ class _Simulation:
         self._stream = stream or open_stream(
             config.arrivals, config.lengths, config.pool, config.seed
         )
+        self._prefill = Prefill(config.prefill, self._stream) if config.prefill else None
+        if self._prefill:
+            self._stream = self._prefill
         self._recorder = Recorder(config.warmup)
-        self._engines = Engines(config.workers, config.slots, config.true_profile)
+        self._engines = Engines(
+            config.workers,
+            config.slots,
+            config.true_profile,
+            self._prefill.fetch if self._prefill else None,
+        )
         self._front = Front(config, self._engines, self._recorder, policy, clock)
         self._now_s = 0.0
 
@@ -66,7 +77,10 @@ class _Simulation:
             step += 1
         self._front.close(step)
         parameters = self._config.described() | self._front.parameters
-        return self._recorder.result(self._config.power, parameters, keep_records=keep_records)
+        prefill = self._prefill.result() if self._prefill else None
+        return self._recorder.result(
+            self._config.power, parameters, prefill, keep_records=keep_records
+        )
 
     def _step(self, step: int) -> bool:
         """One barrier step; False if there is nothing to do any more."""
@@ -76,6 +90,8 @@ class _Simulation:
         engines, recorder = self._engines, self._recorder
         for job in self._stream.due(self._now_s, self._waiting()):
             self._front.arrive(job, step)
+        if self._prefill and step == self._config.warmup:
+            self._prefill.meter.restart()
         self._front.decide(step)
         recorder.started(step, engines.begin(step, self._now_s))
         seconds = self._seconds(step)
@@ -83,11 +99,17 @@ class _Simulation:
             seconds, idle_s, engines.tokens(step), engines.decoding(step), self._front.waiting
         )
         self._now_s += seconds
-        recorder.first_tokens(engines.first_tokens(step), self._now_s)
+        self._first_tokens(engines.first_tokens(step))
         ended = engines.finish(step)
         recorder.finished(step, ended, self._now_s)
         self._front.learn(ended)
         return True
+
+    def _first_tokens(self, residences: Sequence[Residence]) -> None:
+        self._recorder.first_tokens(residences, self._now_s)
+        for job, _, start_step, _ in residences if self._prefill else ():
+            assert self._prefill
+            self._prefill.first_token(job, self._now_s, counts=start_step >= self._config.warmup)
 
     def _waiting(self) -> int:
         """Requests that wait for a slot: in the pool, or in the engines where none is used."""

@@ -6,8 +6,10 @@ tokens at any step follow from these.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -42,12 +44,20 @@ class Engines:
         workers: G.
         slots: B, requests that a worker runs at once.
         profile: what requests cost.
+        fetch: told of each request that reaches an engine and when; returns when its KV has as
+            well. None: prompts are computed here.
 
     Attributes:
         running, queued: requests of each worker, shape (G,); on their way counts as queued.
     """
 
-    def __init__(self, workers: int, slots: int, profile: WorkProfile) -> None:
+    def __init__(
+        self,
+        workers: int,
+        slots: int,
+        profile: WorkProfile,
+        fetch: Callable[[Job, float], float] | None = None,
+    ) -> None:
         size = workers * slots
         self._shape = (workers, slots)
         self._profile = profile
@@ -58,7 +68,10 @@ class Engines:
         self._end: Ints = np.full(size, -1, dtype=np.int64)
         self._free_since = [-1] * size
         self._free = [list(range(g * slots, (g + 1) * slots))[::-1] for g in range(workers)]
+        self._fetch = fetch
         self._on_way: deque[tuple[int, int, Job]] = deque()
+        self._fetching: list[tuple[float, int, int, Job]] = []
+        self._order = count()
         self._queues: list[deque[Job]] = [deque() for _ in range(workers)]
         self._firsts: dict[int, list[Residence]] = {}
         self._ends: dict[int, list[Residence]] = {}
@@ -68,7 +81,7 @@ class Engines:
 
     @property
     def waiting(self) -> list[int]:
-        """Those of ``queued`` that have reached the engine."""
+        """Those of ``queued`` that have reached the engine with their KV."""
         return [len(queue) for queue in self._queues]
 
     @property
@@ -84,9 +97,7 @@ class Engines:
 
     def begin(self, step: int, now_s: float) -> list[Start]:
         """Start what has reached an engine and finds a slot."""
-        while self._on_way and self._on_way[0][0] <= step:
-            _, worker, job = self._on_way.popleft()
-            self._queues[worker].append(job)
+        self._receive(step, now_s)
         started, residences = [], []
         for worker in [worker for worker, queue in enumerate(self._queues) if queue]:
             queue, free = self._queues[worker], self._free[worker]
@@ -149,6 +160,7 @@ class Engines:
         prompt = self._prompt.take(runs)
         generated = _decoded(step, self._first.take(runs))
         queued = [(worker, job) for worker, queue in enumerate(self._queues) for job in queue]
+        queued += [(worker, job) for _, _, worker, job in self._fetching]
         queued += [(worker, job) for _, worker, job in self._on_way]
         jobs = [job for _, job in queued]
         prompts = np.array([job.prompt_tokens for job in jobs], dtype=np.int64)
@@ -168,6 +180,16 @@ class Engines:
             ),
             held_tokens=_joined(self._held(prompt, generated), prompts),
         )
+
+    def _receive(self, step: int, now_s: float) -> None:
+        """Queue what has reached an engine with its KV."""
+        while self._on_way and self._on_way[0][0] <= step:
+            _, worker, job = self._on_way.popleft()
+            there_s = now_s if self._fetch is None else self._fetch(job, now_s)
+            heapq.heappush(self._fetching, (there_s, next(self._order), worker, job))
+        while self._fetching and self._fetching[0][0] <= now_s:
+            *_, worker, job = heapq.heappop(self._fetching)
+            self._queues[worker].append(job)
 
     def _place(self, residences: Sequence[Residence], step: int) -> None:
         if not residences:

@@ -12,6 +12,7 @@ import numpy as np
 from loadgen.simulator.arrivals import Job
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.engines import Engines, Residence
+from loadgen.simulator.estimates import seen_prompt_tokens
 from loadgen.simulator.oracle import Drift
 from loadgen.simulator.results import Recorder, Report
 from router import rounds
@@ -82,8 +83,9 @@ class Front:
 
     def arrive(self, job: Job, step: int) -> None:
         """A request comes; those that the policy cannot see yet keep their order."""
+        seen_tokens = seen_prompt_tokens(job, self._config.size_error, self._config.seed)
         request = Request(
-            str(job.number), GROUP, job.prompt_tokens, priority=job.priority, arrival_s=step
+            str(job.number), GROUP, seen_tokens, priority=job.priority, arrival_s=step
         )
         self._jobs[request.id] = job
         heapq.heappush(self._behind, (job.priority, job.number, request))

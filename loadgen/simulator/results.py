@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from loadgen.simulator.engines import Residence, Start
+from loadgen.simulator.handoff import PrefillResult
 from loadgen.step_model import PowerModel
 from router.errors import InputError
 from router.workload import Floats, Ints
@@ -71,6 +72,7 @@ class DecodeResult:
         completed: requests that finished after the warm-up.
         waiting_at_end: requests that still waited in the router.
         parameters: everything that the result depends on.
+        prefill: of prefill workers, None without any.
         records: every step, where asked for.
     """
 
@@ -91,12 +93,14 @@ class DecodeResult:
     completed: int
     waiting_at_end: int
     parameters: Report
+    prefill: PrefillResult | None = None
     records: StepRecords | None = field(default=None, compare=False)
 
     def report(self) -> Report:
         """As it is written to a file; without the records."""
-        keys = [each.name for each in fields(self) if each.name != "records"]
-        return {key: getattr(self, key) for key in keys}
+        keys = [each.name for each in fields(self) if each.name not in ("prefill", "records")]
+        prefill = self.prefill.report() if self.prefill else {}
+        return {key: getattr(self, key) for key in keys} | prefill
 
 
 class Recorder:
@@ -174,7 +178,14 @@ class Recorder:
             waiting=np.array(waiting),
         )
 
-    def result(self, power: PowerModel, parameters: Report, *, keep_records: bool) -> DecodeResult:
+    def result(
+        self,
+        power: PowerModel,
+        parameters: Report,
+        prefill: PrefillResult | None = None,
+        *,
+        keep_records: bool,
+    ) -> DecodeResult:
         """All averages.
 
         Raises:
@@ -206,6 +217,7 @@ class Recorder:
             completed=self._completed,
             waiting_at_end=int(records.waiting[-1]),
             parameters=parameters,
+            prefill=prefill,
             records=records if keep_records else None,
         )
 

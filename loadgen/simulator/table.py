@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -26,15 +28,26 @@ _ROWS = (
     ("completed", "completed", 1),
     ("waiting at the end", "waiting_at_end", 1),
 )
+_PREFILL_ROWS = (
+    ("of TTFT: prefill queue, ms", "prefill_queue_mean_s", 1e3),
+    ("of TTFT: prefill, ms", "prefill_mean_s", 1e3),
+    ("of TTFT: hand-off wait, ms", "handoff_wait_mean_s", 1e3),
+    ("of TTFT: KV transfer, ms", "kv_transfer_mean_s", 1e3),
+    ("of TTFT: first step, ms", "first_step_mean_s", 1e3),
+    ("KV kept for decode, mean tokens", "prefill_kept_mean_tokens", 1.0),
+    ("KV kept for decode, most tokens", "prefill_kept_max_tokens", 1),
+    ("prefill workers in steps, %", "prefill_busy_share", 100.0),
+    ("prefill workers without memory, %", "prefill_stalled_share", 100.0),
+)
 
 
 def decode_table(result: DecodeResult) -> RenderableType:
     """The figures, and what they depend on."""
     used = result.parameters
     table = Table("", str(used["policy"]), box=None, pad_edge=False)
-    for label, key, scale in _ROWS:
-        value = getattr(result, key)
-        table.add_row(label, number(None if value is None else value * scale))
+    _add(table, _ROWS, result)
+    if result.prefill is not None:
+        _add(table, _PREFILL_ROWS, result.prefill)
     notes = (
         f"{used['lengths']}, arrivals {used['arrivals']}, {used['workers']} workers of "
         f"{used['slots']} slots, pool {used['pool']}, {used['dispatch']} dispatch",
@@ -43,3 +56,9 @@ def decode_table(result: DecodeResult) -> RenderableType:
         f"{number(used['discount'])}, mu {number(used['tie_weight'])}",
     )
     return Group(table, *map(Text, notes if used["horizon"] is not None else notes[:2]))
+
+
+def _add(table: Table, rows: Sequence[tuple[str, str, float]], figures: object) -> None:
+    for label, key, scale in rows:
+        value = getattr(figures, key)
+        table.add_row(label, number(None if value is None else value * scale))

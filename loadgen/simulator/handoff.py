@@ -1,0 +1,109 @@
+"""What prefill workers are measured by: parts of the TTFT, KV that is kept, time that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+
+
+@dataclass(slots=True)
+class Passage:
+    """A request's way to its first step, in seconds of virtual time.
+
+    Attributes:
+        begun_s: a prefill worker begins with its prompt.
+        ready_s: the prompt is computed.
+        fetch_s: a decode worker begins to fetch the KV.
+        fetched_s: the KV is there.
+    """
+
+    arrival_s: float
+    begun_s: float = 0.0
+    ready_s: float = 0.0
+    fetch_s: float = 0.0
+    fetched_s: float = 0.0
+
+    def parts_s(self, first_token_s: float) -> tuple[float, ...]:
+        """The TTFT in parts, in the order of ``PrefillResult``."""
+        times = (self.arrival_s, self.begun_s, self.ready_s, self.fetch_s, self.fetched_s)
+        ends = (*times[1:], first_token_s)
+        return tuple(end - start for start, end in zip(times, ends, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """Averages after the warm-up; the first five add up to the mean TTFT, of the same requests.
+
+    Attributes:
+        prefill_queue_mean_s: from the arrival to the first step of the prompt.
+        prefill_mean_s: until the prompt is computed.
+        handoff_wait_mean_s: until a decode worker begins to fetch the KV.
+        kv_transfer_mean_s: until it has it.
+        first_step_mean_s: until the first token: a slot, the next step's beginning, the step.
+        prefill_kept_mean_tokens, prefill_kept_max_tokens: KV of computed prompts that is kept until
+            it has been fetched, of all prefill workers.
+        prefill_busy_share: of the prefill workers' time, in steps.
+        prefill_stalled_share: of the prefill workers' time, without memory for a prompt that waits.
+    """
+
+    prefill_queue_mean_s: float | None
+    prefill_mean_s: float | None
+    handoff_wait_mean_s: float | None
+    kv_transfer_mean_s: float | None
+    first_step_mean_s: float | None
+    prefill_kept_mean_tokens: float
+    prefill_kept_max_tokens: int
+    prefill_busy_share: float
+    prefill_stalled_share: float
+
+    @classmethod
+    def of(cls, parts_s: Sequence[tuple[float, ...]], meter: KeptMeter) -> PrefillResult:
+        """Averages of requests' parts (``Passage.parts_s``), and what was metered."""
+        queue_s, prefill_s, wait_s, transfer_s, step_s = (
+            map(fmean, zip(*parts_s, strict=True)) if parts_s else (None,) * 5
+        )
+        return cls(queue_s, prefill_s, wait_s, transfer_s, step_s, *meter.figures())
+
+    def report(self) -> dict[str, object]:
+        """As it is written to a file."""
+        return asdict(self)
+
+
+class KeptMeter:
+    """KV tokens kept by all prefill workers, and how they spend their time.
+
+    Args:
+        workers: P.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._now_s = 0.0
+        self._tokens = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what has been: the warm-up is over."""
+        self._most_tokens = self._tokens
+        self._since_s = self._now_s
+        self._token_s = self._busy_s = self._stalled_s = 0.0
+
+    def keep(self, tokens: int) -> None:
+        """So many more tokens are kept from now on; fewer if below 0."""
+        self._tokens += tokens
+        self._most_tokens = max(self._most_tokens, self._tokens)
+
+    def advance(self, now_s: float, busy: int, stalled: int) -> None:
+        """Time has passed, in which so many workers were in a step or lacked memory for one."""
+        elapsed_s, self._now_s = now_s - self._now_s, now_s
+        self._token_s += elapsed_s * self._tokens
+        self._busy_s += elapsed_s * busy
+        self._stalled_s += elapsed_s * stalled
+
+    def figures(self) -> tuple[float, int, float, float]:
+        """Mean and most tokens kept, shares of the time in steps and without memory."""
+        elapsed_s = (self._now_s - self._since_s) or 1.0
+        worker_s = elapsed_s * self._workers
+        shares = self._busy_s / worker_s, self._stalled_s / worker_s
+        return self._token_s / elapsed_s, self._most_tokens, *shares
