@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import signal
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +21,7 @@ from loadgen.emulator.prefill import (
     DEFAULT_PREFILL,
     DEFAULT_TRANSFER,
     KvLoadFailure,
+    PrefillSettings,
     parse_prefill,
 )
 from loadgen.emulator.settings import (
@@ -114,71 +117,90 @@ _Host = Annotated[
 _Json = Annotated[str | None, json_option("Write what was started as JSON, - for stdout.")]
 
 
-def emulate(
-    workers: _Workers = 4,
-    port: _Port = 8100,
-    slots: _Slots = 72,
-    kv_tokens: _KvTokens = 400_000,
-    max_model_len: _MaxModelLen = None,
-    step_time: _StepTime = "4.95e-3,9.5e-8",
-    time_scale: _TimeScale = 1.0,
-    barrier: _Barrier = True,
-    speed: _Speed = "1",
-    model: _Model = "emulated",
-    group: _Group = "default",
-    seed: _Seed = 0,
-    stream_interval: _StreamInterval = 1,
-    record: _Record = None,
-    control_port: _ControlPort = None,
-    snapshot_port: _SnapshotPort = None,
-    snapshots: _Snapshots = True,
-    prefill_workers: _PrefillWorkers = 0,
-    prefill_step_time: _PrefillStepTime = None,
-    prefill_chunk: _PrefillChunk = None,
-    prefill_kv_tokens: _PrefillKvTokens = None,
-    kv_transfer_time: _TransferTime = None,
-    kv_expiry: _KvExpiry = None,
-    kv_load_failure: _KvLoadFailure = None,
-    host: _Host = "127.0.0.1",
-    json: _Json = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class EmulateOptions:
+    """The command line of ``evenstep emulate``."""
+
+    workers: _Workers = 4
+    port: _Port = 8100
+    slots: _Slots = 72
+    kv_tokens: _KvTokens = 400_000
+    max_model_len: _MaxModelLen = None
+    step_time: _StepTime = "4.95e-3,9.5e-8"
+    time_scale: _TimeScale = 1.0
+    barrier: _Barrier = True
+    speed: _Speed = "1"
+    model: _Model = "emulated"
+    group: _Group = "default"
+    seed: _Seed = 0
+    stream_interval: _StreamInterval = 1
+    record: _Record = None
+    control_port: _ControlPort = None
+    snapshot_port: _SnapshotPort = None
+    snapshots: _Snapshots = True
+    prefill_workers: _PrefillWorkers = 0
+    prefill_step_time: _PrefillStepTime = None
+    prefill_chunk: _PrefillChunk = None
+    prefill_kv_tokens: _PrefillKvTokens = None
+    kv_transfer_time: _TransferTime = None
+    kv_expiry: _KvExpiry = None
+    kv_load_failure: _KvLoadFailure = None
+    host: _Host = "127.0.0.1"
+    json: _Json = None
+
+    def settings(self) -> EmulatorSettings:
+        """What they say.
+
+        Raises:
+            ConfigError: something that makes no sense; names the option.
+        """
+        ranks = self.workers + self.prefill_workers
+        first = self.snapshot_port or (self.control_port or self.port + ranks) + 1
+        return EmulatorSettings(
+            workers=self.workers,
+            host=self.host,
+            port=self.port,
+            slots=self.slots,
+            kv_tokens=self.kv_tokens,
+            max_model_len=self.max_model_len,
+            step_time=parse_step_time(self.step_time),
+            time_scale=self.time_scale,
+            barrier=self.barrier,
+            speeds=parse_speeds(self.speed),
+            model=self.model,
+            group=self.group,
+            seed=self.seed,
+            stream_interval=self.stream_interval,
+            control_port=self.control_port,
+            snapshots=snapshot_endpoints(first, ranks) if self.snapshots else (),
+            record=self.record,
+            prefill=self._prefill(),
+        )
+
+    def _prefill(self) -> PrefillSettings | None:
+        return parse_prefill(
+            self.prefill_workers,
+            self.prefill_step_time,
+            chunk=self.prefill_chunk,
+            kv_tokens=self.prefill_kv_tokens,
+            transfer_time=self.kv_transfer_time,
+            kv_expiry_s=self.kv_expiry,
+            load_failure=self.kv_load_failure,
+        )
+
+
+def emulate(**options: Any) -> None:
     """Run emulated engines: vLLM's API in front of modelled steps, no model and no GPU.
 
     With --prefill-workers or --prefill-step-time prompts take time, and KV moves between workers as
-    with vLLM's NIXL connector: evenstep emulate --workers 8 --prefill-workers 2 --barrier.
+    with vLLM's NIXL connector.
     """
-    prefill = parse_prefill(
-        prefill_workers,
-        prefill_step_time,
-        chunk=prefill_chunk,
-        kv_tokens=prefill_kv_tokens,
-        transfer_time=kv_transfer_time,
-        kv_expiry_s=kv_expiry,
-        load_failure=kv_load_failure,
-    )
-    ranks = workers + prefill_workers
-    first = snapshot_port or (control_port or port + ranks) + 1
-    settings = EmulatorSettings(
-        workers=workers,
-        host=host,
-        port=port,
-        slots=slots,
-        kv_tokens=kv_tokens,
-        max_model_len=max_model_len,
-        step_time=parse_step_time(step_time),
-        time_scale=time_scale,
-        barrier=barrier,
-        speeds=parse_speeds(speed),
-        model=model,
-        group=group,
-        seed=seed,
-        stream_interval=stream_interval,
-        control_port=control_port,
-        snapshots=snapshot_endpoints(first, ranks) if snapshots else (),
-        record=record,
-        prefill=prefill,
-    )
-    uvloop.run(_run(settings, json))
+    given = EmulateOptions(**options)
+    uvloop.run(_run(given.settings(), given.json))
+
+
+# The fields of the options are what typer takes for the command's.
+emulate.__signature__ = inspect.signature(EmulateOptions, eval_str=True)  # type: ignore[attr-defined]
 
 
 async def _run(settings: EmulatorSettings, json: str | None) -> None:

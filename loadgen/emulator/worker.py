@@ -98,23 +98,22 @@ class EmulatedWorker:
     def abandon(self, answer: Answer) -> None:
         """The client of an answer went away: abort what is left of it."""
         answer.abandon()
-        self._abort(answer)
-
-    def fail(self, request_ids: Sequence[str]) -> None:
-        """End the answers to engine requests that have failed."""
-        for request_id in request_ids:
-            choice = self._choices.pop(request_id, None)
-            if choice is not None:
-                choice.answer.fail()
-                self._abort(choice.answer)
-
-    def _abort(self, answer: Answer) -> None:
         for choice in answer.choices:
             request_id = choice.request.id
             if self._choices.get(request_id) is choice:
                 del self._choices[request_id]
                 self.model.engine.abort(request_id)
                 self._ended.append(request_id)
+
+    def fail(self, request_ids: Sequence[str]) -> None:
+        """End the answers to engine requests that have failed; their other outputs end with them.
+
+        Whoever sends an answer abandons it, and so aborts what is left of it.
+        """
+        for request_id in request_ids:
+            choice = self._choices.pop(request_id, None)
+            if choice is not None:
+                choice.answer.fail()
 
     def report_step(
         self, part: WorkerStep, ended: list[EngineRequest], step: int, step_s: float

@@ -213,6 +213,19 @@ async def test_a_stream_whose_kv_is_gone_ends_with_an_error(tmp_path: Path) -> N
         await eventually(lambda: idle(fleet), "nothing left")
 
 
+async def test_an_answer_fails_as_a_whole(tmp_path: Path) -> None:
+    async with pair(tmp_path, step_time=SLOW) as fleet:
+        params = await prefill(fleet, **prompt())
+        # Two prompts, and the KV of one: it can be fetched once.
+        body = {**prompt(), "prompt": [prompt()["prompt"]] * 2, "max_tokens": 200}
+        answer = await post(fleet, DECODE, **body, kv_transfer_params=params)
+        assert answer.status_code == 500
+        decode = engine(fleet, DECODE)
+        assert (decode.running, decode.waiting, decode.failed_loads_total) == ([], 0, 1)
+        assert engine(fleet, PREFILL).kept.fetched_total == 1
+        await eventually(lambda: idle(fleet), "nothing left")
+
+
 async def test_kv_is_fetched_once_and_lost_with_its_worker(tmp_path: Path) -> None:
     async with pair(tmp_path) as fleet:
         params = await prefill(fleet, **prompt())
