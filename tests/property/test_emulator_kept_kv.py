@@ -187,6 +187,21 @@ def test_no_transfer_begins_without_a_slot_or_memory() -> None:
     assert decode.schedule(9.0).admitted == ("d",)
 
 
+def test_a_request_whose_kv_came_can_be_aborted_before_it_has_a_slot() -> None:
+    prefill, decode, request = handed()
+    decode.add(EngineRequest("a", 5, 50))
+    decode.schedule(0.0)
+    decode.add(request)
+    decode.schedule(1.0)
+    decode.add(EngineRequest("b", 5, 50))
+    decode.schedule(2.0)
+    decode.schedule(3.5)
+    assert [r.id for r in decode.running] == ["a", "b"]
+    assert (prefill.kept.fetched_total, decode.waiting, decode.used_tokens) == (1, 1, 30)
+    assert decode.abort("d")
+    assert (decode.waiting, decode.waiting_tokens, decode.used_tokens) == (0, 0, 10)
+
+
 def test_kv_that_is_claimed_outlives_its_lease() -> None:
     prefill, decode, request = handed()
     decode.add(request)
