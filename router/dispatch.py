@@ -319,8 +319,14 @@ class Dispatcher:
         assignments = lane.decider.decide(now, self._clock)
         for assignment in assignments:
             self._send(lane, assignment, now)
-        if lane.group.serves is not None and assignments and lane.pool:
-            self._schedule(lane, hurry=True)  # each prefill worker is given one prompt in a round
+        if assignments:
+            self._schedule_prefills(lane)
+
+    def _schedule_prefills(self, lane: Lane) -> None:
+        """After a round: prefill workers are given one prompt in each, and room behind them."""
+        for prefills in (lane, self._lanes.get(prefill_stage(lane.group.name))):
+            if prefills is not None and prefills.group.serves is not None and prefills.pool:
+                self._schedule(prefills, hurry=True)
 
     def _send(self, lane: Lane, assignment: Assignment, now: float) -> None:
         request = lane.pool.remove(assignment.request_id)

@@ -227,7 +227,7 @@ def _end_attempts(worker_id: str, cluster: Cluster, attempts: Attempts) -> None:
             if worker.down_reason is not None:
                 attempts.break_off(worker.spec.id, worker.down_reason)
     # Alone in its group it may still be better than nothing: busy engines answer late.
-    elif group.live_workers():
+    elif group.live_workers() or (group.serves and group.serves.live_workers()):
         attempts.recall(worker_id, "the worker does not answer its health checks")
 
 

@@ -270,7 +270,11 @@ class Relay:
         self._context.port.end(self._request, Outcome.COMPLETED)
         if first:
             await send_head(send, response.status, headers_down(response.headers))
-        await send({"type": "http.response.body", "body": stream.rest()})
+        await send({"type": "http.response.body", "body": self._rest(stream)})
+
+    def _rest(self, stream: EventStream) -> bytes:
+        """What is left to be sent at the end of a stream."""
+        return stream.rest()
 
     async def _pass_on(
         self, events: bytes, stream: EventStream, response: Response, send: Send

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import replace
 from http import HTTPStatus
 
@@ -12,11 +13,14 @@ from starlette.types import Send
 from router.engines.upstream import Response
 from router.errors import NoWorkerError, RecalledError, UpstreamError
 from router.proxy.answers import Answer, headers_down, send_answer
+from router.proxy.events import EventStream
 from router.proxy.relay import Relay, RelayContext, Waiter
 from router.proxy.split import Computed, decode_body, prefill_body, read_answer
 from router.types import Outcome, Request, WorkerSpec
 
 log = logging.getLogger(__name__)
+
+_FAILED = re.compile(rb'^data: ?\{"error"', re.MULTILINE)
 
 
 class SplitRelay(Relay):
@@ -35,6 +39,7 @@ class SplitRelay(Relay):
         self._computed_at = ""
         self._prefills_left = context.max_attempts
         self._refetched = False
+        self._held = b""
 
     async def _enter(self, client: HTTPConnection, send: Send) -> Waiter | None:
         try:
@@ -62,13 +67,35 @@ class SplitRelay(Relay):
         params = None if self._computed is None else self._computed.kv_transfer_params
         return decode_body(self._body, params)
 
+    @property
+    def _may_fail(self) -> bool:
+        """An engine may not have got the KV, and fail the request (``kv_load_failure_policy``)."""
+        return self._kept and not self._refetched
+
     async def _whole(self, response: Response, send: Send) -> None:
-        # vLLM fails a request whose KV it cannot fetch (kv_load_failure_policy).
-        failed = response.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        if failed and self._kept and not self._refetched:
-            self._refetched = True
-            raise RecalledError(f"the worker answered with status {response.status}")
+        if self._may_fail and response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self._refetch()
         await super()._whole(response, send)
+
+    async def _pass_on(
+        self, events: bytes, stream: EventStream, response: Response, send: Send
+    ) -> None:
+        """See ``Relay``; a chat's first event, which has no text, waits for the second."""
+        if self._may_fail and not self._started:
+            self._held += events
+            if _FAILED.search(self._held):
+                self._refetch()
+            if stream.events < 2 and not stream.done and b'"role"' in self._held:
+                return
+            events, self._held = self._held, b""
+        await super()._pass_on(events, stream, response, send)
+
+    def _rest(self, stream: EventStream) -> bytes:
+        return self._held + super()._rest(stream)
+
+    def _refetch(self) -> None:
+        self._refetched, self._held = True, b""
+        raise RecalledError("the worker could not answer with the prompt's KV")
 
     async def _prefill(self, waiter: Waiter, client: HTTPConnection, send: Send) -> Waiter | None:
         """Have the prompt computed, then wait for a worker; None if all is answered."""

@@ -151,11 +151,14 @@ async def test_every_request_ends_once_whatever_fails(tmp_path: Path) -> None:
         await client.aclose()
 
 
-async def test_without_prefill_workers_others_compute_the_prompts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["kill", "hang"])
+async def test_without_prefill_workers_others_compute_the_prompts(
+    tmp_path: Path, fault: str
+) -> None:
     with cluster(tmp_path) as (fleet, router):
         client, rng = HttpClient(), random.Random(5)
         for rank in range(DECODES, DECODES + PREFILLS):
-            await asyncio.to_thread(fleet.fault, rank, "kill")
+            await asyncio.to_thread(fleet.fault, rank, fault)
         async with asyncio.timeout(60):
             seen = await asyncio.gather(
                 *(ask(client, router, Seen(), body(rng)) for _ in range(40))
@@ -165,5 +168,7 @@ async def test_without_prefill_workers_others_compute_the_prompts(tmp_path: Path
         assert router.get("/health").json()["status"] == "ok"
         assert groups["default"]["prompts"] == "here: default/prefill is down"
         assert metric(router, "prefill_fallbacks_total", "default/prefill") > 0
+        for rank in range(DECODES, DECODES + PREFILLS):
+            await asyncio.to_thread(fleet.restore, rank)
         await asyncio.to_thread(assert_idle, fleet, router)
         await client.aclose()

@@ -15,6 +15,7 @@ from tests.support.plugin_stream import Routers
 from tests.support.relaying import One, routed
 from tests.support.scripted import TIMEOUT_S, scripted
 from tests.support.server import Server
+from tests.support.splitting import Pair
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +66,10 @@ async def peers() -> AsyncIterator[Peers]:
         client = HttpClient(connect_timeout_s=TIMEOUT_S)
         yield Peers(client, servers[0])
         await client.aclose()
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    """A router before a prefill worker a and a decode worker b."""
+    async with routed(2, prefills=1, kept_s=30.0) as (router, (prefill, decode)):
+        yield router, prefill, decode

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
-from router.types import Outcome, WorkerUp
+from router.types import Outcome
 from tests.support.relaying import routed
 from tests.support.scripted import (
     DONE,
-    Exchange,
-    ScriptedServer,
-    scripted,
     soon,
-    token_events,
     until,
 )
-from tests.support.serving import Router, serving
-
-PARAMS = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[3, 1]]}
-TOKENS = token_events(5)
-ANSWER = b'{"choices": [], "usage": {"prompt_tokens": 77, "total_tokens": 80}}'
-Pair = tuple[Router, ScriptedServer, ScriptedServer]
-
-
-@pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    """A router before a prefill worker a and a decode worker b."""
-    async with routed(2, prefills=1, kept_s=30.0) as (router, (prefill, decode)):
-        yield router, prefill, decode
-
-
-async def computed(exchange: Exchange, prompt_tokens: int = 77, params: Any = PARAMS) -> None:
-    """The answer of a prefill worker."""
-    answer = {"usage": {"prompt_tokens": prompt_tokens}, "kv_transfer_params": params}
-    await exchange.answer(json.dumps(answer).encode())
-
-
-def kept(router: Router, worker: str = "a") -> int:
-    return int(router.dispatcher.cluster.worker(worker).kept_tokens)  # type: ignore[attr-defined]
-
-
-def stats(router: Router) -> Any:
-    return router.dispatcher.deciders["default/prefill"].stats
+from tests.support.splitting import ANSWER, PARAMS, TOKENS, Pair, computed, kept, stats
 
 
 async def test_a_prompt_is_computed_then_decoded(pair: Pair) -> None:
@@ -149,186 +117,6 @@ async def test_what_the_client_must_mend_is_passed_on(pair: Pair) -> None:
     assert (answer.status_code, answer.content) == (400, b'{"error": "too long"}')
     assert decode.idle
     await router.settled()
-
-
-@pytest.mark.parametrize("failure", ["status", "reset", "nonsense"])
-async def test_a_failed_prefill_is_made_elsewhere(failure: str) -> None:
-    async with routed(3, prefills=2, kept_s=30.0) as (router, (one, other, decode)):
-        asked = router.post()
-        exchange = await one.next()
-        if failure == "status":
-            await exchange.answer(b"{}", 500)
-        elif failure == "reset":
-            exchange.reset()
-        else:
-            await exchange.answer(b'{"usage": 7}')
-        await computed(await other.next())
-        await (await decode.next()).answer(ANSWER)
-        assert (await soon(asked)).content == ANSWER
-        assert router.troubles == ["a"]
-        assert stats(router).returned == 1
-        await router.settled()
-
-
-async def test_prefills_that_fail_everywhere_end_whole(pair: Pair) -> None:
-    router, prefill, decode = pair
-
-    async def fail() -> None:
-        while True:
-            await (await prefill.next()).answer(b"{}", 500)
-
-    failing = asyncio.create_task(fail())
-    asked = router.post()
-    exchange = await decode.next()
-    assert "kv_transfer_params" not in exchange.json
-    await exchange.answer(ANSWER)
-    assert (await soon(asked)).content == ANSWER
-    assert stats(router).fallbacks == 1
-    failing.cancel()
-    await router.settled()
-
-
-async def test_without_prefill_workers_requests_go_whole(pair: Pair) -> None:
-    router, prefill, decode = pair
-    router.down("a")
-    asked = [router.post(), router.post()]
-    for _ in asked:
-        exchange = await decode.next()
-        assert "kv_transfer_params" not in exchange.json
-        await exchange.answer(ANSWER)
-    assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
-    assert (stats(router).fallbacks, prefill.idle) == (2, True)
-    await router.settled()
-
-
-async def test_who_waits_for_prefill_workers_that_fail_goes_whole(pair: Pair) -> None:
-    router, prefill, decode = pair
-    asked = [router.post(prompt=list(range(5000))), router.post()]
-    exchange = await prefill.next()
-    await until(lambda: router.waiting == 1)
-    exchange.reset()
-    for _ in asked:
-        whole = await decode.next()
-        assert "kv_transfer_params" not in whole.json
-        await whole.answer(ANSWER)
-    assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
-    assert stats(router).fallbacks == 2
-    await router.settled()
-
-
-@pytest.mark.parametrize("failure", ["reset", "status"])
-async def test_a_failed_decode_has_its_prompt_computed_again(pair: Pair, failure: str) -> None:
-    router, prefill, decode = pair
-    asked = router.post(stream=True)
-    await computed(await prefill.next())
-    exchange = await decode.next()
-    if failure == "reset":
-        exchange.reset()
-    else:
-        await exchange.answer(b'{"error": "KV load failed"}', 500)
-    await computed(await prefill.next(), params={"again": True})
-    if failure == "reset":
-        await until(lambda: router.troubles == ["b"])
-        router.dispatcher.apply(WorkerUp("b"))
-    exchange = await decode.next()
-    assert exchange.json["kv_transfer_params"] == {"again": True}
-    await exchange.stream(*TOKENS, DONE)
-    assert (await soon(asked)).content == b"".join(TOKENS) + DONE
-    assert stats(router).repeated_prefills == 1
-    await router.settled()
-
-
-async def test_kv_that_is_gone_is_computed_again() -> None:
-    async with routed(2, slots=1, prefills=1, kept_s=0.01) as (router, (prefill, decode)):
-        asked = [router.post(), router.post()]
-        for _ in asked:
-            await computed(await prefill.next())
-        first = await decode.next()
-        await until(lambda: kept(router) == 0)  # the other waits too long for a slot
-        assert stats(router).expired_kv_tokens == 2 * 77
-        await first.answer(ANSWER)
-        await computed(await prefill.next())
-        await (await decode.next()).answer(ANSWER)
-        assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
-        assert stats(router).repeated_prefills == 1
-        assert not router.troubles
-        await router.settled()
-
-
-async def test_kv_is_lost_with_its_engine() -> None:
-    async with routed(3, slots=1, prefills=2, kept_s=30.0) as (router, (one, other, decode)):
-        asked = [router.post(), router.post()]
-        await computed(await one.next())
-        await computed(await other.next())
-        first = await decode.next()
-        router.down("a")
-        router.down("b")
-        assert (kept(router, "a"), kept(router, "b")) == (0, 0)
-        await first.answer(ANSWER)
-        exchange = await decode.next()
-        assert "kv_transfer_params" not in exchange.json  # nobody is there to compute it again
-        await exchange.answer(ANSWER)
-        assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
-        await router.settled()
-
-
-async def test_mooncakes_engines_are_known_by_their_bootstrap_server() -> None:
-    async with (
-        scripted(3) as (prefill, decode, bootstrap),
-        serving((prefill, decode), prefills=1, kept_s=30.0, bootstrap=bootstrap.url) as router,
-    ):
-
-        async def ask(engine_id: str | None) -> tuple[str, Exchange]:
-            """The transfer's id, and what the decode worker is sent."""
-            first = await prefill.next()
-            await computed(first, params=None)
-            if engine_id is not None:
-                query = await bootstrap.next()
-                assert (query.method, query.target) == ("GET", "/query")
-                await query.answer(json.dumps({"0": {"engine_id": engine_id}}).encode())
-            return first.json["kv_transfer_params"]["transfer_id"], await decode.next()
-
-        def params(engine_id: str, transfer_id: str) -> dict[str, Any]:
-            return {
-                "do_remote_prefill": True,
-                "do_remote_decode": False,
-                "remote_engine_id": engine_id,
-                "remote_bootstrap_addr": bootstrap.url,
-                "transfer_id": transfer_id,
-            }
-
-        for engine_id in ("first", None):  # asked once
-            asked = router.post()
-            transfer_id, exchange = await ask(engine_id)
-            assert exchange.json["kv_transfer_params"] == params("first", transfer_id)
-            await exchange.answer(ANSWER)
-            assert (await soon(asked)).status_code == 200
-        asked = router.post()
-        _, exchange = await ask(None)
-        await exchange.answer(b"{}", 500)  # another engine is there now
-        transfer_id, exchange = await ask("second")
-        assert exchange.json["kv_transfer_params"] == params("second", transfer_id)
-        await exchange.answer(ANSWER)
-        assert (await soon(asked)).status_code == 200
-        await router.settled()
-
-
-async def test_a_bootstrap_server_that_says_nothing_of_use() -> None:
-    async with (
-        scripted(3) as (prefill, decode, bootstrap),
-        serving(
-            (prefill, decode), max_attempts=1, prefills=1, kept_s=30.0, bootstrap=bootstrap.url
-        ) as router,
-    ):
-        asked = router.post()
-        await computed(await prefill.next(), params=None)
-        await (await bootstrap.next()).answer(b'{"7": {"engine_id": "x"}}')
-        exchange = await decode.next()
-        assert "kv_transfer_params" not in exchange.json
-        await exchange.answer(ANSWER)
-        assert (await soon(asked)).status_code == 200
-        assert router.troubles == ["a"]
-        await router.settled()
 
 
 @pytest.mark.parametrize("phase", ["prefill", "ready", "decode"])

@@ -1,0 +1,243 @@
+"""What fails between a prompt's computing and the first byte of its answer, and is made anew."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from router.types import WorkerUp
+from tests.support.relaying import routed
+from tests.support.scripted import (
+    DONE,
+    Exchange,
+    event,
+    scripted,
+    soon,
+    until,
+)
+from tests.support.serving import serving
+from tests.support.splitting import ANSWER, TOKENS, Pair, computed, kept, stats
+
+
+@pytest.mark.parametrize("failure", ["status", "reset", "nonsense"])
+async def test_a_failed_prefill_is_made_elsewhere(failure: str) -> None:
+    async with routed(3, prefills=2, kept_s=30.0) as (router, (one, other, decode)):
+        asked = router.post()
+        exchange = await one.next()
+        if failure == "status":
+            await exchange.answer(b"{}", 500)
+        elif failure == "reset":
+            exchange.reset()
+        else:
+            await exchange.answer(b'{"usage": 7}')
+        await computed(await other.next())
+        await (await decode.next()).answer(ANSWER)
+        assert (await soon(asked)).content == ANSWER
+        assert router.troubles == ["a"]
+        assert stats(router).returned == 1
+        await router.settled()
+
+
+async def test_prefills_that_fail_everywhere_end_whole(pair: Pair) -> None:
+    router, prefill, decode = pair
+
+    async def fail() -> None:
+        while True:
+            await (await prefill.next()).answer(b"{}", 500)
+
+    failing = asyncio.create_task(fail())
+    asked = router.post()
+    exchange = await decode.next()
+    assert "kv_transfer_params" not in exchange.json
+    await exchange.answer(ANSWER)
+    assert (await soon(asked)).content == ANSWER
+    assert stats(router).fallbacks == 1
+    failing.cancel()
+    await router.settled()
+
+
+async def test_without_prefill_workers_requests_go_whole(pair: Pair) -> None:
+    router, prefill, decode = pair
+    router.down("a")
+    asked = [router.post(), router.post()]
+    for _ in asked:
+        exchange = await decode.next()
+        assert "kv_transfer_params" not in exchange.json
+        await exchange.answer(ANSWER)
+    assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
+    assert (stats(router).fallbacks, prefill.idle) == (2, True)
+    await router.settled()
+
+
+async def test_who_waits_for_prefill_workers_that_fail_goes_whole(pair: Pair) -> None:
+    router, prefill, decode = pair
+    asked = [router.post(prompt=list(range(5000))), router.post()]
+    exchange = await prefill.next()
+    await until(lambda: router.waiting == 1)
+    exchange.reset()
+    for _ in asked:
+        whole = await decode.next()
+        assert "kv_transfer_params" not in whole.json
+        await whole.answer(ANSWER)
+    assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
+    assert stats(router).fallbacks == 2
+    await router.settled()
+
+
+@pytest.mark.parametrize("failure", ["reset", "status"])
+async def test_a_failed_decode_has_its_prompt_computed_again(pair: Pair, failure: str) -> None:
+    router, prefill, decode = pair
+    asked = router.post(stream=True)
+    await computed(await prefill.next())
+    exchange = await decode.next()
+    if failure == "reset":
+        exchange.reset()
+    else:
+        await exchange.answer(b'{"error": "KV load failed"}', 500)
+    await computed(await prefill.next(), params={"again": True})
+    if failure == "reset":
+        await until(lambda: router.troubles == ["b"])
+        router.dispatcher.apply(WorkerUp("b"))
+    exchange = await decode.next()
+    assert exchange.json["kv_transfer_params"] == {"again": True}
+    await exchange.stream(*TOKENS, DONE)
+    assert (await soon(asked)).content == b"".join(TOKENS) + DONE
+    assert stats(router).repeated_prefills == 1
+    await router.settled()
+
+
+ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+FAILED = event({"error": {"message": "KV load failed", "code": 500}})
+
+
+@pytest.mark.parametrize("before", [b"", ROLE], ids=["completion", "chat"])
+async def test_a_stream_that_begins_with_an_error_is_made_anew(pair: Pair, before: bytes) -> None:
+    router, prefill, decode = pair
+    asked = router.post(stream=True)
+    await computed(await prefill.next())
+    exchange = await decode.next()
+    await exchange.start_stream()
+    await exchange.chunks(*filter(None, (before, FAILED)))
+    await computed(await prefill.next())
+    await (await decode.next()).stream(*filter(None, (before, *TOKENS, DONE)))
+    assert (await soon(asked)).content == before + b"".join(TOKENS) + DONE
+    assert (stats(router).repeated_prefills, router.troubles) == (1, [])
+    await router.settled()
+
+
+async def test_an_error_that_stays_is_passed_on(pair: Pair) -> None:
+    router, prefill, decode = pair
+    asked = router.post(stream=True)
+    for _ in range(2):
+        await computed(await prefill.next())
+        await (await decode.next()).stream(FAILED, DONE)
+    assert (await soon(asked)).content == FAILED + DONE
+    await router.settled()
+
+
+async def test_a_chat_that_ends_at_once_is_whole(pair: Pair) -> None:
+    router, prefill, decode = pair
+    asked = router.post(stream=True)
+    await computed(await prefill.next())
+    exchange = await decode.next()
+    await exchange.start_stream()
+    await exchange.chunks(ROLE)
+    await exchange.end_stream()
+    assert (await soon(asked)).content == ROLE
+    await router.settled()
+
+
+async def test_kv_that_is_gone_is_computed_again() -> None:
+    async with routed(2, slots=1, prefills=1, kept_s=0.01) as (router, (prefill, decode)):
+        asked = [router.post(), router.post()]
+        for _ in asked:
+            await computed(await prefill.next())
+        first = await decode.next()
+        await until(lambda: kept(router) == 0)  # the other waits too long for a slot
+        assert stats(router).expired_kv_tokens == 2 * 77
+        await first.answer(ANSWER)
+        await computed(await prefill.next())
+        await (await decode.next()).answer(ANSWER)
+        assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
+        assert stats(router).repeated_prefills == 1
+        assert not router.troubles
+        await router.settled()
+
+
+async def test_kv_is_lost_with_its_engine() -> None:
+    async with routed(3, slots=1, prefills=2, kept_s=30.0) as (router, (one, other, decode)):
+        asked = [router.post(), router.post()]
+        await computed(await one.next())
+        await computed(await other.next())
+        first = await decode.next()
+        router.down("a")
+        router.down("b")
+        assert (kept(router, "a"), kept(router, "b")) == (0, 0)
+        await first.answer(ANSWER)
+        exchange = await decode.next()
+        assert "kv_transfer_params" not in exchange.json  # nobody is there to compute it again
+        await exchange.answer(ANSWER)
+        assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
+        await router.settled()
+
+
+async def test_mooncakes_engines_are_known_by_their_bootstrap_server() -> None:
+    async with (
+        scripted(3) as (prefill, decode, bootstrap),
+        serving((prefill, decode), prefills=1, kept_s=30.0, bootstrap=bootstrap.url) as router,
+    ):
+
+        async def ask(engine_id: str | None) -> tuple[str, Exchange]:
+            """The transfer's id, and what the decode worker is sent."""
+            first = await prefill.next()
+            await computed(first, params=None)
+            if engine_id is not None:
+                query = await bootstrap.next()
+                assert (query.method, query.target) == ("GET", "/query")
+                await query.answer(json.dumps({"0": {"engine_id": engine_id}}).encode())
+            return first.json["kv_transfer_params"]["transfer_id"], await decode.next()
+
+        def params(engine_id: str, transfer_id: str) -> dict[str, Any]:
+            return {
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_engine_id": engine_id,
+                "remote_bootstrap_addr": bootstrap.url,
+                "transfer_id": transfer_id,
+            }
+
+        for engine_id in ("first", None):  # asked once
+            asked = router.post()
+            transfer_id, exchange = await ask(engine_id)
+            assert exchange.json["kv_transfer_params"] == params("first", transfer_id)
+            await exchange.answer(ANSWER)
+            assert (await soon(asked)).status_code == 200
+        asked = router.post()
+        _, exchange = await ask(None)
+        await exchange.answer(b"{}", 500)  # another engine is there now
+        transfer_id, exchange = await ask("second")
+        assert exchange.json["kv_transfer_params"] == params("second", transfer_id)
+        await exchange.answer(ANSWER)
+        assert (await soon(asked)).status_code == 200
+        await router.settled()
+
+
+async def test_a_bootstrap_server_that_says_nothing_of_use() -> None:
+    async with (
+        scripted(3) as (prefill, decode, bootstrap),
+        serving(
+            (prefill, decode), max_attempts=1, prefills=1, kept_s=30.0, bootstrap=bootstrap.url
+        ) as router,
+    ):
+        asked = router.post()
+        await computed(await prefill.next(), params=None)
+        await (await bootstrap.next()).answer(b'{"7": {"engine_id": "x"}}')
+        exchange = await decode.next()
+        assert "kv_transfer_params" not in exchange.json
+        await exchange.answer(ANSWER)
+        assert (await soon(asked)).status_code == 200
+        assert router.troubles == ["a"]
+        await router.settled()

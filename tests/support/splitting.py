@@ -1,0 +1,28 @@
+"""A router before a prefill worker and a decode worker, both scripted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.support.scripted import Exchange, ScriptedServer, token_events
+from tests.support.serving import Router
+
+PARAMS = {"do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[3, 1]]}
+TOKENS = token_events(5)
+ANSWER = b'{"choices": [], "usage": {"prompt_tokens": 77, "total_tokens": 80}}'
+Pair = tuple[Router, ScriptedServer, ScriptedServer]
+
+
+async def computed(exchange: Exchange, prompt_tokens: int = 77, params: Any = PARAMS) -> None:
+    """The answer of a prefill worker."""
+    answer = {"usage": {"prompt_tokens": prompt_tokens}, "kv_transfer_params": params}
+    await exchange.answer(json.dumps(answer).encode())
+
+
+def kept(router: Router, worker: str = "a") -> int:
+    return int(router.dispatcher.cluster.worker(worker).kept_tokens)  # type: ignore[attr-defined]
+
+
+def stats(router: Router) -> Any:
+    return router.dispatcher.deciders["default/prefill"].stats
