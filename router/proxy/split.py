@@ -16,8 +16,8 @@ import msgspec
 from router.errors import UpstreamError
 
 # With one of these the prompt itself is part of the answer, or is no text, or nothing is known of
-# how many answers there are; or the client speaks to the connector itself.
-_WHOLE = ("echo", "prompt_logprobs", "use_beam_search", "prompt_embeds", "kv_transfer_params")
+# how many answers there are.
+_WHOLE = ("echo", "use_beam_search", "prompt_embeds")
 # Of no use to the first, or not to be had with one token.
 _NOT_FIRST = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs")
 
@@ -51,7 +51,11 @@ def splittable(fields: Mapping[str, Any]) -> bool:
     match fields.get("prompt"):
         case [str() | list(), _, *_]:  # several prompts
             return False
-    return not any(fields.get(name) for name in _WHOLE)
+    # vLLM takes no KV from elsewhere when a prompt's log-probabilities are asked for, if only (0)
+    # of its own tokens. Who gives the parameters speaks to the connector itself; and a null would
+    # win over what is put before it.
+    own = fields.get("prompt_logprobs") is not None or "kv_transfer_params" in fields
+    return not (own or any(fields.get(name) for name in _WHOLE))
 
 
 def prefill_body(body: bytes, request_id: str, *, hands_params: bool) -> bytes:

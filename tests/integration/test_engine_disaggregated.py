@@ -165,7 +165,7 @@ def test_a_request_is_split(pair: Pair, router: Server, path: str, body: dict[st
     [
         text(70, echo=True),
         text(75, echo=True, logprobs=1),
-        text(80, prompt_logprobs=1),
+        text(80, prompt_logprobs=0),
         chat(85, prompt_logprobs=1),
         (COMPLETIONS, {"prompt": [letters(70), letters(80)]}),
         (COMPLETIONS, {"prompt": [[*range(20, 90)], [*range(30, 100)]], **STREAM}),
