@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import signal
 import socket
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from loadgen.emulator.settings import (
     parse_speeds,
     snapshot_endpoints,
 )
+from loadgen.options import command_of
 from loadgen.step_model import parse_step_time
 from router.errors import InputError
 from router.json_file import STDOUT, json_option
@@ -189,18 +189,14 @@ class EmulateOptions:
         )
 
 
-def emulate(**options: Any) -> None:
+@command_of(EmulateOptions)
+def emulate(options: EmulateOptions) -> None:
     """Run emulated engines: vLLM's API in front of modelled steps, no model and no GPU.
 
     With --prefill-workers or --prefill-step-time prompts take time, and KV moves between workers as
     with vLLM's NIXL connector.
     """
-    given = EmulateOptions(**options)
-    uvloop.run(_run(given.settings(), given.json))
-
-
-# The fields of the options are what typer takes for the command's.
-emulate.__signature__ = inspect.signature(EmulateOptions, eval_str=True)  # type: ignore[attr-defined]
+    uvloop.run(_run(options.settings(), options.json))
 
 
 async def _run(settings: EmulatorSettings, json: str | None) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from rich.console import Console
 
 from loadgen.emulator.prefill import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFAULT_TRANSFER
+from loadgen.options import command_of
 from loadgen.simulator.arrivals import Arrivals
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.decode import simulate
@@ -113,38 +114,74 @@ _Warmup = Annotated[int, flag("--warmup", "Steps before the averages begin.", "N
 _Seed = Annotated[int, flag("--seed", "Of lengths, arrivals and random choices.", "S")]
 
 
-def decode(
-    policy: _Policy = "bfio",
-    trace: TraceFlag = None,
-    lengths: LengthsFlag = None,
-    workers: WorkersFlag = 16,
-    slots: SlotsFlag = 72,
-    pool: _Pool = 128,
-    horizon: _Horizon = None,
-    discount: _Discount = None,
-    tie_weight: _TieWeight = None,
-    lead_tokens: _Lead = None,
-    deadline_steps: _Deadline = 0,
-    lookahead: LookaheadFlag = "none",
-    arrivals: _Arrivals = "full",
-    dispatch: _Dispatch = Dispatch.POOL,
-    dispatch_delay: _Delay = 0,
-    overcommit: _Overcommit = 0,
-    drift: _Drift = 1.0,
-    prefill_cost: _Prefill = None,
-    step_time: StepTimeFlag = "4.95e-3,9.5e-8",
-    kv_tokens: _KvTokens = 0,
-    size_error: _SizeError = 0.0,
-    prefill_workers: _PrefillWorkers = 0,
-    prefill_step_time: _PrefillStepTime = None,
-    prefill_chunk: _PrefillChunk = None,
-    prefill_kv_tokens: _PrefillKvTokens = None,
-    kv_transfer_time: _TransferTime = None,
-    steps: _Steps = 4500,
-    warmup: _Warmup = 500,
-    seed: _Seed = 0,
-    json_file: JsonFlag = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """The command line of ``evenstep simulate decode``."""
+
+    policy: _Policy = "bfio"
+    trace: TraceFlag = None
+    lengths: LengthsFlag = None
+    workers: WorkersFlag = 16
+    slots: SlotsFlag = 72
+    pool: _Pool = 128
+    horizon: _Horizon = None
+    discount: _Discount = None
+    tie_weight: _TieWeight = None
+    lead_tokens: _Lead = None
+    deadline_steps: _Deadline = 0
+    lookahead: LookaheadFlag = "none"
+    arrivals: _Arrivals = "full"
+    dispatch: _Dispatch = Dispatch.POOL
+    dispatch_delay: _Delay = 0
+    overcommit: _Overcommit = 0
+    drift: _Drift = 1.0
+    prefill_cost: _Prefill = None
+    step_time: StepTimeFlag = "4.95e-3,9.5e-8"
+    kv_tokens: _KvTokens = 0
+    size_error: _SizeError = 0.0
+    prefill_workers: _PrefillWorkers = 0
+    prefill_step_time: _PrefillStepTime = None
+    prefill_chunk: _PrefillChunk = None
+    prefill_kv_tokens: _PrefillKvTokens = None
+    kv_transfer_time: _TransferTime = None
+    steps: _Steps = 4500
+    warmup: _Warmup = 500
+    seed: _Seed = 0
+    json_file: JsonFlag = None
+
+    def config(self) -> DecodeConfig:
+        """What they say.
+
+        Raises:
+            ConfigError: something that makes no sense; names the option.
+            InputError: no such trace, or step time.
+        """
+        as_they_are = {
+            each.name: getattr(self, each.name)
+            for each in fields(DecodeConfig)
+            if hasattr(self, each.name)
+        }
+        return DecodeConfig(
+            **as_they_are
+            | {
+                "lengths": length_source(self.trace, self.lengths),
+                "arrivals": Arrivals.parse(self.arrivals),
+                "knowledge": Knowledge.parse(self.lookahead),
+                "profile": _profile(self.drift, self.prefill_cost),
+                "step_time": load_step_time(self.step_time),
+                "prefill": parse_prefill(
+                    self.prefill_workers,
+                    self.prefill_step_time,
+                    self.prefill_chunk,
+                    self.prefill_kv_tokens,
+                    self.kv_transfer_time,
+                ),
+            }
+        )
+
+
+@command_of(DecodeOptions)
+def decode(options: DecodeOptions) -> None:
     """Simulate workers whose decode steps wait for the slowest, in virtual time.
 
     With --prefill-workers the prompts are computed first, and the result has the parts of the TTFT
@@ -154,35 +191,14 @@ def decode(
     steps and without memory for a prompt that waits (prefill_busy_share, prefill_stalled_share):
     evenstep simulate decode --arrivals poisson:1400 --prefill-workers 40 --prefill-kv-tokens 16384.
     """
-    options = dict(locals())
-    values = {
-        each.name: options[each.name] for each in fields(DecodeConfig) if each.name in options
-    }
-    config = DecodeConfig(
-        **values
-        | {
-            "lengths": length_source(trace, lengths),
-            "arrivals": Arrivals.parse(arrivals),
-            "knowledge": Knowledge.parse(lookahead),
-            "profile": _profile(drift, prefill_cost),
-            "step_time": load_step_time(step_time),
-            "prefill": parse_prefill(
-                prefill_workers,
-                prefill_step_time,
-                prefill_chunk,
-                prefill_kv_tokens,
-                kv_transfer_time,
-            ),
-        }
-    )
     try:
-        result = simulate(config, clock=time.perf_counter)
+        result = simulate(options.config(), clock=time.perf_counter)
     except MemoryError as error:
         raise ConfigError(
             "--workers times --slots, --pool or --horizon: too much for this machine's memory"
         ) from error
-    Console(stderr=json_file == STDOUT).print(decode_table(result))
-    write_json(result.report(), json_file)
+    Console(stderr=options.json_file == STDOUT).print(decode_table(result))
+    write_json(result.report(), options.json_file)
 
 
 def _profile(drift: float, prefill_cost: str | None) -> WorkProfile:
