@@ -125,7 +125,7 @@ class _Simulation:
         if next_s == math.inf:
             return None
         idle_s = max(0.0, next_s - self._now_s)
-        self._now_s += idle_s
+        self._now_s = max(self._now_s, next_s)
         return idle_s
 
     def _seconds(self, step: int) -> float:

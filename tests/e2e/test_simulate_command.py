@@ -56,6 +56,32 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
     assert (profile["prefill_beta"], profile["prefill_chunk"]) == (3, 256)
 
 
+def test_prefill_workers_and_the_parts_of_the_ttft(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    flags = (
+        "--arrivals poisson:100 --prefill-workers 2 --prefill-step-time 1e-3,1e-6 "
+        "--prefill-chunk 512 --prefill-kv-tokens 20000 --kv-transfer-time 2e-3,0 --size-error 0.25"
+    )
+    done = decode(*flags.split(), "--json", str(path))
+
+    assert done.returncode == 0, done.stderr
+    assert "of TTFT: hand-off wait, ms" in done.stdout
+    found = json.loads(path.read_text())
+    parts = ["prefill_queue", "prefill", "handoff_wait", "kv_transfer", "first_step"]
+    total_s = sum(found[f"{part}_mean_s"] for part in parts)
+    assert total_s == pytest.approx(found["ttft_mean_s"])
+    assert found["kv_transfer_mean_s"] == pytest.approx(2e-3)
+    assert 0 < found["prefill_kept_mean_tokens"] <= found["prefill_kept_max_tokens"] <= 40_000
+    assert found["parameters"]["size_error"] == 0.25
+    assert found["parameters"]["prefill"] == {
+        "workers": 2,
+        "time": {"base_s": 1e-3, "per_token_s": 1e-6},
+        "chunk": 512,
+        "kv_tokens": 20_000,
+        "transfer": {"latency_s": 2e-3, "per_token_s": 0.0},
+    }
+
+
 def test_a_table_for_people_and_a_file_for_programs(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     done = decode("--policy", "fcfs", "--json", str(path))
