@@ -49,6 +49,7 @@ class SplitRelay(Relay):
         return await self._prefill(waiter, client, send)
 
     async def _enter_again(self, client: HTTPConnection, send: Send) -> Waiter | None:
+        self._held = b""
         if not self._kept:
             return await super()._enter_again(client, send)
         self._transfer.bootstraps.forget(self._computed_at)
@@ -94,7 +95,7 @@ class SplitRelay(Relay):
         return self._held + super()._rest(stream)
 
     def _refetch(self) -> None:
-        self._refetched, self._held = True, b""
+        self._refetched = True
         raise RecalledError("the worker could not answer with the prompt's KV")
 
     async def _prefill(self, waiter: Waiter, client: HTTPConnection, send: Send) -> Waiter | None:

@@ -128,6 +128,22 @@ async def test_a_stream_that_begins_with_an_error_is_made_anew(pair: Pair, befor
     await router.settled()
 
 
+async def test_a_chat_that_broke_off_before_its_text_begins_once(pair: Pair) -> None:
+    router, prefill, decode = pair
+    asked = router.post(stream=True)
+    await computed(await prefill.next())
+    exchange = await decode.next()
+    await exchange.start_stream()
+    await exchange.chunks(ROLE)
+    exchange.close()
+    second = await prefill.next()
+    router.dispatcher.apply(WorkerUp("b"))
+    await computed(second)
+    await (await decode.next()).stream(ROLE, *TOKENS, DONE)
+    assert (await soon(asked)).content == ROLE + b"".join(TOKENS) + DONE
+    await router.settled()
+
+
 async def test_an_error_that_stays_is_passed_on(pair: Pair) -> None:
     router, prefill, decode = pair
     asked = router.post(stream=True)
