@@ -5,7 +5,7 @@ PYTHON ?= python3.11 python3.12 python3.13 python3
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci
-PURE := $(addprefix router/,types.py errors.py wire.py barrier.py feed.py running.py foreign.py token_rate.py worker.py prefill.py cluster.py tier.py pool.py reservations.py rounds.py \
+PURE := $(addprefix router/,types.py errors.py wire.py barrier.py feed.py running.py foreign.py token_rate.py worker.py prefill.py cluster.py tier.py pool.py reservations.py memory.py rounds.py \
 	overcommit.py workload.py forecast.py signals.py survival.py tuning.py lookahead.py policies/*)
 
 .NOTPARALLEL:

@@ -91,7 +91,8 @@ class Decider:
                 wanted = self.pool.room_wanted(now, gap_tokens)
                 outlook = self.reservations.make_room(wanted, views, outlook)
             assignments = rounds.assign(self.policy, tiers, views, outlook)
-            self.solved = self.policy.last if isinstance(self.policy, BfIo) else None
+            if assignments and isinstance(self.policy, BfIo):
+                self.solved = self.policy.last
             return assignments
         except PolicyError:
             reason = "broke its contract"

@@ -60,6 +60,7 @@ class Feed:
         step_entered: requests that began to run in it.
         kv_usage: fraction of the KV memory in use, of the fullest group of blocks.
         kv_tokens: tokens that fit into it, 0 where that is not told.
+        admissible_tokens: KV tokens that it would let in if nobody waited there.
         full_wanted: something was missed, a full snapshot puts it right.
         gaps: snapshots known to be lost.
         departures: requests that stopped running, with their tokens; whoever reads them clears it.
@@ -80,6 +81,7 @@ class Feed:
         self.step_entered = 0
         self.kv_usage = 0.0
         self.kv_tokens = 0
+        self.admissible_tokens: int | None = None
         self.full_wanted = True
         self.gaps = 0
         self.departures: list[tuple[str | None, Departure]] = []
@@ -185,6 +187,7 @@ class Feed:
         self.slots = snapshot.slots
         self.waiting = snapshot.waiting
         self.power_w = snapshot.power_w
+        self.admissible_tokens = snapshot.admissible_kv_tokens
         self.kv_usage = 0.0
         for group in snapshot.kv_groups:
             usage = group.blocks_used / group.blocks_total

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
 
 from router.errors import PolicyError
 from router.forecast import Outlook
+from router.memory import RoundMemory, receive
 from router.tier import Tier
 from router.types import Assignment, Policy, Request, WorkerView
 
@@ -39,22 +39,55 @@ def assign(
     Raises:
         PolicyError: the policy broke its contract (see ``types.Policy.assign``).
     """
-    chosen: list[Assignment] = []
-    last: tuple[Sequence[Assignment], Tier] | None = None
     in_turn = [Tier.of(tier) for tier in tiers]
-    for tier, share in zip(in_turn, _shares(in_turn, workers), strict=True):
-        if last:
-            workers = _after(*last, workers)
-            outlook = outlook and outlook.after(*last, workers)
-        if not any(worker.capacity > 0 for worker in workers):
-            break
-        if isinstance(policy, Budgeted):
-            policy.share = share
-        assignments = policy.assign(tier, workers, outlook)
-        _check(assignments, tier, workers)
-        chosen.extend(assignments)
-        last = assignments, tier
-    return chosen
+    round_ = _Round(policy, workers, outlook)
+    shares = _shares(in_turn, workers)
+    return [each for turn in zip(in_turn, shares, strict=True) for each in round_.serve(*turn)]
+
+
+class _Round:
+    """The workers and their outlook, as assignments change them."""
+
+    def __init__(
+        self, policy: Policy, workers: Sequence[WorkerView], outlook: Outlook | None
+    ) -> None:
+        self._policy = policy
+        self._workers = workers
+        self._outlook = outlook
+        self._memory = RoundMemory()
+        self._last: tuple[Sequence[Assignment], Tier] | None = None
+
+    def serve(self, tier: Tier, share: float) -> Iterator[Assignment]:
+        """Assign a tier; anew what did not fit into the memory of the worker that it was given."""
+        while any(worker.capacity > 0 for worker in self._settled()):
+            takers = self._memory.takers(tier, self._workers)
+            if not any(worker.capacity > 0 for worker in takers):
+                yield from self._enter(self._memory.first_fit(tier, self._workers), tier)
+                # One is left at least, or somebody would have been offered it.
+                self._memory.keep_room(self._settled())
+                break
+            if isinstance(self._policy, Budgeted):
+                self._policy.share = share
+            assignments = self._policy.assign(tier, takers, self._outlook)
+            _check(assignments, tier, takers)
+            fitting = self._memory.fitting(assignments, tier, takers)
+            yield from self._enter(fitting, tier)
+            if len(fitting) == len(assignments):
+                break
+            entered = {assignment.request_id for assignment in fitting}
+            tier = Tier.of([request for request in tier if request.id not in entered])
+
+    def _enter(self, assignments: Sequence[Assignment], tier: Tier) -> Sequence[Assignment]:
+        self._last = assignments, tier
+        return assignments
+
+    def _settled(self) -> Sequence[WorkerView]:
+        """The workers once the last assignments have been made."""
+        if self._last:
+            self._workers = _after(*self._last, self._workers)
+            self._outlook = self._outlook and self._outlook.after(*self._last, self._workers)
+            self._last = None
+        return self._workers
 
 
 def _shares(tiers: Sequence[Tier], workers: Sequence[WorkerView]) -> list[float]:
@@ -100,16 +133,3 @@ def gap_tokens(workers: Sequence[WorkerView]) -> int:
     """By how much the least loaded worker with capacity is below the fullest of all; at least 0."""
     open_ = [worker.load_tokens for worker in workers if worker.capacity > 0]
     return max(worker.load_tokens for worker in workers) - min(open_) if open_ else 0
-
-
-def receive(worker: WorkerView, requests: Sequence[Request]) -> WorkerView:
-    """The worker once the requests are on it."""
-    if not requests:
-        return worker
-    slots = sum(request.slots for request in requests)
-    return replace(
-        worker,
-        load_tokens=worker.load_tokens + sum(request.load_tokens for request in requests),
-        requests=worker.requests + slots,
-        capacity=worker.capacity - slots,
-    )

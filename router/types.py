@@ -152,6 +152,8 @@ class WorkerView:
         capacity: engine requests that it may receive in this round.
         waiting: those of ``requests`` that are queued in the engine.
         kv_usage: fraction of its KV memory in use; 0 where the engine does not tell.
+        admissible_tokens: KV tokens that requests may bring to it in this round, the first one of
+            an idle worker aside; None where the engine does not tell.
     """
 
     id: str
@@ -160,6 +162,7 @@ class WorkerView:
     capacity: int
     waiting: int = 0
     kv_usage: float = 0.0
+    admissible_tokens: int | None = None
 
 
 class Assignment(NamedTuple):

@@ -229,7 +229,14 @@ class Worker:
             capacity=free if dispatch is Dispatch.POOL else UNBOUNDED,
             waiting=shown.waiting if shown else 0,
             kv_usage=shown.kv_usage if shown else 0.0,
+            admissible_tokens=self._admissible_tokens() if dispatch is Dispatch.POOL else None,
         )
+
+    def _admissible_tokens(self) -> int | None:
+        """KV tokens that its engine would let in beside what it is to let in already."""
+        if self.feed is None or self.feed.admissible_tokens is None:
+            return None
+        return max(0, self.feed.admissible_tokens - self._unseen_tokens())
 
     def foreseen(self) -> Iterator[tuple[int, int, int, int]]:
         """Engine requests that no snapshot has shown: id, prompt, generated tokens, and cap."""

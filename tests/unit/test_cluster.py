@@ -195,3 +195,16 @@ def test_a_view_tells_queue_and_memory() -> None:
     show(cluster, structs.replace(snapshot("full", 1, waiting=3), kv_groups=blocks))
     view = cluster.groups["default"].views(Dispatch.POOL)[0]
     assert (view.waiting, view.kv_usage) == (3, 0.75)
+
+
+def test_a_view_tells_what_memory_still_lets_in() -> None:
+    cluster = cluster_of()
+    send(cluster, request(1, 30))
+    send(cluster, request(2, 20))
+    seen = snapshot("full", 1, running(part(1), 30, 5))
+    show(cluster, structs.replace(seen, admissible_kv_tokens=100))
+    group = cluster.groups["default"]
+    assert [view.admissible_tokens for view in group.views(Dispatch.POOL)] == [80, None]
+    assert [view.admissible_tokens for view in group.views(Dispatch.INSTANT)] == [None, None]
+    send(cluster, request(3, 90))
+    assert [view.admissible_tokens for view in group.views(Dispatch.POOL)] == [0, None]

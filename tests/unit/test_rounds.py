@@ -1,12 +1,14 @@
 """A round checks what a policy says before anybody acts on it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from router import rounds
 from router.errors import PolicyError
 from router.forecast import Outlook
+from router.memory import receive
 from router.policies.baselines import PerRequest, fcfs
 from router.types import Assignment, Request, WorkerView
 from tests.support.core import pairs, request, requests, token, views
@@ -31,9 +33,12 @@ class Scripted:
 
 def test_requests_change_the_worker_that_receives_them() -> None:
     worker = WorkerView("a", 1000, 4, 3)
-    assert rounds.receive(worker, [request(1, 50, slots=2)]) == WorkerView("a", 1100, 6, 1)
-    assert rounds.receive(worker, requests([5, 6])) == WorkerView("a", 1011, 6, 1)
-    assert rounds.receive(worker, []) is worker
+    assert receive(worker, [request(1, 50, slots=2)]) == WorkerView("a", 1100, 6, 1)
+    assert receive(worker, requests([5, 6])) == WorkerView("a", 1011, 6, 1)
+    assert receive(worker, []) is worker
+    limited = replace(worker, admissible_tokens=60)
+    assert receive(limited, requests([50])).admissible_tokens == 10
+    assert receive(limited, requests([70])).admissible_tokens == 0
 
 
 def test_tiers_are_served_one_after_the_other_from_what_the_last_left() -> None:
@@ -145,3 +150,57 @@ def test_the_gap_is_between_the_fullest_and_the_least_loaded_open_worker(
     loads: list[int], capacity: list[int], gap: int
 ) -> None:
     assert rounds.gap_tokens(views(loads, capacity)) == gap
+
+
+def in_memory(rooms: Sequence[int | None], requests: Sequence[int], slots: int) -> list[WorkerView]:
+    """Workers with so many free slots, and so much room for prompts."""
+    plain = views([0] * len(rooms), slots, list(requests))
+    return [replace(one, admissible_tokens=room) for one, room in zip(plain, rooms, strict=True)]
+
+
+def test_a_worker_is_not_offered_what_its_memory_cannot_take() -> None:
+    waiting = requests([50, 30, 20])
+    policy = Scripted([(0, "b"), (1, "b"), (2, "b")])
+    done = rounds.assign(policy, [waiting], in_memory([19, None], [1, 1], 3))
+    assert pairs(done, waiting) == [(0, "b"), (1, "b"), (2, "b")]
+    assert [worker.capacity for worker in policy.asked[0][1]] == [0, 3]
+
+
+def test_what_does_not_fit_is_assigned_anew_to_others() -> None:
+    waiting = requests([50, 30, 20])
+    policy = Scripted([(0, "a"), (1, "a"), (2, "b")], [(1, "b")])
+    done = rounds.assign(policy, [waiting], in_memory([60, 60], [1, 1], 3))
+    assert pairs(done, waiting) == [(0, "a"), (2, "b"), (1, "b")]
+    left, workers = policy.asked[1]
+    assert left == 1
+    assert [(worker.capacity, worker.admissible_tokens) for worker in workers] == [(0, 10), (2, 40)]
+
+
+def test_an_idle_worker_takes_one_request_whatever_its_memory() -> None:
+    waiting = requests([500, 400])
+    policy = Scripted([(0, "a"), (1, "a")])
+    assert pairs(rounds.assign(policy, [waiting], in_memory([60], [0], 3)), waiting) == [(0, "a")]
+
+
+def test_the_roomiest_worker_is_kept_for_an_urgent_request_that_fits_nowhere() -> None:
+    waiting = requests([500, 40, 30])
+    policy = Scripted([(1, "b"), (2, "b")])
+    workers = in_memory([200, 100], [3, 3], 3)
+    done = rounds.assign(policy, [waiting[:1], waiting[1:]], workers)
+    assert pairs(done, waiting) == [(1, "b"), (2, "b")]
+    assert [worker.capacity for worker in policy.asked[0][1]] == [0, 3]
+
+
+def test_nobody_is_asked_while_no_memory_is_free() -> None:
+    policy = Scripted()
+    workers = in_memory([10, 10], [3, 3], 3)
+    tiers = [requests([500]), requests([40]), requests([30])]
+    assert rounds.assign(policy, tiers, workers) == []
+
+
+def test_a_smaller_one_enters_where_the_policys_choice_does_not_fit() -> None:
+    waiting = requests([90, 50, 5])
+    policy = Scripted([(0, "a")])
+    workers = in_memory([60, None], [1, 1], 1)
+    workers[1] = replace(workers[1], capacity=0)
+    assert pairs(rounds.assign(policy, [waiting], workers), waiting) == [(1, "a")]

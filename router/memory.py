@@ -1,0 +1,96 @@
+"""KV memory in a round: which workers may receive what, beside their slots.
+
+Policies know of slots only. So a worker whose memory takes none of the waiting requests is shown to
+them without capacity, and what they give to a worker beyond its memory is assigned anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from router.tier import Tier
+from router.types import Assignment, Request, WorkerView
+
+
+class RoundMemory:
+    """What the memory of a group's workers still takes in one round."""
+
+    def __init__(self) -> None:
+        self._overfull: set[str] = set()
+        self._kept: set[str] = set()
+
+    def takers(self, tier: Tier, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
+        """The workers, without capacity those whose memory takes no request of the tier."""
+        if all(worker.admissible_tokens is None for worker in workers):
+            return workers
+        least = int((tier.prompt_tokens * tier.slots).min())
+        closed = self._overfull | self._kept
+        return [
+            worker
+            if worker.id not in closed and _takes(worker, least)
+            else replace(worker, capacity=min(0, worker.capacity))
+            for worker in workers
+        ]
+
+    def fitting(
+        self, assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView]
+    ) -> Sequence[Assignment]:
+        """Those that fit, in their order; who was given more is not offered again."""
+        limited = {each.id: each for each in workers if each.admissible_tokens is not None}
+        if not limited:
+            return assignments
+        kept = []
+        for assignment in assignments:
+            worker = limited.get(assignment.worker_id)
+            if worker is not None:
+                request = tier.by_id[assignment.request_id]
+                if not _takes(worker, request.load_tokens):
+                    self._overfull.add(worker.id)
+                    continue
+                limited[worker.id] = receive(worker, (request,))
+            kept.append(assignment)
+        return kept
+
+    def first_fit(self, tier: Tier, workers: Sequence[WorkerView]) -> list[Assignment]:
+        """What still fits when the policy's own choices did not: the oldest request that does."""
+        chosen = []
+        open_ = [one for one in workers if one.capacity > 0 and one.id not in self._kept]
+        for request in tier:
+            for place, worker in enumerate(open_):
+                if worker.capacity > 0 and _takes(worker, request.load_tokens):
+                    chosen.append(Assignment(request.id, worker.id))
+                    open_[place] = receive(worker, (request,))
+                    break
+        return chosen
+
+    def keep_room(self, workers: Sequence[WorkerView]) -> None:
+        """Some could not enter for want of memory: the roomiest worker is kept for them.
+
+        Else those behind them would take all that becomes free, as long as there are any.
+        """
+        free = [one for one in workers if one.capacity > 0 and one.id not in self._kept]
+        if free:
+            self._kept.add(max(free, key=lambda worker: worker.admissible_tokens or 0).id)
+
+
+def _takes(worker: WorkerView, tokens: int) -> bool:
+    """It has the memory, or has nobody: whatever fits into an engine at all fits into that one."""
+    room = worker.admissible_tokens
+    return room is None or tokens <= room or not worker.requests
+
+
+def receive(worker: WorkerView, requests: Sequence[Request]) -> WorkerView:
+    """The worker once the requests are on it."""
+    if not requests:
+        return worker
+    slots = sum(request.slots for request in requests)
+    tokens = sum(request.load_tokens for request in requests)
+    room = worker.admissible_tokens
+    return replace(
+        worker,
+        load_tokens=worker.load_tokens + tokens,
+        requests=worker.requests + slots,
+        capacity=worker.capacity - slots,
+        admissible_tokens=None if room is None else max(0, room - tokens),
+    )
