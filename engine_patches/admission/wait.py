@@ -1,0 +1,136 @@
+"""WAIT, live: of each type no more requests enter in a step than arrive in one (arXiv 2504.11320).
+
+Algorithm 1's thresholds without its pauses. A type's requests enter n_j at most in a step, where
+n_j satisfies (11), d0 + d1 M <= n_j / lambda_j: a step's arrivals. So the stages of the decode fill
+evenly, and no wave of requests that entered together grows together. Requests that run always go
+on: paused until n_j new ones wait, as printed, each token would take a request's 1 / lambda_j.
+
+Rates and step times are measured as they change, as (15) has it: n_j is the least integer above
+rate * seconds of a step, so that what has piled up drains. Memory is kept as by ``headroom``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from engine_patches.admission.headroom import Reserve, admit_below
+from engine_patches.admission.ledger import Key, Ledger, Lengths, Memory, Ticket, engine_order
+from engine_patches.admission.policy import Verdict
+
+RATE_MEMORY_S = 10.0
+STEP_MEMORY = 32
+
+
+class StepTime:
+    """Mean seconds of a step while requests run.
+
+    Attributes:
+        mean_s: over some ``STEP_MEMORY`` steps; 0 before the first.
+    """
+
+    def __init__(self) -> None:
+        self.mean_s = 0.0
+        self._measured = 0
+        self._steps = 0
+        self._at_s = 0.0
+
+    def see(self, ledger: Ledger, now_s: float) -> None:
+        """A step is about to be scheduled; an engine where nobody runs may have been idle."""
+        steps = ledger.steps - self._steps
+        if steps and ledger.running:
+            self._measured = min(self._measured + steps, STEP_MEMORY)
+            weight = min(1.0, steps / self._measured)
+            self.mean_s += weight * ((now_s - self._at_s) / steps - self.mean_s)
+        self._steps, self._at_s = ledger.steps, now_s
+
+
+class Rates:
+    """Arrivals of each type per second, those of the last ``RATE_MEMORY_S`` above all."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._at_s = 0.0
+        self._counted: dict[int, int] = {}
+        self._faded: dict[int, float] = {}
+
+    def see(self, arrivals: dict[int, int], now_s: float) -> None:
+        """All arrivals up to now, by type."""
+        if self._since_s is None:
+            self._since_s = self._at_s = now_s
+        fade = math.exp((self._at_s - now_s) / RATE_MEMORY_S)
+        self._at_s = now_s
+        for kind, count in arrivals.items():
+            new = count - self._counted.get(kind, 0)
+            self._counted[kind] = count
+            self._faded[kind] = self._faded.get(kind, 0.0) * fade + new
+
+    def per_s(self, kind: int) -> float:
+        """Lambda_j; before a second has been seen, as if none had come in the rest of it."""
+        seen_s = max(1.0, self._at_s - (self._since_s or 0.0))
+        return self._faded.get(kind, 0.0) / -math.expm1(-seen_s / RATE_MEMORY_S) / RATE_MEMORY_S
+
+
+class Wait:
+    """At most n_j entries of each type in a step, below (1 - w) C.
+
+    Args:
+        reserve: w.
+        thresholds: n_j by type, the last for all types from there on; empty: measured.
+        hold_s: how long a request of a type may be held until n_j of it wait; 0: never.
+        lengths: tells the types apart; None: the tickets say theirs.
+    """
+
+    name = "wait"
+    follower = None
+
+    def __init__(
+        self,
+        reserve: Reserve,
+        thresholds: Sequence[int] = (),
+        hold_s: float = 0.0,
+        lengths: Lengths | None = None,
+    ) -> None:
+        self.lengths = lengths
+        self._reserve = reserve
+        self._thresholds = tuple(thresholds)
+        self._hold_s = hold_s
+        self._step_time = StepTime()
+        self._rates = Rates()
+
+    def key(self, ticket: Ticket) -> Key:
+        """As the engine."""
+        return engine_order(ticket)
+
+    def threshold(self, kind: int) -> int:
+        """n_j."""
+        if self._thresholds:
+            return self._thresholds[min(kind, len(self._thresholds) - 1)]
+        return 1 + int(self._rates.per_s(kind) * self._step_time.mean_s)
+
+    def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
+        """As many of each type as its threshold and the memory allow."""
+        self._step_time.see(ledger, now_s)
+        self._rates.see(ledger.arrivals, now_s)
+        quota, wake_s = {}, math.inf
+        for kind, waiting in ledger.waiting_kinds.items():
+            threshold = self.threshold(kind)
+            until_s = self._held_until(ledger, kind) if waiting < threshold else -math.inf
+            if until_s > now_s:
+                wake_s = min(wake_s, until_s)
+            else:
+                quota[kind] = min(threshold, waiting)
+        limit = self._reserve.limit_tokens(ledger, memory)
+        admitted = admit_below(limit, ledger, memory, quota)
+        return Verdict(admitted, wake_s=wake_s if wake_s < math.inf else None)
+
+    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+        """What is free below the limit; in an empty engine, all."""
+        return self._reserve.room(ledger, memory)
+
+    def _held_until(self, ledger: Ledger, kind: int) -> float:
+        """When the type's first request has waited long enough."""
+        if not self._hold_s:
+            return -math.inf
+        first_s = min(t.arrived_s for t in ledger.waiting if t.kind == kind)
+        return first_s + self._hold_s

@@ -1,0 +1,97 @@
+"""Who waits and who runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_patches.admission.ledger import Ledger, Memory, Ticket
+
+
+def ticket(id_: str = "a", prompt: int = 10, cap: int = 5, kind: int = 0) -> Ticket:
+    return Ticket(id_, prompt, cap, kind=kind)
+
+
+def test_a_request_that_runs_grows_by_a_token_a_step() -> None:
+    ledger = Ledger()
+    ledger.arrived(ticket())
+    ledger.stepped()
+
+    ledger.entered("a")
+    (one,) = ledger.running.values()
+    sizes = []
+    for _ in range(5):
+        sizes.append(ledger.size_tokens(one))
+        assert ledger.steps <= one.end_step
+        ledger.stepped()
+
+    assert sizes == [10, 11, 12, 13, 14]
+    assert ledger.steps == one.end_step + 1
+    assert ledger.left("a").generated_tokens == 5
+    assert (ledger.entered_total, ledger.ended_total) == (1, 1)
+    assert not ledger.running
+
+
+def test_one_whose_prompt_is_still_computed_does_not_grow() -> None:
+    ledger = Ledger()
+    for id_ in ("a", "b"):
+        ledger.arrived(ticket(id_))
+        ledger.entered(id_)
+
+    ledger.stepped(still=["a"])
+
+    assert [ledger.size_tokens(one) for one in ledger.running.values()] == [10, 11]
+
+
+def test_who_lost_its_slot_has_its_place_back() -> None:
+    ledger = Ledger()
+    for id_ in ("a", "b", "c"):
+        ledger.arrived(ticket(id_))
+    ledger.entered("a")
+    ledger.entered("b")
+    ledger.stepped()
+
+    ledger.preempted("b")
+    ledger.preempted("a", keeps_tokens=False)
+
+    assert [(one.id, one.entry_tokens) for one in ledger.waiting] == [
+        ("a", 10),
+        ("b", 11),
+        ("c", 10),
+    ]
+    assert ledger.preempted_total == 2
+    ledger.entered("b")
+    assert ledger.size_tokens(ledger.running["b"]) == 11
+
+
+def test_the_order_is_the_keys_and_who_is_withdrawn_is_gone() -> None:
+    ledger = Ledger(lambda one: (one.prompt_tokens,))
+    for id_, prompt in (("a", 3), ("b", 1), ("c", 2), ("d", 1)):
+        ledger.arrived(ticket(id_, prompt, kind=prompt % 2))
+
+    assert ledger.waiting_kinds == {0: 1, 1: 3}
+    assert ledger.left("c", by_itself=False).id == "c"
+
+    assert [one.id for one in ledger.waiting] == ["b", "d", "a"]
+    assert set(ledger.by_id()) == {"a", "b", "d"}
+    assert ledger.arrivals == {0: 1, 1: 3}
+    assert ledger.waiting_kinds == {1: 3}
+
+
+def test_a_request_comes_once() -> None:
+    ledger = Ledger()
+    ledger.arrived(ticket())
+    with pytest.raises(AssertionError, match="waits already"):
+        ledger.arrived(ticket())
+    ledger.entered("a")
+    with pytest.raises(AssertionError, match="runs already"):
+        ledger.arrived(ticket())
+
+
+def test_memory_is_taken_in_blocks() -> None:
+    memory = Memory(capacity_tokens=100, used_tokens=48, slots_free=1, block_tokens=16)
+
+    assert [memory.rounded(tokens) for tokens in (1, 16, 17)] == [16, 16, 32]
+    assert memory.room(100) == 48
+    assert memory.room(1000) == 48
+    assert memory.room(70) == 16
+    assert memory.room(10) == 0
