@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci
 PURE := $(addprefix router/,types.py errors.py wire.py barrier.py feed.py running.py foreign.py token_rate.py worker.py prefill.py cluster.py tier.py pool.py reservations.py memory.py rounds.py \
-	overcommit.py workload.py forecast.py signals.py survival.py tuning.py lookahead.py policies/*)
+	overcommit.py workload.py forecast.py signals.py survival.py tuning.py lookahead.py policies/*) engine_patches/admission/*
 
 .NOTPARALLEL:
 .PHONY: help venv engine demo figures test test-fast test-engine soak check format bench clean
