@@ -1,0 +1,222 @@
+"""Thresholds of WAIT and Nested WAIT: whether they are valid, and the least that are.
+
+Sections 4, 5 and 7 of arXiv 2504.11320: (11), (12), (15) and (16). Memory is the plain sum over the
+stages, not (13), which counts the lengths of all earlier segments once more, nor the sum before
+(16), which takes a segment's middle to be at half its end. As many thresholds as flows or segments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from engine_patches.admission.fluid import Batch, Flow, StepCost, combined
+
+# Ratios of printed integers that are meant to be equal.
+_SAME = 1e-9
+# With a load so near to 1 that it takes more, thresholds are least but for a thousandth.
+_EXACT_ROUNDS = 2000
+
+Thresholds = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Requests in a range of stages, whatever they will come to.
+
+    Attributes:
+        first_stage, last_stage: both included.
+        rate: requests per second that enter it.
+        passing: share of these that go on to the next; 0 for the last.
+        prompt_tokens: their mean.
+    """
+
+    first_stage: int
+    last_stage: int
+    rate: float
+    passing: float
+    prompt_tokens: float
+
+    @property
+    def everywhere(self) -> Batch:
+        """One request in every stage."""
+        stages = self.last_stage - self.first_stage + 1
+        middle = (self.first_stage + self.last_stage) / 2
+        prompt = self.prompt_tokens if self.first_stage == 0 else 0.0
+        return Batch(stages * (self.prompt_tokens + middle), stages, prompt)
+
+
+def segments_of(flows: Sequence[Flow], last_stages: Sequence[int]) -> tuple[Segment, ...]:
+    """Cut the stages into segments.
+
+    Args:
+        flows: the types.
+        last_stages: of the segments, ascending; the last is the greatest l' of the flows.
+    """
+    assert last_stages[-1] == max(flow.decode_steps for flow in flows), "some would never end"
+    segments = []
+    for before, last in pairwise((-1, *last_stages)):
+        entering = [flow for flow in flows if flow.decode_steps > before]
+        rate = math.fsum(flow.rate for flow in entering)
+        passing = math.fsum(flow.rate for flow in entering if flow.decode_steps > last)
+        prompts = math.fsum(flow.rate * flow.prompt_tokens for flow in entering)
+        segments.append(Segment(before + 1, last, rate, passing / rate, prompts / rate))
+    return tuple(segments)
+
+
+def equal_segments(flows: Sequence[Flow], count: int) -> tuple[Segment, ...]:
+    """Cut into segments in which equally many different l' end (section 7.2)."""
+    lengths = sorted({flow.decode_steps for flow in flows})
+    count = min(count, len(lengths))
+    return segments_of(flows, [lengths[len(lengths) * k // count - 1] for k in range(1, count + 1)])
+
+
+def worst_of(periods: Sequence[Sequence[Segment]]) -> tuple[Segment, ...]:
+    """What (15) asks of rates that change: the greatest rates and shares of any period.
+
+    Args:
+        periods: the same segments, with the rates of each period.
+    """
+    return tuple(
+        replace(
+            same[0],
+            rate=max(segment.rate for segment in same),
+            passing=max(segment.passing for segment in same),
+            prompt_tokens=max(segment.prompt_tokens for segment in same),
+        )
+        for same in zip(*periods, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """That something is less than its limit.
+
+    Attributes:
+        what: in words.
+        value, limit: of one unit.
+    """
+
+    what: str
+    value: float
+    limit: float
+
+    @property
+    def edge(self) -> bool:
+        """They are equal: queues that grow as the square root of time, buffers without bound."""
+        return math.isclose(self.value, self.limit, rel_tol=_SAME)
+
+    @property
+    def holds(self) -> bool:
+        """Strictly."""
+        return self.value < self.limit and not self.edge
+
+
+def wait_conditions(
+    thresholds: Sequence[float], flows: Sequence[Flow], cost: StepCost
+) -> list[Condition]:
+    """(11) for each flow; on the edge it still holds there, with latencies that grow."""
+    step_s = cost.step_s(combined(thresholds, [flow.everywhere for flow in flows]))
+    return [
+        Condition(f"(11) step of full batch < n_{j} / lambda_{j}", step_s, threshold / flow.rate)
+        for j, (threshold, flow) in enumerate(zip(thresholds, flows, strict=True), 1)
+    ]
+
+
+def nested_conditions(
+    thresholds: Sequence[float], segments: Sequence[Segment], cost: StepCost
+) -> list[Condition]:
+    """(12), or (16) when types share segments; (15) for the segments of ``worst_of``."""
+    step_s = cost.step_s(combined(thresholds, [segment.everywhere for segment in segments]))
+    found = [
+        Condition(
+            "(12) step of full batch < n_1 / lambda", step_s, thresholds[0] / segments[0].rate
+        )
+    ]
+    pairs = zip(segments[:-1], pairwise(thresholds), strict=True)
+    return found + [
+        Condition(f"(12) p_{k} < n_{k + 1} / n_{k}", segment.passing, following / n)
+        for k, (segment, (n, following)) in enumerate(pairs, 1)
+    ]
+
+
+def least_wait(
+    flows: Sequence[Flow], cost: StepCost, at_least: Sequence[int] | None = None
+) -> Thresholds | None:
+    """The least whole thresholds, none below those given, for which (11) holds strictly.
+
+    Returns:
+        None: there are none, since the flows are unstable.
+    """
+    columns = [flow.everywhere for flow in flows]
+
+    def raised(thresholds: Thresholds) -> Thresholds:
+        step_s = cost.step_s(combined(thresholds, columns))
+        return tuple(
+            max(n, _above(flow.rate * step_s)) for n, flow in zip(thresholds, flows, strict=True)
+        )
+
+    load = cost.of(combined([flow.rate for flow in flows], columns))
+    return _settled(raised, tuple(at_least or [1] * len(flows)), load)
+
+
+def least_nested(
+    segments: Sequence[Segment],
+    cost: StepCost,
+    at_least: Sequence[int] | None = None,
+    slack: float = 0.0,
+) -> Thresholds | None:
+    """The least whole thresholds, none below those given, for which (12) or (16) holds.
+
+    Args:
+        segments: of the stages.
+        cost: of a step.
+        at_least: thresholds not to fall below.
+        slack: share by which n_{k+1} is to be above p_k n_k, as far as it stays at or below n_k.
+
+    Returns:
+        None: there are none, with such a slack.
+    """
+    columns = [segment.everywhere for segment in segments]
+    shares = _shares(segments, slack)
+
+    def raised(thresholds: Thresholds) -> Thresholds:
+        step_s = cost.step_s(combined(thresholds, columns))
+        entering = max(thresholds[0], _above(segments[0].rate * step_s))
+        found = [entering]
+        for n, segment, share in zip(thresholds[1:], segments, shares, strict=False):
+            wanted = max(_above(segment.passing * found[-1]), math.ceil(share * found[-1] - _SAME))
+            found.append(max(n, wanted))
+        return tuple(found)
+
+    sizes = [segments[0].rate]
+    for share in shares:
+        sizes.append(share * sizes[-1])
+    load = cost.of(combined(sizes, columns))
+    return _settled(raised, tuple(at_least or [1] * len(segments)), load)
+
+
+def _shares(segments: Sequence[Segment], slack: float) -> list[float]:
+    return [
+        max(segment.passing, min(1.0, segment.passing * (1 + slack))) for segment in segments[:-1]
+    ]
+
+
+def _above(value: float) -> int:
+    """The least whole number above one that may be whole but for its rounding."""
+    return math.floor(value * (1 + _SAME)) + 1
+
+
+def _settled(
+    raised: Callable[[Thresholds], Thresholds], thresholds: Thresholds, load: float
+) -> Thresholds | None:
+    """The least fixed point of a monotone map; there is one if the load is below 1."""
+    if load >= 1:
+        return None
+    rounds = 0
+    while (higher := raised(thresholds)) != thresholds:
+        rounds += 1
+        thresholds = higher if rounds < _EXACT_ROUNDS else tuple(n - -n // 1000 for n in higher)
+    return thresholds
