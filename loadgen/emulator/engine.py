@@ -11,15 +11,20 @@ for all of it from its admission on, and its first token comes in the step that 
 A prompt whose KV another engine has (``EngineRequest.fetch``) is fetched as vLLM 0.32 does: once it
 is first in the queue, a slot and memory are free, the transfer begins. The request goes on waiting,
 with its memory but without a slot; when the KV is there it enters before all that hold no memory.
+
+An admission policy (``PolicyOrder``) takes the place of vLLM's order.
 """
 
 from __future__ import annotations
 
-import heapq
 import sys
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
+from engine_patches.admission.ledger import Memory
 from loadgen.emulator.handoff import Fetch, KeptKv
+from loadgen.emulator.queues import EngineOrder, Eviction, Queue
+from loadgen.emulator.schedule import Budget, Schedule
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +39,11 @@ class EngineRequest:
         fetch: its prompt's KV, which another engine has; None once it came, or for none.
         fetched_s: when the transfer under way ends, engine seconds.
         prefill_left: tokens that it computes, as it runs, before it generates the next one.
+        cap_tokens: output tokens at which it ends at the latest, for admission, to whom
+            ``output_tokens`` is not shown; 0: none but the engine's memory.
+        hint_tokens: output tokens at which its client says that it ends, for admission.
+        kind: its type, for admission that knows types.
+        arrived_s: when it came, engine seconds, for admission.
     """
 
     id: str
@@ -46,6 +56,10 @@ class EngineRequest:
     fetch: Fetch | None = None
     fetched_s: float = 0.0
     prefill_left: int = 0
+    cap_tokens: int = 0
+    hint_tokens: int | None = None
+    kind: int = 0
+    arrived_s: float = 0.0
 
     @property
     def load_tokens(self) -> int:
@@ -58,44 +72,6 @@ class EngineRequest:
         return self.prompt_tokens + self.output_tokens - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What a step begins with.
-
-    Attributes:
-        prefill_tokens: tokens computed of prompts, and of requests that return.
-        decode_tokens: requests that go on, one token each.
-        failed: requests that ended because their KV could not be fetched.
-    """
-
-    admitted: tuple[str, ...]
-    preempted: tuple[str, ...]
-    prefill_tokens: int
-    decode_tokens: int
-    failed: tuple[str, ...] = ()
-
-
-class _Budget:
-    """Tokens that a step may still compute, and what it computes."""
-
-    def __init__(self, tokens: int) -> None:
-        self.left = tokens
-        self.prefill_tokens = 0
-        self.decode_tokens = 0
-
-    def decode(self, requests: int) -> None:
-        """Compute the next token of so many requests."""
-        self.decode_tokens += requests
-        self.left -= requests
-
-    def prefill(self, request: EngineRequest) -> None:
-        """Compute what is left of a request's prompt, as far as it goes."""
-        tokens = min(self.left, request.prefill_left)
-        request.prefill_left -= tokens
-        self.prefill_tokens += tokens
-        self.left -= tokens
-
-
 class Engine:
     """Slots, KV memory and a waiting queue; a step is ``schedule`` and then ``advance``.
 
@@ -105,12 +81,18 @@ class Engine:
         chunk: the most tokens that a step computes, above ``slots``; None for no bound.
         lease_s: how long KV stays that nobody fetches, engine seconds.
         recompute: whether a prompt whose KV cannot be fetched is computed here; else it fails.
+        watermark: share of the memory that stays free as requests enter beside others, as vLLM's.
+        prefill_first: a step computes prompts, or it decodes, as vLLM did before its V1; else
+            running requests go first and prompts fill the step, as in vLLM since and in Sarathi.
+        eviction: who loses memory that overflows, and with what loss.
+        queue: in place of vLLM's order of waiting; its own for every engine.
 
     Attributes:
         load_tokens: of the running requests.
         fetching_tokens: memory of requests whose KV is on its way, or came and waits for a slot.
         kept: KV of requests that have ended.
         generated_total: tokens generated.
+        lost_total: of these, those that evictions threw away.
         failed_loads_total: requests whose KV could not be fetched.
     """
 
@@ -122,6 +104,10 @@ class Engine:
         chunk: int | None = None,
         lease_s: float = 0.0,
         recompute: bool = False,
+        watermark: float = 0.0,
+        prefill_first: bool = False,
+        eviction: Eviction | None = None,
+        queue: Queue | None = None,
     ) -> None:
         self.slots = slots
         self.kv_tokens = kv_tokens
@@ -132,10 +118,15 @@ class Engine:
         self.waiting_tokens = 0
         self.preemptions_total = 0
         self.generated_total = 0
+        self.lost_total = 0
         self.failed_loads_total = 0
         self._chunk = sys.maxsize if chunk is None else chunk
         self._recompute = recompute
-        self._queue: list[tuple[int, int, EngineRequest]] = []
+        self._watermark_tokens = int(watermark * kv_tokens)
+        self._prefill_first = prefill_first
+        self._eviction = eviction or Eviction()
+        self._queue = queue or EngineOrder()
+        self._paused: Set[str] = frozenset()
         self._waiting: dict[str, EngineRequest] = {}
         self._fetching: list[EngineRequest] = []
         self._ready: list[EngineRequest] = []
@@ -150,6 +141,16 @@ class Engine:
     def used_tokens(self) -> int:
         """KV memory in use."""
         return self.load_tokens + self.fetching_tokens + self.kept.tokens
+
+    @property
+    def batch(self) -> Iterator[EngineRequest]:
+        """Requests that take part in the step that has begun."""
+        return (request for request in self.running if request.id not in self._paused)
+
+    @property
+    def admissible_tokens(self) -> int:
+        """Prompt tokens that would still be let in."""
+        return max(0, self._queue.admissible_tokens(self._memory()) - self._watermark_tokens)
 
     @property
     def unfinished(self) -> bool:
@@ -168,7 +169,9 @@ class Engine:
             raise ValueError(f"request {request.id} is already here")
         request.arrival = self._arrivals
         self._arrivals += 1
-        self._enqueue(request)
+        request.cap_tokens = request.cap_tokens or self.kv_tokens - request.prompt_tokens + 1
+        self._wait(request)
+        self._queue.arrived(request)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request, waiting or running; False when it is not here.
@@ -181,8 +184,7 @@ class Engine:
             return True
         for request in self.running:
             if request.id == request_id:
-                self.running.remove(request)
-                self.load_tokens -= request.load_tokens
+                self._remove(request)
                 return True
         return False
 
@@ -202,18 +204,28 @@ class Engine:
         self.kept.expire(now_s)
         failed = self._end_fetches(now_s)
         preempted = self._preempt()
-        budget = _Budget(self._chunk)
-        prefilling = [request for request in self.running if request.prefill_left]
-        budget.decode(len(self.running) - len(prefilling))
-        for request in prefilling:
-            budget.prefill(request)
+        self._queue.open(self._memory(), now_s)
+        budget = Budget(self._chunk)
+        self._paused = self._held_back()
+        batch = list(self.batch) if self._paused else self.running
+        decoding = [request for request in batch if not request.prefill_left]
+        if not self._prefill_first:
+            budget.decode(len(decoding))
+        for request in batch:
+            if request.prefill_left:
+                request.prefill_left = budget.prefill(request.prefill_left)
         admitted = [] if preempted else self._admit(now_s, budget)
+        if self._prefill_first and budget.prefill_tokens:
+            self._paused |= {request.id for request in decoding}
+        elif self._prefill_first:
+            budget.decode(len(decoding))
         return Schedule(
             admitted=tuple(request.id for request in admitted),
             preempted=tuple(request.id for request in preempted),
             prefill_tokens=budget.prefill_tokens,
             decode_tokens=budget.decode_tokens,
             failed=tuple(failed),
+            wake_s=self._queue.wake_s,
         )
 
     def advance(self, now_s: float = 0.0) -> list[EngineRequest]:
@@ -224,7 +236,7 @@ class Engine:
         """
         finished, generated = [], 0
         for request in self.running:
-            if request.prefill_left:
+            if request.prefill_left or request.id in self._paused:
                 continue
             generated += 1
             request.generated_tokens += 1
@@ -232,9 +244,9 @@ class Engine:
                 finished.append(request)
         self.load_tokens += generated
         self.generated_total += generated
+        self._queue.stepped(self._still())
         for request in finished:
-            self.running.remove(request)
-            self.load_tokens -= request.load_tokens
+            self._remove(request)
             if request.keeps_kv:
                 self.kept.keep(request.id, request.peak_tokens, now_s)
         return finished
@@ -242,14 +254,13 @@ class Engine:
     def _preempt(self) -> list[EngineRequest]:
         preempted = []
         while self.used_tokens > self.kv_tokens:
-            request = self.running.pop()
-            self.load_tokens -= request.load_tokens
-            self._enqueue(request)
-            preempted.append(request)
+            for request in self._eviction.victims(self.running):
+                self._evict(request)
+                preempted.append(request)
         self.preemptions_total += len(preempted)
         return preempted
 
-    def _admit(self, now_s: float, budget: _Budget) -> list[EngineRequest]:
+    def _admit(self, now_s: float, budget: Budget) -> list[EngineRequest]:
         admitted = []
         while len(self.running) < self.slots and budget.left:
             request = self._next(now_s)
@@ -260,7 +271,7 @@ class Engine:
             self.load_tokens += request.load_tokens
             self.running.append(request)
             if request.prefill_left:
-                budget.prefill(request)
+                request.prefill_left = budget.prefill(request.prefill_left)
             else:
                 budget.decode(1)
             admitted.append(request)
@@ -272,10 +283,8 @@ class Engine:
             request = self._ready.pop(0)
             self.fetching_tokens -= request.load_tokens
             return request
-        while (head := self._head()) is not None:
-            if self.used_tokens + head.load_tokens > self.kv_tokens:
-                break
-            heapq.heappop(self._queue)
+        while (head := self._queue.head()) is not None and self._fits(head):
+            self._queue.entered(head)
             if head.fetch is None:
                 head.prefill_left = head.load_tokens
                 return head
@@ -307,11 +316,13 @@ class Engine:
         return failed
 
     def _drop_fetching(self, request: EngineRequest) -> None:
+        self._queue.left(request)
         del self._waiting[request.id]
         self.waiting_tokens -= request.load_tokens
         self.fetching_tokens -= request.load_tokens
 
     def _abort_waiting(self, request: EngineRequest) -> None:
+        self._queue.left(request)
         self.waiting_tokens -= request.load_tokens
         if request in self._ready:
             self._ready.remove(request)
@@ -319,15 +330,44 @@ class Engine:
         elif request.fetch is not None and request not in self._fetching:
             request.fetch.cancel()
 
-    def _enqueue(self, request: EngineRequest) -> None:
-        heapq.heappush(self._queue, (request.priority, request.arrival, request))
+    def _wait(self, request: EngineRequest) -> None:
         self._waiting[request.id] = request
         self.waiting_tokens += request.load_tokens
 
-    def _head(self) -> EngineRequest | None:
-        while self._queue:
-            request = self._queue[0][2]
+    def _remove(self, request: EngineRequest) -> None:
+        self.running.remove(request)
+        self.load_tokens -= request.load_tokens
+        self._queue.left(request)
+
+    def _evict(self, request: EngineRequest) -> None:
+        self.running.remove(request)
+        self.load_tokens -= request.load_tokens
+        if self._eviction.restart:
+            self.lost_total += request.generated_tokens
+            request.generated_tokens = 0
+        self._wait(request)
+        self._queue.preempted(request)
+
+    def _memory(self) -> Memory:
+        slots_free = max(0, self.slots - len(self.running) - len(self._ready))
+        return Memory(self.kv_tokens, self.used_tokens, slots_free)
+
+    def _fits(self, request: EngineRequest) -> bool:
+        watermark_tokens = self._watermark_tokens if self.running else 0
+        return self.used_tokens + request.load_tokens + watermark_tokens <= self.kv_tokens
+
+    def _held_back(self) -> Set[str]:
+        """Running requests that the queue does not let go on."""
+        go_on = self._queue.run
+        if go_on is None:
+            return frozenset()
+        return {request.id for request in self.running} - go_on
+
+    def _still(self) -> Iterator[str]:
+        """Requests that hold memory, and do not grow in this step."""
+        for request in (*self._fetching, *self._ready):
             if self._waiting.get(request.id) is request:
-                return request
-            heapq.heappop(self._queue)
-        return None
+                yield request.id
+        for request in self.running:
+            if request.prefill_left or request.id in self._paused:
+                yield request.id

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.emulator.engine import Engine, EngineRequest, Schedule
+from loadgen.emulator.engine import Engine, EngineRequest
+from loadgen.emulator.schedule import Schedule
 from loadgen.step_model import PowerModel, StepTime
 
 

@@ -91,7 +91,7 @@ def test_requests_enter_by_priority_then_arrival(batches: list[list[EngineReques
 
 
 def batch_of(engine: Engine, ids: tuple[str, ...]) -> list[EngineRequest]:
-    return [entry[2] for entry in engine._queue if entry[2].id in ids]
+    return [engine._waiting[id_] for id_ in ids]
 
 
 @given(arrivals, st.data())
