@@ -88,13 +88,23 @@ def _add_completions(app: FastAPI, context: AppContext) -> None:
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         relay = Relay
         prefills = cluster.prefill_group(group.name)
-        if prefills is not None and parsed.splittable:
+        if prefills is not None and _splits(parsed, context.relay):
             relay, waiting = SplitRelay, replace(waiting, group=prefills.name)
         # Starlette only calls what it is given as an ASGI application, which a relay is.
         return cast(Response, relay(context.relay, waiting, target, body))
 
     for path in COMPLETION_PATHS:
         app.router.routes.append(Route(path, complete, methods=["POST"]))
+
+
+def _splits(parsed: ParsedRequest, relay: RelayContext) -> bool:
+    """Whether one worker is to compute a request's prompt, and another to decode.
+
+    KV that is handed to one engine request is let go as soon as it is fetched: vLLM's connectors
+    have none for a second one (``n`` above 1), what is found by its content is there for all.
+    """
+    handed = relay.transfer is not None and relay.transfer.kept_s is not None
+    return parsed.splittable and (parsed.slots == 1 or not handed)
 
 
 def _pool_request(parsed: ParsedRequest, group: Group, now_s: float) -> PoolRequest:

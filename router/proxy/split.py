@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,9 +19,12 @@ from router.errors import UpstreamError
 # how many answers there are.
 _WHOLE = ("echo", "use_beam_search", "prompt_embeds")
 # Of no use to the first, or not to be had with one token.
-_NOT_FIRST = ("stream_options", "min_tokens", "best_of", "logprobs", "top_logprobs")
+_NOT_FIRST = (
+    *("stream_options", "min_tokens", "best_of"),
+    *("logprobs", "top_logprobs", "logprob_token_ids"),
+)
 
-_decoder = msgspec.json.Decoder()
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
 _REMOTE = {
     "do_remote_decode": True,
@@ -66,11 +69,16 @@ def prefill_body(body: bytes, request_id: str, *, hands_params: bool) -> bytes:
         request_id: the router's own token.
         hands_params: whether the engine is to say where the KV lies.
     """
-    fields = {name: v for name, v in _decoder.decode(body).items() if name not in _NOT_FIRST}
+    fields: dict[str, Any] = {**_fields.decode(body)}
+    for name in _NOT_FIRST:
+        fields.pop(name, None)
     fields |= {"stream": False, "n": 1, "max_tokens": 1}
     if "max_completion_tokens" in fields:
         fields["max_completion_tokens"] = 1
     if hands_params:
+        # Connectors keep the KV of what was cut at its one token, not of what has ended with it.
+        fields.pop("stop_token_ids", None)
+        fields["ignore_eos"] = True
         fields["kv_transfer_params"] = {**_REMOTE, "transfer_id": request_id}
     return _encoder.encode(fields)
 
@@ -79,11 +87,13 @@ def decode_body(body: bytes, kv_transfer_params: bytes | None) -> bytes:
     """The client's body, the place of the KV before everything else that it says."""
     if kv_transfer_params is None:
         return body
-    return b'{"kv_transfer_params":' + kv_transfer_params + b"," + body.lstrip()[1:]
+    rest = body.lstrip()[1:].lstrip()
+    comma = b"" if rest.startswith(b"}") else b","
+    return b'{"kv_transfer_params":' + kv_transfer_params + comma + rest
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class _Answer(msgspec.Struct):
@@ -102,7 +112,9 @@ def read_answer(body: bytes) -> Computed:
     """
     try:
         answer = _answer.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UpstreamError(f"the prefill worker's answer cannot be read: {error}") from error
     params = bytes(answer.kv_transfer_params)
+    if not params.startswith((b"{", b"null")):
+        raise UpstreamError("the prefill worker's answer cannot be read: kv_transfer_params")
     return Computed(answer.usage.prompt_tokens, None if params == b"null" else params)

@@ -138,10 +138,12 @@ class SplitRelay(Relay):
         computed = read_answer(answer)
         context.port.prompt_counted(request, computed.prompt_tokens)
         self._computed_at = worker.id
-        if hands_params and worker.kv_bootstrap is not None:
+        if not hands_params:
+            return replace(computed, kv_transfer_params=None)
+        if worker.kv_bootstrap is not None:
             params = await self._transfer.bootstraps.params(worker, request.id)
             return replace(computed, kv_transfer_params=params)
-        if hands_params and computed.kv_transfer_params is None:
+        if computed.kv_transfer_params is None:
             self._warn(worker)
         return computed
 

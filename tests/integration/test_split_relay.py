@@ -21,7 +21,7 @@ from tests.support.splitting import ANSWER, PARAMS, TOKENS, Pair, computed, kept
 async def test_a_prompt_is_computed_then_decoded(pair: Pair) -> None:
     router, prefill, decode = pair
     asked = router.post(
-        stream=True, max_tokens=50, n=3, min_tokens=9, stream_options={"include_usage": True}
+        stream=True, max_tokens=50, n=1, min_tokens=9, stream_options={"include_usage": True}
     )
     first = await prefill.next()
     sent = first.json
@@ -36,14 +36,14 @@ async def test_a_prompt_is_computed_then_decoded(pair: Pair) -> None:
         "prompt": [1, 2, 3],
         "stream": True,
         "max_tokens": 50,
-        "n": 3,
+        "n": 1,
         "min_tokens": 9,
         "stream_options": {"include_usage": True},
         "kv_transfer_params": PARAMS,
     }
     assert second.headers["x-request-id"] == first.headers["x-request-id"] + "r1"
     assert kept(router) == 77
-    assert router.dispatcher.cluster.worker("b").load_tokens == 3 * 77  # as counted, n times
+    assert router.dispatcher.cluster.worker("b").load_tokens == 77  # as counted
     await second.stream(*TOKENS, DONE)
     answer = await soon(asked)
     assert answer.content == b"".join(TOKENS) + DONE
@@ -76,9 +76,27 @@ async def test_without_params_the_clients_body_goes_on_unchanged() -> None:
         await router.settled()
 
 
+async def test_several_answers_to_a_prompt_that_others_find_by_content() -> None:
+    async with routed(2, prefills=1) as (router, (prefill, decode)):
+        asked = router.post(n=3)
+        first = await prefill.next()
+        assert first.json["n"] == 1
+        computing = router.dispatcher.cluster.worker("a")
+        assert (computing.requests, computing.load_tokens) == (1, 3)
+        await computed(first)  # where its KV lies was not asked
+        second = await decode.next()
+        assert second.json == {"model": "tiny", "prompt": [1, 2, 3], "n": 3}
+        assert router.dispatcher.cluster.worker("b").load_tokens == 3 * 77
+        await second.answer(ANSWER)
+        assert (await soon(asked)).content == ANSWER
+        await router.settled()
+
+
 @pytest.mark.parametrize(
     "fields",
     [
+        {"n": 2},
+        {"best_of": 2},
         {"echo": True},
         {"prompt": ["one", "two"]},
         {"prompt": [[1, 2], [3]]},
