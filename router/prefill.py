@@ -7,10 +7,12 @@ be had first; and only while it has memory left beside what it keeps for decode 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from router.running import WorkerRows
 from router.signals import Departure
 from router.token_rate import TokenRate
-from router.types import Dispatch, WorkerSpec, WorkerView
+from router.types import Dispatch, Request, WorkerSpec, WorkerView
 from router.worker import Worker
 
 # Of its KV memory, what prompts may take that are being computed or kept.
@@ -53,6 +55,18 @@ class PrefillWorker(Worker):
             return self.feed.kv_tokens
         return self.foreign.gauges.kv_tokens if self.foreign.gauges else 0
 
+    @property
+    def load_tokens(self) -> int:
+        """Prompt tokens that it still has to compute.
+
+        Of what others have there, gauges tell but the KV, and of that not whose it is.
+        """
+        return self._known_tokens()
+
+    def add(self, request: Request) -> None:
+        """See ``Worker``: a prompt is computed once, whatever is made of it elsewhere."""
+        super().add(replace(request, slots=1))
+
     def keep(self, request_id: str, tokens: int, until_s: float) -> None:
         """The KV of a request's prompt is here, until it is fetched or that time has come."""
         self._kept[request_id] = tokens, until_s
@@ -81,11 +95,12 @@ class PrefillWorker(Worker):
     def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
         """What a policy sees: its load are the prompt tokens that it still has to compute."""
         requests, left = self.requests, self.load_tokens
+        wants = left < self._backlog_tokens and requests < CHUNKS_AHEAD * self.slots
         return WorkerView(
             id=self.spec.id,
             load_tokens=left,
             requests=requests,
-            capacity=int(left < self._backlog_tokens and self._has_memory(requests, left)),
+            capacity=int(wants and self._has_memory()),
             waiting=self.feed.waiting if self.feed else 0,
             kv_usage=self.feed.kv_usage if self.feed else 0.0,
         )
@@ -93,8 +108,8 @@ class PrefillWorker(Worker):
     def _known_tokens(self) -> int:
         return self._unseen_tokens() + (self.feed.prefill_left if self.feed else 0)
 
-    def _has_memory(self, requests: int, left: int) -> bool:
+    def _has_memory(self) -> bool:
         """Whether another prompt fits; a worker that has nothing takes one of any size."""
-        if not self.kv_tokens or not (requests or self._kept):
+        if not self.kv_tokens or not (self.requests or self._kept):
             return True
-        return self.kept_tokens + left < MEMORY_SHARE * self.kv_tokens
+        return self.kept_tokens + super()._known_tokens() < MEMORY_SHARE * self.kv_tokens

@@ -189,6 +189,43 @@ def test_memory_bounds_what_is_computed_and_kept(source: str) -> None:
     assert capacity(made) == 1
 
 
+def test_what_is_computed_of_a_prompt_takes_memory_too() -> None:
+    made = cluster(chunk=1000)
+    told = snapshot("full", 1, running(f"cmpl-{name(1)}-0-ab", 190, 0, prefill_left=20))
+    full = msgspec.structs.replace(told, kv_groups=(KvGroup(10, 17, 20),))
+    send(made, 1, 190)
+    made.apply(SnapshotReceived("p", full, 0.0))
+    assert (worker(made).load_tokens, capacity(made)) == (20, 0)
+
+
+def test_a_prompt_is_computed_once_for_several_answers() -> None:
+    made = cluster(chunk=100)
+    made.apply(Arrived(Request(name(1), P, 150, slots=4)))
+    made.apply(Dispatched(name(1), "p"))
+    assert (worker(made).requests, worker(made).load_tokens, capacity(made)) == (1, 150, 1)
+    shown = snapshot("full", 1, running(f"cmpl-{name(1)}-0-ab", 150, 0, prefill_left=30))
+    made.apply(SnapshotReceived("p", shown, 0.0))
+    assert (worker(made).requests, worker(made).load_tokens) == (1, 30)
+
+
+def test_kv_that_gauges_show_is_nothing_to_compute() -> None:
+    """Whose it is does not show either: what is kept is in it."""
+    made = cluster(chunk=100)
+    made.apply(GaugesReceived("p", Gauges(running=1, kv_usage=0.5, kv_tokens=1000), 0.0))
+    assert worker(made).foreign.load_tokens == 500
+    assert (worker(made).load_tokens, capacity(made)) == (0, 1)
+
+
+def test_prompts_that_are_tiny_are_bounded_by_their_number() -> None:
+    specs = [WorkerSpec("p", "http://p", role="prefill", slots=2), WorkerSpec("d", "http://d")]
+    made = Cluster(specs)
+    made.apply(WorkerUp("p"))
+    for number in range(2 * 2):
+        assert capacity(made) == 1
+        send(made, number, 1)
+    assert capacity(made) == 0
+
+
 def test_one_prompt_may_be_larger_than_all_memory() -> None:
     made = cluster()
     made.apply(GaugesReceived("p", Gauges(0, kv_tokens=10), 0.0))
