@@ -64,6 +64,11 @@ COMMANDS = {
         "Make one decision of bfio from a file, and prove the optimum.",
         "evenstep solve instance.json --exact",
     ),
+    "fluid": _Command(
+        "loadgen.fluid.command:fluid",
+        "What one engine sustains by the fluid model, and thresholds of WAIT.",
+        "evenstep fluid --rates 5,1.5 --lengths 40:85,300:1300 --kv-tokens 120000",
+    ),
     "figures": _Command(
         "loadgen.figures.command:figures",
         "Simulate the paper's experiments: tables, pictures, one JSON.",

@@ -1,0 +1,238 @@
+"""What ``evenstep fluid`` is asked and finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine_patches.admission.buffers import NestedPlan, best_nested, nested_memory
+from engine_patches.admission.fluid import (
+    Equilibrium,
+    Flow,
+    StepCost,
+    combined,
+    equilibrium,
+    sustainable_share,
+)
+from engine_patches.admission.thresholds import (
+    Condition,
+    Segment,
+    Thresholds,
+    equal_segments,
+    least_nested,
+    least_wait,
+    nested_conditions,
+    wait_conditions,
+    worst_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        periods: the types with the rates of each period, one as a rule.
+        cost: of a step.
+        capacity_tokens: C; None: not told.
+        thresholds: of WAIT, to check; empty: none.
+        nested_thresholds: of Nested WAIT, to check; empty: none.
+        segments: numbers of segments to compare.
+        steps, delta: for the buffers, see ``nested_memory``.
+    """
+
+    periods: tuple[tuple[Flow, ...], ...]
+    cost: StepCost
+    capacity_tokens: int | None
+    thresholds: Thresholds
+    nested_thresholds: Thresholds
+    segments: tuple[int, ...]
+    steps: float
+    delta: float
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """The types at their greatest rates, as (15) takes them."""
+        return tuple(
+            max(same, key=lambda flow: flow.rate) for same in zip(*self.periods, strict=True)
+        )
+
+    def cut(self, count: int) -> tuple[Segment, ...]:
+        """So many segments, at their worst."""
+        return worst_of([equal_segments(flows, count) for flows in self.periods])
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Given thresholds.
+
+    Attributes:
+        policy: whose they are.
+        given: as given.
+        conditions: of the paper.
+        nearest: the least valid ones that are nowhere below; None: there are none.
+        memory_tokens: what the given ones need.
+    """
+
+    policy: str
+    given: Thresholds
+    conditions: tuple[Condition, ...]
+    nearest: Thresholds | None
+    memory_tokens: float
+
+    @property
+    def valid(self) -> bool:
+        """All conditions hold strictly."""
+        return all(condition.holds for condition in self.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was found.
+
+    Attributes:
+        question: what was asked.
+        equilibria: of each period.
+        wait: the least thresholds of WAIT; None: there are none.
+        checks: of given thresholds.
+        plans: of Nested WAIT, by the number of segments; None: no thresholds are valid.
+    """
+
+    question: Question
+    equilibria: tuple[Equilibrium, ...]
+    wait: Thresholds | None
+    checks: tuple[Check, ...]
+    plans: dict[int, NestedPlan | None]
+
+    @property
+    def best(self) -> NestedPlan | None:
+        """The plan that needs the least memory."""
+        plans = [plan for plan in self.plans.values() if plan is not None]
+        return min(plans, key=lambda plan: plan.memory.tokens, default=None)
+
+    def batch_tokens(self, thresholds: Sequence[int]) -> float:
+        """M_pi of WAIT."""
+        flows = self.question.flows
+        return combined(thresholds, [flow.everywhere for flow in flows]).kv_tokens
+
+    def short_tokens(self, needed: float) -> float | None:
+        """By what the capacity falls short; None where it was not told."""
+        capacity = self.question.capacity_tokens
+        return None if capacity is None else max(0.0, needed - capacity)
+
+
+def answered(question: Question) -> Answer:
+    """Find it."""
+    cost = question.cost
+    return Answer(
+        question,
+        tuple(equilibrium(flows, cost) for flows in question.periods),
+        least_wait(question.flows, cost),
+        tuple(_checks(question)),
+        {
+            count: best_nested(question.cut(count), cost, question.steps, question.delta)
+            for count in question.segments
+        },
+    )
+
+
+def _checks(question: Question) -> Iterator[Check]:
+    cost = question.cost
+    if given := question.thresholds:
+        flows = question.flows
+        batch = combined(given, [flow.everywhere for flow in flows])
+        conditions = tuple(wait_conditions(given, flows, cost))
+        yield Check("wait", given, conditions, least_wait(flows, cost, given), batch.kv_tokens)
+    if given := question.nested_thresholds:
+        segments = question.cut(len(given))
+        memory = nested_memory(given, segments, question.steps, question.delta)
+        nested = tuple(nested_conditions(given, segments, cost))
+        nearest = least_nested(segments, cost, given)
+        yield Check("nested_wait", given, nested, nearest, memory.tokens)
+
+
+def report(answer: Answer) -> dict[str, Any]:
+    """JSON-able; null for what is infinite, or not there."""
+    question = answer.question
+    best = answer.best
+    wait_tokens = None if answer.wait is None else answer.batch_tokens(answer.wait)
+    return {
+        "types": len(question.flows),
+        "capacity_tokens": question.capacity_tokens,
+        "periods": [
+            _period(answer, *each) for each in zip(question.periods, answer.equilibria, strict=True)
+        ],
+        "wait": {"thresholds": answer.wait} | _memory(answer, wait_tokens),
+        "nested_wait": {
+            "best_segments": None if best is None else len(best.thresholds),
+            "by_segments": [_plan(answer, count, plan) for count, plan in answer.plans.items()],
+        },
+        "checks": [_check(answer, check) for check in answer.checks],
+    }
+
+
+def _memory(answer: Answer, tokens: float | None) -> dict[str, Any]:
+    short = None if tokens is None else answer.short_tokens(tokens)
+    return {
+        "memory_tokens": _finite(tokens),
+        "enough_memory": None if short is None else short == 0,
+        "short_tokens": _finite(short),
+    }
+
+
+def _period(answer: Answer, flows: Sequence[Flow], found: Equilibrium) -> dict[str, Any]:
+    capacity = answer.question.capacity_tokens
+    share = None if capacity is None else sustainable_share(flows, answer.question.cost, capacity)
+    return {
+        "stable": found.stable,
+        "load": found.load,
+        "step_s": _finite(found.step_s),
+        "throughput_tok_s": found.decode_tok_s,
+        "requests": [_finite(count) for count in found.requests],
+        "sustainable_share": share,
+    } | _memory(answer, found.memory_tokens)
+
+
+def _plan(answer: Answer, count: int, plan: NestedPlan | None) -> dict[str, Any]:
+    if plan is None:
+        return {"segments": count, "thresholds": None}
+    memory = plan.memory
+    return {
+        "segments": count,
+        "last_stages": [segment.last_stage for segment in answer.question.cut(count)],
+        "thresholds": plan.thresholds,
+        "batch_tokens": memory.batch_tokens,
+        "queue_tokens": memory.queue_tokens,
+        "buffer_tokens": _finite(memory.buffer_tokens),
+    } | _memory(answer, memory.tokens)
+
+
+def _check(answer: Answer, check: Check) -> dict[str, Any]:
+    return {
+        "policy": check.policy,
+        "thresholds": check.given,
+        "valid": check.valid,
+        "conditions": [
+            {
+                "condition": each.what,
+                "value": each.value,
+                "limit": each.limit,
+                "verdict": verdict(each),
+            }
+            for each in check.conditions
+        ],
+        "nearest": check.nearest,
+    } | _memory(answer, check.memory_tokens)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def verdict(condition: Condition) -> str:
+    """In a word."""
+    if condition.edge:
+        return "edge"
+    return "holds" if condition.holds else "broken"
