@@ -1,5 +1,7 @@
 """Engines of all workers as arrays over (worker, slot): what runs, what is queued, what it weighs.
 
+KV that another engine has is fetched as in vLLM: for all that are queued, once a slot is free.
+
 Nothing moves from step to step: a request's first and last step are known when it starts, and its
 tokens at any step follow from these.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +46,8 @@ class Engines:
         workers: G.
         slots: B, requests that a worker runs at once.
         profile: what requests cost.
-        fetch: told of each request that reaches an engine and when; returns when its KV has as
-            well. None: prompts are computed here.
+        fetch: begins to fetch a request's KV at a time; returns when it is there. None: prompts
+            are computed here.
 
     Attributes:
         running, queued: requests of each worker, shape (G,); on their way counts as queued.
@@ -72,6 +74,7 @@ class Engines:
         self._on_way: deque[tuple[int, int, Job]] = deque()
         self._fetching: list[tuple[float, int, int, Job]] = []
         self._order = count()
+        self._elsewhere: list[deque[Job]] = [deque() for _ in range(workers)]
         self._queues: list[deque[Job]] = [deque() for _ in range(workers)]
         self._firsts: dict[int, list[Residence]] = {}
         self._ends: dict[int, list[Residence]] = {}
@@ -81,8 +84,11 @@ class Engines:
 
     @property
     def waiting(self) -> list[int]:
-        """Those of ``queued`` that have reached the engine with their KV."""
-        return [len(queue) for queue in self._queues]
+        """Those of ``queued`` that have reached the engine."""
+        here: list[int] = self.queued.tolist()
+        for _, worker, _ in self._on_way:
+            here[worker] -= 1
+        return here
 
     @property
     def empty(self) -> bool:
@@ -159,7 +165,8 @@ class Engines:
         runs = np.flatnonzero(self._end >= 0)
         prompt = self._prompt.take(runs)
         generated = _decoded(step, self._first.take(runs))
-        queued = [(worker, job) for worker, queue in enumerate(self._queues) for job in queue]
+        queues = chain(enumerate(self._queues), enumerate(self._elsewhere))
+        queued = [(worker, job) for worker, queue in queues for job in queue]
         queued += [(worker, job) for _, _, worker, job in self._fetching]
         queued += [(worker, job) for _, worker, job in self._on_way]
         jobs = [job for _, job in queued]
@@ -182,11 +189,22 @@ class Engines:
         )
 
     def _receive(self, step: int, now_s: float) -> None:
-        """Queue what has reached an engine with its KV."""
+        """Queue what has reached an engine with its KV, and have the rest fetched."""
+        arriving = self._queues if self._fetch is None else self._elsewhere
         while self._on_way and self._on_way[0][0] <= step:
             _, worker, job = self._on_way.popleft()
-            there_s = now_s if self._fetch is None else self._fetch(job, now_s)
-            heapq.heappush(self._fetching, (there_s, next(self._order), worker, job))
+            arriving[worker].append(job)
+        if self._fetch is None:
+            return
+        self._end_fetches(now_s)
+        for worker, jobs in enumerate(self._elsewhere):
+            while jobs and len(self._free[worker]) > len(self._queues[worker]):
+                job = jobs.popleft()
+                there_s = self._fetch(job, now_s)
+                heapq.heappush(self._fetching, (there_s, next(self._order), worker, job))
+        self._end_fetches(now_s)
+
+    def _end_fetches(self, now_s: float) -> None:
         while self._fetching and self._fetching[0][0] <= now_s:
             *_, worker, job = heapq.heappop(self._fetching)
             self._queues[worker].append(job)

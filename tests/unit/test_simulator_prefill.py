@@ -20,6 +20,7 @@ from loadgen.simulator.lengths import LawLengths
 from loadgen.simulator.prefill import PrefillConfig
 from loadgen.step_model import StepTime
 from router.errors import ConfigError
+from router.types import Dispatch
 from router.workload import WorkProfile
 
 KEPT_REPORT = Path(__file__).parents[1] / "data/simulator/without_prefill.json"
@@ -73,6 +74,20 @@ def test_every_part_of_the_way_to_the_first_token() -> None:
     assert found.prefill_kept_max_tokens == 15
     assert found.prefill_busy_share == pytest.approx(1.5 / 4.31)
     assert found.prefill_stalled_share == 0
+
+
+def test_those_bound_early_are_all_fetched_once_a_slot_is_free() -> None:
+    # The first runs from 5 to 9.66 s. The others, ready at 6 and 7.5 s, are in the engine by then;
+    # both are fetched until 10.26 s, within an empty step, and run from 10.66 and from 11.76 s.
+    config = replace(TINY, policy="jsq", dispatch=Dispatch.INSTANT)
+    result = simulate(config, stream=jobs((15, 4), (10, 1), (10, 1)))
+
+    assert result.ttft_mean_s == pytest.approx((6.15 + 11.76 + 12.86) / 3)
+    found = result.prefill
+    assert found is not None
+    assert found.handoff_wait_mean_s == pytest.approx((0 + 3.66 + 2.16) / 3)
+    assert found.kv_transfer_mean_s == pytest.approx((0.65 + 0.6 + 0.6) / 3)
+    assert found.first_step_mean_s == pytest.approx((1.5 + 1.5 + 2.6) / 3)
 
 
 def test_a_prompt_waits_until_memory_is_free() -> None:
