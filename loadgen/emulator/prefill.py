@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -115,12 +116,11 @@ def parse_prefill(
         "--kv-load-failure": load_failure,
     }
     if workers == 0 and step_time is None:
-        for option, value in given.items():
-            if value is not None:
-                raise ConfigError(
-                    f"{option} does nothing where prompts cost nothing: "
-                    "give --prefill-workers or --prefill-step-time"
-                )
+        refuse(
+            given,
+            "does nothing where prompts cost nothing: "
+            "give --prefill-workers or --prefill-step-time",
+        )
         return None
     return PrefillSettings(
         workers=workers,
@@ -131,6 +131,17 @@ def parse_prefill(
         kv_expiry_s=DEFAULT_KV_EXPIRY_S if kv_expiry_s is None else kv_expiry_s,
         recompute=load_failure is KvLoadFailure.RECOMPUTE,
     )
+
+
+def refuse(options: Mapping[str, object], problem: str) -> None:
+    """Say what is wrong with an option that was given and has nothing to act on.
+
+    Raises:
+        ConfigError: one of them was given.
+    """
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{option} {problem}")
 
 
 def parse_prefill_time(text: str) -> PrefillTime:

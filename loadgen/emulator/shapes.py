@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Protocol
 
 import msgspec
 
@@ -26,24 +25,63 @@ class ChoiceEnd:
     stop_reason: str | None
 
 
-class Shape(Protocol):
-    """How one endpoint phrases an answer."""
+@dataclass(frozen=True, slots=True)
+class Phrasing:
+    """What an endpoint says in its own way.
+
+    Attributes:
+        chunk: the ``object`` of an event.
+        body: the ``object`` of an answer that is not streamed.
+        first: template of a choice's event before its first token, of its index; None: there is
+            none.
+        delta: template of an event with more text of a choice, of its index and the text.
+        last: what the event with a choice's last text says of it.
+        whole: what an answer that is not streamed says of a choice.
+    """
+
+    chunk: str
+    body: str
+    first: bytes | None
+    delta: bytes
+    last: Callable[[int, ChoiceEnd], dict[str, object]]
+    whole: Callable[[int, ChoiceEnd], dict[str, object]]
+
+
+class Shape:
+    """How one answer is phrased.
+
+    Args:
+        phrasing: of its endpoint.
+        answer_id: ``cmpl-…`` or ``chatcmpl-…``, as vLLM builds it from ``X-Request-Id``.
+        model: its name.
+        created: seconds since 1970.
+    """
+
+    def __init__(self, phrasing: Phrasing, answer_id: str, model: str, created: int) -> None:
+        self._phrasing = phrasing
+        self._fields = {"id": answer_id, "object": phrasing.chunk, "created": created}
+        self._fields["model"] = model
+        self._head = b"data: " + _encode(self._fields)[:-1] + b',"choices":['
 
     def first(self, choices: int) -> bytes:
         """Events that go out before the first token."""
-        ...
+        event = self._phrasing.first
+        if event is None:
+            return b""
+        return b"".join(self._head + event % index for index in range(choices))
 
     def delta(self, index: int, text: str) -> bytes:
         """The event for more text of a choice."""
-        ...
+        return self._head + self._phrasing.delta % (index, _encode(text))
 
     def last(self, index: int, end: ChoiceEnd) -> bytes:
         """The event for the last text of a choice."""
-        ...
+        return self._head + _encode(self._phrasing.last(index, end)) + b"]}\n\n"
 
     def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
         """The event that counts tokens."""
-        ...
+        counts = _encode(_usage(prompt_tokens, completion_tokens))
+        return self._head + b'],"usage":' + counts + b"}\n\n"
 
     def whole(
         self,
@@ -53,148 +91,81 @@ class Shape(Protocol):
         kv_transfer_params: dict[str, object] | None,
     ) -> bytes:
         """The body of an answer that is not streamed."""
-        ...
-
-
-class CompletionShape:
-    """``/v1/completions``.
-
-    Args:
-        answer_id: ``cmpl-…``, as vLLM builds it from ``X-Request-Id``.
-        created: seconds since 1970.
-    """
-
-    def __init__(self, answer_id: str, model: str, created: int) -> None:
-        self._fields = {"id": answer_id, "object": "text_completion", "created": created}
-        self._fields["model"] = model
-        self._head = b"data: " + _encode(self._fields)[:-1] + b',"choices":['
-
-    def first(self, choices: int) -> bytes:
-        """Nothing."""
-        return b""
-
-    def delta(self, index: int, text: str) -> bytes:
-        """The event for more text of a choice."""
-        return (
-            b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null,'
-            b'"prompt_token_ids":null,"token_ids":null}]}\n\n' % (self._head, index, _encode(text))
-        )
-
-    def last(self, index: int, end: ChoiceEnd) -> bytes:
-        """The event for the last text of a choice."""
-        choice = {
-            "index": index,
-            "text": end.text,
-            "logprobs": None,
-            "finish_reason": end.finish_reason,
-            "stop_reason": end.stop_reason,
-            "prompt_token_ids": None,
-            "token_ids": None,
+        usage = _usage(prompt_tokens, completion_tokens) | {"prompt_tokens_details": None}
+        body = {
+            **self._fields,
+            "object": self._phrasing.body,
+            "choices": [self._phrasing.whole(index, end) for index, end in enumerate(ends)],
+            "service_tier": None,
+            "system_fingerprint": None,
+            "usage": usage,
+            "kv_transfer_params": kv_transfer_params,
         }
-        return self._head + _encode(choice) + b"]}\n\n"
-
-    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        """The event that counts tokens."""
-        return self._head + b'],"usage":' + _usage(prompt_tokens, completion_tokens) + b"}\n\n"
-
-    def whole(
-        self,
-        ends: Sequence[ChoiceEnd],
-        prompt_tokens: int,
-        completion_tokens: int,
-        kv_transfer_params: dict[str, object] | None,
-    ) -> bytes:
-        """The body of an answer that is not streamed."""
-        choices: list[dict[str, object]] = [
-            {
-                "index": index,
-                "text": end.text,
-                "logprobs": None,
-                "finish_reason": end.finish_reason,
-                "stop_reason": end.stop_reason,
-                "token_ids": None,
-                "prompt_logprobs": None,
-                "prompt_token_ids": None,
-            }
-            for index, end in enumerate(ends)
-        ]
-        return _whole(self._fields, choices, prompt_tokens, completion_tokens, kv_transfer_params)
+        return _encode(body)
 
 
-class ChatShape:
-    """``/v1/chat/completions``.
+def _completion_last(index: int, end: ChoiceEnd) -> dict[str, object]:
+    return {
+        "index": index,
+        "text": end.text,
+        "logprobs": None,
+        "finish_reason": end.finish_reason,
+        "stop_reason": end.stop_reason,
+        "prompt_token_ids": None,
+        "token_ids": None,
+    }
 
-    Args:
-        answer_id: ``chatcmpl-…``, as vLLM builds it from ``X-Request-Id``.
-        created: seconds since 1970.
-    """
 
-    def __init__(self, answer_id: str, model: str, created: int) -> None:
-        self._fields = {"id": answer_id, "object": "chat.completion.chunk", "created": created}
-        self._fields["model"] = model
-        self._head = b"data: " + _encode(self._fields)[:-1] + b',"choices":['
+def _completion_whole(index: int, end: ChoiceEnd) -> dict[str, object]:
+    return {**_completion_last(index, end), "prompt_logprobs": None}
 
-    def first(self, choices: int) -> bytes:
-        """One event per choice that names the role."""
-        return b"".join(
-            b'%b{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,'
-            b'"finish_reason":null}],"prompt_token_ids":null}\n\n' % (self._head, index)
-            for index in range(choices)
-        )
 
-    def delta(self, index: int, text: str) -> bytes:
-        """The event for more text of a choice."""
-        return (
-            b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,'
-            b'"token_ids":null}]}\n\n' % (self._head, index, _encode(text))
-        )
+def _chat_last(index: int, end: ChoiceEnd) -> dict[str, object]:
+    return {"index": index, "delta": {"content": end.text}, **_chat_end(end)}
 
-    def last(self, index: int, end: ChoiceEnd) -> bytes:
-        """The event for the last text of a choice."""
-        choice = {
-            "index": index,
-            "delta": {"content": end.text},
-            "logprobs": None,
-            "finish_reason": end.finish_reason,
-            "stop_reason": end.stop_reason,
-            "token_ids": None,
-        }
-        return self._head + _encode(choice) + b"]}\n\n"
 
-    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        """The event that counts tokens."""
-        return self._head + b'],"usage":' + _usage(prompt_tokens, completion_tokens) + b"}\n\n"
+def _chat_whole(index: int, end: ChoiceEnd) -> dict[str, object]:
+    message: dict[str, object] = {
+        "role": "assistant",
+        "content": end.text,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": [],
+        "reasoning": None,
+    }
+    return {"index": index, "message": message, **_chat_end(end)}
 
-    def whole(
-        self,
-        ends: Sequence[ChoiceEnd],
-        prompt_tokens: int,
-        completion_tokens: int,
-        kv_transfer_params: dict[str, object] | None,
-    ) -> bytes:
-        """The body of an answer that is not streamed."""
-        choices: list[dict[str, object]] = [
-            {
-                "index": index,
-                "message": {
-                    "role": "assistant",
-                    "content": end.text,
-                    "refusal": None,
-                    "annotations": None,
-                    "audio": None,
-                    "function_call": None,
-                    "tool_calls": [],
-                    "reasoning": None,
-                },
-                "logprobs": None,
-                "finish_reason": end.finish_reason,
-                "stop_reason": end.stop_reason,
-                "token_ids": None,
-            }
-            for index, end in enumerate(ends)
-        ]
-        fields = {**self._fields, "object": "chat.completion"}
-        return _whole(fields, choices, prompt_tokens, completion_tokens, kv_transfer_params)
+
+def _chat_end(end: ChoiceEnd) -> dict[str, object]:
+    return {
+        "logprobs": None,
+        "finish_reason": end.finish_reason,
+        "stop_reason": end.stop_reason,
+        "token_ids": None,
+    }
+
+
+COMPLETION = Phrasing(
+    chunk="text_completion",
+    body="text_completion",
+    first=None,
+    delta=b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null,'
+    b'"prompt_token_ids":null,"token_ids":null}]}\n\n',
+    last=_completion_last,
+    whole=_completion_whole,
+)
+CHAT = Phrasing(
+    chunk="chat.completion.chunk",
+    body="chat.completion",
+    first=b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,'
+    b'"finish_reason":null}],"prompt_token_ids":null}\n\n',
+    delta=b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,'
+    b'"token_ids":null}]}\n\n',
+    last=_chat_last,
+    whole=_chat_whole,
+)
 
 
 def error_body(rejected: RejectedError) -> bytes:
@@ -213,35 +184,9 @@ def error_event(rejected: RejectedError) -> bytes:
     return b"data: " + error_body(rejected) + b"\n\n"
 
 
-def _usage(prompt_tokens: int, completion_tokens: int) -> bytes:
-    return _encode(
-        {
-            "prompt_tokens": prompt_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "completion_tokens": completion_tokens,
-        }
-    )
-
-
-def _whole(
-    fields: dict[str, object],
-    choices: Sequence[dict[str, object]],
-    prompt_tokens: int,
-    completion_tokens: int,
-    kv_transfer_params: dict[str, object] | None,
-) -> bytes:
-    usage = {
+def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
+    return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
-        "prompt_tokens_details": None,
     }
-    body = {
-        **fields,
-        "choices": choices,
-        "service_tier": None,
-        "system_fingerprint": None,
-        "usage": usage,
-        "kv_transfer_params": kv_transfer_params,
-    }
-    return _encode(body)

@@ -13,7 +13,7 @@ from loadgen.emulator.faults import Fault
 from loadgen.emulator.generation import Generation
 from loadgen.emulator.handoff import Fetch, KeptKv
 from loadgen.emulator.settings import EmulatorSettings
-from loadgen.emulator.shapes import ChatShape, CompletionShape, Shape
+from loadgen.emulator.shapes import CHAT, COMPLETION, Shape
 from loadgen.emulator.state_stream import StateStream
 from loadgen.emulator.stepping import WorkerModel, WorkerStep
 from loadgen.emulator.timer import engine_now_s
@@ -247,8 +247,8 @@ class EmulatedWorker:
         )
 
     def _shape(self, generation: Generation, answer_id: str) -> Shape:
-        shape = ChatShape if generation.chat else CompletionShape
-        return shape(answer_id, self.settings.model, int(time.time()))
+        phrasing = CHAT if generation.chat else COMPLETION
+        return Shape(phrasing, answer_id, self.settings.model, int(time.time()))
 
     def _take_ended(self) -> list[str]:
         ended, self._ended = self._ended, []

@@ -24,6 +24,7 @@ from loadgen.emulator.prefill import (
     PrefillTime,
     parse_prefill_time,
     parse_transfer_time,
+    refuse,
 )
 from loadgen.emulator.stepping import Step, StepGroup, WorkerModel
 from loadgen.simulator.arrivals import Job, Stream
@@ -86,9 +87,7 @@ def parse_prefill(
         "--kv-transfer-time": transfer_time,
     }
     if workers == 0:
-        for option, value in given.items():
-            if value is not None:
-                raise ConfigError(f"{option} is of prefill workers: give --prefill-workers")
+        refuse(given, "is of prefill workers: give --prefill-workers")
         return None
     return PrefillConfig(
         workers,
