@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from engine_patches.admission.headroom import Headroom, Reserve
+from engine_patches.admission.lengths import MEDIAN, PredictedLengths, SeenLengths
+from engine_patches.admission.memory_checked import MemoryChecked
 from engine_patches.admission.off import Off
 from engine_patches.admission.policy import Admission
 from engine_patches.admission.settings import AdmissionSettings, settings_from, unknown
@@ -20,6 +22,7 @@ from engine_patches.admission.wait import Wait
 DEFAULT = "headroom"
 
 _HEADROOM = ("headroom", "headroom_max", "adaptive")
+_LENGTHS = ("predict", "length_margin")
 _TYPES = ("thresholds", "segments")
 
 
@@ -37,6 +40,25 @@ def _reserve(settings: AdmissionSettings) -> Reserve:
     return Reserve(settings.headroom, most)
 
 
+def _lengths(settings: AdmissionSettings) -> PredictedLengths:
+    return PredictedLengths(
+        None if settings.predict == "cap" else SeenLengths(),
+        share=settings.quantile() or MEDIAN,
+        hints=settings.predict == "hint",
+        margin=settings.length_margin,
+        segments=settings.segments,
+    )
+
+
+def _wait(settings: AdmissionSettings) -> Wait:
+    lengths = _lengths(settings) if settings.segments else None
+    return Wait(_reserve(settings), settings.thresholds, settings.hold_s, lengths)
+
+
+def _memory_checked(settings: AdmissionSettings) -> MemoryChecked:
+    return MemoryChecked(_lengths(settings), settings.margin, settings.ageing)
+
+
 ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
     {
         "alpha_beta": AdmissionRow(
@@ -49,11 +71,16 @@ ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
             "the engine's order; a small share of the memory stays free of new requests",
             _HEADROOM,
         ),
+        "memory_checked": AdmissionRow(
+            _memory_checked,
+            "the shortest first, while the memory suffices until all are predicted to have ended",
+            (*_LENGTHS, "margin", "ageing"),
+        ),
         "off": AdmissionRow(lambda _: Off(), "what the engine does by itself"),
         "wait": AdmissionRow(
-            lambda settings: Wait(_reserve(settings), settings.thresholds, settings.hold_s),
+            _wait,
             "as headroom, and no more of a type in a step than arrive in one",
-            (*_HEADROOM, *_TYPES, "hold_s"),
+            (*_HEADROOM, *_TYPES, *_LENGTHS, "hold_s"),
         ),
     }
 )

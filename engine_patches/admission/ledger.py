@@ -104,8 +104,8 @@ class Lengths(Protocol):
         """Its type, once its length is predicted."""
         ...
 
-    def ended(self, ticket: Ticket, generated_tokens: int, *, by_itself: bool) -> None:
-        """A request is over; ``by_itself``: the model ended it, it was not cut off."""
+    def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
+        """A request is over; ``by_itself``: not withdrawn, though its cap may have ended it."""
         ...
 
     def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
@@ -145,7 +145,7 @@ class Ledger:
         waiting_kinds: requests that wait, by kind; 1 or more.
         entered_total: entries, those of returning requests included.
         preempted_total: slots lost.
-        ended_total: requests that have ended or were withdrawn.
+        ended: requests that ran and run no more, but for those that lost their slot; by kind.
     """
 
     def __init__(
@@ -157,10 +157,10 @@ class Ledger:
         self.steps = 0
         self.running: dict[str, Ticket] = {}
         self.arrivals: dict[int, int] = {}
+        self.ended: dict[int, int] = {}
         self.waiting_kinds: dict[int, int] = {}
         self.entered_total = 0
         self.preempted_total = 0
-        self.ended_total = 0
         self._key = key
         self._lengths = lengths
         self._follower = follower
@@ -216,15 +216,14 @@ class Ledger:
 
     def left(self, id_: str, *, by_itself: bool = True) -> Ticket:
         """A request has ended (``by_itself``), or was withdrawn; it is given back."""
-        self.ended_total += 1
         if id_ not in self.running:
             ticket = self._stop_waiting(id_)
         else:
             ticket = self._stop_running(id_)
             ticket.generated_tokens = self.generated_tokens(ticket)
+            self.ended[ticket.kind] = self.ended.get(ticket.kind, 0) + 1
         if self._lengths is not None:
-            natural = by_itself and ticket.generated_tokens < ticket.cap_tokens
-            self._lengths.ended(ticket, ticket.generated_tokens, by_itself=natural)
+            self._lengths.ended(ticket, by_itself=by_itself)
         return ticket
 
     def stepped(self, still: Iterable[str] = ()) -> None:

@@ -26,8 +26,8 @@ class AdmissionSettings:
         adaptive: whether w follows the preemptions.
         predict: where output lengths come from: ``hint`` (the client's, else the median of those
             seen), ``cap`` (max_tokens), or ``quantile:Q`` of those seen.
-        margin: added to a predicted length, a share of it: o_hat + delta.
-        reserve: share of KV memory that predicted requests leave free.
+        margin: share of KV memory that requests leave free, as they are predicted: (1 - margin) C.
+        length_margin: added to each predicted length, a share of it: o_hat + delta.
         ageing: tokens of predicted length that a second of waiting counts for in the order.
         thresholds: n_j by type; none: measured.
         segments: output lengths that part the types, ascending; none: requests say their types.
@@ -46,7 +46,7 @@ class AdmissionSettings:
     adaptive: bool = True
     predict: str = "hint"
     margin: float = 0.0
-    reserve: float = 0.0
+    length_margin: float = 0.0
     ageing: float = 1.0
     thresholds: tuple[int, ...] = ()
     segments: tuple[int, ...] = ()
@@ -92,8 +92,8 @@ class AdmissionSettings:
 _RANGES: Mapping[str, tuple[float, float]] = {
     "headroom": (0.0, 0.5),
     "headroom_max": (0.0, 0.9),
-    "margin": (0.0, 10.0),
-    "reserve": (0.0, 0.9),
+    "margin": (0.0, 0.9),
+    "length_margin": (0.0, 10.0),
     "ageing": (0.0, 1e6),
     "hold_s": (0.0, MAX_HOLD_S),
     "alpha": (0.0, 0.9),

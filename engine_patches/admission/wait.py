@@ -6,13 +6,14 @@ evenly, and no wave of requests that entered together grows together. Requests t
 on: paused until n_j new ones wait, as printed, each token would take a request's 1 / lambda_j.
 
 Rates and step times are measured as they change, as (15) has it: n_j is the least integer above
-rate * seconds of a step, so that what has piled up drains. Memory is kept as by ``headroom``.
+rate * seconds of a step, so that what has piled up drains; and the rate is that of ends where it is
+higher, so that it drains no slower once arrivals cease. Memory is kept as by ``headroom``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine_patches.admission.headroom import Reserve, admit_below
 from engine_patches.admission.ledger import Key, Ledger, Lengths, Memory, Ticket, engine_order
@@ -46,7 +47,7 @@ class StepTime:
 
 
 class Rates:
-    """Arrivals of each type per second, those of the last ``RATE_MEMORY_S`` above all."""
+    """What happens to each type per second, in the last ``RATE_MEMORY_S`` above all."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None
@@ -54,19 +55,19 @@ class Rates:
         self._counted: dict[int, int] = {}
         self._faded: dict[int, float] = {}
 
-    def see(self, arrivals: dict[int, int], now_s: float) -> None:
-        """All arrivals up to now, by type."""
+    def see(self, totals: Mapping[int, int], now_s: float) -> None:
+        """How often it has happened up to now, by type."""
         if self._since_s is None:
             self._since_s = self._at_s = now_s
         fade = math.exp((self._at_s - now_s) / RATE_MEMORY_S)
         self._at_s = now_s
-        for kind, count in arrivals.items():
+        for kind, count in totals.items():
             new = count - self._counted.get(kind, 0)
             self._counted[kind] = count
             self._faded[kind] = self._faded.get(kind, 0.0) * fade + new
 
     def per_s(self, kind: int) -> float:
-        """Lambda_j; before a second has been seen, as if none had come in the rest of it."""
+        """Of one type; before a second has been seen, as if nothing happened in the rest of it."""
         seen_s = max(1.0, self._at_s - (self._since_s or 0.0))
         return self._faded.get(kind, 0.0) / -math.expm1(-seen_s / RATE_MEMORY_S) / RATE_MEMORY_S
 
@@ -96,7 +97,8 @@ class Wait:
         self._thresholds = tuple(thresholds)
         self._hold_s = hold_s
         self._step_time = StepTime()
-        self._rates = Rates()
+        self._arrivals = Rates()
+        self._ends = Rates()
 
     def key(self, ticket: Ticket) -> Key:
         """As the engine."""
@@ -106,12 +108,14 @@ class Wait:
         """n_j."""
         if self._thresholds:
             return self._thresholds[min(kind, len(self._thresholds) - 1)]
-        return 1 + int(self._rates.per_s(kind) * self._step_time.mean_s)
+        rate = max(self._arrivals.per_s(kind), self._ends.per_s(kind))
+        return 1 + int(rate * self._step_time.mean_s)
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         """As many of each type as its threshold and the memory allow."""
         self._step_time.see(ledger, now_s)
-        self._rates.see(ledger.arrivals, now_s)
+        self._arrivals.see(ledger.arrivals, now_s)
+        self._ends.see(ledger.ended, now_s)
         quota, wake_s = {}, math.inf
         for kind, waiting in ledger.waiting_kinds.items():
             threshold = self.threshold(kind)

@@ -27,7 +27,7 @@ def test_a_request_that_runs_grows_by_a_token_a_step() -> None:
     assert sizes == [10, 11, 12, 13, 14]
     assert ledger.steps == one.end_step + 1
     assert ledger.left("a").generated_tokens == 5
-    assert (ledger.entered_total, ledger.ended_total) == (1, 1)
+    assert (ledger.entered_total, ledger.ended) == (1, {0: 1})
     assert not ledger.running
 
 

@@ -1,0 +1,151 @@
+"""Memory in use at the instants when requests are taken to end.
+
+While nobody enters, the memory in use never falls between two ends: each request grows. So it is
+highest at the ends, and only they need checking (arXiv 2502.07115, section 4). The sums are kept as
+requests come and go, each change one pass over the running ones; time alone changes nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+import numpy as np
+
+from engine_patches.admission.ledger import Ticket
+from router.workload import Ints
+
+_OFFSETS, _ENDS, _HELD = range(3)
+
+
+class Completions:
+    """The running requests by their ends, and the blocks held at each of these.
+
+    Who is booked counts as running until ``settle``, or for good if it has entered by then.
+    """
+
+    def __init__(self) -> None:
+        self._block_tokens = 1
+        self._capacity_tokens = 1 << 60
+        self._tickets: list[Ticket] = []
+        self._ends: list[int] = []
+        self._table = np.zeros((3, 0), dtype=np.int64)
+        self._start = 0  # column of the first to end
+        self._booked: dict[str, tuple[Ticket, int]] = {}
+        self._fullest = 0  # the end at which the last one that was refused did not fit
+
+    def fit(self, capacity_tokens: int, block_tokens: int) -> None:
+        """Count in these blocks, and take no request to grow beyond the memory."""
+        if (capacity_tokens, block_tokens) == (self._capacity_tokens, self._block_tokens):
+            return
+        self.settle()
+        self._capacity_tokens, self._block_tokens = capacity_tokens, block_tokens
+        tickets, self._tickets, self._ends = self._tickets, [], []
+        for ticket in tickets:
+            self._add(ticket, ticket.offset_tokens)
+
+    def gained(self, ticket: Ticket) -> None:
+        """It runs."""
+        if self._booked.get(ticket.id) == (ticket, ticket.offset_tokens):
+            del self._booked[ticket.id]
+        else:
+            self._add(ticket, ticket.offset_tokens)
+
+    def lost(self, ticket: Ticket) -> None:
+        """It runs no more."""
+        self._remove(ticket, ticket.offset_tokens)
+
+    def book(self, ticket: Ticket, offset: int, limit_blocks: int) -> bool:
+        """Count one in that may enter, unless more than the limit would be held at any end.
+
+        Its ``offset`` is its size less the number of steps, as if it entered now.
+        """
+        self._add(ticket, offset)
+        _, ends, held = self._columns()
+        fullest = int(held.argmax())
+        if held[fullest] <= limit_blocks:
+            self._booked[ticket.id] = ticket, offset
+            return True
+        self._fullest = int(ends[fullest])
+        self._remove(ticket, offset)
+        return False
+
+    def refuses(self, ticket: Ticket, offset: int, limit_blocks: int) -> bool:
+        """Whether ``book`` will refuse it, seen from where the last one did not fit; soon known."""
+        place = bisect_left(self._ends, self._fullest)
+        if place == len(self._ends) or self._ends[place] != self._fullest:
+            return False
+        blocks = int(self._table[_HELD, self._start + place])
+        if self._fullest <= self._end(ticket, offset):
+            blocks += -(-(offset + self._fullest) // self._block_tokens)
+        return blocks > limit_blocks
+
+    def settle(self) -> None:
+        """Forget those who were booked and have not entered."""
+        for ticket, offset in self._booked.values():
+            self._remove(ticket, offset)
+        self._booked.clear()
+
+    def highest_blocks(self) -> int:
+        """The most that is held at any end."""
+        return int(self._columns()[_HELD].max(initial=0))
+
+    def held_blocks(self, step: int) -> int:
+        """By all of them, in a step before which none has ended."""
+        return int(np.add.reduce(self._blocks(self._columns()[_OFFSETS], step)))
+
+    def surpassed(self, step: int) -> list[Ticket]:
+        """Those that were taken to have ended before a step."""
+        return self._tickets[: bisect_left(self._ends, step)]
+
+    def _columns(self) -> Ints:
+        """Shape (3, n): offset, end and blocks held at that end, the first to end first."""
+        return self._table[:, self._start : self._start + len(self._ends)]
+
+    def _add(self, ticket: Ticket, offset: int) -> None:
+        end = self._end(ticket, offset)
+        place = bisect_right(self._ends, end)
+        alive = bisect_left(self._ends, end, hi=place)
+        offsets, ends, held = self._columns()
+        at_end = int(np.add.reduce(self._blocks(offsets[alive:], end)))
+        held[:place] += self._blocks(ends[:place], offset)
+        self._open(place)
+        at_end += -(-(offset + end) // self._block_tokens)
+        self._table[:, self._start + place] = offset, end, at_end
+        self._ends.insert(place, end)
+        self._tickets.insert(place, ticket)
+
+    def _remove(self, ticket: Ticket, offset: int) -> None:
+        end = self._end(ticket, offset)
+        first = bisect_left(self._ends, end)
+        until = bisect_right(self._ends, end, lo=first)
+        if until > 1:
+            _, ends, held = self._columns()
+            held[:until] -= self._blocks(ends[:until], offset)
+        self._close(self._tickets.index(ticket, first))
+
+    def _open(self, place: int) -> None:
+        """Make room for a column."""
+        count = len(self._ends)
+        if self._start + count == self._table.shape[1]:
+            columns = self._columns()
+            self._table = np.zeros((3, 2 * count + 64), dtype=np.int64)
+            self._table[:, :count] = columns
+            self._start = 0
+        at, behind = self._start + place, self._start + count
+        self._table[:, at + 1 : behind + 1] = self._table[:, at:behind]
+
+    def _close(self, place: int) -> None:
+        """Take a column out."""
+        at, behind = self._start + place, self._start + len(self._ends)
+        if place == 0:
+            self._start += 1
+        else:
+            self._table[:, at : behind - 1] = self._table[:, at + 1 : behind]
+        del self._ends[place], self._tickets[place]
+
+    def _end(self, ticket: Ticket, offset: int) -> int:
+        tokens = min(ticket.prompt_tokens + ticket.predicted_tokens - 1, self._capacity_tokens)
+        return tokens - offset
+
+    def _blocks(self, tokens: Ints, more: int) -> Ints:
+        return (tokens + (more + self._block_tokens - 1)) // self._block_tokens

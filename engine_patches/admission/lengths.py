@@ -1,0 +1,123 @@
+"""Output lengths before they are known: what the client says, the cap, or what others' were."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from engine_patches.admission.ledger import Ticket
+from router.forecast import Running
+from router.signals import Departure
+from router.survival import REFRESH_STEPS, SurvivalSignal
+from router.workload import Floats
+
+MEDIAN = 0.5
+
+
+class SeenLengths:
+    """Quantiles of the lengths seen with prompts of like size, given what has been generated.
+
+    Learns online from ends, withdrawals and those that still run (``router.survival``).
+    """
+
+    def __init__(self) -> None:
+        self._signal = SurvivalSignal()
+        self._falls: dict[int, Floats] = {}  # survival below 0, so that it ascends
+
+    def quantile(self, share: float, prompt_tokens: int, generated_tokens: int) -> int:
+        """The output length that a share of those that got so far does not exceed."""
+        bits = prompt_tokens.bit_length()
+        falls = self._falls.get(bits)
+        if falls is None:
+            falls = self._falls[bits] = -self._signal.survival(prompt_tokens)
+        so_far = float(falls[min(generated_tokens, len(falls) - 1)])
+        return max(int(falls.searchsorted(so_far * (1 - share))), generated_tokens + 1)
+
+    def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
+        """A request is over."""
+        self._signal.ended(
+            Departure(
+                0, ticket.prompt_tokens, ticket.generated_tokens, by_itself, ticket.cap_tokens
+            )
+        )
+
+    def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
+        """A step is over."""
+        self._signal.advance(1)
+        if steps % REFRESH_STEPS == 0:
+            self._signal.observe(_table(running, steps))
+            self._falls.clear()
+
+
+class PredictedLengths:
+    """What admission takes a request's output to be.
+
+    The client's hint while it lasts; then, or without one, a quantile of the lengths seen, given
+    how far the request has come; never beyond its cap, and the cap itself where nothing is learned.
+
+    Args:
+        seen: learns lengths; None: caps count alone.
+        share: the quantile.
+        hints: whether hints are believed.
+        margin: a share of the prediction that is added to it, for its error: o_hat + delta. (The
+            o_hat - delta of arXiv 2502.07115, section 8.1, would fill the memory beyond C.)
+        segments: lengths that part the types, ascending; none: the tickets say theirs.
+    """
+
+    def __init__(
+        self,
+        seen: SeenLengths | None = None,
+        *,
+        share: float = MEDIAN,
+        hints: bool = False,
+        margin: float = 0.0,
+        segments: Sequence[int] = (),
+    ) -> None:
+        self._seen = seen
+        self._share = share
+        self._hints = hints
+        self._margin = margin
+        self._segments = segments
+
+    def predict(self, ticket: Ticket, generated_tokens: int) -> int:
+        """The output tokens, margin included."""
+        if self._hints and ticket.hint_tokens is not None:
+            tokens = self._with_margin(ticket.hint_tokens)
+            if tokens > generated_tokens:
+                return min(tokens, ticket.cap_tokens)
+        if self._seen is None:
+            return ticket.cap_tokens
+        tokens = self._seen.quantile(self._share, ticket.prompt_tokens, generated_tokens)
+        return min(self._with_margin(tokens), ticket.cap_tokens)
+
+    def kind(self, ticket: Ticket) -> int:
+        """The first segment that its predicted length does not exceed."""
+        if not self._segments:
+            return ticket.kind
+        return bisect_left(self._segments, ticket.predicted_tokens)
+
+    def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
+        """A request is over."""
+        if self._seen is not None:
+            self._seen.ended(ticket, by_itself=by_itself)
+
+    def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
+        """A step is over."""
+        if self._seen is not None:
+            self._seen.stepped(running, steps)
+
+    def _with_margin(self, tokens: int) -> int:
+        return math.ceil(tokens * (1 + self._margin))
+
+
+def _table(running: Mapping[str, Ticket], steps: int) -> Running:
+    """Those that run, as the curves take them."""
+    prompts = np.array([ticket.prompt_tokens for ticket in running.values()], dtype=np.int64)
+    sizes = np.array([ticket.offset_tokens + steps for ticket in running.values()], dtype=np.int64)
+    caps = np.array([ticket.cap_tokens for ticket in running.values()], dtype=np.int64)
+    nothing = np.zeros(len(prompts), dtype=np.int64)
+    unknown = np.full(len(prompts), math.nan)
+    return Running(nothing, nothing, prompts, sizes - prompts, caps, unknown, nothing)

@@ -1,0 +1,157 @@
+"""What admission costs an engine per step, in steady state.
+
+    python tests/bench/bench_admission.py [--running 64] [--waiting 256] [--steps 2000] [--json F]
+
+Every policy decides for an engine that runs so many requests while so many wait: the ledger's
+events and the decision of each step, prompts of 40 and outputs of 85 tokens on average (lognormal).
+Times are CPU time of one thread; of each step the shortest of several runs, so that what else the
+machine does hardly counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from engine_patches.admission import ADMISSIONS, make_admission, read_admission
+from engine_patches.admission.ledger import Ledger, Memory, Ticket
+from engine_patches.admission.policy import Admission, ledger_of
+from router.workload import Floats
+
+LIMIT_US = 50.0
+RUNS = 5
+BLOCK = 16
+STEP_S = 0.02
+Variant = Mapping[str, object]
+OTHERS: Mapping[str, Variant] = {
+    "wait, hold": {"policy": "wait", "hold_s": 0.5, "thresholds": [4]},
+    "memory_checked, lengths seen": {"policy": "memory_checked", "predict": "quantile:.5"},
+}
+
+
+class Bench:
+    """An engine whose memory just holds so many requests, and whose queue is refilled."""
+
+    def __init__(self, policy: Admission, running: int, waiting: int, seed: int) -> None:
+        self.ledger: Ledger = ledger_of(policy)
+        self._policy = policy
+        self._waiting = waiting
+        self._slots = running
+        self._random = np.random.default_rng(seed)
+        self._outputs: dict[str, int] = {}
+        self._born = 0
+        self._capacity = 1 << 20
+
+    def limit_memory(self) -> None:
+        """Memory bounds who runs, not slots; it holds about as many as ran by those."""
+        self._slots = 1 << 10
+        self._capacity = self._used() * 13 // 10
+
+    def step(self) -> float:
+        """One step; seconds of CPU that admission took."""
+        ledger, now_s = self.ledger, self.ledger.steps * STEP_S
+        new = [self._ticket(now_s) for _ in range(self._waiting - len(ledger.waiting))]
+        free = self._slots - len(ledger.running)
+        memory = Memory(self._capacity, self._used(), free, BLOCK)
+        began = time.thread_time()
+        for ticket in new:
+            ledger.arrived(ticket)
+        admit = self._policy.admit(ledger, memory, now_s).admit
+        self._enter(ledger.waiting[:free] if admit is None else admit, memory)
+        ledger.stepped()
+        took = time.thread_time() - began
+        ended = [id_ for id_, end in self._outputs.items() if self._over(id_, end)]
+        began = time.thread_time()
+        for id_ in ended:
+            ledger.left(id_)
+        took += time.thread_time() - began
+        for id_ in ended:
+            del self._outputs[id_]
+        return took
+
+    def _enter(self, tickets: object, memory: Memory) -> None:
+        used = memory.used_tokens
+        for ticket in list(tickets):  # type: ignore[call-overload]
+            used += memory.rounded(ticket.entry_tokens)
+            if used > memory.capacity_tokens:
+                break
+            self.ledger.entered(ticket.id)
+
+    def _over(self, id_: str, output: int) -> bool:
+        ticket = self.ledger.running.get(id_)
+        return ticket is not None and self.ledger.generated_tokens(ticket) >= output
+
+    def _used(self) -> int:
+        sizes = (self.ledger.size_tokens(one) for one in self.ledger.running.values())
+        return sum(-(-size // BLOCK) * BLOCK for size in sizes)
+
+    def _ticket(self, now_s: float) -> Ticket:
+        prompt, output = np.ceil(self._random.lognormal((3.0, 3.8), (1.0, 1.1))).astype(int)
+        self._born += 1
+        id_ = str(self._born)
+        self._outputs[id_] = int(output)
+        return Ticket(id_, int(prompt), 1000, hint_tokens=int(output), arrived_s=now_s)
+
+
+def costs(
+    make: Callable[[], Admission], running: int, waiting: int, steps: int
+) -> tuple[Floats, float, float]:
+    """Microseconds of each step, the shortest of some runs; mean of who runs, and of who enters."""
+    runs = []
+    for _ in range(RUNS):
+        bench = Bench(make(), running, waiting, seed=1)
+        for _ in range(400):
+            bench.step()
+        bench.limit_memory()
+        for _ in range(600):
+            bench.step()
+        entered, held, took = bench.ledger.entered_total, 0, []
+        for _ in range(steps):
+            took.append(bench.step())
+            held += len(bench.ledger.running)
+        runs.append(took)
+    entries = (bench.ledger.entered_total - entered) / steps
+    return np.min(runs, axis=0) * 1e6, held / steps, entries
+
+
+def main() -> None:
+    """Print a table; write it as JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--running", type=int, default=64)
+    parser.add_argument("--waiting", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    variants = {name: {"policy": name} for name in ADMISSIONS} | dict(OTHERS)
+    table = {}
+    print(f"{'policy':32}{'mean us':>9}{'p50':>8}{'p99':>8}{'running':>9}{'entries':>9}")
+    for name, variant in variants.items():
+        settings = read_admission(variant)
+        took, held, entries = costs(
+            lambda settings=settings: make_admission(settings),
+            options.running,
+            options.waiting,
+            options.steps,
+        )
+        row = {
+            "mean_us": float(took.mean()),
+            "p50_us": float(np.median(took)),
+            "p99_us": float(np.quantile(took, 0.99)),
+            "running": held,
+            "entries_per_step": entries,
+        }
+        table[name] = {key: round(value, 2) for key, value in row.items()}
+        times = "".join(f"{row[key]:8.1f}" for key in ("mean_us", "p50_us", "p99_us"))
+        print(f"{name:33}{times}{held:9.1f}{entries:9.2f}", flush=True)
+    print(f"limit of the mean: {LIMIT_US:g} us")
+    if options.json:
+        options.json.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
