@@ -23,6 +23,7 @@ from router.types import (
     Dispatch,
     Dispatched,
     Ended,
+    EngineFailed,
     Event,
     FeedStale,
     Fetched,
@@ -194,8 +195,6 @@ class Group:
             if not worker.live and (was_live or worker.spec.id == worker_id):
                 self.lose_feed(worker.spec.id)
                 worker.foreign.clear()
-                if isinstance(worker, PrefillWorker):
-                    worker.lose_kept()
 
     def lose_feed(self, worker_id: str) -> None:
         """The worker's snapshots no longer count."""
@@ -283,10 +282,8 @@ class Cluster:
                 return self._group_of[event.worker_id].receive(event)
             case Arrived():
                 self._wait(event.request)
-            case WorkerUp():
-                self._group_of[event.worker_id].note_health(event.worker_id, None)
-            case WorkerDown():
-                self._group_of[event.worker_id].note_health(event.worker_id, event.reason)
+            case WorkerUp() | WorkerDown() | EngineFailed():
+                self._apply_health(event)
             case GaugesReceived():
                 self.worker(event.worker_id).read(event.gauges, event.received_s)
             case FeedStale():
@@ -296,6 +293,18 @@ class Cluster:
                 if tracked is not None:
                     self._apply_request(event, tracked)
         return False
+
+    def _apply_health(self, event: WorkerUp | WorkerDown | EngineFailed) -> None:
+        group = self._group_of[event.worker_id]
+        match event:
+            case WorkerUp():
+                group.note_health(event.worker_id, None)
+            case WorkerDown():
+                group.note_health(event.worker_id, event.reason)
+            case EngineFailed():
+                worker = group.workers[event.worker_id]
+                if isinstance(worker, PrefillWorker):
+                    worker.lose_kept()
 
     def _apply_request(self, event: RequestEvent, tracked: _Tracked) -> None:
         group = self.groups[tracked.request.group]
@@ -361,8 +370,8 @@ class Cluster:
 
 
 def _keeper(worker: Worker | None, event: Prefilled) -> PrefillWorker | None:
-    """Who keeps the KV of a prompt that is computed; nobody if its engine has just failed."""
-    if event.kept_until_s is None or not isinstance(worker, PrefillWorker) or not worker.live:
+    """Who keeps the KV of a prompt that is computed, if it has to be kept."""
+    if event.kept_until_s is None or not isinstance(worker, PrefillWorker):
         return None
     worker.keep(event.ready.id, event.ready.prompt_tokens, event.kept_until_s)
     return worker

@@ -25,6 +25,7 @@ from router.types import (
     Dispatch,
     Dispatched,
     Ended,
+    EngineFailed,
     Event,
     FeedStale,
     Fetched,
@@ -108,9 +109,9 @@ class Dispatcher:
     def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
         """See ``DispatchPort.submit``."""
         lane = self._lanes[request.group]
-        if self._is_deserted(lane):
-            lane.stats.unserved += 1
-            raise NoWorkerError(_no_worker(lane.group))
+        if (deserted := self._deserted(lane)) is not None:
+            lane.stats.unserved += lane.group.serves is None  # else it may be served whole
+            raise NoWorkerError(_no_worker(deserted.group))
         if lane.pool.full:
             self._round(lane)
         if lane.pool.full:
@@ -160,11 +161,13 @@ class Dispatcher:
         """See ``DispatchPort.serve_whole``."""
         lane = self._lanes[request.group]
         assert lane.group.serves is not None
-        lane.stats.fallbacks += 1
         whole = replace(request.again(), group=lane.group.serves.name)
         if self.cluster.phase(request.id) is Phase.ENDED:  # it was not let in
-            return whole, self.submit(whole)
-        return self._again(request, whole)
+            waiter = self.submit(whole)
+        else:
+            waiter = self._again(request, whole)[1]
+        lane.stats.fallbacks += 1
+        return whole, waiter
 
     def keeps(self, request: Request) -> bool:
         """See ``DispatchPort.keeps``."""
@@ -190,7 +193,8 @@ class Dispatcher:
         lane = self._lanes[request.group]
         lane.stats.ttft_s.observe(now_s - request.arrival_s)
         self._observe_service(lane, request, now_s)
-        self.apply(Fetched(request.id))
+        if self.cluster.keeps(request.id):
+            self.apply(Fetched(request.id))
 
     # what the engines say
 
@@ -222,9 +226,9 @@ class Dispatcher:
             self._watch_feeds(lane, now)
             self._expire(lane, now)
             self._expire_kept(lane, now)
-            if self._is_deserted(lane):
+            if (deserted := self._deserted(lane)) is not None:
                 for request in list(lane.pool):
-                    self._desert(lane, request)
+                    self._desert(lane, request, deserted)
 
     def _expire(self, lane: Lane, now: float) -> None:
         timeout_s = self._settings.queue_timeout_s
@@ -242,10 +246,10 @@ class Dispatcher:
         if expired and lane.pool:
             self._schedule(lane, hurry=True)
 
-    def _desert(self, lane: Lane, request: Request) -> None:
+    def _desert(self, lane: Lane, request: Request, deserted: Lane) -> None:
         """Nobody is there any more; where only the prefill workers are gone, others can do it."""
-        error = NoWorkerError(_no_worker(lane.group))
-        if lane.group.serves is None:
+        error = NoWorkerError(_no_worker(deserted.group))
+        if deserted.group.serves is None:
             self._give_up(lane, request, Outcome.FAILED, error)
         else:
             lane.pool.remove(request.id)
@@ -264,8 +268,17 @@ class Dispatcher:
         elif lane.deserted_s is None:
             lane.deserted_s = self._clock()
 
-    def _is_deserted(self, lane: Lane) -> bool:
-        return lane.deserted_s is not None and self._clock() - lane.deserted_s >= _GRACE_S
+    def _deserted(self, lane: Lane) -> Lane | None:
+        """Which lane nobody has served for a while: the one behind this one, or itself."""
+        since_s = self._clock() - _GRACE_S
+        for each in (self._behind(lane), lane):
+            if each is not None and each.deserted_s is not None and each.deserted_s <= since_s:
+                return each
+        return None
+
+    def _behind(self, lane: Lane) -> Lane | None:
+        """Where prompts are handed off, None where answers are given."""
+        return None if lane.group.serves is None else self._lanes[lane.group.serves.name]
 
     # rounds
 
@@ -284,11 +297,11 @@ class Dispatcher:
 
     def _has_room_behind(self, lane: Lane) -> bool:
         """What the lane's workers do next can wait in the router; prompts are handed off there."""
-        served = lane.group.serves
-        if served is None:
+        behind = self._behind(lane)
+        if behind is None:
             return True
         prefilling = sum(worker.in_flight for worker in lane.group.workers.values())
-        return len(self._lanes[served.name].pool) + prefilling < self._settings.pool_limit
+        return len(behind.pool) + prefilling < self._settings.pool_limit
 
     def _wait(self, lane: Lane, request: Request, since_s: float) -> asyncio.Future[WorkerSpec]:
         lane.pool.add(request)
@@ -342,7 +355,7 @@ class Dispatcher:
 
     def _lanes_of(self, event: Event) -> Iterable[Lane]:
         match event:
-            case SnapshotReceived() | GaugesReceived() | FeedStale():
+            case SnapshotReceived() | GaugesReceived() | FeedStale() | EngineFailed():
                 return self._lane_of[event.worker_id]
             case _:
                 return self._lanes.values()

@@ -34,7 +34,7 @@ from router.policies.calibration import moves_within, must_compile
 from router.policies.solver import DEFAULT_MOVES
 from router.proxy.mooncake import Bootstraps
 from router.proxy.relay import Attempts, KvTransfer, RelayContext
-from router.types import DEFAULT_SLOTS, Policy
+from router.types import DEFAULT_SLOTS, EngineFailed, Policy
 from router.workload import WorkProfile
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def build(settings: ServeSettings) -> FastAPI:
         settings.workers,
         dispatcher.apply,
         models.learn,
-        lambda worker_id: _end_attempts(worker_id, cluster, attempts),
+        lambda worker_id: _give_engine_up(worker_id, dispatcher, attempts),
         interval_s=settings.health_interval_s,
         timeout_s=settings.health_timeout_s,
         failures=settings.health_failures,
@@ -215,13 +215,14 @@ def _look_ahead(settings: ServeSettings) -> LookAhead:
     )
 
 
-def _end_attempts(worker_id: str, cluster: Cluster, attempts: Attempts) -> None:
-    """What can be hoped for no longer, now that an engine has failed its checks.
+def _give_engine_up(worker_id: str, dispatcher: Dispatcher, attempts: Attempts) -> None:
+    """End what can be hoped for no longer, now that an engine has failed its checks.
 
     One request's broken connection is no reason: in lockstep it would end all the streams of a
-    healthy group.
+    healthy group, and a prefill worker would be taken to have lost what others wait for.
     """
-    group = cluster.group_of(worker_id)
+    dispatcher.apply(EngineFailed(worker_id))
+    group = dispatcher.cluster.group_of(worker_id)
     if group.lockstep:
         for worker in group.workers.values():
             if worker.down_reason is not None:

@@ -47,8 +47,9 @@ class GroupStats:
         pool_wait_s, ttft_s: per request; service_s: from its being given to a worker to the first
             byte of the answer, or to the end of its prefill.
         estimated: times that a request was assigned whose prompt no engine had counted yet.
-        fallbacks: requests that no prefill worker could be found for, and that went to the others
-            whole; repeated_prefills: prompts that were computed again, since their KV was gone.
+        fallbacks: requests that prefill workers could not be found for, or could not compute, and
+            that went to the others whole; repeated_prefills: prompts that were computed again,
+            since their KV was gone.
         expired_kv_tokens: KV that prefill workers have kept for nobody.
         decision_s: per round, look-ahead included; decision_candidates: requests that waited then;
             decision_admitted: those that were assigned.

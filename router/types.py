@@ -291,10 +291,17 @@ class WorkerUp:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDown:
-    """A worker may not be used any more, for the reason given."""
+    """A worker may not be used any more, if only since one request's connection broke."""
 
     worker_id: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """A worker's engine has failed its health checks: what it kept for others is gone."""
+
+    worker_id: str
 
 
 class SnapshotReceived(msgspec.Struct, frozen=True, gc=False):
@@ -388,6 +395,5 @@ class FeedStale:
 
 
 RequestEvent = Dispatched | Progressed | PromptCounted | Prefilled | Fetched | Returned | Ended
-Event = (
-    Arrived | WorkerUp | WorkerDown | SnapshotReceived | GaugesReceived | FeedStale | RequestEvent
-)
+WorkerEvent = WorkerUp | WorkerDown | EngineFailed | SnapshotReceived | GaugesReceived | FeedStale
+Event = Arrived | WorkerEvent | RequestEvent

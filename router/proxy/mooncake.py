@@ -7,11 +7,15 @@ the prompt, as ``GET /query`` of its bootstrap server says by data-parallel rank
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from router.engines.upstream import HttpClient
 from router.errors import UpstreamError
 from router.types import WorkerSpec
+
+_ANSWER_S = 5.0
 
 
 class _Entry(msgspec.Struct):
@@ -37,7 +41,7 @@ class Bootstraps:
         self._ids.pop(worker_id, None)
 
     async def params(self, worker: WorkerSpec, transfer_id: str) -> bytes:
-        """The kv_transfer_params, as JSON, of a request whose prompt the worker has computed.
+        """The kv_transfer_params, as JSON, of a request whose prompt the worker computes.
 
         Raises:
             UpstreamError: its bootstrap server does not say which engine it is.
@@ -56,10 +60,19 @@ class Bootstraps:
         )
 
     async def _ask(self, url: str, rank: str) -> str:
-        response = await self._client.request("GET", url, "/query", (), b"")
         try:
-            return _decoder.decode(await response.read())[rank].engine_id
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+            async with asyncio.timeout(_ANSWER_S):
+                body = await self._get(url)
+        except TimeoutError:
+            raise UpstreamError(f"{url}/query: no answer within {_ANSWER_S:g} s") from None
+        try:
+            return _decoder.decode(body)[rank].engine_id
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
             raise UpstreamError(f"{url}/query does not tell the engine of rank {rank}") from error
+
+    async def _get(self, url: str) -> bytes:
+        response = await self._client.request("GET", url, "/query")
+        try:
+            return await response.read()
         finally:
             response.close()

@@ -37,7 +37,7 @@ class SplitRelay(Relay):
         self._transfer = context.transfer
         self._computed: Computed | None = None
         self._computed_at = ""
-        self._prefills_left = context.max_attempts
+        self._prefills_left = max(1, context.max_attempts - 1)
         self._refetched = False
         self._held = b""
 
@@ -63,8 +63,11 @@ class SplitRelay(Relay):
         return self._computed is not None and self._computed.kv_transfer_params is not None
 
     def _body_up(self) -> bytes:
+        """See ``Relay``; a prompt that was computed often enough for nothing is the worker's."""
         if self._kept and not self._context.port.keeps(self._request):
-            raise RecalledError("the prompt's KV is gone")
+            if self._prefills_left > 0:
+                raise RecalledError("the prompt's KV is gone")
+            self._computed = None
         params = None if self._computed is None else self._computed.kv_transfer_params
         return decode_body(self._body, params)
 
@@ -105,11 +108,12 @@ class SplitRelay(Relay):
                 worker = await waiter
             except NoWorkerError:
                 return self._go_whole()
+            self._prefills_left -= 1
             try:
                 answer = await self._compute(worker, client)
             except UpstreamError as error:
                 self._report(worker, error)
-                self._prefills_left -= 1
+                self._transfer.bootstraps.forget(worker.id)
                 if self._prefills_left <= 0:
                     return self._go_whole()
                 self._request, waiter = self._context.port.give_back(self._request)
@@ -117,7 +121,7 @@ class SplitRelay(Relay):
                 return await self._go_on(answer, send)
 
     async def _compute(self, worker: WorkerSpec, client: HTTPConnection) -> Computed | Answer:
-        """What a prefill worker makes of the request; an answer if the client must mend it.
+        """What a prefill worker makes of the request; its answer if it computes nothing.
 
         Raises:
             UpstreamError: it failed.
@@ -126,37 +130,43 @@ class SplitRelay(Relay):
         hands_params = self._transfer.kept_s is not None
         body = prefill_body(self._body, request.id, hands_params=hands_params)
         async with context.attempts.watch(worker.id):
+            place = await self._place(worker) if hands_params else None
             response = await self._post(worker, client, body)
             try:
                 answer = await response.read()
             finally:
                 response.close()
-        if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise UpstreamError(f"the prefill worker answered with status {response.status}")
         if response.status >= HTTPStatus.BAD_REQUEST:
             return Answer(response.status, answer, tuple(headers_down(response.headers)))
         computed = read_answer(answer)
         context.port.prompt_counted(request, computed.prompt_tokens)
         self._computed_at = worker.id
-        if not hands_params:
-            return replace(computed, kv_transfer_params=None)
-        if worker.kv_bootstrap is not None:
-            params = await self._transfer.bootstraps.params(worker, request.id)
-            return replace(computed, kv_transfer_params=params)
+        if place is not None or not hands_params:
+            return replace(computed, kv_transfer_params=place)
         if computed.kv_transfer_params is None:
             self._warn(worker)
         return computed
 
-    async def _go_on(self, answer: Computed | Answer, send: Send) -> Waiter | None:
-        port = self._context.port
-        if isinstance(answer, Answer):
-            port.end(self._request, Outcome.COMPLETED)
-            await send_answer(send, answer)
+    async def _place(self, worker: WorkerSpec) -> bytes | None:
+        """Where the KV will lie, as far as that is known before it is there."""
+        if worker.kv_bootstrap is None:
             return None
-        self._computed = answer
-        kept_s = self._transfer.kept_s if self._kept else None
-        self._request, waiter = port.hand_off(self._request, answer.prompt_tokens, kept_s)
-        return waiter
+        return await self._transfer.bootstraps.params(worker, self._request.id)
+
+    async def _go_on(self, answer: Computed | Answer, send: Send) -> Waiter | None:
+        """Hand the request off; what the client must mend, say so."""
+        port = self._context.port
+        if isinstance(answer, Computed):
+            self._computed = answer
+            kept_s = self._transfer.kept_s if self._kept else None
+            self._request, waiter = port.hand_off(self._request, answer.prompt_tokens, kept_s)
+            return waiter
+        if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            # Of the worker it says nothing, and elsewhere it may go well.
+            return self._go_whole()
+        port.end(self._request, Outcome.COMPLETED)
+        await send_answer(send, answer)
+        return None
 
     def _go_whole(self) -> Waiter:
         self._request, waiter = self._context.port.serve_whole(self._request)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from router.types import WorkerUp
+from router.proxy import mooncake
+from router.types import EngineFailed, WorkerUp
 from tests.support.relaying import routed
 from tests.support.scripted import (
     DONE,
@@ -22,14 +22,12 @@ from tests.support.serving import serving
 from tests.support.splitting import ANSWER, TOKENS, Pair, computed, kept, stats
 
 
-@pytest.mark.parametrize("failure", ["status", "reset", "nonsense"])
+@pytest.mark.parametrize("failure", ["reset", "nonsense"])
 async def test_a_failed_prefill_is_made_elsewhere(failure: str) -> None:
     async with routed(3, prefills=2, kept_s=30.0) as (router, (one, other, decode)):
         asked = router.post()
         exchange = await one.next()
-        if failure == "status":
-            await exchange.answer(b"{}", 500)
-        elif failure == "reset":
+        if failure == "reset":
             exchange.reset()
         else:
             await exchange.answer(b'{"usage": 7}')
@@ -41,22 +39,17 @@ async def test_a_failed_prefill_is_made_elsewhere(failure: str) -> None:
         await router.settled()
 
 
-async def test_prefills_that_fail_everywhere_end_whole(pair: Pair) -> None:
-    router, prefill, decode = pair
-
-    async def fail() -> None:
-        while True:
-            await (await prefill.next()).answer(b"{}", 500)
-
-    failing = asyncio.create_task(fail())
-    asked = router.post()
-    exchange = await decode.next()
-    assert "kv_transfer_params" not in exchange.json
-    await exchange.answer(ANSWER)
-    assert (await soon(asked)).content == ANSWER
-    assert stats(router).fallbacks == 1
-    failing.cancel()
-    await router.settled()
+async def test_prefills_that_fail_everywhere_end_whole() -> None:
+    async with routed(4, prefills=3, kept_s=30.0) as (router, (one, other, third, decode)):
+        asked = router.post()
+        for prefill in (one, other):  # of three attempts one is left to decode
+            await (await prefill.next()).answer(b"no engine")
+        exchange = await decode.next()
+        assert "kv_transfer_params" not in exchange.json
+        await exchange.answer(ANSWER)
+        assert (await soon(asked)).content == ANSWER
+        assert (stats(router).fallbacks, third.idle) == (1, True)
+        await router.settled()
 
 
 async def test_without_prefill_workers_requests_go_whole(pair: Pair) -> None:
@@ -189,8 +182,9 @@ async def test_kv_is_lost_with_its_engine() -> None:
         await computed(await one.next())
         await computed(await other.next())
         first = await decode.next()
-        router.down("a")
-        router.down("b")
+        for worker in ("a", "b"):
+            router.down(worker)
+            router.dispatcher.apply(EngineFailed(worker))
         assert (kept(router, "a"), kept(router, "b")) == (0, 0)
         await first.answer(ANSWER)
         exchange = await decode.next()
@@ -208,12 +202,12 @@ async def test_mooncakes_engines_are_known_by_their_bootstrap_server() -> None:
 
         async def ask(engine_id: str | None) -> tuple[str, Exchange]:
             """The transfer's id, and what the decode worker is sent."""
-            first = await prefill.next()
-            await computed(first, params=None)
             if engine_id is not None:
                 query = await bootstrap.next()
                 assert (query.method, query.target) == ("GET", "/query")
                 await query.answer(json.dumps({"0": {"engine_id": engine_id}}).encode())
+            first = await prefill.next()
+            await computed(first, params=None)
             return first.json["kv_transfer_params"]["transfer_id"], await decode.next()
 
         def params(engine_id: str, transfer_id: str) -> dict[str, Any]:
@@ -241,7 +235,13 @@ async def test_mooncakes_engines_are_known_by_their_bootstrap_server() -> None:
         await router.settled()
 
 
-async def test_a_bootstrap_server_that_says_nothing_of_use() -> None:
+@pytest.mark.parametrize("told", [b'{"7": {"engine_id": "x"}}', b"{" * 5000, None], ids=str)
+async def test_a_bootstrap_server_that_says_nothing_of_use(
+    told: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No prompt is computed whose KV could not be found."""
+    if told is None:
+        monkeypatch.setattr(mooncake, "_ANSWER_S", 0.05)
     async with (
         scripted(3) as (prefill, decode, bootstrap),
         serving(
@@ -249,11 +249,12 @@ async def test_a_bootstrap_server_that_says_nothing_of_use() -> None:
         ) as router,
     ):
         asked = router.post()
-        await computed(await prefill.next(), params=None)
-        await (await bootstrap.next()).answer(b'{"7": {"engine_id": "x"}}')
+        query = await bootstrap.next()
+        if told is not None:
+            await query.answer(told)
         exchange = await decode.next()
         assert "kv_transfer_params" not in exchange.json
         await exchange.answer(ANSWER)
         assert (await soon(asked)).status_code == 200
-        assert router.troubles == ["a"]
+        assert (router.troubles, prefill.idle) == (["a"], True)
         await router.settled()

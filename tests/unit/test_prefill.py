@@ -12,6 +12,7 @@ from router.types import (
     Dispatch,
     Dispatched,
     Ended,
+    EngineFailed,
     Fetched,
     Gauges,
     GaugesReceived,
@@ -147,14 +148,19 @@ def test_kv_that_nobody_fetches_expires() -> None:
 
 
 def test_kv_is_lost_with_its_engine() -> None:
+    """A worker may be down for less: its engine may have sent what came after that."""
     made = cluster()
     send(made, 1, 50)
-    send(made, 2, 50)
-    ready = finish(made, 1, 50)
-    made.apply(WorkerDown("p", "gone"))
-    assert (worker(made).kept_tokens, made.keeps(ready)) == (0, False)
-    late = finish(made, 2, 50)
-    assert (worker(made).kept_tokens, made.keeps(late)) == (0, False)
+    send(made, 2, 70)
+    first = finish(made, 1, 50)
+    made.apply(WorkerDown("p", "one broken connection"))
+    second = finish(made, 2, 70)
+    assert (worker(made).kept_tokens, made.keeps(first), made.keeps(second)) == (120, True, True)
+    made.apply(EngineFailed("p"))
+    assert (worker(made).kept_tokens, made.keeps(first), made.keeps(second)) == (0, False, False)
+    made.apply(EngineFailed("d"))  # it keeps nothing for anybody
+    made.apply(Ended(first, Outcome.ABORTED))
+    assert worker(made).kept_tokens == 0
 
 
 def test_a_request_may_go_whole_from_the_queue_or_back_to_it() -> None:
