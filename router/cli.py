@@ -54,6 +54,11 @@ COMMANDS = {
         "Workers whose decode steps wait for the slowest, under one policy.",
         "evenstep simulate decode --policy bfio --workers 16 --slots 72 --json -",
     ),
+    "simulate admission": _Command(
+        "loadgen.simulator.admission_command:admission",
+        "One engine under KV pressure, and who enters it, under one policy.",
+        "evenstep simulate admission --policy headroom --scenario chat70b --rate 11 --json -",
+    ),
     "tune": _Command(
         "loadgen.simulator.tune_command:tune",
         "Find the best look-ahead and tie weight for a trace by simulation.",

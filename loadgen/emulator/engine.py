@@ -18,7 +18,7 @@ An admission policy (``PolicyOrder``) takes the place of vLLM's order.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from engine_patches.admission.ledger import Memory
@@ -143,9 +143,18 @@ class Engine:
         return self.load_tokens + self.fetching_tokens + self.kept.tokens
 
     @property
-    def batch(self) -> Iterator[EngineRequest]:
+    def batch(self) -> Sequence[EngineRequest]:
         """Requests that take part in the step that has begun."""
-        return (request for request in self.running if request.id not in self._paused)
+        if not self._paused:
+            return self.running
+        return [request for request in self.running if request.id not in self._paused]
+
+    @property
+    def batch_tokens(self) -> int:
+        """KV tokens that they hold."""
+        if not self._paused:
+            return self.load_tokens
+        return sum(request.load_tokens for request in self.batch)
 
     @property
     def admissible_tokens(self) -> int:
@@ -207,7 +216,7 @@ class Engine:
         self._queue.open(self._memory(), now_s)
         budget = Budget(self._chunk)
         self._paused = self._held_back()
-        batch = list(self.batch) if self._paused else self.running
+        batch = self.batch
         decoding = [request for request in batch if not request.prefill_left]
         if not self._prefill_first:
             budget.decode(len(decoding))

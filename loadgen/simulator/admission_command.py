@@ -1,0 +1,188 @@
+"""``evenstep simulate admission``: one engine under KV pressure, one admission policy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from rich.console import Console
+
+from engine_patches.admission import ADMISSIONS, DEFAULT, read_admission
+from engine_patches.admission.fluid import StepCost
+from engine_patches.admission.settings import AdmissionError, AdmissionSettings
+from loadgen.options import command_of
+from loadgen.simulator.admission import (
+    AdmissionConfig,
+    EvictionKind,
+    Order,
+    QueueLimits,
+    simulate_admission,
+)
+from loadgen.simulator.admission_table import admission_table
+from loadgen.simulator.options import JsonFlag, flag
+from loadgen.simulator.predictions import Prediction
+from loadgen.simulator.scenarios import SCENARIOS, Scenario, scenario_of
+from loadgen.step_model import numbers
+from router.errors import ConfigError
+from router.json_file import STDOUT, write_json
+
+_SARATHI_CHUNK = 512
+_PREDICTED = ("predict", "margin")
+
+_Policy = Annotated[str, flag("--policy", f"One of {', '.join(ADMISSIONS)}.", "P")]
+_Settings = Annotated[
+    str, flag("--settings", 'The policy\'s settings as in the plug-in: {"headroom": 0.1}.', "JSON")
+]
+_Scenario = Annotated[str, flag("--scenario", f"One of {', '.join(SCENARIOS)}.", "NAME")]
+_Rate = Annotated[float | None, flag("--rate", "Requests per second [the scenario's].", "R")]
+_Requests = Annotated[int | None, flag("--requests", "How many come [the scenario's].", "N")]
+_Seed = Annotated[int, flag("--seed", "Of lengths, arrivals and errors.", "S")]
+_Predict = Annotated[
+    str, flag("--predict", "What a policy is told of output lengths.", Prediction.FORMS)
+]
+_Margin = Annotated[
+    float, flag("--margin", "Share of KV memory left free for errors of lengths.", "M")
+]
+_Eviction = Annotated[
+    EvictionKind, flag("--eviction", "Output kept and its KV recomputed, or all begun anew.")
+]
+_Order = Annotated[
+    Order,
+    flag(
+        "--order",
+        "Running requests first, as vLLM; in chunks of 512 tokens, as Sarathi; or steps that only "
+        "compute prompts, as vLLM before its V1.",
+    ),
+]
+_Watermark = Annotated[
+    float, flag("--watermark", "vLLM's: share of memory kept free as requests enter.", "W")
+]
+_QueuedRequests = Annotated[
+    int | None,
+    flag("--max-num-queued-reqs", "vLLM's: more that wait and run are refused [any].", "N"),
+]
+_QueuedTokens = Annotated[
+    int | None,
+    flag("--max-num-queued-tokens", "vLLM's: with such prompts, others are refused [any].", "N"),
+]
+_KvTokens = Annotated[int | None, flag("--kv-tokens", "KV memory [the scenario's].", "N", 1)]
+_Slots = Annotated[
+    int | None, flag("--max-num-seqs", "Requests that run at once [the scenario's].", "N", 1)
+]
+_Chunk = Annotated[
+    int | None,
+    flag("--max-num-batched-tokens", "Tokens that a step computes [the scenario's].", "N", 1),
+]
+_StepTime = Annotated[
+    str | None,
+    flag(
+        "--step-time",
+        "Seconds: fixed, per KV token, per request, per prompt token [the scenario's].",
+        "d0,d1[,db[,dp]]",
+    ),
+]
+_FreeTokens = Annotated[
+    int, flag("--free-tokens", "KV tokens that cost no time: piecewise linear steps.", "N")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionOptions:
+    """The command line of ``evenstep simulate admission``."""
+
+    policy: _Policy = DEFAULT
+    settings: _Settings = "{}"
+    scenario: _Scenario = "chat70b"
+    rate: _Rate = None
+    requests: _Requests = None
+    seed: _Seed = 0
+    predict: _Predict = "exact"
+    margin: _Margin = 0.0
+    eviction: _Eviction = EvictionKind.KEEP
+    order: _Order = Order.VLLM
+    watermark: _Watermark = 0.0
+    max_num_queued_reqs: _QueuedRequests = None
+    max_num_queued_tokens: _QueuedTokens = None
+    kv_tokens: _KvTokens = None
+    max_num_seqs: _Slots = None
+    max_num_batched_tokens: _Chunk = None
+    step_time: _StepTime = None
+    free_tokens: _FreeTokens = 0
+    json_file: JsonFlag = None
+
+    def config(self) -> AdmissionConfig:
+        """What they say.
+
+        Raises:
+            ConfigError: something that makes no sense; names the option.
+        """
+        prediction = Prediction.parse(self.predict)
+        return AdmissionConfig(
+            settings=self._settings(prediction),
+            scenario=self._scenario(),
+            rate=self.rate,
+            requests=self.requests,
+            seed=self.seed,
+            prediction=prediction,
+            eviction=self.eviction,
+            order=self.order,
+            watermark=self.watermark,
+            limits=QueueLimits(self.max_num_queued_reqs, self.max_num_queued_tokens),
+            free_tokens=self.free_tokens,
+        )
+
+    def _settings(self, prediction: Prediction) -> AdmissionSettings:
+        given = _parse_settings(self.settings)
+        if twice := given.keys() & {"policy", *_PREDICTED}:
+            raise ConfigError(f"--settings: give {sorted(twice)[0]} as an option of its own")
+        if self.policy not in ADMISSIONS:
+            raise ConfigError(f"--policy {self.policy!r} is none of {', '.join(ADMISSIONS)}")
+        keys = ADMISSIONS[self.policy].keys
+        told: dict[str, object] = {"predict": prediction.setting, "margin": self.margin}
+        known = {key: value for key, value in told.items() if key in keys}
+        for option, given_it in (("predict", prediction != Prediction()), ("margin", self.margin)):
+            if given_it and option not in keys:
+                raise ConfigError(f"--{option} does nothing for --policy {self.policy}")
+        try:
+            return read_admission({"policy": self.policy} | known | given)
+        except AdmissionError as error:
+            raise ConfigError(f"--settings: {error}") from error
+
+    def _scenario(self) -> Scenario:
+        scenario = scenario_of(self.scenario)
+        chunk = _SARATHI_CHUNK if self.order is Order.SARATHI else scenario.chunk
+        return replace(
+            scenario,
+            kv_tokens=self.kv_tokens or scenario.kv_tokens,
+            slots=self.max_num_seqs or scenario.slots,
+            chunk=self.max_num_batched_tokens or chunk,
+            cost=scenario.cost if self.step_time is None else _parse_cost(self.step_time),
+        )
+
+
+@command_of(AdmissionOptions)
+def admission(options: AdmissionOptions) -> None:
+    """Simulate one engine under KV pressure, and who enters it, in virtual time."""
+    result = simulate_admission(options.config())
+    Console(stderr=options.json_file == STDOUT).print(admission_table(result))
+    write_json(result.report(), options.json_file)
+
+
+def _parse_settings(text: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--settings is no JSON ({error}): {text!r}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f'--settings takes an object such as {{"headroom": 0.1}}, got {text!r}')
+    return found
+
+
+def _parse_cost(text: str) -> StepCost:
+    values = numbers("--step-time", text)
+    if not 2 <= len(values) <= 4 or min(values) < 0 or values[0] == 0:
+        raise ConfigError(
+            f"--step-time takes d0,d1[,db[,dp]] in seconds with d0 above 0, got {text!r}"
+        )
+    return StepCost(*values)

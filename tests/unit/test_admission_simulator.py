@@ -1,0 +1,225 @@
+"""One engine under KV pressure in virtual time: figures by hand, scenarios, what can go wrong."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from engine_patches.admission import read_admission
+from engine_patches.admission.fluid import StepCost
+from loadgen.simulator.admission import (
+    AdmissionConfig,
+    EndlessError,
+    EvictionKind,
+    Order,
+    QueueLimits,
+    simulate_admission,
+)
+from loadgen.simulator.admission_results import AdmissionResult
+from loadgen.simulator.predictions import Prediction
+from loadgen.simulator.scenarios import SCENARIOS, Lognormal, Requests, Scenario, scenario_of
+from router.errors import ConfigError
+
+OFF = read_admission({"policy": "off"})
+SECOND = StepCost(1.0)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Requests as they are written down: (arrival, prompt, output)."""
+
+    rows: tuple[tuple[float, int, int], ...]
+    cap_tokens: int = 50
+
+    def draw(self, rate: float, count: int, seed: int) -> Requests:
+        arrival_s, prompts, outputs = (np.array(column) for column in zip(*self.rows, strict=True))
+        return Requests(arrival_s.astype(float), prompts, outputs, np.zeros_like(prompts))
+
+
+def scenario(
+    *rows: tuple[float, int, int], kv_tokens: int = 100, cost: StepCost = SECOND
+) -> Scenario:
+    return Scenario("listed", "", kv_tokens, cost, Listed(rows), 1.0, len(rows))
+
+
+def run(*rows: tuple[float, int, int], **options: object) -> AdmissionResult:
+    kv_tokens, cost = options.pop("kv_tokens", 100), options.pop("cost", SECOND)
+    assert isinstance(kv_tokens, int)
+    assert isinstance(cost, StepCost)
+    listed = scenario((0, 1, 1), *rows, kv_tokens=kv_tokens, cost=cost)
+    return simulate_admission(AdmissionConfig(OFF, listed, **options))  # type: ignore[arg-type]
+
+
+def test_latency_counts_from_the_arrival_and_leaves_out_the_first() -> None:
+    result = run((10.5, 4, 3), (11.5, 4, 1))
+
+    assert result.completed == 3
+    assert result.latency_mean_s == pytest.approx(((13.5 - 10.5) + (12.5 - 11.5)) / 2)
+    assert result.ttft_mean_s == 1
+    assert result.end_s == 13.5
+    assert result.throughput_tok_s == pytest.approx(4 / (13.5 - 0.15 * 11.5))
+    assert result.kv_used_max == (5 + 4) / 100
+    assert result.kv_used_mean == pytest.approx((4 + 9 + 6) / (13.5 - 0.15 * 11.5) / 100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "end_s", "tokens"), [(EvictionKind.KEEP, 18.0, 7), (EvictionKind.RESTART, 19.0, 7)]
+)
+def test_who_is_evicted_keeps_its_tokens_or_begins_anew(
+    kind: EvictionKind, end_s: float, tokens: int
+) -> None:
+    """4 and 4, 5 and 5 > 9: the second waits until the first has ended, at 14 or 15 s."""
+    result = run((10, 4, 4), (10, 4, 4), kv_tokens=9, eviction=kind)
+
+    kept = 1 if kind is EvictionKind.KEEP else 0
+    assert result.preemptions == 1
+    assert result.evictions_per_1k == 500
+    assert result.end_s == 10 + 4 + 4 - kept
+    assert result.throughput_tok_s == pytest.approx(8 / (result.end_s - 1.5))
+    assert result.completed == 3
+
+
+def test_the_watermark_is_kept_free_beside_others_alone() -> None:
+    together = run((10, 42, 2), (10, 42, 2))
+    apart = run((10, 42, 2), (10, 42, 2), watermark=0.2)
+    alone = run((10, 90, 2), watermark=0.2)
+
+    assert (together.end_s, apart.end_s, alone.end_s) == (12, 14, 12)
+
+
+def test_prompts_first_pauses_those_that_decode() -> None:
+    rows = ((10, 4, 3), (11, 4, 3))
+    cost = StepCost(1.0, per_request_s=0.1, per_prompt_token_s=0.5)
+
+    together = run(*rows, cost=cost)
+    apart = run(*rows, cost=cost, order=Order.PREFILL_FIRST)
+
+    # A prompt alone takes 3.1 s, beside one that decodes 3.2; then 1.2 for two, 1.1 for one.
+    assert together.end_s == pytest.approx(10 + 3.1 + 3.2 + 1.2 + 1.1)
+    assert apart.end_s == pytest.approx(10 + 3.1 + 3.1 + 1.2 + 1.2)
+
+
+def test_steps_cost_nothing_for_the_first_kv_tokens_where_it_is_piecewise() -> None:
+    cost = StepCost(1.0, per_token_s=0.1)
+
+    assert run((10, 20, 1), cost=cost).end_s == pytest.approx(13)
+    assert run((10, 20, 1), cost=cost, free_tokens=15).end_s == pytest.approx(11.5)
+    assert run((10, 20, 1), cost=cost, free_tokens=50).end_s == pytest.approx(11)
+
+
+def test_limits_of_the_queue_refuse_and_count() -> None:
+    """At 10 s five come; at 11 s the prompts of two are computed, at 12 s those of two others."""
+    rows = [(10.0, 4, 2)] * 5 + [(12.0, 4, 2)]
+
+    by_requests = run(*rows, limits=QueueLimits(requests=3))
+    by_tokens = run(*rows, limits=QueueLimits(tokens=8))
+
+    assert (by_requests.completed, by_requests.refused) == (5, 2)
+    assert (by_tokens.completed, by_tokens.refused) == (4, 3)
+
+
+def test_all_are_cleared_again_and_again() -> None:
+    """Two of 4 and 7 tokens fit as they enter, and never together to their end."""
+    listed = scenario((0, 4, 7), (0, 4, 7), kv_tokens=12)
+    settings = {"policy": "alpha_beta", "alpha": 0.1}
+
+    ended = simulate_admission(AdmissionConfig(read_admission({**settings, "beta": 0.5}), listed))
+    assert (ended.completed, ended.refused) == (2, 0)
+    assert ended.preemptions > 0
+    with pytest.raises(EndlessError, match="no request ended in"):
+        simulate_admission(AdmissionConfig(read_admission({**settings, "beta": 1.0}), listed))
+
+
+@pytest.mark.parametrize(
+    ("settings", "completions"),
+    [
+        ({"policy": "off"}, (2.98, 3.02)),
+        ({"policy": "wait", "thresholds": [4], "headroom": 0.0, "adaptive": False}, (3.98, 4.02)),
+    ],
+)
+def test_example_2(settings: dict[str, object], completions: tuple[float, float]) -> None:
+    """arXiv 2504.11320: greedy admission ends 3 an iteration, at most 4 entries each end 4."""
+    config = AdmissionConfig(
+        read_admission(settings),
+        scenario_of("example2"),
+        requests=4000,
+        eviction=EvictionKind.RESTART,
+    )
+    result = simulate_admission(config)
+
+    assert completions[0] <= result.throughput_req_s <= completions[1]
+    assert result.completed == 4000
+
+
+def test_headroom_under_pressure() -> None:
+    """The order of magnitude that a few hundred requests can show."""
+    chat = scenario_of("chat70b")
+    own = simulate_admission(AdmissionConfig(OFF, chat, requests=2500))
+    ours = simulate_admission(
+        AdmissionConfig(read_admission({"policy": "headroom"}), chat, requests=2500)
+    )
+
+    assert ours.evictions_per_1k < own.evictions_per_1k / 10
+    assert ours.throughput_tok_s > own.throughput_tok_s
+    assert ours.latency_mean_s is not None
+    assert own.latency_mean_s is not None
+    assert ours.latency_mean_s < own.latency_mean_s
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_requests_are_the_same_again_and_fit(name: str) -> None:
+    found = SCENARIOS[name]
+    one, again = (found.source.draw(found.rate, 3000, seed=1) for _ in range(2))
+    faster = found.source.draw(2 * found.rate, 3000, seed=1)
+
+    for field in ("arrival_s", "prompt_tokens", "output_tokens", "kinds"):
+        assert np.array_equal(getattr(one, field), getattr(again, field))
+    assert np.array_equal(one.output_tokens, faster.output_tokens)
+    assert faster.arrival_s[-1] < 0.51 * one.arrival_s[-1]
+    assert (np.diff(one.arrival_s) >= 0).all()
+    assert len(one.arrival_s) / one.arrival_s[-1] == pytest.approx(found.rate, rel=0.1)
+    assert min(one.prompt_tokens.min(), one.output_tokens.min()) >= 1
+    assert one.output_tokens.max() <= found.source.cap_tokens
+    assert (one.prompt_tokens + one.output_tokens).max() <= found.kv_tokens
+
+
+def test_lengths_have_the_mean_and_stay_below_the_limit() -> None:
+    lengths = Lognormal(85.3, 45, 1000).draw(np.random.default_rng(0), 20_000)
+
+    assert lengths.mean() == pytest.approx(85.3, rel=0.01)
+    assert np.median(lengths) == pytest.approx(45, rel=0.1)
+    assert (lengths.min(), lengths.max()) == (1, 1000)
+
+
+def test_predictions() -> None:
+    outputs = np.array([1, 10, 100, 1000])
+
+    assert Prediction.parse("exact").hints(outputs, 1000, 0) == [1, 10, 100, 1000]
+    assert Prediction.parse("cap").hints(outputs, 1000, 0) == [None] * 4
+    assert Prediction.parse("quantile:0.9").hints(outputs, 1000, 0) == [None] * 4
+    noisy = Prediction.parse("lognormal:0.8").hints(np.full(5000, 100), 1000, 0)
+    assert np.median(np.array(noisy)) == pytest.approx(100, rel=0.05)
+    assert np.std(np.log(np.array(noisy, dtype=float))) == pytest.approx(0.8, rel=0.05)
+    assert max(Prediction("lognormal", 5.0).hints(outputs, 1000, 0)) <= 1000  # type: ignore[type-var, operator]
+    for text in ("exact", "cap", "quantile:0.9", "lognormal:0.8"):
+        assert str(Prediction.parse(text)) == text
+    settings = [Prediction.parse(text).setting for text in ("exact", "cap", "quantile:0.9")]
+    assert settings == ["hint", "cap", "quantile:0.9"]
+    for wrong in ("exactly", "quantile:1", "quantile:x", "lognormal:-1", "lognormal:6", "cap:1"):
+        with pytest.raises(ConfigError, match="--predict"):
+            Prediction.parse(wrong)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--rate must be above 0"):
+        AdmissionConfig(OFF, scenario_of("chat70b"), rate=0.0)
+    with pytest.raises(ConfigError, match="--watermark"):
+        AdmissionConfig(OFF, scenario_of("chat70b"), watermark=1.0)
+    with pytest.raises(ConfigError, match="--max-num-queued-reqs must be at least 0"):
+        AdmissionConfig(OFF, scenario_of("chat70b"), limits=QueueLimits(requests=-1))
+    with pytest.raises(ConfigError, match="must be above --max-num-seqs"):
+        AdmissionConfig(OFF, replace(scenario_of("chat70b"), chunk=256))
+    with pytest.raises(ConfigError, match="none of chat70b, reason32b"):
+        scenario_of("chat")
+    with pytest.raises(ConfigError, match="--kv-tokens 9 is too small"):
+        run((10, 8, 3), kv_tokens=9)
