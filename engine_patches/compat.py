@@ -75,6 +75,19 @@ END_CLASSES = {
     ),
     "vllm.v1.sample.logits_processor.interface.BatchUpdate": ("removed", "added", "moved"),
 }
+# What admission needs besides.
+ENTRANCE = (
+    "policy.value",
+    "waiting.prepend_request",
+    "waiting.remove_requests",
+    "waiting.__iter__",
+)
+ENTRANCE_CLASSES = {
+    "vllm.v1.request.Request": (
+        *("arrival_time", "max_tokens", "num_preemptions", "priority", "sampling_params", "status"),
+    ),
+}
+PREDICTED_KEY = "evenstep_predicted_tokens"
 EXECUTORS = ("uni", "mp")
 LOCKSTEP_ENGINE = ("vllm.v1.engine.core", "DPEngineCoreProc")
 DUMMY_BATCH = "execute_dummy_batch"
@@ -253,9 +266,20 @@ def _kv_bytes(tensors: Sequence[Any]) -> int:
     return sum(sizes) if apart else max(sizes)
 
 
-def preempted(output: Any) -> int:
-    """Requests that lost their slot when a step was scheduled."""
-    return len(output.preempted_req_ids or ())
+def preempted(output: Any) -> Collection[str]:
+    """Ids that lost their slot when a step was scheduled."""
+    return output.preempted_req_ids or ()
+
+
+def aborted(request: Any) -> bool:
+    """Whether a request that is over was withdrawn."""
+    return bool(request.status.name == "FINISHED_ABORTED")
+
+
+def predicted_tokens(request: Any) -> int | None:
+    """Output tokens at which its client says that it ends (``vllm_xargs``)."""
+    hint = (getattr(request.sampling_params, "extra_args", None) or {}).get(PREDICTED_KEY)
+    return hint if type(hint) is int and hint > 0 else None
 
 
 def watch_dummy_batches(began: Callable[[], None]) -> None:
@@ -297,17 +321,34 @@ def check(scheduler: Any) -> None:
     Raises:
         PlugInError: something is missing; the message names it and vLLM's version.
     """
-    missing = [f"Scheduler.{path}" for path in SCHEDULER if not _has(scheduler, path)]
+    missing = _missing(scheduler, SCHEDULER, CLASSES)
     if not any(_has(scheduler, name) for name in SLOTS):
         missing.append(f"Scheduler.{' or '.join(SLOTS)}")
     missing.extend(_missing_arguments(type(scheduler)))
-    for path, names in CLASSES.items():
-        missing.extend(missing_fields(path, names))
     if not missing:
         for group in scheduler.kv_cache_config.kv_cache_groups:
             missing.extend(f"KV group's {path}" for path in KV_GROUP if not _has(group, path))
     if missing:
         raise PlugInError(_cannot_work(missing))
+
+
+def check_names(scheduler: Any, paths: Iterable[str], classes: Mapping[str, Iterable[str]]) -> None:
+    """See that vLLM has what a part of the plug-in reads besides.
+
+    Raises:
+        PlugInError: as of ``check``.
+    """
+    if missing := _missing(scheduler, paths, classes):
+        raise PlugInError(_cannot_work(missing))
+
+
+def _missing(
+    scheduler: Any, paths: Iterable[str], classes: Mapping[str, Iterable[str]]
+) -> list[str]:
+    missing = [f"Scheduler.{path}" for path in paths if not _has(scheduler, path)]
+    for path, names in classes.items():
+        missing.extend(missing_fields(path, names))
+    return missing
 
 
 def _cannot_work(missing: Iterable[str]) -> str:

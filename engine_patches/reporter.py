@@ -6,19 +6,19 @@ answers requests for full snapshots and sends an idle engine's heartbeats.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol
 
 import zmq
 
 from engine_patches import compat
 from engine_patches.compat import EngineView
 from engine_patches.curve import CurveGate
+from engine_patches.harmless import harmless
 from engine_patches.power import GpuMeter, open_meter
 from engine_patches.report import SnapshotMessage, SnapshotPublisher, StepReport
 from engine_patches.settings import PlugInError, Settings
@@ -30,23 +30,7 @@ log = logging.getLogger("vllm.evenstep")
 
 _POLL_S = 0.25
 _STEPS_AHEAD = 64
-_Method = TypeVar("_Method", bound=Callable[..., None])
-
-
-def _harmless(method: _Method) -> _Method:
-    """A method of a reporter that logs its fault, and after which none does anything."""
-
-    @functools.wraps(method)
-    def guarded(self: Reporter, *args: Any) -> None:
-        if self.failed:
-            return
-        try:
-            method(self, *args)
-        except Exception:
-            self.failed = True
-            log.exception("evenstep: the state stream ends here; the engine goes on without it")
-
-    return cast(_Method, guarded)
+_ends_stream = harmless("the state stream ends here; the engine goes on without it")
 
 
 def _cross_check(meter: GpuMeter, engine: EngineView) -> None:
@@ -59,12 +43,27 @@ def _cross_check(meter: GpuMeter, engine: EngineView) -> None:
     log.log(logging.INFO if enough else logging.WARNING, "evenstep: %s", line)
 
 
+class Admissible(Protocol):
+    """Who decides what is let in."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it does no more."""
+        ...
+
+    @property
+    def admissible_tokens(self) -> int:
+        """Prompt tokens that would be let in if nobody waited."""
+        ...
+
+
 class Reporter:
     """One engine's state stream.
 
     Args:
         engine: what is reported.
         settings: where to, and who may read it.
+        admissible: knows what would be let in; None: vLLM's own memory does.
         clock: seconds, for the length of steps.
         wall: seconds since 1970.
 
@@ -81,12 +80,14 @@ class Reporter:
         engine: EngineView,
         settings: Settings,
         *,
+        admissible: Admissible | None = None,
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.failed = False
         self.endpoint = settings.endpoint(engine.rank)
         self._engine = engine
+        self._admissible = admissible
         self._clock = clock
         self._wall = wall
         self._state = EngineState()
@@ -108,31 +109,31 @@ class Reporter:
         self._thread = threading.Thread(target=self._answer, name="evenstep", daemon=True)
         self._thread.start()
 
-    @_harmless
+    @_ends_stream
     def arrived(self, request: EngineRequest) -> None:
         """A request was given to the engine."""
         if self._ends is not None:
             compat.mark(request, self._ends.number(request.request_id))
         self._state.arrived(request)
 
-    @_harmless
+    @_ends_stream
     def scheduled(self, output: Any, began_s: float) -> None:
         """A step was scheduled; its results come later, and other steps' perhaps before."""
         self._steps_begun += output.total_num_scheduled_tokens > 0
         self._ahead.append((output, began_s, self._steps_begun))
-        self._preemptions += compat.preempted(output)
+        self._preemptions += len(compat.preempted(output))
         # No lock: a full snapshot is not made of what is noted here.
         self._state.flushed(output.finished_req_ids)
         for id_, cached_tokens in compat.admissions(output):
             self._state.admitted(id_, cached_tokens)
 
-    @_harmless
+    @_ends_stream
     def idled(self) -> None:
         """A step of the group began in which this engine has nothing to compute."""
         self._steps_begun += 1
         self._last_end_s = None
 
-    @_harmless
+    @_ends_stream
     def stepped(self, output: Any, results: Mapping[int, Any]) -> None:
         """A step's results were taken in.
 
@@ -215,7 +216,7 @@ class Reporter:
             step_s=0.0,
             slots=self._engine.slots,
             kv_groups=tuple(KvGroup(size, 0, total) for size in self._engine.block_sizes),
-            admissible_kv_tokens=int((total - self._engine.watermark) * self._tokens_per_block),
+            admissible_kv_tokens=self._admissible_tokens(total),
         )
 
     def _prepare(self, socket: zmq.Socket[bytes]) -> None:
@@ -259,7 +260,7 @@ class Reporter:
         message.time_s = self._wall()
         message.waiting = engine.waiting
         message.waiting_tokens = self._state.waiting_tokens
-        message.admissible_kv_tokens = int(max(0, free - engine.watermark) * self._tokens_per_block)
+        message.admissible_kv_tokens = self._admissible_tokens(free)
         message.preemptions_total = self._preemptions
         if free != self._blocks_free:
             self._blocks_free = free
@@ -267,12 +268,17 @@ class Reporter:
             # The groups of a hybrid model take their blocks from one pool.
             message.kv_groups = tuple(KvGroup(size, used, total) for size in engine.block_sizes)
 
+    def _admissible_tokens(self, blocks_free: int) -> int:
+        if self._admissible is not None and not self._admissible.failed:
+            return self._admissible.admissible_tokens
+        return int(max(0, blocks_free - self._engine.watermark) * self._tokens_per_block)
+
     def _answer(self) -> None:
         """Serve full snapshots until the stream ends."""
         while not (self._closing.is_set() or self.failed):
             self._answer_once()
 
-    @_harmless
+    @_ends_stream
     def _answer_once(self) -> None:
         self._publisher.poll(_POLL_S)
         if self._meter is not None:

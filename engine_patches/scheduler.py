@@ -1,8 +1,9 @@
-"""The plug-in: vLLM's two schedulers, with the state of every step published.
+"""The plug-in: vLLM's two schedulers, with the state of every step published, and admission.
 
     vllm serve MODEL --scheduler-cls engine_patches.scheduler.EvenstepAsyncScheduler \
         --additional-config '{"evenstep": {"snapshots": "tcp://127.0.0.1:5600"}}'
 
+With ``"admission": {"policy": "headroom"}`` among the settings a policy decides who enters.
 ``EvenstepScheduler`` where vLLM does not schedule asynchronously (on a CPU, for one): with it,
 asynchronous scheduling is off. Imported by vLLM only.
 """
@@ -16,14 +17,18 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from engine_patches.compat import EngineView, version, watch_dummy_batches
+from engine_patches.entrance import Entrance
+from engine_patches.gate import AdmissionGate
 from engine_patches.reporter import Reporter, log
 from engine_patches.settings import read_settings
 
 
 class EvenstepMixin:
-    """Tells a reporter what a scheduler does; changes nothing of it."""
+    """Tells a reporter what a scheduler does; changes who enters, where it is told to."""
 
     vllm_config: Any
+    _ahead = 0
+    _gate: AdmissionGate | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -31,7 +36,11 @@ class EvenstepMixin:
         engine = EngineView(self)
         if engine.lockstep:
             watch_dummy_batches(self._idled)
-        self.evenstep = Reporter(engine, settings)
+        if settings.admission is not None:
+            self._gate = AdmissionGate(
+                engine, Entrance(self), settings.admission, ahead=self._ahead
+            )
+        self.evenstep = Reporter(engine, settings, admissible=self._gate)
         log.info(
             "evenstep: vLLM %s, the state of every step at %s", version(), self.evenstep.endpoint
         )
@@ -43,11 +52,22 @@ class EvenstepMixin:
         """As vLLM's."""
         super().add_request(request)  # type: ignore[misc]
         self.evenstep.arrived(request)
+        if self._gate is not None:
+            self._gate.arrived(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's."""
+        """As vLLM's; who enters is the gate's."""
+        gate = self._gate
+        if gate is not None:
+            gate.open()
         began_s = time.perf_counter()
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        try:
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            if gate is not None:
+                gate.close()
+        if gate is not None:
+            gate.scheduled(output)
         self.evenstep.scheduled(output, began_s)
         return output
 
@@ -71,3 +91,5 @@ class EvenstepScheduler(EvenstepMixin, Scheduler):  # type: ignore[misc]
 
 class EvenstepAsyncScheduler(EvenstepMixin, AsyncScheduler):  # type: ignore[misc]
     """vLLM's asynchronous scheduler with a state stream."""
+
+    _ahead = 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from engine_patches.admission import read_admission
+from engine_patches.admission.settings import AdmissionError, AdmissionSettings
 from router.wire import is_curve_key, is_local
 
 KEY = "evenstep"
@@ -33,6 +35,7 @@ class Settings:
         allowed_keys: public CURVE keys of the routers that may read.
         end_signal: whether to tell how likely each request is to end; needs the logits processor
             ``engine_patches.end_signal:EndSignal`` as well.
+        admission: who enters under KV pressure; None: vLLM decides alone.
     """
 
     snapshots: str
@@ -41,6 +44,7 @@ class Settings:
     secret_key_file: str | None = None
     allowed_keys: tuple[str, ...] = ()
     end_signal: bool = False
+    admission: AdmissionSettings | None = None
 
     @property
     def secured(self) -> bool:
@@ -80,31 +84,53 @@ def read_settings(additional_config: object) -> Settings:
         raise PlugInError(f"{KEY} has no key {', '.join(unknown)}; known: {', '.join(known)}")
     _check_types(part)
     keys = tuple(part.get("allowed_keys", ()))
-    settings = Settings(**{**part, "allowed_keys": keys})
+    admission = _admission(part["admission"]) if "admission" in part else None
+    settings = Settings(**{**part, "allowed_keys": keys, "admission": admission})
     _check_endpoint(settings.snapshots)
     _check_security(settings)
     return settings
 
 
+def _admission(part: Mapping[str, object]) -> AdmissionSettings:
+    try:
+        settings = read_admission(part)
+    except AdmissionError as error:
+        raise PlugInError(f"{KEY}.admission: {error}") from error
+    if settings.policy == "alpha_beta" or settings.strict:
+        what = "strict" if settings.strict else settings.policy
+        raise PlugInError(
+            f"{KEY}.admission: {what} takes requests out of the batch, which vLLM cannot; it is "
+            "for simulated and emulated engines. Take headroom, or wait without strict"
+        )
+    return settings
+
+
 def _check_types(part: Mapping[str, Any]) -> None:
     for key, value in part.items():
-        if key == "allowed_keys":
-            if not isinstance(value, list | tuple) or not all(_is_curve_key(one) for one in value):
-                raise PlugInError(
-                    f"{KEY}.allowed_keys must be a list of public CURVE keys of 40 characters of "
-                    "ZMQ's alphabet (Z85)"
-                )
-        elif key == "end_signal":
-            if not isinstance(value, bool):
-                raise PlugInError(f"{KEY}.end_signal must be true or false, got {value!r}")
-        elif not isinstance(value, str) or not value:
-            raise PlugInError(f"{KEY}.{key} must be a text, got {value!r}")
+        fits, wanted = _TYPES.get(key, _TEXT)
+        if not fits(value):
+            raise PlugInError(f"{KEY}.{key} must be {wanted}, got {value!r}")
     if "snapshots" not in part:
         raise PlugInError(f"{KEY}.snapshots is missing: the endpoint of the state stream")
 
 
+def _are_curve_keys(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_curve_key, value))
+
+
 def _is_curve_key(value: object) -> bool:
     return isinstance(value, str) and is_curve_key(value)
+
+
+_TEXT = (lambda value: isinstance(value, str) and bool(value), "a text")
+_TYPES: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "admission": (lambda value: isinstance(value, Mapping), 'like {"policy": "headroom"}'),
+    "allowed_keys": (
+        _are_curve_keys,
+        "a list of public CURVE keys of 40 characters of ZMQ's alphabet (Z85)",
+    ),
+    "end_signal": (lambda value: isinstance(value, bool), "true or false"),
+}
 
 
 def _check_endpoint(endpoint: str) -> None:

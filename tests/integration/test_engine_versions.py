@@ -12,6 +12,7 @@ import pytest
 
 from deploy.engine.sources import sources
 from engine_patches.compat import TESTED_VERSIONS
+from tests.support.admission_schedulers import REQUESTS
 from tests.support.engine import Installation
 from tests.support.engine_python import hidden_lengths, real_schedulers
 
@@ -41,6 +42,20 @@ def test_snapshots_are_exact(engine_installation: Installation, version: str, kv
     for flavour in ("EvenstepScheduler", "EvenstepAsyncScheduler"):
         assert report[flavour]["steps"] > 250
         assert min(report[flavour].values()) > 0
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_admission_keeps_its_books_and_the_memory(
+    engine_installation: Installation, version: str
+) -> None:
+    """What the policies' ledgers have is compared with vLLM's after every step."""
+    report = task(engine_installation, version, "admission", 0)
+    for by_policy in report.values():
+        assert by_policy["memory_checked"]["preempted"] == 0
+        assert by_policy["off"]["preempted"] > 2 * by_policy["headroom"]["preempted"]
+        for seen in by_policy.values():
+            assert seen["ended"] + seen["aborted"] == REQUESTS
+            assert min(seen["steps"], seen["most_waiting"], seen["aborted"]) > 0
 
 
 @pytest.mark.parametrize("version", RELEASES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,24 @@ class BatchUpdate:
     removed = added = moved = ()
 
 
+class Status(Enum):
+    """Whether a request was withdrawn."""
+
+    RUNNING = 0
+    FINISHED_STOPPED = 1
+    FINISHED_ABORTED = 2
+
+
+class Queue(list[Any]):
+    """Requests that wait, as far as the plug-in changes their order."""
+
+    def prepend_request(self, request: Any) -> None:
+        self.insert(0, request)
+
+    def remove_requests(self, requests: Collection[Any]) -> None:
+        self[:] = [one for one in self if one not in requests]
+
+
 class Request:
     """An engine's request; ``computed_tokens`` are those of steps whose results are in."""
 
@@ -40,6 +59,11 @@ class Request:
         self.num_computed_tokens = 0
         self.cached_tokens = min(cached_tokens, num_prompt_tokens - 1)
         self.placeholders = 0
+        self.max_tokens = 100
+        self.priority = 0
+        self.arrival_time = 0.0
+        self.num_preemptions = 0
+        self.status = Status.RUNNING
         self.computed_tokens = 0
         self.decoding = False
         self.in_flight = 0
@@ -121,7 +145,8 @@ class FakeScheduler:
     ) -> None:
         self.chunk = chunk
         self.running: list[Request] = []
-        self.waiting: list[Request] = []
+        self.waiting = Queue()
+        self.policy = SimpleNamespace(value="fcfs")
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self.max_num_running_reqs = slots
@@ -164,7 +189,9 @@ class FakeScheduler:
             one = self.requests.pop(id_)
             self.finished_req_ids.add(id_)
             self.running = [other for other in self.running if other is not one]
-            self.waiting = [other for other in self.waiting if other is not one]
+            self.waiting = Queue(other for other in self.waiting if other is not one)
+            if one.status is Status.RUNNING:
+                one.status = Status.FINISHED_ABORTED
 
     def schedule(self, preempt: Collection[str] = ()) -> SchedulerOutput:
         for one in [one for one in self.running if one.request_id in preempt]:
@@ -201,6 +228,7 @@ class FakeScheduler:
                 one.placeholders -= not stale
                 one.decoding = one.decoding or not stale
                 if id_ in model_runner_output:
+                    one.status = Status.FINISHED_STOPPED
                     self.finish_requests([id_])
         return {0: results}
 

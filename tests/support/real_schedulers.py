@@ -1,6 +1,6 @@
 """vLLM's own schedulers without a model; run by the engine's interpreter, in the engine's venv.
 
-PYTHONPATH=. VENV/bin/python -m tests.support.real_schedulers MODEL check|remote|names|bench STEPS
+PYTHONPATH=. VENV/bin/python -m tests.support.real_schedulers MODEL TASK STEPS
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import zmq
 
 from deploy.engine.serve import write_metadata
+from engine_patches.compat import PREDICTED_KEY
 from engine_patches.settings import PlugInError
 from router.feed import Feed
 from router.wire import decode, full_endpoint
@@ -46,10 +47,12 @@ class Schedulers:
         step_tokens: int = 8192,
         caching: bool = False,
         remote: bool = False,
+        **settings: Any,
     ) -> Any:
         """``Scheduler`` and ``AsyncScheduler`` are vLLM's, with ``Evenstep`` before it ours.
 
-        ``remote`` has prompts' KV fetched from elsewhere, by ``remote_kv.RemoteKv``.
+        ``remote`` has prompts' KV fetched from elsewhere, by ``remote_kv.RemoteKv``; ``settings``
+        are the plug-in's.
         """
         import torch
         from vllm.config import KVTransferConfig
@@ -81,7 +84,7 @@ class Schedulers:
             enable_prefix_caching=caching,
             kv_transfer_config=connector if remote else None,
             additional_config={
-                "evenstep": {"snapshots": f"ipc://{self._folder}/{next(self._names)}"}
+                "evenstep": {"snapshots": f"ipc://{self._folder}/{next(self._names)}", **settings}
             },
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
@@ -120,13 +123,15 @@ class Driver:
         self._connector = scheduler.connector
         self._requests = 0
 
-    def submit(self, prompt: list[int], max_tokens: int) -> str:
+    def submit(self, prompt: list[int], max_tokens: int, predicted: int | None = None) -> str:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
         self._requests += 1
         id_ = f"cmpl-es-{self._requests:020x}-0-1a2b3c4d"
         parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        if predicted is not None:
+            parameters.extra_args = {PREDICTED_KEY: predicted}
         self.scheduler.add_request(
             Request(id_, prompt, parameters, None, block_hasher=self._hasher)
         )
@@ -307,29 +312,53 @@ def names(make: Schedulers) -> dict[str, Any]:
     return {"version": version, "missing": missing, "end_signal": ends}
 
 
+FLAVOURS = (("EvenstepScheduler", 0), ("EvenstepAsyncScheduler", 1))
+
+
+def _check(make: Schedulers, steps: int) -> dict[str, Any]:
+    return {name: check(make, name, ahead, 1, steps, remote=False) for name, ahead in FLAVOURS}
+
+
+def _remote(make: Schedulers, steps: int) -> dict[str, Any]:
+    return {name: check(make, name, ahead, 1, steps, remote=True) for name, ahead in FLAVOURS}
+
+
+def _admission(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.admission_schedulers import admission
+
+    return {name: admission(make, name, ahead) for name, ahead in FLAVOURS}
+
+
+def _names(make: Schedulers, steps: int) -> dict[str, Any]:
+    return names(make)
+
+
+def _bench(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.scheduler_bench import bench
+
+    return {
+        f"{kind} {running}": bench(make, f"Evenstep{kind}", kind, running, steps)
+        for kind in ("Scheduler", "AsyncScheduler")
+        for running in (32, 256)
+    }
+
+
+TASKS = {
+    "admission": _admission,
+    "bench": _bench,
+    "check": _check,
+    "names": _names,
+    "remote": _remote,
+}
+
+
 def main() -> None:
     """Print one line of JSON."""
     folder = Path(sys.prefix) / "vllm-name"
     write_metadata(folder)
     sys.path.insert(0, str(folder))
-    make = Schedulers(sys.argv[1])
-    report: dict[str, Any] = {}
     gc.freeze()
-    if sys.argv[2] == "check":
-        for flavour, ahead in (("EvenstepScheduler", 0), ("EvenstepAsyncScheduler", 1)):
-            report[flavour] = check(make, flavour, ahead, 1, int(sys.argv[3]), remote=False)
-    elif sys.argv[2] == "remote":
-        for flavour, ahead in (("EvenstepScheduler", 0), ("EvenstepAsyncScheduler", 1)):
-            report[flavour] = check(make, flavour, ahead, 1, int(sys.argv[3]), remote=True)
-    elif sys.argv[2] == "names":
-        report = names(make)
-    else:
-        from tests.support.scheduler_bench import bench
-
-        for kind in ("Scheduler", "AsyncScheduler"):
-            for running in (32, 256):
-                name = f"{kind} {running}"
-                report[name] = bench(make, f"Evenstep{kind}", kind, running, steps=int(sys.argv[3]))
+    report = TASKS[sys.argv[2]](Schedulers(sys.argv[1]), int(sys.argv[3]))
     sys.stdout.write(json.dumps(report) + "\n")
 
 

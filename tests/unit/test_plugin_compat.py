@@ -79,8 +79,8 @@ def test_admissions_and_preemptions_of_a_step() -> None:
         preempted_req_ids={"x", "y"},
     )
     assert list(admissions(output)) == [("new", 3), ("again", 5)]
-    assert preempted(output) == 2
-    assert preempted(SchedulerOutput()) == 0
+    assert preempted(output) == {"x", "y"}
+    assert not preempted(SchedulerOutput())
 
 
 @pytest.mark.parametrize("name", ["running", "kv_cache_manager", "max_num_running_reqs"])

@@ -31,6 +31,15 @@ def test_all_keys() -> None:
     assert settings.secured
 
 
+def test_admission_has_a_default_of_its_own() -> None:
+    settings = read(snapshots="ipc:///x", admission={})
+    assert settings.admission is not None
+    assert settings.admission.policy == "headroom"
+    wait = read(snapshots="ipc:///x", admission={"policy": "wait", "thresholds": [2, 3]})
+    assert wait.admission is not None
+    assert wait.admission.thresholds == (2, 3)
+
+
 @pytest.mark.parametrize(
     ("part", "message"),
     [
@@ -55,6 +64,15 @@ def test_all_keys() -> None:
         ({"snapshots": "ipc:///x", "allowed_keys": ["k"]}, r"list of public CURVE keys of 40"),
         ({"snapshots": "ipc:///x", "allowed_keys": ["a" * 39 + ","]}, r"alphabet \(Z85\)"),
         ({"snapshots": "ipc:///x", "group": ""}, r"group must be a text, got ''"),
+        ({"snapshots": "ipc:///x", "admission": "wait"}, r"admission must be like \{\"policy\""),
+        (
+            {"snapshots": "ipc:///x", "admission": {"policy": "headrom"}},
+            r"evenstep.admission: policy 'headrom' is not known: .*; did you mean headroom\?",
+        ),
+        (
+            {"snapshots": "ipc:///x", "admission": {"policy": "alpha_beta"}},
+            r"alpha_beta takes requests out of the batch, which vLLM cannot",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_said(part: Any, message: str) -> None:

@@ -1,0 +1,177 @@
+"""Admission inside a vLLM scheduler: a policy decides who may enter, vLLM lets them in.
+
+Before a step the policy says who enters; vLLM's queue is brought into that order and its bound on
+running requests set so that nobody else does. Nothing that runs is ever held up. A fault ends
+admission, never the engine: from then on vLLM lets in whom it likes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from engine_patches import compat
+from engine_patches.admission import make_admission
+from engine_patches.admission.ledger import Memory, Ticket
+from engine_patches.admission.policy import ledger_of
+from engine_patches.admission.settings import AdmissionSettings
+from engine_patches.compat import EngineView
+from engine_patches.entrance import Entrance
+from engine_patches.harmless import harmless
+from engine_patches.settings import PlugInError
+
+# A closed gate would have the engine make hundreds of empty steps a second.
+_PAUSE_S = 0.002
+
+_ends_admission = harmless("admission ends here; from now on vLLM lets in whom it likes")
+
+
+class AdmissionGate:
+    """One engine's admission.
+
+    Args:
+        engine: what is known of it.
+        entrance: its queue.
+        settings: of the policy.
+        ahead: steps that are scheduled before the results of one are known; so much longer a
+            request that has ended keeps its memory.
+        clock: seconds, that of the requests' time of arrival.
+        sleep: waits for some seconds.
+
+    Attributes:
+        failed: whether a fault has ended it.
+
+    Raises:
+        PlugInError: the policy orders requests, which vLLM has in an order of its own.
+    """
+
+    def __init__(
+        self,
+        engine: EngineView,
+        entrance: Entrance,
+        settings: AdmissionSettings,
+        *,
+        ahead: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.failed = False
+        self.policy = make_admission(settings)
+        self._engine = engine
+        self._entrance = entrance
+        self._ahead = ahead
+        self._clock = clock
+        self._sleep = sleep
+        self._ledger = ledger_of(self.policy)
+        self._requests: dict[str, Any] = {}
+        self._prefilling: set[str] = set()
+        sizes = engine.block_sizes
+        self._block_tokens = sizes[0] if len(sizes) == 1 else 1
+        # The groups of a hybrid model take their blocks from one pool.
+        self._tokens_per_block = 1 / sum(1 / size for size in sizes or (1,))
+        if self._chooses and not entrance.in_order:
+            raise PlugInError(
+                f"evenstep.admission: {settings.policy} chooses who goes first, and so does this "
+                "engine: start it with --scheduling-policy fcfs, or take headroom"
+            )
+
+    @property
+    def admissible_tokens(self) -> int:
+        """Prompt tokens that it would let in if nobody waited."""
+        return max(0, self.policy.admissible_tokens(self._ledger, self._memory()))
+
+    @_ends_admission
+    def arrived(self, request: Any) -> None:
+        """A request was given to the engine."""
+        id_ = request.request_id
+        if id_ in self._requests:  # a session's next input
+            return
+        self._requests[id_] = request
+        hint = compat.predicted_tokens(request)
+        self._ledger.arrived(
+            Ticket(
+                id=id_,
+                prompt_tokens=request.num_prompt_tokens,
+                cap_tokens=request.max_tokens + self._ahead,
+                hint_tokens=None if hint is None else hint + self._ahead,
+                priority=0 if self._entrance.in_order else request.priority,
+                arrived_s=self._clock(),
+            )
+        )
+
+    @_ends_admission
+    def open(self) -> None:
+        """A step is about to be scheduled: decide who may enter."""
+        for id_ in self._engine.ended:
+            self._end(id_)
+        if not self._ledger.waiting:
+            self._entrance.admit_all()
+            return
+        now_s = self._clock()
+        verdict = self.policy.admit(self._ledger, self._memory(), now_s)
+        if verdict.admit is None:
+            self._entrance.admit_all()
+            return
+        self._entrance.admit([ticket.id for ticket in verdict.admit])
+        # A rank that sleeps holds up those that step with it; they compute, so nobody polls.
+        idle = not (verdict.admit or self._ledger.running or self._entrance.holding)
+        if idle and verdict.wake_s is not None and not self._engine.lockstep:
+            self._sleep(max(0.0, min(_PAUSE_S, verdict.wake_s - now_s)))
+
+    def close(self) -> None:
+        """The step is scheduled, or could not be: vLLM has its own bound back."""
+        self._entrance.admit_all()
+
+    @_ends_admission
+    def scheduled(self, output: Any) -> None:
+        """Take in what was scheduled."""
+        ledger = self._ledger
+        for id_ in compat.preempted(output):
+            self._prefilling.discard(id_)
+            ledger.preempted(id_)
+        for id_, _ in compat.admissions(output):
+            self._prefilling.add(id_)
+            ledger.entered(id_)
+        if output.total_num_scheduled_tokens:
+            ledger.stepped(self._still(output.num_scheduled_tokens))
+
+    @property
+    def _chooses(self) -> bool:
+        return self.policy.name not in ("off", "headroom")
+
+    def _end(self, id_: str) -> None:
+        request = self._requests.pop(id_, None)
+        if request is not None:
+            self._prefilling.discard(id_)
+            self._ledger.left(id_, by_itself=not compat.aborted(request))
+
+    def _still(self, scheduled: dict[str, int]) -> Iterable[str]:
+        """Running requests that get no token in the step just scheduled."""
+        running = self._ledger.running
+        if not self._prefilling and len(scheduled) == len(running):
+            return ()
+        self._prefilling.difference_update(
+            [id_ for id_ in self._prefilling if self._prefill_left(id_) <= 0]
+        )
+        return [id_ for id_ in running if id_ not in scheduled or id_ in self._prefilling]
+
+    def _prefill_left(self, id_: str) -> int:
+        """Tokens of a prompt that no step so far computes."""
+        request = self._requests[id_]
+        whole = request.num_prompt_tokens + request.num_output_tokens
+        return int(whole - request.num_computed_tokens)
+
+    def _memory(self) -> Memory:
+        """As the next step finds it: what running requests will hold by its end is in use."""
+        engine, block = self._engine, self._block_tokens
+        used = int((engine.blocks_total - engine.blocks_free) * self._tokens_per_block)
+        # Each computes a token, and one in so many of them needs a new block for it.
+        growing = len(self._ledger.running)
+        promised = sum(map(self._prefill_left, self._prefilling))
+        return Memory(
+            capacity_tokens=int((engine.blocks_total - engine.watermark) * self._tokens_per_block),
+            used_tokens=used + -(-(growing + promised) // block) * block,
+            slots_free=max(0, engine.slots - growing),
+            block_tokens=block,
+        )

@@ -1,0 +1,42 @@
+"""Methods whose faults must never reach the engine that they were hooked into."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
+
+log = logging.getLogger("vllm.evenstep")
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class Faulty(Protocol):
+    """An object that notes its fault."""
+
+    failed: bool
+
+
+def harmless(consequence: str) -> Callable[[_Method], _Method]:
+    """A method that logs its fault; after the first one none of its object does anything.
+
+    Args:
+        consequence: what is not done any more, for the log.
+    """
+
+    def guard(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def guarded(self: Faulty, *args: Any) -> Any:
+            if self.failed:
+                return None
+            try:
+                return method(self, *args)
+            except Exception:
+                self.failed = True
+                log.exception("evenstep: %s", consequence)
+                return None
+
+        return cast(_Method, guarded)
+
+    return guard
