@@ -53,7 +53,7 @@ class MemoryChecked:
         if not ledger.running:
             return memory.room(memory.capacity_tokens)
         free = self._limit_blocks(ledger, memory) - self.follower.highest_blocks()
-        return max(0, free * memory.block_tokens)
+        return max(0, min(free * memory.block_tokens, memory.room(memory.capacity_tokens)))
 
     def _admit(self, ledger: Ledger, memory: Memory) -> list[Ticket]:
         admitted: list[Ticket] = []
