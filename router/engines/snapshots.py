@@ -26,7 +26,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from router.engines.curve import KeyPair
 from router.engines.identity import given_names
-from router.engines.streams import FULL_INTERVAL_S, Channel, Socket, Stream
+from router.engines.streams import FULL_INTERVAL_S, SILENCE_S, Channel, Socket, Stream
 from router.errors import ConfigError, SnapshotError
 from router.types import Snapshot, SnapshotReceived, WorkerSpec
 from router.wire import decode
@@ -34,7 +34,6 @@ from router.wire import decode
 log = logging.getLogger(__name__)
 
 FULL_INTERVAL_MAX_S = 5.0
-REDIAL_S = 5.0
 # Longer than the second after which an engine says something even if nothing changes.
 SILENT_S = 1.5
 
@@ -229,6 +228,8 @@ class SnapshotClient:
         if channel.socket.closed:
             return False
         messages, more = _received(channel.socket, len(channel.streams))
+        if not more:
+            channel.emptied_s = self._clock()
         # All are decoded before the first is applied: so each code stays in the processor's caches.
         for snapshot in [self._decode(message, channel) for message in messages]:
             if snapshot is not None:
@@ -255,12 +256,11 @@ class SnapshotClient:
 
     def _look(self, stream: Stream) -> None:
         """Connect anew from time to time while nothing comes, and nothing waits to be read."""
-        silent = self._clock() - stream.heard_s > REDIAL_S
-        if stream.looked is not None and silent and not stream.pending:
+        if stream.looked is not None and stream.silent(self._clock()):
             stream.redial()
         for socket in (stream.channel.socket, stream.dealer):
             self._read_soon(socket)  # asking may have eaten a signal
-        stream.looked = asyncio.get_running_loop().call_later(REDIAL_S, self._look, stream)
+        stream.looked = asyncio.get_running_loop().call_later(SILENCE_S, self._look, stream)
 
     def _introduce(self, channel: Channel) -> None:
         """Somebody is not known by its epoch: ask those who have not been heard of late."""

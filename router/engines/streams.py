@@ -15,6 +15,7 @@ from router.types import Snapshot, WorkerSpec
 from router.wire import full_endpoint
 
 FULL_INTERVAL_S = 0.2
+SILENCE_S = 5.0
 
 Socket = zmq.Socket[bytes]
 
@@ -25,15 +26,17 @@ class Channel:
     Attributes:
         by_epoch: whose engine has an epoch, as far as that is known.
         introduced_s: when the silent ones were last asked who they are.
+        emptied_s: when all that had come was last read.
     """
 
-    __slots__ = ("by_epoch", "introduced_s", "socket", "streams")
+    __slots__ = ("by_epoch", "emptied_s", "introduced_s", "socket", "streams")
 
     def __init__(self, socket: Socket) -> None:
         self.socket = socket
         self.streams: list[Stream] = []
         self.by_epoch: dict[str, Stream] = {}
         self.introduced_s = -math.inf
+        self.emptied_s = -math.inf
 
     @property
     def name(self) -> str:
@@ -105,10 +108,12 @@ class Stream:
         self.foreign = False
         self.problem: str | None = None
 
-    @property
-    def pending(self) -> bool:
-        """Whether there are messages to be read, its own perhaps."""
-        return bool(self.channel.socket.poll(0) or self.dealer.poll(0))
+    def silent(self, now_s: float) -> bool:
+        """Whether nothing has come of it for a while; what waits to be read may be its own."""
+        until_s = self.heard_s + SILENCE_S
+        channel = self.channel
+        read = channel.emptied_s > until_s or not channel.socket.poll(0)
+        return now_s > until_s and read and not self.dealer.poll(0)
 
     def dial(self) -> None:
         """Connect.
@@ -133,11 +138,17 @@ class Stream:
         return (self.channel.socket, self.endpoint), (self.dealer, full_endpoint(self.endpoint))
 
     def meet(self, snapshot: Snapshot) -> str | None:
-        """An engine has an epoch that is new here; why it is not the worker's, None if it is."""
-        if self.epoch is not None:
-            self.channel.by_epoch.pop(self.epoch, None)
-        self.epoch = snapshot.epoch
-        self.channel.by_epoch[snapshot.epoch] = self
+        """An engine has an epoch that is new here; why it is not the worker's, None if it is.
+
+        Nobody can take another worker's stream away by leading to the same engine.
+        """
         problem = foreign_stream(self.spec, self.named, snapshot)
         self.foreign = problem is not None
+        owners = self.channel.by_epoch
+        if self.epoch is not None and owners.get(self.epoch) is self:
+            del owners[self.epoch]
+        self.epoch = snapshot.epoch
+        owner = owners.get(self.epoch)
+        if owner is None or owner.foreign:
+            owners[self.epoch] = self
         return problem

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from router.engines.snapshots import SnapshotClient
+from router.engines.streams import SILENCE_S
 from router.types import Snapshot, SnapshotReceived, WorkerSpec
-from tests.support.scripted import until
+from router.wire import encode
+from tests.support.scripted import TIMEOUT_S, until
 from tests.support.state_stream import Engine, delta, full
 
 WORKERS = ("a", "b")
@@ -23,17 +26,22 @@ class Router:
     Attributes:
         arrived: worker, epoch and sequence of each snapshot.
         wanted: workers whose full snapshots are wanted.
+        now_s: what has passed beside what has really passed.
     """
 
     def __init__(self, endpoints: dict[str, str]) -> None:
         self.arrived: list[tuple[str, str, int]] = []
         self.wanted: set[str] = set()
+        self.now_s = 0.0
         self.client = SnapshotClient(
             [WorkerSpec(i, f"http://{i}:1", snapshots=at) for i, at in endpoints.items()],
             self._apply,
             self.wanted.__contains__,
-            time.monotonic,
+            self.clock,
         )
+
+    def clock(self) -> float:
+        return time.monotonic() + self.now_s
 
     def _apply(self, event: SnapshotReceived) -> None:
         snapshot = event.snapshot
@@ -150,6 +158,67 @@ async def test_a_strangers_stream_is_refused_wherever_it_comes(
     await until(lambda: router.client.refused == 2)
     assert "that of worker somebody, not of worker a" in str(router.client.problem("a"))
     assert not router.arrived
+
+
+async def test_a_stranger_cannot_take_anothers_stream_away(
+    router: Router, engines: dict[str, Engine]
+) -> None:
+    """As when two workers' endpoints lead to one engine, which is one of them."""
+    for engine in engines.values():
+        await engine.subscribed()
+    await engines["a"].answer(of("a", "full", 1))
+    await until(lambda: len(router.arrived) == 1)
+    await engines["b"].answer(of("a", "full", 1))
+    await until(lambda: router.client.refused == 1)
+    await engines["a"].send(of("a", "delta", 2))
+    await until(lambda: len(router.arrived) + router.client.refused == 3)
+    assert router.arrived == [("a", "epoch-a", 1), ("a", "epoch-a", 2)]
+
+
+async def test_a_stream_is_its_owners_even_if_a_stranger_came_first(
+    router: Router, engines: dict[str, Engine]
+) -> None:
+    for engine in engines.values():
+        await engine.subscribed()
+    await engines["b"].answer(of("a", "full", 1))
+    await until(lambda: router.client.refused == 1)
+    await engines["a"].answer(of("a", "full", 1))
+    await until(lambda: len(router.arrived) == 1)
+    await engines["b"].send(of("a", "delta", 2))
+    await engines["a"].send(of("a", "delta", 3))
+    await until(lambda: len(router.arrived) == 3)
+    assert {at[0] for at in router.arrived} == {"a"}
+
+
+async def test_a_silent_worker_is_seen_however_much_the_others_say(
+    router: Router, engines: dict[str, Engine]
+) -> None:
+    await introduced(router, engines)
+    silent, heard = (router.client._streams[name] for name in WORKERS)
+    assert not silent.silent(router.clock())
+    router.now_s += 2 * SILENCE_S
+    await engines["b"].send(of("b", "delta", 2))
+    await until(lambda: len(router.arrived) == 3)
+    zmq.Socket.shadow(engines["b"].stream).send(encode(of("b", "delta", 3)))
+    assert silent.channel.socket.poll(int(TIMEOUT_S) * 1000)  # it waits to be read
+    assert silent.silent(router.clock())
+    assert not heard.silent(router.clock())
+    await engines["a"].send(of("a", "delta", 2))
+    await until(lambda: len(router.arrived) == 5)
+    assert not silent.silent(router.clock())
+
+
+async def test_who_may_only_not_have_been_read_is_not_silent(
+    router: Router, engines: dict[str, Engine]
+) -> None:
+    await introduced(router, engines)
+    router.now_s += 2 * SILENCE_S
+    zmq.Socket.shadow(engines["b"].stream).send(encode(of("b", "delta", 2)))
+    stream = router.client._streams["a"]
+    assert stream.channel.socket.poll(int(TIMEOUT_S) * 1000)
+    assert not stream.silent(router.clock())
+    await until(lambda: len(router.arrived) == 3)
+    assert stream.silent(router.clock())
 
 
 async def test_a_message_that_cannot_be_read_names_who_may_have_sent_it(
