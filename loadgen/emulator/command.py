@@ -14,6 +14,9 @@ import msgspec
 import typer
 import uvloop
 
+from engine_patches.admission import ADMISSIONS
+from engine_patches.admission.settings import AdmissionSettings
+from loadgen.admission_settings import parse_admission
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.listener import EVERY_ADDRESS
 from loadgen.emulator.prefill import (
@@ -111,6 +114,15 @@ _KvLoadFailure = Annotated[
     KvLoadFailure | None,
     _flag("--kv-load-failure", "What happens to a prompt whose KV is gone, as in vLLM [fail]."),
 ]
+_Admission = Annotated[
+    str | None,
+    _flag(
+        "--admission",
+        f"Who enters an engine: one of {', '.join(ADMISSIONS)}, or settings as the plug-in's, "
+        '{"policy": "headroom", "headroom": 0.1} [as vLLM by itself].',
+        "POLICY|JSON",
+    ),
+]
 _Host = Annotated[
     str, _flag("--host", "Address to listen on; state streams stay on 127.0.0.1.", "H")
 ]
@@ -145,6 +157,7 @@ class EmulateOptions:
     kv_transfer_time: _TransferTime = None
     kv_expiry: _KvExpiry = None
     kv_load_failure: _KvLoadFailure = None
+    admission: _Admission = None
     host: _Host = "127.0.0.1"
     json: _Json = None
 
@@ -175,7 +188,11 @@ class EmulateOptions:
             snapshots=snapshot_endpoints(first, ranks) if self.snapshots else (),
             record=self.record,
             prefill=self._prefill(),
+            admission=self._admission(),
         )
+
+    def _admission(self) -> AdmissionSettings | None:
+        return None if self.admission is None else parse_admission("--admission", self.admission)
 
     def _prefill(self) -> PrefillSettings | None:
         return parse_prefill(

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from engine_patches.compat import PREDICTED_KEY
 from loadgen.emulator.text import (
     TOKENS_PER_MESSAGE,
     OutputPlan,
@@ -54,6 +55,8 @@ class Generation:
     Attributes:
         prompt_tokens: length of each prompt.
         plans: how each output runs, ``n`` per prompt, in the order of the choices.
+        caps: output tokens at which those of each prompt end at the latest.
+        predicted_tokens: those at which the client says that they end.
         kv_transfer: what is to become of its KV, or where that is.
     """
 
@@ -61,6 +64,8 @@ class Generation:
     prompt_tokens: tuple[int, ...]
     n: int
     plans: tuple[OutputPlan, ...]
+    caps: tuple[int, ...]
+    predicted_tokens: int | None
     priority: int
     stream: bool
     include_usage: bool
@@ -189,6 +194,8 @@ def _generation(
         prompt_tokens=tuple(lengths),
         n=n,
         plans=tuple(plans),
+        caps=tuple(caps),
+        predicted_tokens=_predicted_tokens(body.vllm_xargs),
         priority=body.priority,
         stream=bool(body.stream),
         include_usage=options is not None and options.include_usage is not False,
@@ -222,6 +229,11 @@ def _cap(prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
             "input_tokens",
         )
     return max_model_len - prompt_tokens if max_tokens is None else max_tokens
+
+
+def _predicted_tokens(xargs: dict[str, object] | None) -> int | None:
+    predicted = (xargs or {}).get(PREDICTED_KEY)
+    return predicted if type(predicted) is int and predicted > 0 else None
 
 
 def _hidden_tokens(xargs: dict[str, object] | None) -> int | None:

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from engine_patches.admission import make_admission
+from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.engine import Engine
 from loadgen.emulator.generation import Limits
 from loadgen.emulator.prefill import PrefillSettings
+from loadgen.emulator.queues import Eviction, PolicyOrder, clearing_of
 from loadgen.emulator.stepping import StepGroup, WorkerModel
 from loadgen.step_model import PowerModel, StepTime, numbers
 from router.errors import ConfigError
@@ -33,6 +38,7 @@ class EmulatorSettings:
         snapshots: the ZMQ endpoint of each worker's state stream; empty for none.
         record: where to write a row per step of the workers that answer.
         prefill: what prompts cost and how KV moves; None: prompts cost nothing, KV stays.
+        admission: who enters an engine, of every worker; None: as the engine does by itself.
 
     Raises:
         ConfigError: settings that make no sense; names the option.
@@ -57,6 +63,7 @@ class EmulatorSettings:
     snapshots: tuple[str, ...] = ()
     record: Path | None = None
     prefill: PrefillSettings | None = None
+    admission: AdmissionSettings | None = None
 
     def __post_init__(self) -> None:
         for option, value in (
@@ -116,8 +123,9 @@ class EmulatorSettings:
     def new_engine(self, rank: int) -> Engine:
         """A worker's engine, empty."""
         prefill = self.prefill
+        queue, eviction = self._admission(rank)
         if prefill is None:
-            return Engine(self.slots, self.kv_tokens)
+            return Engine(self.slots, self.kv_tokens, queue=queue, eviction=eviction)
         own = prefill.kv_tokens if self.prefills(rank) else None
         return Engine(
             self.slots,
@@ -125,6 +133,8 @@ class EmulatorSettings:
             chunk=prefill.chunk,
             lease_s=prefill.kv_expiry_s,
             recompute=prefill.recompute,
+            queue=queue,
+            eviction=eviction,
         )
 
     def step_group(self, workers: Sequence[WorkerModel]) -> StepGroup:
@@ -139,6 +149,14 @@ class EmulatorSettings:
     def worker_port(self, rank: int) -> int:
         """Port of a worker, 0 for any."""
         return self.port + rank if self.port else 0
+
+    def _admission(self, rank: int) -> tuple[PolicyOrder | None, Eviction | None]:
+        """Who enters and who leaves; what a client has seen of an answer is kept."""
+        if self.admission is None:
+            return None, None
+        rng = np.random.default_rng([self.seed, rank])
+        eviction = Eviction(clearing=clearing_of(self.admission), rng=rng)
+        return PolicyOrder(make_admission(self.admission)), eviction
 
     def _check_speeds(self) -> None:
         if len(self.speeds) not in (0, 1, self.workers):

@@ -127,7 +127,7 @@ def _report(
         waiting_tokens=engine.waiting_tokens,
         slots=engine.slots,
         kv_groups=(KvGroup(1, engine.used_tokens, engine.kv_tokens),),
-        admissible_kv_tokens=max(0, engine.kv_tokens - engine.used_tokens),
+        admissible_kv_tokens=engine.admissible_tokens,
         scheduled_prefill_tokens=part.schedule.prefill_tokens if part else 0,
         scheduled_decode_tokens=part.schedule.decode_tokens if part else 0,
         preemptions_total=engine.preemptions_total,

@@ -129,4 +129,5 @@ class StepGroup:
     def _needed_s(self, part: WorkerStep) -> float:
         speed = part.worker.speed
         prefill_s = self._prefill_token_s * part.schedule.prefill_tokens / speed
-        return prefill_s + self._step_time.seconds(part.load_tokens, part.running, speed)
+        engine = part.engine
+        return prefill_s + self._step_time.seconds(engine.batch_tokens, len(engine.batch), speed)

@@ -150,7 +150,7 @@ class EmulatedWorker:
         the last ones at the end.
         """
         interval = self.settings.stream_interval
-        for request in self.model.engine.running:
+        for request in self.model.engine.batch:
             if request.prefill_left:
                 continue
             if interval == 1 or request.generated_tokens % interval == 1:
@@ -228,6 +228,9 @@ class EmulatedWorker:
             priority=generation.priority,
             keeps_kv=transfer is not None and transfer.keeps,
             fetch=fetch,
+            cap_tokens=generation.caps[index // generation.n],
+            hint_tokens=generation.predicted_tokens,
+            arrived_s=engine_now_s(self.settings.time_scale),
         )
         choice = Choice(answer, index, request, plan)
         answer.choices.append(choice)

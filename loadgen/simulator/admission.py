@@ -17,7 +17,7 @@ from engine_patches.admission import make_admission
 from engine_patches.admission.fluid import Batch
 from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.queues import Eviction, PolicyOrder
+from loadgen.emulator.queues import Eviction, PolicyOrder, clearing_of
 from loadgen.emulator.schedule import Schedule
 from loadgen.simulator.admission_results import AdmissionRecorder, AdmissionResult
 from loadgen.simulator.predictions import Prediction
@@ -132,7 +132,7 @@ class AdmissionConfig:
     def engine(self) -> Engine:
         """A new one."""
         scenario, settings = self.scenario, self.settings
-        clearing = settings.beta if settings.policy == "alpha_beta" else 0.0
+        clearing = clearing_of(settings)
         restart = self.eviction is EvictionKind.RESTART or clearing > 0
         return Engine(
             scenario.slots,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from rich.console import Console
 
-from engine_patches.admission import ADMISSIONS, DEFAULT, read_admission
+from engine_patches.admission import ADMISSIONS, DEFAULT
 from engine_patches.admission.fluid import StepCost
-from engine_patches.admission.settings import AdmissionError, AdmissionSettings
+from engine_patches.admission.settings import AdmissionSettings
+from loadgen.admission_settings import admission_settings, parse_object
 from loadgen.options import command_of
 from loadgen.simulator.admission import (
     AdmissionConfig,
@@ -133,7 +133,7 @@ class AdmissionOptions:
         )
 
     def _settings(self, prediction: Prediction) -> AdmissionSettings:
-        given = _parse_settings(self.settings)
+        given = parse_object("--settings", self.settings)
         if twice := given.keys() & {"policy", *_PREDICTED}:
             raise ConfigError(f"--settings: give {sorted(twice)[0]} as an option of its own")
         if self.policy not in ADMISSIONS:
@@ -144,10 +144,7 @@ class AdmissionOptions:
         for option, given_it in (("predict", prediction != Prediction()), ("margin", self.margin)):
             if given_it and option not in keys:
                 raise ConfigError(f"--{option} does nothing for --policy {self.policy}")
-        try:
-            return read_admission({"policy": self.policy} | known | given)
-        except AdmissionError as error:
-            raise ConfigError(f"--settings: {error}") from error
+        return admission_settings("--settings", {"policy": self.policy} | known | given)
 
     def _scenario(self) -> Scenario:
         scenario = scenario_of(self.scenario)
@@ -167,16 +164,6 @@ def admission(options: AdmissionOptions) -> None:
     result = simulate_admission(options.config())
     Console(stderr=options.json_file == STDOUT).print(admission_table(result))
     write_json(result.report(), options.json_file)
-
-
-def _parse_settings(text: str) -> dict[str, object]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--settings is no JSON ({error}): {text!r}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f'--settings takes an object such as {{"headroom": 0.1}}, got {text!r}')
-    return found
 
 
 def _parse_cost(text: str) -> StepCost:
