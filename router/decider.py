@@ -94,11 +94,9 @@ class Decider:
             if assignments and isinstance(self.policy, BfIo):
                 self.solved = self.policy.last
             return assignments
-        except PolicyError:
-            reason = "broke its contract"
-        except Exception:  # noqa: BLE001 - a policy's bug must not stop the service
-            reason = "failed"
-        log.exception("the policy %s, this round is assigned by the fallback", reason)
+        except Exception as error:  # a policy's bug must not stop the service
+            reason = "broke its contract" if isinstance(error, PolicyError) else "failed"
+            log.exception("the policy %s, this round is assigned by the fallback", reason)
         self.stats.policy_errors += 1
         return rounds.assign(self.fallback, tiers, views)
 

@@ -124,7 +124,7 @@ def forecast(
         np.bincount(worker, chance * profile.work_at(tokens, prefill_left, ahead), workers)
         for ahead, chance in enumerate(prediction.chances(horizon + 1).T)
     ]
-    return np.stack(by_step, axis=1)
+    return np.stack(by_step, axis=1, dtype=np.float64)  # of nobody bincount makes whole numbers
 
 
 def _linear(running: Running, ends: Ints, profile: WorkProfile, workers: int, steps: int) -> Floats:

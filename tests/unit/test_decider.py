@@ -180,6 +180,23 @@ def test_a_round_that_the_fallback_decides_has_no_objective(
     assert sum(life.decider.stats.decision_objective.counts) == 1
 
 
+def test_the_log_tells_where_a_policy_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = Life()
+    monkeypatch.setattr(life.policy, "assign", lambda *asked: ())
+    life.arrive()
+    assert len(life.decide()) == 1
+    monkeypatch.setattr(life.policy, "assign", lambda *asked: [][len(asked)])
+    life.arrive()
+    assert len(life.decide()) == 1
+    broke, failed = caplog.records
+    assert "the policy broke its contract" in broke.message
+    assert "PolicyError" in (broke.exc_text or "")
+    assert "the policy failed" in failed.message
+    assert "IndexError" in (failed.exc_text or "")
+
+
 @pytest.mark.parametrize("signal", [CapSignal, SurvivalSignal])
 def test_what_others_have_on_a_worker_counts(signal: type[CapSignal | SurvivalSignal]) -> None:
     life = Life(LookAhead(signal()))
