@@ -12,9 +12,11 @@ from router.types import Outcome
 from tests.support.relaying import routed
 from tests.support.scripted import (
     DONE,
+    scripted,
     soon,
     until,
 )
+from tests.support.serving import serving
 from tests.support.splitting import ANSWER, PARAMS, TOKENS, Pair, computed, kept, stats
 
 
@@ -165,6 +167,57 @@ async def test_a_client_that_leaves_is_forgotten(phase: str) -> None:
         await until(lambda: kept(router) == 0)
         expected = 0 if phase == "prefill" else 77
         assert stats(router).expired_kv_tokens == expected
+        await router.settled()
+
+
+async def test_a_client_that_leaves_before_its_prompt_is_computed_costs_nothing(pair: Pair) -> None:
+    router, prefill, decode = pair
+    computing = router.post(prompt=[1] * 5000)
+    first = await prefill.next()
+    asked = router.post()
+    await until(lambda: router.waiting == 1)
+    asked.cancel()
+    await until(lambda: not router.waiting)
+    await computed(first)
+    await (await decode.next()).answer(ANSWER)
+    assert (await soon(computing)).status_code == 200
+    assert prefill.idle
+    assert stats(router).outcomes == {Outcome.COMPLETED: 1, Outcome.ABORTED: 1}
+    await router.settled()
+
+
+async def test_a_client_that_leaves_in_mid_answer_leaves_no_kv_behind(pair: Pair) -> None:
+    router, prefill, decode = pair
+    asked = router.post(stream=True)
+    await computed(await prefill.next())
+    exchange = await decode.next()
+    await exchange.start_stream()
+    await exchange.chunks(TOKENS[0])
+    await until(lambda: kept(router) == 0)
+    asked.cancel()
+    await exchange.left()
+    await router.settled()
+    assert (stats(router).outcomes, router.outcomes, stats(router).expired_kv_tokens) == (
+        {Outcome.COMPLETED: 1},
+        {Outcome.ABORTED: 1},
+        0,
+    )
+
+
+async def test_ranks_behind_one_url_are_told_apart() -> None:
+    async with (
+        scripted(2) as (prefill, decode),
+        serving((prefill, prefill, decode), prefills=2, kept_s=30.0) as router,
+    ):
+        asked = [router.post(prompt=[1] * 5000) for _ in range(2)]
+        for rank in ("0", "1"):
+            first = await prefill.next()
+            assert first.headers["x-data-parallel-rank"] == rank
+            await computed(first)
+            second = await decode.next()
+            assert "x-data-parallel-rank" not in second.headers
+            await second.answer(ANSWER)
+        assert [(await soon(answer)).status_code for answer in asked] == [200, 200]
         await router.settled()
 
 
