@@ -78,6 +78,7 @@ class Engine:
     Args:
         slots: requests that may run at once.
         kv_tokens: tokens that fit in KV memory.
+        block_tokens: a running request takes memory in such blocks.
         chunk: the most tokens that a step computes, above ``slots``; None for no bound.
         lease_s: how long KV stays that nobody fetches, engine seconds.
         recompute: whether a prompt whose KV cannot be fetched is computed here; else it fails.
@@ -101,6 +102,7 @@ class Engine:
         slots: int,
         kv_tokens: int,
         *,
+        block_tokens: int = 1,
         chunk: int | None = None,
         lease_s: float = 0.0,
         recompute: bool = False,
@@ -110,7 +112,7 @@ class Engine:
         queue: Queue | None = None,
     ) -> None:
         self.slots = slots
-        self.kv_tokens = kv_tokens
+        self.kv_tokens = kv_tokens // block_tokens * block_tokens
         self.running: list[EngineRequest] = []
         self.kept = KeptKv(lease_s)
         self.load_tokens = 0
@@ -120,6 +122,9 @@ class Engine:
         self.generated_total = 0
         self.lost_total = 0
         self.failed_loads_total = 0
+        self._block_tokens = block_tokens
+        # Of the running requests' last blocks, what holds no token.
+        self._slack_tokens = 0
         self._chunk = sys.maxsize if chunk is None else chunk
         self._recompute = recompute
         self._watermark_tokens = int(watermark * kv_tokens)
@@ -140,7 +145,8 @@ class Engine:
     @property
     def used_tokens(self) -> int:
         """KV memory in use."""
-        return self.load_tokens + self.fetching_tokens + self.kept.tokens
+        running_tokens = self.load_tokens + self._slack_tokens
+        return running_tokens + self.fetching_tokens + self.kept.tokens
 
     @property
     def batch(self) -> Sequence[EngineRequest]:
@@ -172,7 +178,7 @@ class Engine:
         Raises:
             ValueError: it could never fit, or its id is already known.
         """
-        if request.output_tokens < 1 or request.peak_tokens > self.kv_tokens:
+        if request.output_tokens < 1 or self._rounded(request.peak_tokens) > self.kv_tokens:
             raise ValueError(f"request {request.id} can never fit in {self.kv_tokens} KV tokens")
         if request.id in self._waiting or any(r.id == request.id for r in self.running):
             raise ValueError(f"request {request.id} is already here")
@@ -254,6 +260,8 @@ class Engine:
         self.load_tokens += generated
         self.generated_total += generated
         self._queue.stepped(self._still())
+        if self._block_tokens > 1:
+            self._slack_tokens = sum(self._slack(request) for request in self.running)
         for request in finished:
             self._remove(request)
             if request.keeps_kv:
@@ -278,6 +286,7 @@ class Engine:
             del self._waiting[request.id]
             self.waiting_tokens -= request.load_tokens
             self.load_tokens += request.load_tokens
+            self._slack_tokens += self._slack(request)
             self.running.append(request)
             if request.prefill_left:
                 request.prefill_left = budget.prefill(request.prefill_left)
@@ -344,13 +353,16 @@ class Engine:
         self.waiting_tokens += request.load_tokens
 
     def _remove(self, request: EngineRequest) -> None:
-        self.running.remove(request)
-        self.load_tokens -= request.load_tokens
+        self._release(request)
         self._queue.left(request)
 
-    def _evict(self, request: EngineRequest) -> None:
+    def _release(self, request: EngineRequest) -> None:
         self.running.remove(request)
         self.load_tokens -= request.load_tokens
+        self._slack_tokens -= self._slack(request)
+
+    def _evict(self, request: EngineRequest) -> None:
+        self._release(request)
         if self._eviction.restart:
             self.lost_total += request.generated_tokens
             request.generated_tokens = 0
@@ -359,18 +371,23 @@ class Engine:
 
     def _memory(self) -> Memory:
         slots_free = max(0, self.slots - len(self.running) - len(self._ready))
-        return Memory(self.kv_tokens, self.used_tokens, slots_free)
+        return Memory(self.kv_tokens, self.used_tokens, slots_free, self._block_tokens)
+
+    def _slack(self, request: EngineRequest) -> int:
+        return -request.load_tokens % self._block_tokens
+
+    def _rounded(self, tokens: int) -> int:
+        return tokens + -tokens % self._block_tokens
 
     def _fits(self, request: EngineRequest) -> bool:
         watermark_tokens = self._watermark_tokens if self.running else 0
-        return self.used_tokens + request.load_tokens + watermark_tokens <= self.kv_tokens
+        tokens = self._rounded(request.load_tokens)
+        return self.used_tokens + tokens + watermark_tokens <= self.kv_tokens
 
     def _held_back(self) -> Set[str]:
         """Running requests that the queue does not let go on."""
         go_on = self._queue.run
-        if go_on is None:
-            return frozenset()
-        return {request.id for request in self.running} - go_on
+        return frozenset() if go_on is None else {r.id for r in self.running} - go_on
 
     def _still(self) -> Iterator[str]:
         """Requests that hold memory, and do not grow in this step."""

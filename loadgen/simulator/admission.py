@@ -76,6 +76,7 @@ class AdmissionConfig:
         rate: requests per second; that of the scenario when None.
         requests: how many; as many as the scenario has when None.
         prediction: what the policy knows of output lengths.
+        block_tokens: granularity of the KV memory.
         free_tokens: KV tokens that cost no time (arXiv 2504.11320, section 2.3, piecewise linear).
 
     Raises:
@@ -93,6 +94,7 @@ class AdmissionConfig:
     watermark: float = 0.0
     limits: QueueLimits = field(default_factory=QueueLimits)
     free_tokens: int = 0
+    block_tokens: int = 1
 
     def __post_init__(self) -> None:
         for option, value in (("--rate", self.arrival_rate), ("--requests", self.count)):
@@ -137,6 +139,7 @@ class AdmissionConfig:
         return Engine(
             scenario.slots,
             scenario.kv_tokens,
+            block_tokens=self.block_tokens,
             chunk=scenario.chunk,
             watermark=self.watermark,
             prefill_first=self.order is Order.PREFILL_FIRST,
@@ -159,6 +162,7 @@ class AdmissionConfig:
             "max_num_queued_reqs": self.limits.requests,
             "max_num_queued_tokens": self.limits.tokens,
             "kv_tokens": scenario.kv_tokens,
+            "block_size": self.block_tokens,
             "max_num_seqs": scenario.slots,
             "max_num_batched_tokens": scenario.chunk,
             "step_cost": asdict(scenario.cost),
@@ -182,7 +186,7 @@ class _Simulation:
     def __init__(self, config: AdmissionConfig) -> None:
         self._config = config
         requests = config.scenario.source.draw(config.arrival_rate, config.count, config.seed)
-        _check_sizes(requests, config.scenario)
+        _check_sizes(requests, config)
         self._engine = config.engine()
         self._limits = config.limits
         self._recorder = AdmissionRecorder(requests, config.scenario.kv_tokens)
@@ -288,9 +292,10 @@ def _engine_requests(requests: Requests, config: AdmissionConfig) -> Iterator[En
         )
 
 
-def _check_sizes(requests: Requests, scenario: Scenario) -> None:
+def _check_sizes(requests: Requests, config: AdmissionConfig) -> None:
+    scenario, block = config.scenario, config.block_tokens
     largest = int((requests.prompt_tokens + requests.output_tokens).max()) - 1
-    if largest > scenario.kv_tokens:
+    if -(-largest // block) > scenario.kv_tokens // block:
         raise ConfigError(
             f"--kv-tokens {scenario.kv_tokens} is too small: the longest request of "
             f"{scenario.name} takes {largest} KV tokens"

@@ -67,6 +67,7 @@ _QueuedTokens = Annotated[
     flag("--max-num-queued-tokens", "vLLM's: with such prompts, others are refused [any].", "N"),
 ]
 _KvTokens = Annotated[int | None, flag("--kv-tokens", "KV memory [the scenario's].", "N", 1)]
+_BlockSize = Annotated[int, flag("--block-size", "Tokens of a KV block; vLLM's are 16.", "N", 1)]
 _Slots = Annotated[
     int | None, flag("--max-num-seqs", "Requests that run at once [the scenario's].", "N", 1)
 ]
@@ -105,6 +106,7 @@ class AdmissionOptions:
     max_num_queued_reqs: _QueuedRequests = None
     max_num_queued_tokens: _QueuedTokens = None
     kv_tokens: _KvTokens = None
+    block_size: _BlockSize = 1
     max_num_seqs: _Slots = None
     max_num_batched_tokens: _Chunk = None
     step_time: _StepTime = None
@@ -130,6 +132,7 @@ class AdmissionOptions:
             watermark=self.watermark,
             limits=QueueLimits(self.max_num_queued_reqs, self.max_num_queued_tokens),
             free_tokens=self.free_tokens,
+            block_tokens=self.block_size,
         )
 
     def _settings(self, prediction: Prediction) -> AdmissionSettings:

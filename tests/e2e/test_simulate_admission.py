@@ -46,6 +46,7 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
         "--policy memory_checked --scenario vidur8b_low --rate 300 --requests 300 --seed 5 "
         "--predict lognormal:0.8 --margin 0.2 --eviction restart --order prefill_first "
         "--watermark 0.01 --max-num-queued-reqs 200 --max-num-queued-tokens 5000 --kv-tokens 900 "
+        "--block-size 4 "
         "--max-num-seqs 40 --max-num-batched-tokens 600 --step-time 1e-2,1e-7,1e-5,1e-4 "
         "--free-tokens 50"
     )
@@ -78,7 +79,7 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
         600,
     )
     assert list(used["step_cost"].values()) == [1e-2, 1e-7, 1e-5, 1e-4]
-    assert (used["seed"], used["free_tokens"]) == (5, 50)
+    assert (used["seed"], used["free_tokens"], used["block_size"]) == (5, 50, 4)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ async def test_the_state_stream_tells_what_admission_would_let_in(tmp_path: Path
     ):
         assert (await reader.full()).admissible_kv_tokens == KV_TOKENS
         asked = asyncio.create_task(ask(http, 100, 80))
-        told = []
+        told: list[tuple[int, int | None]] = []
         while not told or told[-1][0]:
             snapshot = await reader.next()
             (kv,) = snapshot.kv_groups

@@ -53,11 +53,14 @@ class Run:
         restart: bool = False,
         prefill_first: bool = False,
         chunk: int | None = CHUNK,
+        block: int = 1,
     ) -> None:
+        self.block = block
         self.queue = PolicyOrder(make_admission(read_admission(settings)))
         self.engine = Engine(
             SLOTS,
             KV_TOKENS,
+            block_tokens=block,
             chunk=chunk,
             queue=self.queue,
             eviction=Eviction(restart=restart),
@@ -80,7 +83,8 @@ class Run:
     def step(self) -> None:
         engine, ledger = self.engine, self.queue.ledger
         schedule = engine.schedule(self.now_s)
-        assert engine.used_tokens == sum(r.load_tokens for r in engine.running) <= KV_TOKENS
+        held = sum(-(-r.load_tokens // self.block) * self.block for r in engine.running)
+        assert engine.used_tokens == held <= engine.kv_tokens
         assert len(engine.running) <= SLOTS
         assert [ticket.id for ticket in ledger.running.values()] == [r.id for r in engine.running]
         for request in engine.running:
@@ -107,14 +111,15 @@ class Run:
         return [r for r in self.all.values() if r.id not in self.finished]
 
 
-@given(batches, settings, st.booleans(), st.booleans())
+@given(batches, settings, st.booleans(), st.booleans(), st.sampled_from((1, 4)))
 def test_every_request_ends_once_within_the_memory(
     batches: list[list[EngineRequest]],
     settings: dict[str, object],
     restart: bool,
     prefill_first: bool,
+    block: int,
 ) -> None:
-    run = Run(settings, restart=restart, prefill_first=prefill_first)
+    run = Run(settings, restart=restart, prefill_first=prefill_first, block=block)
     for batch in batches:
         run.arrive(batch)
         run.step()
@@ -152,12 +157,12 @@ def test_a_request_that_is_withdrawn_leaves_nothing_behind(
     assert (len(run.queue.ledger.waiting), len(run.queue.ledger.running)) == (0, 0)
 
 
-@given(batches)
+@given(batches, st.sampled_from((1, 4)))
 def test_with_right_lengths_a_policy_that_checks_memory_never_evicts(
-    batches: list[list[EngineRequest]],
+    batches: list[list[EngineRequest]], block: int
 ) -> None:
     """A prompt is computed in one step here, as in the paper: chunks put off its end."""
-    run = Run({"policy": "memory_checked"}, chunk=None)
+    run = Run({"policy": "memory_checked"}, chunk=None, block=block)
     for batch in batches:
         for request in batch:
             request.hint_tokens = request.output_tokens

@@ -87,6 +87,18 @@ def test_the_watermark_is_kept_free_beside_others_alone() -> None:
     assert (together.end_s, apart.end_s, alone.end_s) == (12, 14, 12)
 
 
+def test_memory_is_held_in_blocks() -> None:
+    """Blocks of 16 tokens, 6 of them; 15, 16 and then 17 tokens; 17 and 17 are 4 blocks."""
+    result = run((10, 15, 3), (10, 17, 1), block_tokens=16, kv_tokens=100)
+
+    assert result.kv_used_max == 48 / 100
+    assert result.kv_used_mean == pytest.approx((48 + 16 + 32) / (13 - 1.5) / 100)
+    apart = run((10, 33, 2), (10, 49, 2), block_tokens=16, kv_tokens=111)
+    assert apart.end_s == 14
+    with pytest.raises(ConfigError, match="--kv-tokens 95 is too small"):
+        run((10, 81, 1), block_tokens=16, kv_tokens=95)
+
+
 def test_prompts_first_pauses_those_that_decode() -> None:
     rows = ((10, 4, 3), (11, 4, 3))
     cost = StepCost(1.0, per_request_s=0.1, per_prompt_token_s=0.5)
