@@ -173,6 +173,11 @@ class Dispatcher:
         """See ``DispatchPort.keeps``."""
         return self.cluster.keeps(request.id)
 
+    def fetched(self, request: Request) -> None:
+        """See ``DispatchPort.fetched``."""
+        if self.cluster.keeps(request.id):
+            self.apply(Fetched(request.id))
+
     def end(self, request: Request, outcome: Outcome) -> None:
         """See ``DispatchPort.end``."""
         if self.cluster.phase(request.id) is not Phase.ENDED:
@@ -193,8 +198,6 @@ class Dispatcher:
         lane = self._lanes[request.group]
         lane.stats.ttft_s.observe(now_s - request.arrival_s)
         self._observe_service(lane, request, now_s)
-        if self.cluster.keeps(request.id):
-            self.apply(Fetched(request.id))
 
     # what the engines say
 

@@ -62,6 +62,10 @@ class DispatchPort(Protocol):
         """Whether a prefill worker still keeps the KV of a request that was handed off."""
         ...
 
+    def fetched(self, request: Request) -> None:
+        """A worker that answers has the KV of a request that was handed off, if it was kept."""
+        ...
+
     def end(self, request: Request, outcome: Outcome) -> None:
         """An assigned request has ended."""
         ...

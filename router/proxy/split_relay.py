@@ -39,6 +39,7 @@ class SplitRelay(Relay):
         self._computed_at = ""
         self._prefills_left = max(1, context.max_attempts - 1)
         self._refetched = False
+        self._failed = False
         self._held = b""
 
     async def _enter(self, client: HTTPConnection, send: Send) -> Waiter | None:
@@ -49,7 +50,7 @@ class SplitRelay(Relay):
         return await self._prefill(waiter, client, send)
 
     async def _enter_again(self, client: HTTPConnection, send: Send) -> Waiter | None:
-        self._held = b""
+        self._held, self._failed = b"", False
         if not self._kept:
             return await super()._enter_again(client, send)
         self._transfer.bootstraps.forget(self._computed_at)
@@ -85,9 +86,10 @@ class SplitRelay(Relay):
         self, events: bytes, stream: EventStream, response: Response, send: Send
     ) -> None:
         """See ``Relay``; a chat's first event, which has no text, waits for the second."""
-        if self._may_fail and not self._started:
+        if self._kept and not self._started:
             self._held += events
-            if _FAILED.search(self._held):
+            self._failed = _FAILED.search(self._held) is not None
+            if self._failed and self._may_fail:
                 self._refetch()
             if stream.events < 2 and not stream.done and b'"role"' in self._held:
                 return
@@ -96,6 +98,13 @@ class SplitRelay(Relay):
 
     def _rest(self, stream: EventStream) -> bytes:
         return self._held + super()._rest(stream)
+
+    def _note_first_byte(self, response: Response) -> bool:
+        """See ``Relay``; who answers with an error has not fetched the KV, which is kept on."""
+        first = super()._note_first_byte(response)
+        if first and response.status < HTTPStatus.BAD_REQUEST and not self._failed:
+            self._context.port.fetched(self._request)
+        return first
 
     def _refetch(self) -> None:
         self._refetched = True

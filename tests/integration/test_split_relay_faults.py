@@ -144,7 +144,22 @@ async def test_an_error_that_stays_is_passed_on(pair: Pair) -> None:
         await computed(await prefill.next())
         await (await decode.next()).stream(FAILED, DONE)
     assert (await soon(asked)).content == FAILED + DONE
+    assert kept(router) == 2 * 77  # which nobody has fetched
     await router.settled()
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_kv_that_the_worker_did_not_want_is_counted_until_it_expires(status: int) -> None:
+    """Its prefill worker keeps it: else requests that are refused could fill all its memory."""
+    async with routed(2, prefills=1, kept_s=30.0) as (router, (prefill, decode)):
+        asked = router.post()
+        times = 1 if status == 400 else 2
+        for _ in range(times):
+            await computed(await prefill.next())
+            await (await decode.next()).answer(b'{"error": "max_tokens"}', status)
+        assert (await soon(asked)).status_code == status
+        assert kept(router) == times * 77
+        await router.settled()
 
 
 async def test_a_chat_that_ends_at_once_is_whole(pair: Pair) -> None:

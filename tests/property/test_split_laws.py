@@ -45,7 +45,7 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(
             [
-                *("submit", "submit", "go_on", "go_on", "go_on", "fail", "leave"),
+                *("submit", "submit", "go_on", "go_on", "go_on", "refuse", "fail", "leave"),
                 *("up", "down", "fall", "tick"),
             ]
         ),
@@ -159,8 +159,15 @@ class Story:
             self.keep(self.port.prefill_again(asking))
         else:
             self.port.first_byte(asking, self.now_s)
-            assert not self.port.keeps(asking)
-            self.port.end(asking, Outcome.COMPLETED)
+            kept = self.kept_tokens
+            if step == "refuse":  # what it would have fetched stays until it expires
+                self.port.end(asking, Outcome.COMPLETED)
+                assert self.kept_tokens == kept
+            else:
+                self.port.fetched(asking)
+                assert not self.port.keeps(asking)
+                assert self.kept_tokens == kept - (0 if whole else PROMPT_TOKENS)
+                self.port.end(asking, Outcome.COMPLETED)
 
     def keep(self, again: tuple[Request, asyncio.Future[WorkerSpec]]) -> None:
         self.alive[again[0].id] = again
@@ -181,6 +188,11 @@ class Story:
             assert phases.count(phase) == in_flight
         ready = len(self.port.deciders["default"].pool) + phases.count(Phase.PREFILLING)
         assert ready <= POOL_LIMIT + self.returned, "prefill workers were not held back"
+
+    @property
+    def kept_tokens(self) -> int:
+        workers = self.cluster.groups[STAGE].workers.values()
+        return sum(worker.kept_tokens for worker in workers if isinstance(worker, PrefillWorker))
 
     @property
     def returned(self) -> int:

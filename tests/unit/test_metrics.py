@@ -273,6 +273,7 @@ async def test_what_becomes_of_prompts_that_are_computed_elsewhere() -> None:
     assert (await waiter).id == "d"
     assert bench.scrape()["kv_kept_tokens", (stage,)] == 120
     port.first_byte(first, bench.now_s + 2)
+    port.fetched(first)
     port.end(first, Outcome.COMPLETED)
     again, waiter = port.prefill_again(ready[1][0])
     assert (await waiter).id == "p"
