@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -121,7 +122,7 @@ def costs(
 
 def main() -> None:
     """Print a table; write it as JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--running", type=int, default=64)
     parser.add_argument("--waiting", type=int, default=256)
     parser.add_argument("--steps", type=int, default=2000)
@@ -131,13 +132,8 @@ def main() -> None:
     table = {}
     print(f"{'policy':32}{'mean us':>9}{'p50':>8}{'p99':>8}{'running':>9}{'entries':>9}")
     for name, variant in variants.items():
-        settings = read_admission(variant)
-        took, held, entries = costs(
-            lambda settings=settings: make_admission(settings),
-            options.running,
-            options.waiting,
-            options.steps,
-        )
+        make = partial(make_admission, read_admission(variant))
+        took, held, entries = costs(make, options.running, options.waiting, options.steps)
         row = {
             "mean_us": float(took.mean()),
             "p50_us": float(np.median(took)),

@@ -1,0 +1,67 @@
+"""What an admission policy may be told, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine_patches.admission import ADMISSIONS, DEFAULT, make_admission, read_admission
+from engine_patches.admission.settings import AdmissionError
+from tests.support.admission import VARIANTS
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_policy_is_made_as_its_settings_say(variant: str) -> None:
+    settings = read_admission(VARIANTS[variant])
+
+    assert make_admission(settings).name == settings.policy
+    assert ADMISSIONS[settings.policy].summary
+
+
+def test_without_settings_it_is_the_default() -> None:
+    assert read_admission({}).policy == DEFAULT
+    assert read_admission({"headroom": 0.1}).headroom == 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"policy": "headrom"}, r"policy 'headrom' is not known: .*; did you mean headroom\?"),
+        ({"policy": 7}, "policy '7' is not known: alpha_beta, headroom, "),
+        ({"policy": "off", "headroom": 0.1}, "key of off 'headroom' is not known: policy$"),
+        ({"policy": "memory_checked", "agein": 1}, r"did you mean ageing\?"),
+        ({"headroom": 0.7}, "headroom 0.7 is not from 0 to 0.5: the nearest is 0.5"),
+        ({"headroom": -1}, "headroom -1 is not from 0 to 0.5: the nearest is 0"),
+        ({"headroom": "5%"}, "headroom must be a number, got '5%'"),
+        ({"headroom": True}, "headroom must be a number, got True"),
+        ({"headroom": float("nan")}, "headroom must be a number, got nan"),
+        ({"headroom": 0.3}, "headroom_max 0.25 is below headroom: give 0.3 or more"),
+        ({"adaptive": 1}, "adaptive must be true or false, got 1"),
+        ({"policy": "wait", "hold_s": 2}, "hold_s 2 is not from 0 to 1: the nearest is 1"),
+        ({"policy": "wait", "thresholds": 3}, "thresholds must be a list of whole numbers, got 3"),
+        ({"policy": "wait", "thresholds": [2, 0]}, "thresholds must be whole numbers from 1 up"),
+        ({"policy": "wait", "segments": [1.5]}, "segments must be whole numbers from 1 up"),
+        ({"policy": "wait", "segments": [9, 3, 9]}, r"segments must ascend: give \[3, 9\]"),
+        (
+            {"policy": "wait", "segments": [3, 9], "thresholds": [4, 2]},
+            r"2 segments part 3 types, thresholds has 2: the nearest is \[4, 2, 2\]",
+        ),
+        (
+            {"policy": "wait", "segments": [3], "thresholds": [4, 2, 1]},
+            r"the nearest is \[4, 2\]",
+        ),
+        ({"policy": "memory_checked", "predict": "mean"}, "give hint, cap or quantile:Q"),
+        ({"policy": "memory_checked", "predict": "quantile:1"}, "Q between 0 and 1"),
+        ({"policy": "memory_checked", "predict": 0.5}, "predict 0.5: give hint"),
+        (
+            {"policy": "alpha_beta", "beta": 0},
+            "beta 0 is not from 0.001 to 1: the nearest is 0.001",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_nearest_right_ones(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AdmissionError, match=message):
+        read_admission(given)
