@@ -14,9 +14,12 @@ from types import MappingProxyType
 from engine_patches.admission.headroom import Headroom, Reserve
 from engine_patches.admission.lengths import MEDIAN, PredictedLengths, SeenLengths
 from engine_patches.admission.memory_checked import MemoryChecked
+from engine_patches.admission.nested_wait import NestedWait
 from engine_patches.admission.off import Off
+from engine_patches.admission.passing import passing_of
 from engine_patches.admission.policy import Admission
 from engine_patches.admission.settings import AdmissionSettings, settings_from, unknown
+from engine_patches.admission.strict import strict_nested_wait, strict_wait
 from engine_patches.admission.wait import Wait
 
 DEFAULT = "headroom"
@@ -50,9 +53,19 @@ def _lengths(settings: AdmissionSettings) -> PredictedLengths:
     )
 
 
-def _wait(settings: AdmissionSettings) -> Wait:
+def _wait(settings: AdmissionSettings) -> Admission:
     lengths = _lengths(settings) if settings.segments else None
+    if settings.strict:
+        return strict_wait(settings, lengths)
     return Wait(_reserve(settings), settings.thresholds, settings.hold_s, lengths)
+
+
+def _nested_wait(settings: AdmissionSettings) -> Admission:
+    passing = passing_of(settings)
+    if settings.strict:
+        return strict_nested_wait(settings)
+    entries = settings.thresholds[0] if settings.thresholds else None
+    return NestedWait(passing, entries, settings.delta)
 
 
 def _memory_checked(settings: AdmissionSettings) -> MemoryChecked:
@@ -76,11 +89,16 @@ ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
             "the shortest first, while the memory suffices until all are predicted to have ended",
             (*_LENGTHS, "margin", "ageing"),
         ),
+        "nested_wait": AdmissionRow(
+            _nested_wait,
+            "who fits with what those inside will come to, by the lengths that others reached",
+            (*_TYPES, "rates", "delta", "strict"),
+        ),
         "off": AdmissionRow(lambda _: Off(), "what the engine does by itself"),
         "wait": AdmissionRow(
             _wait,
             "as headroom, and no more of a type in a step than arrive in one",
-            (*_HEADROOM, *_TYPES, *_LENGTHS, "hold_s"),
+            (*_HEADROOM, *_TYPES, *_LENGTHS, "hold_s", "strict"),
         ),
     }
 )

@@ -32,7 +32,9 @@ class AdmissionSettings:
         thresholds: n_j by type; none: measured.
         segments: output lengths that part the types, ascending; none: requests say their types.
         hold_s: how long a type may be held until n_j of it wait.
-        strict: as printed, decodes pause; for simulated engines.
+        strict: as printed, requests that run pause; for simulated engines.
+        rates: requests per second, or their proportions, that end in each segment; none: measured.
+        delta: probability with which those inside may come to need more memory than there is.
         alpha: share of KV memory that is protected from new requests.
         beta: probability with which a request is cleared when the memory overflows.
 
@@ -52,6 +54,8 @@ class AdmissionSettings:
     segments: tuple[int, ...] = ()
     hold_s: float = 0.0
     strict: bool = False
+    rates: tuple[float, ...] = ()
+    delta: float = 0.1
     alpha: float = 0.2
     beta: float = 0.2
 
@@ -69,6 +73,7 @@ class AdmissionSettings:
         for name in ("thresholds", "segments"):
             _check_counts(name, getattr(self, name))
         _check_types(self.thresholds, self.segments)
+        _check_rates(self.rates, self.segments)
 
     def quantile(self) -> float | None:
         """Q of ``quantile:Q``; None where lengths come from elsewhere.
@@ -96,6 +101,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "length_margin": (0.0, 10.0),
     "ageing": (0.0, 1e6),
     "hold_s": (0.0, MAX_HOLD_S),
+    "delta": (1e-6, 0.9),
     "alpha": (0.0, 0.9),
     "beta": (0.001, 1.0),
 }
@@ -128,6 +134,19 @@ def _check_types(thresholds: Sequence[int], segments: Sequence[int]) -> None:
         raise AdmissionError(
             f"{len(segments)} segments part {len(segments) + 1} types, thresholds has "
             f"{len(thresholds)}: the nearest is {nearest}"
+        )
+
+
+def _check_rates(rates: object, segments: Sequence[int]) -> None:
+    if not isinstance(rates, tuple):
+        raise AdmissionError(f"rates must be a list of numbers, got {rates!r}")
+    for rate in rates:
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+            raise AdmissionError(f"rates must be numbers above 0, got {rate!r}")
+    if rates and len(rates) != len(segments) + 1:
+        raise AdmissionError(
+            f"rates: {len(rates)} for the {len(segments) + 1} segments that {list(segments)} "
+            "make: give one for each"
         )
 
 

@@ -1,0 +1,125 @@
+"""The memory that requests of unknown lengths will hold, with a buffer for their chances.
+
+The buffer is Nested WAIT's (arXiv 2504.11320): a level n and ln(1 / delta) / theta above it, where
+theta solves (20) for that level, e^(-theta n) E[e^(theta Y)] = 1. The paper fixes n, solves for
+theta segment by segment and adds the buffers up. Here Y is the memory of all that will still run,
+in tokens; theta is chosen so that level and buffer are about least together, and n follows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine_patches.admission.ledger import Ledger, Memory, Ticket
+from engine_patches.admission.passing import Passing
+from router.workload import Floats, Ints
+
+_TINY = 1e-9
+
+
+class Outlook:
+    """The memory that those who run will leave free, 0, 1, 2, 4, … steps from when it was made.
+
+    It holds for a while: that some end was expected, and who enters is taken account of.
+
+    Args:
+        passing: how far requests come.
+        ledger: who runs.
+        memory: what there is.
+        delta: probability with which those inside may need more at one of the steps.
+        next_: a request that may enter; the bounds are chosen to suit others like it as well.
+    """
+
+    def __init__(
+        self, passing: Passing, ledger: Ledger, memory: Memory, delta: float, next_: Ticket
+    ) -> None:
+        self._passing = passing
+        self._odds = -math.log(delta)
+        self._cap_tokens = max(t.cap_tokens for t in (next_, *ledger.running.values()))
+        last = (self._cap_tokens - 1).bit_length()
+        self._steps = np.array([0.0, *(2.0**k for k in range(last))])
+        counts, ages, sizes = _by_segment(passing.segments, ledger)
+        passing.refresh(counts[::-1].cumsum()[-2::-1])
+        self._new = self._alive(np.zeros(1))[0]
+        divisor = np.maximum(counts, 1.0)
+        alive = self._alive(ages / divisor)
+        tokens = (sizes / divisor)[:, None] + self._steps
+        self._theta = self._chosen(counts @ (alive * (1 - alive) * tokens**2), tokens, next_)
+        needed = counts @ _level(alive, self._theta * tokens)
+        needed[1:] += self._odds  # now nothing is uncertain
+        others = memory.used_tokens - sizes.sum()
+        self._free = memory.capacity_tokens - others - needed / self._theta
+        self._free[counts @ alive + self._new <= delta] = np.inf  # nobody will be there
+        self._room: int | None = None
+
+    @property
+    def room(self) -> int:
+        """Tokens with which a request may enter that has generated none."""
+        if self._room is None:
+            self._room = self._room_for(self._new)
+        return self._room
+
+    def room_at(self, generated_tokens: int) -> int:
+        """The same for one that has generated so many of them before it lost its slot."""
+        return self._room_for(self._alive_from(generated_tokens))
+
+    def take(self, ticket: Ticket, tokens: int) -> None:
+        """It enters with so many tokens."""
+        alive = self._alive_from(ticket.generated_tokens)
+        self._free -= _level(alive, self._theta * (tokens + self._steps)) / self._theta
+        self._room = None
+
+    def _room_for(self, alive: Floats) -> int:
+        if self._free.min() < 0:
+            return 0
+        # The inverse of ln(1 - q + q e^(theta z)) / theta, which one takes that has z tokens.
+        free = self._theta * self._free
+        most = free - np.log(alive) + np.log1p((alive - 1) * np.exp(-free))
+        return max(0, int((most / self._theta - self._steps).min()))
+
+    def _alive_from(self, generated_tokens: int) -> Floats:
+        return (
+            self._alive(np.array([float(generated_tokens)]))[0] if generated_tokens else self._new
+        )
+
+    def _alive(self, ages: Floats) -> Floats:
+        """Shares q of those of some ages that still run; shape (ages, steps)."""
+        then = ages[:, None] + self._steps
+        log_alive = self._passing.log_alive(then)
+        alive = np.maximum(np.exp(log_alive - log_alive[:, :1]), _TINY)
+        alive[then >= self._cap_tokens] = _TINY
+        return alive
+
+    def _chosen(self, variance: Floats, tokens: Floats, next_: Ticket) -> Floats:
+        """Theta, per token, for each step; any above 0 is safe."""
+        next_tokens = next_.entry_tokens + self._steps
+        variance = variance + self._new * (1 - self._new) * next_tokens**2
+        largest = np.maximum(tokens.max(axis=0), next_tokens)
+        rarity = self._odds * largest**2 / np.maximum(variance, _TINY)
+        # Were all as large, it were best at x = theta * largest with (x - 1) e^x = rarity - 1.
+        chosen: Floats = np.log1p(rarity + np.sqrt(2 * rarity)) / largest
+        return chosen
+
+
+def _level(alive: Floats, exponent: Floats) -> Floats:
+    """ln(1 - q + q e^x), whatever x from 0 up."""
+    level: Floats = exponent + np.log(alive + (1 - alive) * np.exp(-exponent))
+    return level
+
+
+def _by_segment(segments: Sequence[int], ledger: Ledger) -> tuple[Floats, Floats, Floats]:
+    """Who runs in each segment: their number, and the sums of their ages and of their sizes."""
+    tickets = ledger.running.values()
+    sizes = np.array([ticket.offset_tokens for ticket in tickets], dtype=np.float64) + ledger.steps
+    ages = sizes - np.array([ticket.prompt_tokens for ticket in tickets], dtype=np.float64)
+    places = np.searchsorted(segments, ages, side="right")
+    ones = np.ones(len(ages))
+    length = len(segments) + 1
+    return _sums(places, ones, length), _sums(places, ages, length), _sums(places, sizes, length)
+
+
+def _sums(places: Ints, values: Floats, length: int) -> Floats:
+    return np.bincount(places, values, length).astype(np.float64, copy=False)

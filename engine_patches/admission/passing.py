@@ -1,0 +1,131 @@
+"""Who goes on from one segment of output lengths to the next, learned as requests end.
+
+Nested WAIT (arXiv 2504.11320, section 5) predicts no request's length: it knows requests by how far
+they have come, and of each segment only the share p_k that passes to the next.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from engine_patches.admission.fluid import StepCost
+from engine_patches.admission.ledger import Ticket
+from engine_patches.admission.settings import AdmissionError, AdmissionSettings
+from engine_patches.admission.thresholds import Segment, least_nested, nested_conditions
+from router.workload import Floats
+
+SEGMENTS = tuple(2**k for k in range(15))
+
+# Ends after which an end counts for 1 / e of itself, and passes that are taken for granted.
+_MEMORY_ENDS = 1000
+_PRIOR = 2.0
+_PRIOR_SHARE = 0.5
+_LEAST_SHARE = 1e-9
+_FAR = 10**7
+
+
+class Passing:
+    """The shares p_k, and the lengths that a ledger asks for: caps, since none are predicted.
+
+    Args:
+        segments: output lengths at which the segments end, ascending; after the last there is one
+            more, without an end.
+        shares: p_k of each of these, constant; empty: learned.
+    """
+
+    def __init__(self, segments: Sequence[int], shares: Sequence[float] = ()) -> None:
+        self.segments = tuple(segments)
+        self._given = tuple(shares)
+        self._ended = np.zeros(len(segments))
+        self._passed = np.zeros(len(segments))
+        self._ends = np.array([0.0, *segments, _FAR])
+        self._falls = np.zeros(len(self._ends))
+        self.refresh(np.zeros(len(segments)))
+
+    def predict(self, ticket: Ticket, generated_tokens: int) -> int:
+        """The cap."""
+        return ticket.cap_tokens
+
+    def kind(self, ticket: Ticket) -> int:
+        """As the ticket says."""
+        return ticket.kind
+
+    def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
+        """Nothing to learn."""
+
+    def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
+        """It passed all segments before its own; in its own it ended, unless it was cut off."""
+        tokens = ticket.generated_tokens
+        fade = 1 - 1 / _MEMORY_ENDS
+        self._ended *= fade
+        self._passed *= fade
+        if not by_itself or tokens >= ticket.cap_tokens:
+            self._passed[: bisect_right(self.segments, tokens)] += 1
+            return
+        place = bisect_left(self.segments, tokens)
+        self._passed[:place] += 1
+        if place < len(self._ended):
+            self._ended[place] += 1
+
+    def refresh(self, running_beyond: Floats) -> None:
+        """See who runs: those beyond a segment have passed it.
+
+        Args:
+            running_beyond: of each segment but the last, shape (segments,).
+        """
+        shares = np.array(self._given) if self._given else self._learned(running_beyond)
+        falls = np.log(np.maximum(shares, _LEAST_SHARE))
+        self._falls[1:-1] = falls.cumsum()
+        # Beyond the last end as within the segment before it.
+        width = self._ends[-2] - self._ends[-3]
+        self._falls[-1] = self._falls[-2] + falls[-1] / width * (_FAR - self._ends[-2])
+
+    def _learned(self, running_beyond: Floats) -> Floats:
+        passed = self._passed + running_beyond
+        shares: Floats = (passed + _PRIOR * _PRIOR_SHARE) / (passed + self._ended + _PRIOR)
+        return shares
+
+    def log_alive(self, generated_tokens: Floats) -> Floats:
+        """Ln of the share of all requests that get as far; within a segment they end evenly."""
+        return np.interp(generated_tokens, self._ends, self._falls)
+
+
+def passing_of(settings: AdmissionSettings) -> Passing:
+    """What settings of ``nested_wait`` say of the segments.
+
+    Raises:
+        AdmissionError: thresholds that are not valid with their rates, by (12) or (16).
+    """
+    lengths = settings.segments or SEGMENTS
+    if not settings.rates:
+        return Passing(lengths)
+    tails = list(accumulate(reversed(settings.rates)))[::-1]
+    shares = [after / before for before, after in pairwise(tails)]
+    if settings.thresholds:
+        _check_thresholds(settings.thresholds, lengths, tails, shares)
+    return Passing(lengths, shares)
+
+
+def _check_thresholds(
+    thresholds: Sequence[int],
+    lengths: Sequence[int],
+    tails: Sequence[float],
+    shares: Sequence[float],
+) -> None:
+    """Their ratios; that n_1 is enough for a step's arrivals, only the engine can tell."""
+    bounds = pairwise((0, *lengths, lengths[-1] + 1))
+    segments = [
+        Segment(first, end - 1, rate, share, 1.0)
+        for (first, end), rate, share in zip(bounds, tails, (*shares, 0.0), strict=True)
+    ]
+    no_time = StepCost(0.0)
+    if not all(each.holds for each in nested_conditions(thresholds, segments, no_time)):
+        raise AdmissionError(
+            f"thresholds {list(thresholds)}: each must be above the share of requests that pass to "
+            "its segment times the one before, (12); the nearest are "
+            f"{list(least_nested(segments, no_time, thresholds) or ())}"
+        )

@@ -1,0 +1,214 @@
+"""WAIT and Nested WAIT as printed: requests that run pause (arXiv 2504.11320, Algorithms 1 and 2).
+
+For simulated engines, to show what it costs: with fewer than one arrival in a step a token takes
+about as long as a request takes to arrive. In force are the printed conditions, and two mends. What
+ends before the last segment is released, since engines end requests by themselves; Algorithm 2 as
+printed releases those of the last segment only. And where nothing has moved for a minute, all go on
+until the next arrival: as printed the last requests of a day would never end.
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from engine_patches.admission.ledger import Key, Ledger, Lengths, Memory, Ticket, engine_order
+from engine_patches.admission.policy import Verdict
+from engine_patches.admission.settings import AdmissionError, AdmissionSettings
+
+WARNING = (
+    "strict: requests that run pause until enough new ones wait, which makes them many times "
+    "slower at usual loads; leave it out to cap entries without pauses"
+)
+LONGEST_PAUSE_S = 60.0
+
+
+class Pauses:
+    """What stands still, and since when.
+
+    Something is released when it has stood still too long, until an arrival.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: dict[int, float] = {}
+        self._released: dict[int, int] = {}
+
+    def released(self, what: int, arrivals: int, now_s: float) -> bool:
+        """Whether it goes on although its condition does not hold."""
+        if self._released.get(what, arrivals) != arrivals:
+            del self._released[what]
+        if now_s - self._since_s.setdefault(what, now_s) >= LONGEST_PAUSE_S:
+            self._released[what] = arrivals
+        return what in self._released
+
+    def moved(self, what: int, now_s: float) -> None:
+        """It is part of the step."""
+        self._since_s[what] = now_s
+
+    def wake_s(self, present: Iterable[int]) -> float | None:
+        """When the first of those that are there will be released."""
+        since_s = [self._since_s[what] for what in present if what not in self._released]
+        return min(since_s) + LONGEST_PAUSE_S if since_s else None
+
+
+class StrictWait:
+    """Algorithm 1: a type's requests go on and enter, n_j of each stage, once n_j of it wait.
+
+    Args:
+        thresholds: n_j by type, the last for all types from there on.
+        lengths: tells the types apart; None: the tickets say theirs.
+    """
+
+    name = "wait"
+    follower = None
+
+    def __init__(self, thresholds: Sequence[int], lengths: Lengths | None = None) -> None:
+        self.lengths = lengths
+        self._thresholds = tuple(thresholds)
+        self._pauses = Pauses()
+
+    def key(self, ticket: Ticket) -> Key:
+        """As the engine."""
+        return engine_order(ticket)
+
+    def threshold(self, kind: int) -> int:
+        """n_j."""
+        return self._thresholds[min(kind, len(self._thresholds) - 1)]
+
+    def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
+        """The batch: who goes on, and who enters."""
+        present = {*ledger.waiting_kinds, *(ticket.kind for ticket in ledger.running.values())}
+        limits = {
+            kind: self.threshold(kind)
+            for kind in sorted(present)
+            if ledger.waiting_kinds.get(kind, 0) >= self.threshold(kind)
+            or self._pauses.released(kind, ledger.arrivals.get(kind, 0), now_s)
+        }
+        stages = {
+            id_: (ticket.kind, ledger.generated_tokens(ticket))
+            for id_, ticket in ledger.running.items()
+        }
+        run = _batch(stages, {place: limits.get(place[0], 0) for place in stages.values()})
+        admitted = list(_entering(ledger.waiting, limits, memory))
+        for kind in {ledger.running[id_].kind for id_ in run} | {t.kind for t in admitted}:
+            self._pauses.moved(kind, now_s)
+        return Verdict(admitted, run, self._pauses.wake_s(present))
+
+    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+        """All that is free."""
+        return memory.room(memory.capacity_tokens)
+
+
+class StrictNestedWait:
+    """Algorithm 2: segment k goes on, n_k of each stage, if n_k wait before it and it is so before.
+
+    Args:
+        thresholds: n_k, one for each segment.
+        segments: output lengths at which the segments end but the last, which has no end.
+    """
+
+    name = "nested_wait"
+    lengths = None
+    follower = None
+
+    def __init__(self, thresholds: Sequence[int], segments: Sequence[int]) -> None:
+        assert len(thresholds) == len(segments) + 1, "one threshold for each segment"
+        self._thresholds = tuple(thresholds)
+        self._segments = tuple(segments)
+        self._pauses = Pauses()
+
+    def key(self, ticket: Ticket) -> Key:
+        """As the engine."""
+        return engine_order(ticket)
+
+    def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
+        """The batch: who goes on, and who enters."""
+        if not (ledger.waiting or ledger.running):
+            return Verdict(())
+        arrivals = sum(ledger.arrivals.values())
+        stages = {
+            id_: (0, ledger.generated_tokens(ticket)) for id_, ticket in ledger.running.items()
+        }
+        counts = Counter(stage for _, stage in stages.values())
+        entries = [len(ledger.waiting), *(counts[length] for length in self._segments)]
+        released = self._pauses.released(0, arrivals, now_s)
+        limits = self._thresholds if released else self._moving(entries)
+        place_limits = {place: self._limit(place[1], limits) for place in stages.values()}
+        run = _batch(stages, place_limits)
+        quota = dict.fromkeys(ledger.waiting_kinds, len(ledger.waiting))
+        admitted = list(_entering(ledger.waiting, quota, memory))[: limits[0] if limits else 0]
+        if run or admitted:
+            self._pauses.moved(0, now_s)
+        return Verdict(admitted, run, self._pauses.wake_s([0]))
+
+    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+        """All that is free."""
+        return memory.room(memory.capacity_tokens)
+
+    def _moving(self, entries: Sequence[int]) -> tuple[int, ...]:
+        """Thresholds of the segments up to the first whose threshold is not met."""
+        for k, (waiting, threshold) in enumerate(zip(entries, self._thresholds, strict=True)):
+            if waiting < threshold:
+                return self._thresholds[:k]
+        return self._thresholds
+
+    def _limit(self, stage: int, limits: Sequence[int]) -> int:
+        segment = bisect_right(self._segments, stage)
+        return limits[segment] if segment < len(limits) else 0
+
+
+_Place = tuple[int, int]
+
+
+def _batch(stages: dict[str, _Place], limits: dict[_Place, int]) -> frozenset[str]:
+    """Of those in the same place as many as its limit says, in the order of entering."""
+    left = dict(limits)
+    chosen = []
+    for id_, place in stages.items():
+        if left[place]:
+            left[place] -= 1
+            chosen.append(id_)
+    return frozenset(chosen)
+
+
+def _entering(waiting: Sequence[Ticket], quota: dict[int, int], memory: Memory) -> Iterator[Ticket]:
+    """So many of each kind, in order, as long as slots and memory are free now."""
+    left, slots, room = dict(quota), memory.slots_free, memory.room(memory.capacity_tokens)
+    for ticket in waiting:
+        tokens = memory.rounded(ticket.entry_tokens)
+        if not left.get(ticket.kind):
+            continue
+        if not slots or tokens > room:
+            return
+        left[ticket.kind] -= 1
+        slots -= 1
+        room -= tokens
+        yield ticket
+
+
+def strict_wait(settings: AdmissionSettings, lengths: Lengths | None) -> StrictWait:
+    """As ``wait`` with ``strict`` asks; warns.
+
+    Raises:
+        AdmissionError: no thresholds are given.
+    """
+    if not settings.thresholds:
+        raise AdmissionError("strict wait needs thresholds: evenstep fluid finds valid ones")
+    warnings.warn(WARNING, stacklevel=2)
+    return StrictWait(settings.thresholds, lengths)
+
+
+def strict_nested_wait(settings: AdmissionSettings) -> StrictNestedWait:
+    """As ``nested_wait`` with ``strict`` asks; warns.
+
+    Raises:
+        AdmissionError: no thresholds are given, or no segments.
+    """
+    if not settings.thresholds or not settings.segments:
+        raise AdmissionError(
+            "strict nested_wait needs thresholds and segments: evenstep fluid finds valid ones"
+        )
+    warnings.warn(WARNING, stacklevel=2)
+    return StrictNestedWait(settings.thresholds, settings.segments)
