@@ -122,6 +122,11 @@ class Group:
         """Sums over steps, by whether requests were waiting when the step ended."""
         return self._ledger.totals
 
+    @property
+    def prefill_workers(self) -> list[PrefillWorker]:
+        """Those of its workers that compute prompts for others: all or none."""
+        return [each for each in self.workers.values() if isinstance(each, PrefillWorker)]
+
     def live_workers(self) -> list[Worker]:
         """Workers that may be given requests, in the order of their configuration."""
         return [worker for worker in self.workers.values() if worker.live]

@@ -18,7 +18,6 @@ from router.lane import DispatchSettings, Lane, Waiter
 from router.lookahead import LookAhead
 from router.overcommit import Overcommit
 from router.pool import Pool
-from router.prefill import PrefillWorker
 from router.types import (
     Arrived,
     Assignment,
@@ -133,14 +132,31 @@ class Dispatcher:
         lane.stats.returned += 1
         return self._again(request, request.again())
 
+    def turned_away(
+        self, request: Request, worker_id: str
+    ) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
+        """See ``DispatchPort.turned_away``."""
+        workers = self._lanes[request.group].group.prefill_workers
+        if not any(w.live and not w.refusing and w.spec.id != worker_id for w in workers):
+            return None
+        for worker in workers:
+            worker.refusing |= worker.spec.id == worker_id
+        return self.give_back(request)
+
     def hand_off(
-        self, request: Request, prompt_tokens: int, kept_s: float | None
+        self,
+        request: Request,
+        prompt_tokens: int,
+        kept_s: float | None,
+        *,
+        lost: bool = False,
     ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """See ``DispatchPort.hand_off``."""
         lane, now = self._lanes[request.group], self._clock()
         assert lane.group.serves is not None
         self._observe_service(lane, request, now)
         lane.stats.outcomes[Outcome.COMPLETED] += 1
+        lane.stats.lost_prefills += lost
         ready = replace(
             request.again(),
             group=lane.group.serves.name,
@@ -228,7 +244,7 @@ class Dispatcher:
             lane.decider.learn()
             self._watch_feeds(lane, now)
             self._expire(lane, now)
-            self._expire_kept(lane, now)
+            self._look_at_prefills(lane, now)
             if (deserted := self._deserted(lane)) is not None:
                 for request in list(lane.pool):
                     self._desert(lane, request, deserted)
@@ -241,12 +257,15 @@ class Dispatcher:
                 error = QueueTimeoutError(f"no slot became free within {timeout_s:g} s")
                 self._give_up(lane, request, Outcome.EXPIRED, error)
 
-    def _expire_kept(self, lane: Lane, now: float) -> None:
-        """Memory of prefill workers that is free again may let others in."""
-        keepers = [w for w in lane.group.workers.values() if isinstance(w, PrefillWorker)]
-        expired = sum(worker.expire(now) for worker in keepers)
-        lane.stats.expired_kv_tokens += expired
-        if expired and lane.pool:
+    def _look_at_prefills(self, lane: Lane, now: float) -> None:
+        """Memory that is free again, or a refusal that is over, may let others in."""
+        may_enter = False
+        for worker in lane.group.prefill_workers:
+            expired = worker.expire(now)
+            lane.stats.expired_kv_tokens += expired
+            may_enter |= expired > 0 or worker.refusing
+            worker.refusing = False
+        if may_enter and lane.pool:
             self._schedule(lane, hurry=True)
 
     def _desert(self, lane: Lane, request: Request, deserted: Lane) -> None:

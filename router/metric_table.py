@@ -14,7 +14,6 @@ from router.engines.health import HealthMonitor
 from router.engines.snapshots import SnapshotClient
 from router.feed import Feed
 from router.lookahead import LookAhead
-from router.prefill import PrefillWorker
 from router.stats import GroupStats, Histogram
 from router.worker import Worker
 
@@ -191,18 +190,19 @@ PREFILL_ROWS: Sequence[Row[GroupReading]] = (
         lambda reading: reading.stats.repeated_prefills,
     ),
     Row(
+        "evenstep_prefills_lost_total",
+        "Prompts that are computed twice: a prefill engine did not say where their KV lies.",
+        lambda reading: reading.stats.lost_prefills,
+    ),
+    Row(
         "evenstep_kv_expired_tokens_total",
         "KV tokens that prefill workers kept until they expired, since nobody fetched them.",
         lambda reading: reading.stats.expired_kv_tokens,
     ),
     Row(
         "evenstep_kv_kept_tokens",
-        "KV tokens that prefill workers keep for requests that wait for a worker to decode.",
-        lambda reading: sum(
-            worker.kept_tokens
-            for worker in reading.group.workers.values()
-            if isinstance(worker, PrefillWorker)
-        ),
+        "KV tokens that prefill workers keep, since nobody has fetched them yet.",
+        lambda reading: sum(worker.kept_tokens for worker in reading.group.prefill_workers),
     ),
 )
 

@@ -35,15 +35,31 @@ class DispatchPort(Protocol):
         """
         ...
 
+    def turned_away(
+        self, request: Request, worker_id: str
+    ) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
+        """A prefill worker takes no prompt now: wait for another, as after ``give_back``.
+
+        Returns:
+            As ``give_back`` does; None, and nothing is changed, if all others took none either.
+        """
+        ...
+
     def hand_off(
-        self, request: Request, prompt_tokens: int, kept_s: float | None
+        self,
+        request: Request,
+        prompt_tokens: int,
+        kept_s: float | None,
+        *,
+        lost: bool = False,
     ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """A prefill worker has computed the prompt: wait for a worker to decode.
 
         Args:
             request: as it was at the prefill worker.
             prompt_tokens: as its engine has counted them.
-            kept_s: how long its engine keeps the KV, None if others can have it anyway.
+            kept_s: how long its engine keeps the KV, None if others can have it anyway, or nobody.
+            lost: nobody can have it.
 
         Returns:
             As ``give_back`` does.

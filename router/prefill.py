@@ -33,6 +33,7 @@ class PrefillWorker(Worker):
 
     Attributes:
         kept_tokens: KV tokens of computed prompts that nobody has fetched yet.
+        refusing: has turned a prompt away just now, and is to be given none for a moment.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class PrefillWorker(Worker):
     ) -> None:
         super().__init__(spec, rows, departures, token_rate)
         self.kept_tokens = 0
+        self.refusing = False
         self._backlog_tokens = CHUNKS_AHEAD * chunk_tokens
         self._kept: dict[str, tuple[int, float]] = {}
 
@@ -100,7 +102,7 @@ class PrefillWorker(Worker):
             id=self.spec.id,
             load_tokens=left,
             requests=requests,
-            capacity=int(wants and self._has_memory()),
+            capacity=int(wants and not self.refusing and self._has_memory()),
             waiting=self.feed.waiting if self.feed else 0,
             kv_usage=self.feed.kv_usage if self.feed else 0.0,
         )

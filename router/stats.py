@@ -49,7 +49,8 @@ class GroupStats:
         estimated: times that a request was assigned whose prompt no engine had counted yet.
         fallbacks: requests that prefill workers could not be found for, or could not compute, and
             that went to the others whole; repeated_prefills: prompts that were computed again,
-            since their KV was gone.
+            since their KV was gone; lost_prefills: prompts that are computed twice, since where
+            their KV lies was not said.
         expired_kv_tokens: KV that prefill workers have kept for nobody.
         decision_s: per round, look-ahead included; decision_candidates: requests that waited then;
             decision_admitted: those that were assigned.
@@ -66,6 +67,7 @@ class GroupStats:
     estimated: int = 0
     fallbacks: int = 0
     repeated_prefills: int = 0
+    lost_prefills: int = 0
     expired_kv_tokens: int = 0
     pool_wait_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
     service_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))

@@ -127,7 +127,21 @@ class SplitRelay(Relay):
                     return self._go_whole()
                 self._request, waiter = self._context.port.give_back(self._request)
             else:
-                return await self._go_on(answer, send)
+                elsewhere = self._turned_away(answer, worker)
+                if elsewhere is None:
+                    return await self._go_on(answer, send)
+                waiter = elsewhere
+
+    def _turned_away(self, answer: Computed | Answer, worker: WorkerSpec) -> Waiter | None:
+        """Wait for another prefill worker if this one has too much to do; None: take the answer."""
+        busy = isinstance(answer, Answer) and answer.status == HTTPStatus.TOO_MANY_REQUESTS
+        if not busy or self._prefills_left <= 0:
+            return None
+        again = self._context.port.turned_away(self._request, worker.id)
+        if again is None:
+            return None
+        self._request, waiter = again
+        return waiter
 
     async def _compute(self, worker: WorkerSpec, client: HTTPConnection) -> Computed | Answer:
         """What a prefill worker makes of the request; its answer if it computes nothing.
@@ -168,7 +182,10 @@ class SplitRelay(Relay):
         if isinstance(answer, Computed):
             self._computed = answer
             kept_s = self._transfer.kept_s if self._kept else None
-            self._request, waiter = port.hand_off(self._request, answer.prompt_tokens, kept_s)
+            lost = self._transfer.kept_s is not None and not self._kept
+            self._request, waiter = port.hand_off(
+                self._request, answer.prompt_tokens, kept_s, lost=lost
+            )
             return waiter
         if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             # Of the worker it says nothing, and elsewhere it may go well.

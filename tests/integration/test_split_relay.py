@@ -75,6 +75,7 @@ async def test_without_params_the_clients_body_goes_on_unchanged() -> None:
         assert kept(router) == 0
         await second.answer(ANSWER)
         assert (await soon(asked)).content == ANSWER
+        assert stats(router).lost_prefills == 0
         await router.settled()
 
 

@@ -39,6 +39,55 @@ async def test_a_failed_prefill_is_made_elsewhere(failure: str) -> None:
         await router.settled()
 
 
+async def test_a_prefill_worker_with_too_much_to_do_leaves_the_prompt_to_another() -> None:
+    async with routed(3, prefills=2, kept_s=30.0) as (router, (one, other, decode)):
+        asked = router.post()
+        await (await one.next()).answer(b'{"error": "busy"}', 429)
+        await computed(await other.next())
+        await (await decode.next()).answer(ANSWER)
+        assert (await soon(asked)).content == ANSWER
+        assert (router.troubles, stats(router).returned, one.idle) == ([], 1, True)
+        await router.settled()
+
+
+async def test_a_client_learns_that_all_prefill_workers_have_too_much_to_do() -> None:
+    async with routed(3, prefills=2, kept_s=30.0) as (router, (one, other, decode)):
+        asked = router.post()
+        for prefill in (one, other):
+            await (await prefill.next()).answer(b'{"error": "busy"}', 429)
+        assert (await soon(asked)).status_code == 429
+        assert decode.idle
+        await router.settled()
+
+
+async def test_who_waits_for_a_prefill_worker_that_was_busy_gets_it() -> None:
+    """Its refusal is forgotten after a moment, without anything else that happens."""
+    async with routed(3, prefills=2, kept_s=30.0) as (router, (one, other, decode)):
+        router.down("a")
+        filling = router.post(prompt=list(range(5000)))
+        filled = await other.next()
+        router.dispatcher.apply(WorkerUp("a"))
+        asked = router.post()
+        await (await one.next()).answer(b'{"error": "busy"}', 429)
+        await computed(await one.next())
+        await (await decode.next()).answer(ANSWER)
+        assert (await soon(asked)).content == ANSWER
+        await computed(filled)
+        await (await decode.next()).answer(ANSWER)
+        assert (await soon(filling)).content == ANSWER
+        await router.settled()
+
+
+async def test_prompts_that_are_computed_for_nothing_are_counted(pair: Pair) -> None:
+    router, prefill, decode = pair
+    asked = router.post()
+    await computed(await prefill.next(), params=None)
+    await (await decode.next()).answer(ANSWER)
+    assert (await soon(asked)).status_code == 200
+    assert (stats(router).lost_prefills, kept(router)) == (1, 0)
+    await router.settled()
+
+
 async def test_prefills_that_fail_everywhere_end_whole() -> None:
     async with routed(4, prefills=3, kept_s=30.0) as (router, (one, other, third, decode)):
         asked = router.post()

@@ -140,13 +140,22 @@ class Story:
                 self.go_whole(asking)
             assert self.cluster.phase(asking.id) is Phase.ENDED
         elif asking.group == STAGE:
-            self.keep(
-                self.port.give_back(asking)
-                if step == "fail"
-                else self.port.hand_off(asking, PROMPT_TOKENS, KEPT_S)
-            )
+            self.prefill(step, asking, waiter.result().id)
         else:
             self.decode(step, asking)
+
+    def prefill(self, step: str, asking: Request, worker_id: str) -> None:
+        """What comes of a request at a prefill worker."""
+        if step == "fail":
+            self.keep(self.port.give_back(asking))
+        elif step == "refuse":
+            again = self.port.turned_away(asking, worker_id)
+            if again is None:
+                self.port.end(asking, Outcome.COMPLETED)
+            else:
+                self.keep(again)
+        else:
+            self.keep(self.port.hand_off(asking, PROMPT_TOKENS, KEPT_S))
 
     def decode(self, step: str, asking: Request) -> None:
         """What comes of a request at a worker that decodes."""
@@ -191,8 +200,7 @@ class Story:
 
     @property
     def kept_tokens(self) -> int:
-        workers = self.cluster.groups[STAGE].workers.values()
-        return sum(worker.kept_tokens for worker in workers if isinstance(worker, PrefillWorker))
+        return sum(worker.kept_tokens for worker in self.cluster.groups[STAGE].prefill_workers)
 
     @property
     def returned(self) -> int:

@@ -286,6 +286,7 @@ async def test_what_becomes_of_prompts_that_are_computed_elsewhere() -> None:
     assert shown["kv_expired_tokens_total", (stage,)] == 80
     assert shown["prefills_repeated_total", (stage,)] == 1
     assert shown["prefill_fallbacks_total", (stage,)] == 1
+    assert shown["prefills_lost_total", (stage,)] == 0
     assert shown["service_seconds_sum", (stage,)] == pytest.approx(3 * 0.3)
     assert shown["service_seconds_count", ("default",)] == 1
     assert shown["requests_total", (stage, "completed")] == 3

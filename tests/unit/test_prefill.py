@@ -232,6 +232,14 @@ def test_prompts_that_are_tiny_are_bounded_by_their_number() -> None:
     assert capacity(made) == 0
 
 
+def test_a_worker_that_has_just_refused_a_prompt_is_given_none() -> None:
+    made = cluster()
+    assert made.groups[P].prefill_workers == [worker(made)]
+    assert made.groups["default"].prefill_workers == []
+    worker(made).refusing = True
+    assert capacity(made) == 0
+
+
 def test_one_prompt_may_be_larger_than_all_memory() -> None:
     made = cluster()
     made.apply(GaugesReceived("p", Gauges(0, kv_tokens=10), 0.0))
