@@ -44,15 +44,14 @@ class Overload:
         self.seen = {"steps": 0, "preempted": 0, "aborted": 0, "most_waiting": 0, "ended": 0}
 
     def run(self) -> dict[str, int]:
-        waiting: list[str] = []
         for number in range(REQUESTS):
             output = self.rng.choice([10, 40, 120, 250])
             prompt = [self.rng.randrange(10, 200)] * self.rng.randrange(5, 300)
-            waiting.append(self.driver.submit(prompt, output, predicted=output))
+            self.driver.submit(prompt, output, predicted=output)
             if number % 3 == 0:
                 self._step()
             if self.rng.random() < 0.05:
-                self.driver.abort(waiting.pop(self.rng.randrange(len(waiting))))
+                self.driver.abort(self.rng.choice(list(self.scheduler.requests)))
                 self.seen["aborted"] += 1
         while self.scheduler.requests:
             self._step()
