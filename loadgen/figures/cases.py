@@ -10,6 +10,7 @@ from functools import cache
 from loadgen.figures.samples import Key
 from loadgen.simulator.config import DecodeConfig, flag
 from loadgen.simulator.lengths import LengthSource, TraceLengths
+from loadgen.simulator.prefill import PrefillConfig
 from loadgen.traces import BUNDLED, load_trace
 from router.tuning import Parameters
 from router.types import Dispatch
@@ -54,7 +55,7 @@ def differing(config: DecodeConfig) -> dict[str, object]:
     """Settings that are not the defaults."""
     default = settings(DecodeConfig(policy="bfio", lengths=config.lengths))
     required = {"policy": config.policy, "lengths": config.lengths.name}
-    found = {name: value for name, value in settings(config).items() if value != default[name]}
+    found = {name: value for name, value in settings(config).items() if value != default.get(name)}
     return required | found
 
 
@@ -76,6 +77,7 @@ def command_line(case: Case) -> str | None:
 _PLAIN_FLAGS = (
     *("workers", "slots", "pool", "steps", "warmup", *PARAMETERS),
     *("deadline_steps", "dispatch_delay", "overcommit", "kv_tokens", "arrivals", "dispatch"),
+    "size_error",
 )
 
 
@@ -96,6 +98,22 @@ def _composed_flags(config: DecodeConfig, default: DecodeConfig) -> Iterator[str
         yield f"--prefill-cost {profile.prefill_beta:g},{profile.prefill_chunk}"
     if time != default.step_time:
         yield f"--step-time {time.base_s:g},{time.per_token_s:g},{time.per_request_s:g}"
+    if config.prefill is not None:
+        yield from _prefill_flags(config.prefill)
+
+
+def _prefill_flags(prefill: PrefillConfig) -> Iterator[str]:
+    default = PrefillConfig(prefill.workers)
+    time, transfer = prefill.time, prefill.transfer
+    yield f"--prefill-workers {prefill.workers}"
+    if time != default.time:
+        yield f"--prefill-step-time {time.base_s:g},{time.per_token_s:g}"
+    if prefill.chunk != default.chunk:
+        yield f"--prefill-chunk {prefill.chunk}"
+    if prefill.kv_tokens:
+        yield f"--prefill-kv-tokens {prefill.kv_tokens}"
+    if transfer != default.transfer:
+        yield f"--kv-transfer-time {transfer.latency_s:g},{transfer.per_token_s:g}"
 
 
 def with_seed(case: Case, seed: int) -> DecodeConfig:

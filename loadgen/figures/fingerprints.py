@@ -23,11 +23,19 @@ _PROGRAM = frozenset(
 _LOOKING = frozenset(
     f"router.{name}" for name in ("forecast", "lookahead", "signals", "survival", "tuning")
 )
-_COMPUTE = ("router.", "loadgen.simulator.", "loadgen.step_model")
+# Prefill workers, whose engines are the emulated ones.
+_PREFILLING = (
+    *("loadgen.simulator.handoff", "loadgen.simulator.prefill", "router.prefill"),
+    *("loadgen.emulator.", "engine_patches."),
+)
+_COMPUTE = ("router.", "loadgen.simulator.", "loadgen.step_model", *_PREFILLING)
 # What follows live engines; the simulator has its own.
 _LIVE = frozenset(
     f"router.{name}"
-    for name in ("barrier", "cluster", "config", "feed", "overcommit", "running", "wire", "worker")
+    for name in (
+        *("barrier", "cluster", "config", "feed", "foreign", "overcommit", "running"),
+        *("token_rate", "wire", "worker"),
+    )
 )
 # What only talks, or is not part of a simulation.
 _ASIDE = (
@@ -50,7 +58,7 @@ def fingerprint(case: Case, config: DecodeConfig) -> str:
         case.before_refill or None,
         case.keep_records,
         _lengths_sum(config),
-        _code_sum(config.policy),
+        _code_sum(config.policy, config.prefill is not None),
     ]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -64,14 +72,14 @@ def _lengths_sum(config: DecodeConfig) -> str:
 
 
 @cache
-def _code_sum(policy: str) -> str:
-    """Of the modules that a policy's simulation runs through."""
+def _code_sum(policy: str, prefill_workers: bool) -> str:
+    """Of the modules that a policy's simulation runs through, with prefill workers or without."""
     unused = frozenset() if policy == "bfio" else _PROGRAM
     if not POLICIES[policy].looks_ahead:
         unused |= _LOOKING
     digest = hashlib.sha256()
     for name, path in sorted(_sources()):
-        if name not in unused:
+        if name not in unused and (prefill_workers or not name.startswith(_PREFILLING)):
             digest.update(f"{name}\n{_bare(path)}\n".encode())
     return digest.hexdigest()
 

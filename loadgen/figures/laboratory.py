@@ -7,7 +7,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from loadgen.figures.fingerprints import fingerprint
 from loadgen.figures.samples import Key, Outcomes, Sample
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.decode import simulate
+from loadgen.simulator.handoff import PrefillResult
 from loadgen.simulator.results import StepRecords
 from router.forecast import Outlook
 from router.policies import POLICIES, PolicySettings
@@ -35,6 +36,8 @@ METRICS = (
     *("energy_j", "mean_load_tokens", "max_load_tokens", "mean_admitted_prompt_tokens"),
     *("max_pool_wait_steps", "slot_bubble_steps", "steps", "completed", "waiting_at_end"),
 )
+# And of one with prefill workers.
+PREFILL_METRICS = tuple(each.name for each in fields(PrefillResult))
 CHOSEN = (*PARAMETERS, "skill")
 BEFORE_REFILL = "imbalance_before_refill_tokens"
 DIGITS = 7
@@ -152,6 +155,8 @@ def run_once(case: Case, seed: int) -> Run:
     report = result.report()
     run: Run = {name: report[name] for name in METRICS}
     run |= {name: result.parameters[name] for name in CHOSEN}
+    if result.prefill is not None:
+        run |= result.prefill.report()
     if case.before_refill:
         run[BEFORE_REFILL] = float(np.mean(watched.imbalances))
     if result.records is not None:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from loadgen.figures.study import config
 from loadgen.figures.tables import IMBALANCE, TTFT, Table, metric_table
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.lengths import LawLengths
+from loadgen.simulator.prefill import PrefillConfig
 from loadgen.simulator.results import StepRecords
 from loadgen.step_model import PowerModel
 from loadgen.traces import load_trace
@@ -63,7 +65,8 @@ class MadeUp:
 
     def run(self, cases: Sequence[Case]) -> Outcomes:
         self.cases += cases
-        names = (*laboratory_module.METRICS, *laboratory_module.CHOSEN, BEFORE_REFILL)
+        of_runs = (laboratory_module.METRICS, laboratory_module.CHOSEN)
+        names = (*chain(*of_runs, laboratory_module.PREFILL_METRICS), BEFORE_REFILL)
         values = dict.fromkeys(names, (1.0, 2.0, 3.0))
         return {
             case.key: Sample(values, "", {}, RECORDS if case.keep_records else None)
@@ -145,9 +148,11 @@ def test_runs_are_named_by_all_that_they_depend_on() -> None:
         fingerprint(case, replace(TINY, seed=1)),
         fingerprint(case, replace(TINY, horizon=3)),
         fingerprint(case, other),
+        fingerprint(case, replace(TINY, prefill=PrefillConfig(1))),
+        fingerprint(case, replace(TINY, prefill=PrefillConfig(2))),
         fingerprint(replace(case, before_refill=True), TINY),
     }
-    assert len(names) == 5
+    assert len(names) == 7
     assert fingerprint(replace(case, key=("b",), seeds=2), TINY) in names
 
 

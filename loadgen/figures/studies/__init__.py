@@ -9,6 +9,7 @@ from loadgen.figures.studies import (
     arrivals,
     deadlines,
     dispatch,
+    handoff,
     horizon,
     prefill,
     release,
@@ -33,5 +34,6 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
         "dispatch": dispatch.STUDY,
         "request_cost": request_cost.STUDY,
         "prefill": prefill.STUDY,
+        "handoff": handoff.STUDY,
     }
 )

@@ -30,7 +30,7 @@ BELOW = tuple(percent for percent in PERCENT if percent <= 95)
 OVERLOAD = 110
 TPOT_LOSS = 0.01
 TTFT_SHARE: Mapping[str, float] = MappingProxyType({"burstgpt": 0.1, "azure-conv": 0.25})
-_OURS = "bfio, pool"
+OURS = "bfio, pool"
 _RIVAL = "least_tokens"
 
 
@@ -38,9 +38,9 @@ def _form(policy: str, dispatch: Dispatch) -> Mapping[str, Any]:
     return MappingProxyType({"policy": policy, "dispatch": dispatch})
 
 
-_FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        _OURS: _form("bfio", Dispatch.POOL),
+        OURS: _form("bfio", Dispatch.POOL),
         "least_tokens, pool": _form("least_tokens", Dispatch.POOL),
         "least_tokens, instant": _form("least_tokens", Dispatch.INSTANT),
         "jsq, pool": _form("jsq", Dispatch.POOL),
@@ -58,7 +58,7 @@ def _measure(laboratory: Laboratory) -> Outcomes:
             _case(trace, percent, form, capacity_per_s(full, trace))
             for trace in TRACE_NAMES
             for percent in PERCENT
-            for form in _FORMS
+            for form in FORMS
         ]
     )
     return {**full, **open_}
@@ -72,7 +72,7 @@ def capacity_per_s(outcomes: Outcomes, trace: str) -> float:
 
 def _case(trace: str, percent: int, form: str, capacity: float) -> Case:
     arrivals = Arrivals("poisson", round(capacity * percent / 100, 2))
-    changes = {**_FORMS[form], "arrivals": arrivals}
+    changes = {**FORMS[form], "arrivals": arrivals}
     if percent <= 100:
         changes["steps"] = 3000
     return Case((trace, str(percent), form), config(trace, "fcfs", **changes))
@@ -87,7 +87,7 @@ def _tables(outcomes: Outcomes) -> list[Table]:
             [
                 (f"{percent} %, {form}", outcomes[trace, str(percent), form])
                 for percent in PERCENT
-                for form in _FORMS
+                for form in FORMS
             ],
             columns,
         )
@@ -104,11 +104,11 @@ def _better(outcomes: Outcomes, trace: str, percent: int, metric: str) -> Sample
 def _claims(outcomes: Outcomes) -> Iterator[Claim]:
     for trace, name in TRACE_NAMES.items():
         for percent in BELOW:
-            ours = outcomes[trace, str(percent), _OURS]
+            ours = outcomes[trace, str(percent), OURS]
             rival = _better(outcomes, trace, percent, TPOT.metric)
             text = f"{name}, {percent} % of FCFS capacity: TPOT, bfio / {_RIVAL}' better form"
             yield at_most(text, ours.ratio(rival, TPOT.metric), 1 + TPOT_LOSS)
-        ours = outcomes[trace, str(OVERLOAD), _OURS]
+        ours = outcomes[trace, str(OVERLOAD), OURS]
         rival = _better(outcomes, trace, OVERLOAD, TTFT.metric)
         text = f"{name}, {OVERLOAD} %: mean TTFT, bfio / {_RIVAL}' better form"
         seconds = f"{ours.mean(TTFT.metric):.3f} s, {rival.mean(TTFT.metric):.2f} s"
@@ -120,7 +120,7 @@ def _draw(outcomes: Outcomes, path: Path) -> None:
     for column, (trace, name) in enumerate(TRACE_NAMES.items()):
         for row, metric in enumerate((TPOT, TTFT)):
             axes = every_axes[2 * row + column]
-            for style, form in enumerate(_FORMS):
+            for style, form in enumerate(FORMS):
                 samples = [outcomes[trace, str(percent), form] for percent in PERCENT]
                 estimates = [sample.of(metric.metric) for sample in samples]
                 draw_line(axes, Line(form, PERCENT, estimates, metric.unit, style))
