@@ -1,12 +1,14 @@
 """Who decodes what other workers have prefilled: policies at the hand-off, on emulated workers.
 
-    python tests/bench/bench_disaggregated.py [--trace burstgpt] [--requests 3000] [--seeds 1]
-        [--time-scale 2] [--policies jsq,least_tokens,bfio] [--json FILE]
+    python tests/bench/bench_disaggregated.py [--traces burstgpt,azure-conv] [--requests 3000]
+        [--seeds 1] [--time-scale 2] [--policies jsq,least_tokens,bfio,whole] [--json FILE]
 
 2 prefill workers and 8 that decode, 32 slots each, more requests than slots in a closed loop, real
 HTTP: the hand-off is vLLM's (kv_transfer_params), the engines are emulated. `whole` is bfio on the
 same fleet with no worker set aside: the ten compute their prompts themselves, between decode steps.
-Baselines run in both forms of dispatch, and the better one by throughput counts.
+Baselines run in both forms of dispatch, and the better one by throughput counts. `steady`: of the
+fleet's own record of its steps, while the clients keep the slots full; bench_disaggregated_model.py
+simulates the same.
 """
 
 from __future__ import annotations
@@ -15,13 +17,18 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from loadgen.demo.figures import steady_steps, step_figures
 from loadgen.demo.processes import Child, free_ports
+from loadgen.demo.run import STARVATION_S, Fleet, Outcome, RunPlan
+from loadgen.emulator.record import read_record
+from router.types import Dispatch
 
 PREFILLS, DECODES, SLOTS, POOL = 2, 8, 32, 96
 STEP_TIME = "4.95e-3,9.5e-8"
@@ -47,28 +54,41 @@ class Plan:
         return (PREFILLS, DECODES) if self.split else (0, PREFILLS + DECODES)
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all policies have in common."""
+
+    trace: str
+    requests: int
+    seed: int
+    time_scale: float
+
+
 def plans(policies: str) -> Iterator[Plan]:
     for policy in policies.split(","):
+        if policy == "whole":
+            yield Plan("whole", "bfio", "pool", split=False)
+            continue
         for dispatch in ("pool",) if policy == "bfio" else ("pool", "instant"):
             yield Plan(f"{policy}-{dispatch}", policy, dispatch)
-    yield Plan("whole", "bfio", "pool", split=False)
 
 
-def run(plan: Plan, arguments: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
+def run(plan: Plan, setting: Setting, folder: Path) -> dict[str, Any]:
     """A fleet, a router, a replay; figures of the router's own metrics and of the clients."""
     prefills, decodes = plan.workers
     ports = free_ports(3 * (prefills + decodes) + 2)
-    started, report = folder / "fleet.json", folder / "report.json"
+    started, report, record = (folder / name for name in ("fleet.json", "report.json", "steps.csv"))
     for file in (started, report):
         file.unlink(missing_ok=True)
-    scale = arguments.time_scale
+    scale, seed = setting.time_scale, str(setting.seed)
     url = f"http://127.0.0.1:{ports + 3 * (prefills + decodes) + 1}"
     fleet = [
         *("emulate", "--workers", str(decodes), "--prefill-workers", str(prefills)),
         *("--slots", str(SLOTS), "--port", str(ports), "--time-scale", f"{scale:g}"),
         *("--step-time", STEP_TIME, "--prefill-step-time", PREFILL_STEP_TIME),
         *("--prefill-chunk", PREFILL_CHUNK),
-        *("--stream-interval", "16", "--seed", str(seed), "--json", str(started)),
+        *("--stream-interval", "16", "--seed", seed, "--json", str(started)),
+        *("--record", str(record)),
     ]
     with Child(fleet, folder / f"{plan.name}.fleet.log") as child:
         told = child.until(lambda: _read(started), TIMEOUT_S)
@@ -76,16 +96,16 @@ def run(plan: Plan, arguments: argparse.Namespace, seed: int, folder: Path) -> d
         router = [
             *("serve", "--port", url.rpartition(":")[2], "--log-level", "warning"),
             *("--policy", plan.policy, "--dispatch", plan.dispatch),
-            *("--starvation", f"{1.5 * scale:g}", "--queue-timeout", f"{60 * scale:g}"),
+            *("--starvation", f"{STARVATION_S * scale:g}", "--queue-timeout", f"{60 * scale:g}"),
             *("--kv-expiry", f"{30 * scale:g}", "--prefill-chunk", PREFILL_CHUNK),
             *(part for spec in specs for part in ("--worker", spec)),
         ]
         with Child(router, folder / f"{plan.name}.router.log") as serving:
             serving.until(lambda: _all_up(url, len(specs)), TIMEOUT_S)
             replay = [
-                *("replay", "--url", url, "--trace", arguments.trace, "--seed", str(seed)),
+                *("replay", "--url", url, "--trace", setting.trace, "--seed", seed),
                 *("--arrivals", f"closed:{(prefills + decodes) * SLOTS + POOL}"),
-                *("--requests", str(arguments.requests), "--max-tokens", str(CAP_TOKENS)),
+                *("--requests", str(setting.requests), "--max-tokens", str(CAP_TOKENS)),
                 *("--time-scale", f"{scale:g}", "--warmup", "0.3", "--json", str(report)),
             ]
             with Child(replay, folder / f"{plan.name}.replay.log") as client:
@@ -95,13 +115,32 @@ def run(plan: Plan, arguments: argparse.Namespace, seed: int, folder: Path) -> d
     if found is None:
         raise SystemExit(f"{plan.name}: no report; see {folder}")
     return {
-        "name": plan.name,
-        "seed": seed,
+        **asdict(plan),
+        **asdict(setting),
         "completed": found["completed"],
         "output_tok_s": found["steady"]["output_throughput"],
         **_figures(metrics, scale),
+        "steady": _steady(plan, setting, found, record),
         "report": found,
     }
+
+
+def _steady(plan: Plan, setting: Setting, report: Any, record: Path) -> dict[str, Any] | None:
+    """Of the steps in the replay's steady window; None for a run too short for one."""
+    of_demo = RunPlan(
+        plan.policy,
+        Dispatch(plan.dispatch),
+        setting.requests,
+        CAP_TOKENS,
+        setting.seed,
+        setting.time_scale,
+    )
+    steps = steady_steps(Outcome(of_demo, report, read_record(record), record))
+    fleet = Fleet(plan.workers[1], SLOTS, POOL, STEP_TIME)
+    figures = step_figures(steps, fleet)
+    if figures is None:
+        return None
+    return {"first": steps[0].step, "stop": steps[-1].step + 1, **asdict(figures)}
 
 
 def _read(file: Path) -> Any:
@@ -146,28 +185,30 @@ def _figures(metrics: str, scale: float) -> dict[str, Any]:
                 figures[f"{group} {part}"] = total / count / scale
     for name in ("kv_expired_tokens_total", "prefills_repeated_total", "prefill_fallbacks_total"):
         figures[name] = values.get(f'{name}{{group="default/prefill"}}')
+    figures["overcommit"] = values['overcommit_requests{group="default"}']
     figures["estimated"] = values['requests_estimated_total{group="default"}']
     return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--trace", default="burstgpt")
+    parser.add_argument("--traces", default="burstgpt")
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--time-scale", type=float, default=2.0)
-    parser.add_argument("--policies", default="jsq,least_tokens,bfio")
+    parser.add_argument("--policies", default="jsq,least_tokens,bfio,whole")
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
-        for seed in range(arguments.seeds):
-            for plan in plans(arguments.policies):
-                row = run(plan, arguments, seed, Path(folder))
+        for trace, seed in product(given.traces.split(","), range(given.seeds)):
+            setting = Setting(trace, given.requests, seed, given.time_scale)
+            for plan in plans(given.policies):
+                row = run(plan, setting, Path(folder))
                 rows.append(row)
                 print(json.dumps({k: v for k, v in row.items() if k != "report"}), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if given.json:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

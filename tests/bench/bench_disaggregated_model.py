@@ -1,0 +1,196 @@
+"""The simulator beside what bench_disaggregated.py measured: the imbalance of the decode workers.
+
+    python tests/bench/bench_disaggregated_model.py LIVE.json [--json FILE]
+
+The same requests in the same order, as many in the system, the same times of steps, prompts and
+transfers; imbalance is G max L - sum L of each step, averaged over the same steps, in which all
+slots are asked for. The dispatch delay of a live run is what it measured: slot time that stands
+empty, per request. The simulator knows whole steps only, so its imbalance at that delay is
+interpolated between the two runs beside it; where a live run lost less than the simulator's least,
+that one counts. `at 0` is the simulator's without any delay but the transfer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from loadgen.demo.run import STARVATION_S
+from loadgen.emulator.handoff import TransferTime
+from loadgen.emulator.prefill import parse_prefill_time
+from loadgen.simulator.arrivals import FullStream
+from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.decode import simulate
+from loadgen.simulator.lengths import TraceLengths
+from loadgen.simulator.oracle import Knowledge
+from loadgen.simulator.prefill import PrefillConfig
+from loadgen.step_model import parse_step_time
+from loadgen.traces import Trace, load_trace
+from router.types import Dispatch
+from tests.bench.bench_disaggregated import (
+    CAP_TOKENS,
+    DECODES,
+    POOL,
+    PREFILL_CHUNK,
+    PREFILL_STEP_TIME,
+    PREFILLS,
+    SLOTS,
+    STEP_TIME,
+)
+
+MOST_DELAY_STEPS = 8
+KV_TOKENS = 400_000  # of an emulated worker that is not told
+ALLOWED = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A live run, and the simulator's at its delay; imbalances in tokens, delays in steps."""
+
+    trace: str
+    name: str
+    seed: int
+    live: float
+    simulated: float
+    simulated_at_0: float
+    live_delay: float
+    simulated_delays: tuple[float, ...]
+    overcommit: int
+    lateness_p99: float
+
+    @property
+    def ratio(self) -> float:
+        """Live over simulated."""
+        return self.live / self.simulated
+
+
+def capped(trace: Trace) -> Trace:
+    """As its requests end that ask for ``CAP_TOKENS`` at most."""
+    requests = (
+        replace(each, output_tokens=min(each.output_tokens, CAP_TOKENS)) for each in trace.requests
+    )
+    return replace(trace, requests=tuple(requests))
+
+
+def compare(run: dict[str, Any]) -> Row:
+    """Simulate what was run live."""
+    trace, steady = capped(load_trace(run["trace"])), run["steady"]
+    requests = [
+        (each.prompt_tokens, each.output_tokens)
+        for each in trace.sample(run["requests"], run["seed"])
+    ]
+    mean_output = fmean(output for _, output in requests)
+    config = DecodeConfig(
+        policy=run["policy"],
+        dispatch=Dispatch(run["dispatch"]),
+        lengths=TraceLengths.of(trace),
+        workers=DECODES,
+        slots=SLOTS,
+        pool=PREFILLS * SLOTS + POOL,
+        steps=steady["stop"],
+        warmup=steady["first"],
+        seed=run["seed"],
+        deadline_steps=0
+        if run["dispatch"] == "instant"
+        else round(STARVATION_S / steady["step_mean_s"]),
+        knowledge=Knowledge.parse("survival"),
+        step_time=parse_step_time(STEP_TIME),
+        prefill=PrefillConfig(
+            PREFILLS,
+            parse_prefill_time(PREFILL_STEP_TIME),
+            int(PREFILL_CHUNK),
+            KV_TOKENS,
+            TransferTime(),
+        ),
+    )
+    live_delay = delay_steps(steady["slots_used"], mean_output)
+    found = list(around(config, requests, live_delay, mean_output))
+    (low, before), (high, after) = found[-2:] if len(found) > 1 else (found[0], found[0])
+    share = min(1.0, (live_delay - low) / (high - low)) if high > low else 0.0
+    return Row(
+        run["trace"],
+        run["name"],
+        run["seed"],
+        steady["imbalance_tokens"],
+        before + share * (after - before),
+        found[0][1],
+        live_delay,
+        tuple(delay for delay, _ in found),
+        int(run["overcommit"]),
+        steady["lateness_p99"],
+    )
+
+
+def delay_steps(slots_used: float, mean_output: float) -> float:
+    """A request runs for as many steps as it has tokens; the rest of the slots' time is empty."""
+    return (1 / slots_used - 1) * mean_output
+
+
+def around(
+    config: DecodeConfig, requests: list[tuple[int, int]], delay: float, mean_output: float
+) -> Iterator[tuple[float, float]]:
+    """Delays and imbalances up to the first delay that is no less than the live run's."""
+    for steps in range(MOST_DELAY_STEPS):
+        # A few more may be needed to the end of the window.
+        stream = FullStream(iter([*requests, *requests]), config.pool)
+        result = simulate(replace(config, dispatch_delay=steps), stream=stream, keep_records=True)
+        assert result.records is not None
+        used = result.records.tokens.mean() / (config.workers * config.slots)
+        found = delay_steps(float(used), mean_output)
+        yield found, result.avg_imbalance_tokens
+        if found >= delay:
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("live", type=Path, help="what bench_disaggregated.py --json wrote")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    runs = [run for run in json.loads(given.live.read_text()) if run["split"] and run["steady"]]
+    print("| trace, run, seed | live | simulated | ratio | at 0 | delay | lateness p99 |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    rows = []
+    for run in runs:
+        rows.append(row := compare(run))
+        print(
+            f"| {row.trace}, {row.name}, {row.seed} | {row.live:,.0f} | {row.simulated:,.0f} | "
+            f"{row.ratio:.2f} | {row.simulated_at_0:,.0f} | {row.live_delay:.2f} | "
+            f"{row.lateness_p99:.1%} |",
+            flush=True,
+        )
+    means = [summary(rows, *key) for key in dict.fromkeys((row.trace, row.name) for row in rows)]
+    for mean in means:
+        print(f"{mean['trace']}, {mean['name']}: live / simulated {mean['ratio']:.2f}")
+    if given.json:
+        told = {
+            "command": f"python {' '.join(sys.argv)}",
+            "means": means,
+            "rows": [asdict(row) | {"ratio": row.ratio} for row in rows],
+        }
+        given.json.write_text(json.dumps(told, indent=1) + "\n")
+
+
+def summary(rows: list[Row], trace: str, name: str) -> dict[str, Any]:
+    """Means over the seeds."""
+    mine = [row for row in rows if (row.trace, row.name) == (trace, name)]
+    live, simulated = fmean(row.live for row in mine), fmean(row.simulated for row in mine)
+    return {
+        "trace": trace,
+        "name": name,
+        "seeds": len(mine),
+        "live_tokens": live,
+        "simulated_tokens": simulated,
+        "ratio": live / simulated,
+        "within": abs(live / simulated - 1) <= ALLOWED,
+    }
+
+
+if __name__ == "__main__":
+    main()
