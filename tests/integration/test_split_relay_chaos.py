@@ -27,7 +27,7 @@ from tests.support.scripted import (
 from tests.support.serving import MODEL, Router
 from tests.support.splitting import ANSWER, PARAMS, TOKENS, kept
 
-REQUESTS = 200
+REQUESTS = 300
 KEPT_S = 0.3
 WORKERS = "abcde"
 ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
@@ -67,14 +67,14 @@ PREFILLS: list[tuple[int, Act]] = [
     (2, reset),
 ]
 DECODES: list[tuple[int, Act]] = [
-    (8, lambda x: x.answer(ANSWER)),
-    (4, lambda x: x.stream(ROLE, *TOKENS, DONE)),
+    (4, lambda x: x.answer(ANSWER)),
+    (10, lambda x: x.stream(ROLE, *TOKENS, DONE)),
     (2, lambda x: x.stream(*TOKENS, DONE)),
     (1, lambda x: x.answer(b"{}", 500)),
     (1, lambda x: x.answer(b"{}", 400)),
     (1, lambda x: x.stream(FAILED, DONE)),
     (1, lambda x: x.stream(ROLE, FAILED, DONE)),
-    (1, lambda x: break_off(x, ROLE)),
+    (4, lambda x: break_off(x, ROLE)),
     (1, lambda x: break_off(x, ROLE, *TOKENS[:2])),
     (1, cut_short),
     (2, reset),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from router.server import _give_engine_up as give_engine_up
 from router.types import EngineFailed, Outcome, WorkerUp
 from tests.support.relaying import routed
 from tests.support.scripted import soon, until
@@ -49,6 +50,28 @@ async def test_a_broken_connection_loses_no_kv() -> None:
             await exchange.answer(ANSWER)
         assert [(await soon(answer)).status_code for answer in asked] == [200] * 3
         assert (stats(router).repeated_prefills, kept(router)) == (0, 0)
+        await router.settled()
+
+
+async def test_an_engine_that_fails_its_checks_has_lost_what_it_kept() -> None:
+    async with routed(3, slots=1, prefills=2, kept_s=30.0) as (router, (one, other, decode)):
+        asked = [router.post(), router.post()]
+        await computed(await one.next())
+        await computed(await other.next())
+        running = await decode.next()
+        asked.append(router.post())
+        exchange = await one.next()
+        assert (kept(router, "a"), kept(router, "b")) == (77, 77)
+        router.down("a")
+        give_engine_up("a", router.dispatcher, router.attempts)
+        await exchange.left()  # it is computed elsewhere
+        assert (kept(router, "a"), kept(router, "b")) == (0, 77)
+        await computed(await other.next())
+        await until(lambda: kept(router, "b") == 2 * 77)
+        await running.answer(ANSWER)
+        for _ in asked[1:]:
+            await (await decode.next()).answer(ANSWER)
+        assert [(await soon(answer)).status_code for answer in asked] == [200] * 3
         await router.settled()
 
 
