@@ -143,6 +143,7 @@ def _sources(settings: ServeSettings, dispatcher: Dispatcher) -> tuple[SnapshotC
         lambda worker_id: _full_wanted(cluster, worker_id),
         time.monotonic,
         None if keys is None else read_key_pair(keys),
+        lambda worker_id: cluster.worker(worker_id).live,
     )
     gauges = GaugeReader(
         settings.workers,

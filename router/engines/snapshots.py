@@ -76,6 +76,7 @@ class SnapshotClient:
         full_wanted: whether a full snapshot of this worker is wanted.
         clock: seconds, monotonic.
         keys: the router's CURVE keys, for workers that have a server key.
+        up: whether a worker's engine answers: else nothing can be expected of it.
 
     Attributes:
         received: snapshots that were understood.
@@ -94,6 +95,7 @@ class SnapshotClient:
         full_wanted: Callable[[str], bool],
         clock: Callable[[], float],
         keys: KeyPair | None = None,
+        up: Callable[[str], bool] = lambda _: True,
     ) -> None:
         self.received = 0
         self.received_bytes = 0
@@ -107,6 +109,7 @@ class SnapshotClient:
         self._apply = apply
         self._full_wanted = full_wanted
         self._clock = clock
+        self._up = up
         self._streams: dict[str, Stream] = {}
         self._channels: dict[str | None, Channel] = {}
         self._reasons: defaultdict[str, set[str]] = defaultdict(set)
@@ -135,7 +138,7 @@ class SnapshotClient:
     def problem(self, worker_id: str) -> str | None:
         """Why a worker's snapshots do not count, as far as that is known."""
         stream = self._streams.get(worker_id)
-        return None if stream is None else stream.problem
+        return None if stream is None else stream.problem or stream.silence
 
     def _open(self, spec: WorkerSpec, endpoint: str, named: str | None) -> None:
         if spec.server_key not in self._channels:
@@ -248,7 +251,7 @@ class SnapshotClient:
             message = stream.dealer.recv(_NOBLOCK)
         except zmq.Again:
             return False
-        stream.heard_s = self._clock()
+        stream.hear(self._clock())
         snapshot = self._decode(message, stream)
         if snapshot is not None:
             self._receive(stream, snapshot)
@@ -256,8 +259,13 @@ class SnapshotClient:
 
     def _look(self, stream: Stream) -> None:
         """Connect anew from time to time while nothing comes, and nothing waits to be read."""
-        if stream.looked is not None and stream.silent(self._clock()):
+        now_s = self._clock()
+        if stream.looked is None or not self._up(stream.name):
+            stream.expected_s = now_s
+        if stream.looked is not None and stream.silent(now_s):
             stream.redial()
+            if stream.miss(now_s):
+                log.warning("%s: %s", stream.name, stream.silence)
         for socket in (stream.channel.socket, stream.dealer):
             self._read_soon(socket)  # asking may have eaten a signal
         stream.looked = asyncio.get_running_loop().call_later(SILENCE_S, self._look, stream)
@@ -284,7 +292,8 @@ class SnapshotClient:
             return None
 
     def _receive(self, stream: Stream, snapshot: Snapshot) -> None:
-        stream.heard_s = now_s = self._clock()
+        now_s = self._clock()
+        stream.hear(now_s)
         if snapshot.epoch != stream.epoch:
             stream.problem = stream.meet(snapshot)
             if stream.problem is not None:

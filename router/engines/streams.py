@@ -16,6 +16,7 @@ from router.wire import full_endpoint
 
 FULL_INTERVAL_S = 0.2
 SILENCE_S = 5.0
+PATIENCE = 1.5  # of an engine that has just started
 
 Socket = zmq.Socket[bytes]
 
@@ -62,6 +63,8 @@ class Stream:
         asked: runs until a full snapshot may be asked for again.
         interval_s: how long that is; it doubles while no answer comes.
         heard_s: when something came last.
+        expected_s: since when something should have come.
+        silence: how long nothing has come, and why that may be; None while all is well.
         looked: runs until that is looked at.
         epoch: of the engine whose stream it was last seen to be.
         foreign: whether that engine is not the worker's.
@@ -74,6 +77,7 @@ class Stream:
         "dealer",
         "endpoint",
         "epoch",
+        "expected_s",
         "foreign",
         "heard_s",
         "interval_s",
@@ -82,6 +86,7 @@ class Stream:
         "name",
         "named",
         "problem",
+        "silence",
         "spec",
     )
 
@@ -103,6 +108,8 @@ class Stream:
         self.asked: asyncio.TimerHandle | None = None
         self.interval_s = FULL_INTERVAL_S
         self.heard_s = -math.inf
+        self.expected_s = math.inf
+        self.silence: str | None = None
         self.looked: asyncio.TimerHandle | None = None
         self.epoch: str | None = None
         self.foreign = False
@@ -114,6 +121,22 @@ class Stream:
         channel = self.channel
         read = channel.emptied_s > until_s or not channel.socket.poll(0)
         return now_s > until_s and read and not self.dealer.poll(0)
+
+    def hear(self, now_s: float) -> None:
+        """Something has come."""
+        self.heard_s = now_s
+        self.silence = None
+
+    def miss(self, now_s: float) -> bool:
+        """Nothing has come that should have; True if that is to be said, for the first time."""
+        before, silent_s = self.silence, now_s - max(self.heard_s, self.expected_s)
+        self.silence = None
+        if silent_s > PATIENCE * SILENCE_S:
+            self.silence = (
+                f"nothing received from {self.endpoint} for {silent_s:.0f} s: is the plug-in "
+                "loaded, the port right, does the engine use keys?"
+            )
+        return before is None and self.silence is not None
 
     def dial(self) -> None:
         """Connect.

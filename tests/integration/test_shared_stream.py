@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 import zmq
 
+from router.engines import snapshots, streams
 from router.engines.snapshots import SnapshotClient
 from router.engines.streams import SILENCE_S
 from router.types import Snapshot, SnapshotReceived, WorkerSpec
@@ -27,17 +29,20 @@ class Router:
         arrived: worker, epoch and sequence of each snapshot.
         wanted: workers whose full snapshots are wanted.
         now_s: what has passed beside what has really passed.
+        up: workers whose engines answer.
     """
 
     def __init__(self, endpoints: dict[str, str]) -> None:
         self.arrived: list[tuple[str, str, int]] = []
         self.wanted: set[str] = set()
         self.now_s = 0.0
+        self.up = set(endpoints)
         self.client = SnapshotClient(
             [WorkerSpec(i, f"http://{i}:1", snapshots=at) for i, at in endpoints.items()],
             self._apply,
             self.wanted.__contains__,
             self.clock,
+            up=lambda worker_id: worker_id in self.up,
         )
 
     def clock(self) -> float:
@@ -206,6 +211,42 @@ async def test_a_silent_worker_is_seen_however_much_the_others_say(
     await engines["a"].send(of("a", "delta", 2))
     await until(lambda: len(router.arrived) == 5)
     assert not silent.silent(router.clock())
+
+
+def quick(monkeypatch: pytest.MonkeyPatch, silence_s: float) -> None:
+    for module in (snapshots, streams):
+        monkeypatch.setattr(module, "SILENCE_S", silence_s)
+
+
+async def test_a_stream_that_does_not_come_is_said_once_while_its_engine_is_up(
+    endpoints: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    quick(monkeypatch, 0.02)
+    router = Router(endpoints)
+    router.up = {"a"}
+    router.wanted.add("a")
+
+    def told(what: str) -> bool:
+        return re.match(what, router.client.problem("a") or "") is not None
+
+    router.client.start()
+    try:
+        await until(lambda: told(rf"nothing received from {endpoints['a']} for \d+ s: is the plug"))
+        router.now_s += 600
+        await until(lambda: told(r".* for 6\d\d s"))
+        assert router.client.problem("b") is None
+        assert [record.getMessage()[:19] for record in caplog.records] == ["a: nothing received"]
+        router.up.clear()
+        await until(lambda: router.client.problem("a") is None)
+        router.up.add("a")
+        await until(lambda: told("nothing received"))
+        quick(monkeypatch, 1000.0)
+        engine = Engine(endpoints["a"])
+        await engine.answer(of("a", "full", 1))
+        await until(lambda: router.client.problem("a") is None)
+        engine.close()
+    finally:
+        router.client.close()
 
 
 async def test_who_may_only_not_have_been_read_is_not_silent(
