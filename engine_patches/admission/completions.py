@@ -59,15 +59,10 @@ class Completions:
 
         Its ``offset`` is its size less the number of steps, as if it entered now.
         """
-        self._add(ticket, offset)
-        _, ends, held = self._columns()
-        fullest = int(held.argmax())
-        if held[fullest] <= limit_blocks:
-            self._booked[ticket.id] = ticket, offset
-            return True
-        self._fullest = int(ends[fullest])
-        self._remove(ticket, offset)
-        return False
+        if not self._add(ticket, offset, limit_blocks):
+            return False
+        self._booked[ticket.id] = ticket, offset
+        return True
 
     def refuses(self, ticket: Ticket, offset: int, limit_blocks: int) -> bool:
         """Whether ``book`` will refuse it, seen from where the last one did not fit; soon known."""
@@ -101,18 +96,32 @@ class Completions:
         """Shape (3, n): offset, end and blocks held at that end, the first to end first."""
         return self._table[:, self._start : self._start + len(self._ends)]
 
-    def _add(self, ticket: Ticket, offset: int) -> None:
+    def _add(self, ticket: Ticket, offset: int, limit_blocks: int | None = None) -> bool:
         end = self._end(ticket, offset)
         place = bisect_right(self._ends, end)
         alive = bisect_left(self._ends, end, hi=place)
         offsets, ends, held = self._columns()
         at_end = int(np.add.reduce(self._blocks(offsets[alive:], end)))
-        held[:place] += self._blocks(ends[:place], offset)
-        self._open(place)
         at_end += -(-(offset + end) // self._block_tokens)
+        held = held.copy()
+        held[:place] += self._blocks(ends[:place], offset)
+        if limit_blocks is not None and (
+            at_end > limit_blocks or self._over(limit_blocks, ends, held)
+        ):
+            return False
+        self._columns()[_HELD] = held
+        self._open(place)
         self._table[:, self._start + place] = offset, end, at_end
         self._ends.insert(place, end)
         self._tickets.insert(place, ticket)
+        return True
+
+    def _over(self, limit_blocks: int, ends: Ints, held: Ints) -> bool:
+        fullest = int(held.argmax()) if len(held) else -1
+        if fullest < 0 or held[fullest] <= limit_blocks:
+            return False
+        self._fullest = int(ends[fullest])
+        return True
 
     def _remove(self, ticket: Ticket, offset: int) -> None:
         end = self._end(ticket, offset)
@@ -144,7 +153,9 @@ class Completions:
         del self._ends[place], self._tickets[place]
 
     def _end(self, ticket: Ticket, offset: int) -> int:
-        tokens = min(ticket.prompt_tokens + ticket.predicted_tokens - 1, self._capacity_tokens)
+        # A prompt that takes more steps only makes its request smaller then, and end later.
+        steps = ticket.predicted_tokens + ticket.late_steps - 1
+        tokens = min(ticket.prompt_tokens + steps, self._capacity_tokens)
         return tokens - offset
 
     def _blocks(self, tokens: Ints, more: int) -> Ints:

@@ -37,6 +37,7 @@ class Ticket:
         serial: its place in the order of arrival, given by the ledger.
         generated_tokens: while it waits, output tokens that it had before it lost its slot.
         preemptions: how often it has lost its slot.
+        late_steps: by so many at most its prompt takes more than one step, as its policy sees it.
         offset_tokens: while it runs, its size less the ledger's steps.
     """
 
@@ -51,6 +52,7 @@ class Ticket:
     serial: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    late_steps: int = 0
     offset_tokens: int = 0
     place: tuple[Key, int] = field(default=((), 0), init=False, repr=False)
 
@@ -76,12 +78,23 @@ class Memory:
             whatever else holds memory.
         slots_free: requests that may enter.
         block_tokens: granularity of the memory.
+        step_tokens: tokens that a step computes at most; 0: any number.
+        prompt_tokens_left: of these, those left for prompts of requests that enter.
     """
 
     capacity_tokens: int
     used_tokens: int
     slots_free: int
     block_tokens: int = 1
+    step_tokens: int = 0
+    prompt_tokens_left: int = 0
+
+    def late_steps(self, prompt_tokens: int, running: int) -> int:
+        """Steps after this one until so many tokens of prompts are computed, beside so many."""
+        if not self.step_tokens:
+            return 0
+        later = max(0, prompt_tokens - self.prompt_tokens_left)
+        return -(-later // max(1, self.step_tokens - running))
 
     def rounded(self, tokens: int) -> int:
         """Tokens of memory that so many tokens take."""

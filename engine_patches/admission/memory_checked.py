@@ -57,8 +57,11 @@ class MemoryChecked:
 
     def _admit(self, ledger: Ledger, memory: Memory) -> list[Ticket]:
         admitted: list[Ticket] = []
-        completions, limit = self.follower, None
+        completions, limit, prompt_tokens = self.follower, None, 0
         for ticket in ledger.waiting[: max(0, memory.slots_free)]:
+            prompt_tokens += ticket.entry_tokens
+            running = len(ledger.running) + len(admitted)
+            ticket.late_steps = memory.late_steps(prompt_tokens, running)
             offset = ticket.entry_tokens - ledger.steps
             if completions.refuses(ticket, offset, self._most_blocks(memory)):
                 break

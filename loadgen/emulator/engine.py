@@ -2,7 +2,8 @@
 
 As in vLLM: requests wait in order of (priority, arrival), enter while a slot and KV memory are
 free, grow by one token per step, and when the memory would overflow the request admitted last is
-preempted: it waits again, keeps its tokens, and recomputes them when it returns.
+preempted: it waits again, keeps its tokens, and recomputes them when it returns. Who enters and who
+is preempted may be decided otherwise (``queues``).
 
 With a chunk, prompts take steps (chunked prefill): a step computes so many tokens at most, one of
 each request that decodes, the rest of prompts in the order of their admission. A prompt has memory
@@ -11,15 +12,14 @@ for all of it from its admission on, and its first token comes in the step that 
 A prompt whose KV another engine has (``EngineRequest.fetch``) is fetched as vLLM 0.32 does: once it
 is first in the queue, a slot and memory are free, the transfer begins. The request goes on waiting,
 with its memory but without a slot; when the KV is there it enters before all that hold no memory.
-
-An admission policy (``PolicyOrder``) takes the place of vLLM's order.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from engine_patches.admission.ledger import Memory
 from loadgen.emulator.handoff import Fetch, KeptKv
@@ -371,7 +371,11 @@ class Engine:
 
     def _memory(self) -> Memory:
         slots_free = max(0, self.slots - len(self.running) - len(self._ready))
-        return Memory(self.kv_tokens, self.used_tokens, slots_free, self._block_tokens)
+        memory = Memory(self.kv_tokens, self.used_tokens, slots_free, self._block_tokens)
+        if self._chunk == sys.maxsize:
+            return memory
+        left = max(0, self._chunk - sum(request.prefill_left or 1 for request in self.running))
+        return replace(memory, step_tokens=self._chunk, prompt_tokens_left=left)
 
     def _slack(self, request: EngineRequest) -> int:
         return -request.load_tokens % self._block_tokens
@@ -380,9 +384,9 @@ class Engine:
         return tokens + -tokens % self._block_tokens
 
     def _fits(self, request: EngineRequest) -> bool:
-        watermark_tokens = self._watermark_tokens if self.running else 0
-        tokens = self._rounded(request.load_tokens)
-        return self.used_tokens + tokens + watermark_tokens <= self.kv_tokens
+        spare_tokens = self._watermark_tokens if self.running else 0
+        free_tokens = self.kv_tokens - self.used_tokens - spare_tokens
+        return self._rounded(request.load_tokens) <= free_tokens
 
     def _held_back(self) -> Set[str]:
         """Running requests that the queue does not let go on."""
@@ -391,9 +395,6 @@ class Engine:
 
     def _still(self) -> Iterator[str]:
         """Requests that hold memory, and do not grow in this step."""
-        for request in (*self._fetching, *self._ready):
-            if self._waiting.get(request.id) is request:
-                yield request.id
-        for request in self.running:
-            if request.prefill_left or request.id in self._paused:
-                yield request.id
+        holding = (r.id for r in (*self._fetching, *self._ready) if self._waiting.get(r.id) is r)
+        idle = (r.id for r in self.running if r.prefill_left or r.id in self._paused)
+        return chain(holding, idle)

@@ -157,12 +157,11 @@ def test_a_request_that_is_withdrawn_leaves_nothing_behind(
     assert (len(run.queue.ledger.waiting), len(run.queue.ledger.running)) == (0, 0)
 
 
-@given(batches, st.sampled_from((1, 4)))
+@given(batches, st.sampled_from((None, CHUNK)), st.sampled_from((1, 4)))
 def test_with_right_lengths_a_policy_that_checks_memory_never_evicts(
-    batches: list[list[EngineRequest]], block: int
+    batches: list[list[EngineRequest]], chunk: int | None, block: int
 ) -> None:
-    """A prompt is computed in one step here, as in the paper: chunks put off its end."""
-    run = Run({"policy": "memory_checked"}, chunk=None, block=block)
+    run = Run({"policy": "memory_checked"}, chunk=chunk, block=block)
     for batch in batches:
         for request in batch:
             request.hint_tokens = request.output_tokens
