@@ -43,15 +43,16 @@ class Outlook:
         self._steps = np.array([0.0, *(2.0**k for k in range(last))])
         counts, ages, sizes = _by_segment(passing.segments, ledger)
         passing.refresh(counts[::-1].cumsum()[-2::-1])
-        self._new = self._alive(np.zeros(1))[0]
+        self._new: Floats = self._alive(np.zeros(1))[0]
         divisor = np.maximum(counts, 1.0)
         alive = self._alive(ages / divisor)
         tokens = (sizes / divisor)[:, None] + self._steps
         self._theta = self._chosen(counts @ (alive * (1 - alive) * tokens**2), tokens, next_)
         needed = counts @ _level(alive, self._theta * tokens)
         needed[1:] += self._odds  # now nothing is uncertain
-        others = memory.used_tokens - sizes.sum()
-        self._free = memory.capacity_tokens - others - needed / self._theta
+        left = memory.capacity_tokens - (memory.used_tokens - sizes.sum())
+        self._free = left - needed / self._theta
+        self._sure = left - counts @ tokens
         self._free[counts @ alive + self._new <= delta] = np.inf  # nobody will be there
         self._room: int | None = None
 
@@ -69,21 +70,22 @@ class Outlook:
     def take(self, ticket: Ticket, tokens: int) -> None:
         """It enters with so many tokens."""
         alive = self._alive_from(ticket.generated_tokens)
-        self._free -= _level(alive, self._theta * (tokens + self._steps)) / self._theta
+        grown = tokens + self._steps
+        self._free -= _level(alive, self._theta * grown) / self._theta
+        self._sure -= grown
         self._room = None
 
     def _room_for(self, alive: Floats) -> int:
-        if self._free.min() < 0:
-            return 0
         # The inverse of ln(1 - q + q e^(theta z)) / theta, which one takes that has z tokens.
-        free = self._theta * self._free
+        free = self._theta * np.maximum(self._free, 0.0)
         most = free - np.log(alive) + np.log1p((alive - 1) * np.exp(-free))
-        return max(0, int((most / self._theta - self._steps).min()))
+        tokens = np.maximum(most / self._theta, self._sure)  # never more than if all stay
+        return max(0, int((tokens - self._steps).min()))
 
     def _alive_from(self, generated_tokens: int) -> Floats:
-        return (
-            self._alive(np.array([float(generated_tokens)]))[0] if generated_tokens else self._new
-        )
+        if not generated_tokens:
+            return self._new
+        return self._alive(np.array([float(generated_tokens)])).ravel()
 
     def _alive(self, ages: Floats) -> Floats:
         """Shares q of those of some ages that still run; shape (ages, steps)."""

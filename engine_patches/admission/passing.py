@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 
 import numpy as np
 
-from engine_patches.admission.fluid import StepCost
 from engine_patches.admission.ledger import Ticket
-from engine_patches.admission.settings import AdmissionError, AdmissionSettings
-from engine_patches.admission.thresholds import Segment, least_nested, nested_conditions
+from engine_patches.admission.settings import AdmissionSettings, passing_shares
 from router.workload import Floats
 
 SEGMENTS = tuple(2**k for k in range(15))
@@ -95,37 +92,5 @@ class Passing:
 
 
 def passing_of(settings: AdmissionSettings) -> Passing:
-    """What settings of ``nested_wait`` say of the segments.
-
-    Raises:
-        AdmissionError: thresholds that are not valid with their rates, by (12) or (16).
-    """
-    lengths = settings.segments or SEGMENTS
-    if not settings.rates:
-        return Passing(lengths)
-    tails = list(accumulate(reversed(settings.rates)))[::-1]
-    shares = [after / before for before, after in pairwise(tails)]
-    if settings.thresholds:
-        _check_thresholds(settings.thresholds, lengths, tails, shares)
-    return Passing(lengths, shares)
-
-
-def _check_thresholds(
-    thresholds: Sequence[int],
-    lengths: Sequence[int],
-    tails: Sequence[float],
-    shares: Sequence[float],
-) -> None:
-    """Their ratios; that n_1 is enough for a step's arrivals, only the engine can tell."""
-    bounds = pairwise((0, *lengths, lengths[-1] + 1))
-    segments = [
-        Segment(first, end - 1, rate, share, 1.0)
-        for (first, end), rate, share in zip(bounds, tails, (*shares, 0.0), strict=True)
-    ]
-    no_time = StepCost(0.0)
-    if not all(each.holds for each in nested_conditions(thresholds, segments, no_time)):
-        raise AdmissionError(
-            f"thresholds {list(thresholds)}: each must be above the share of requests that pass to "
-            "its segment times the one before, (12); the nearest are "
-            f"{list(least_nested(segments, no_time, thresholds) or ())}"
-        )
+    """What settings of ``nested_wait`` say of the segments."""
+    return Passing(settings.segments or SEGMENTS, passing_shares(settings.rates))

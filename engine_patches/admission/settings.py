@@ -6,6 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from itertools import accumulate, pairwise
+
+from engine_patches.admission.fluid import StepCost
+from engine_patches.admission.thresholds import Segment, least_nested, nested_conditions
 
 MAX_HOLD_S = 1.0
 QUANTILE = "quantile:"
@@ -74,6 +78,10 @@ class AdmissionSettings:
             _check_counts(name, getattr(self, name))
         _check_types(self.thresholds, self.segments)
         _check_rates(self.rates, self.segments)
+        if self.rates and self.thresholds:
+            _check_ratios(self.thresholds, self.segments, self.rates)
+        if self.strict:
+            _check_strict(self)
 
     def quantile(self) -> float | None:
         """Q of ``quantile:Q``; None where lengths come from elsewhere.
@@ -143,11 +151,44 @@ def _check_rates(rates: object, segments: Sequence[int]) -> None:
     for rate in rates:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
             raise AdmissionError(f"rates must be numbers above 0, got {rate!r}")
-    if rates and len(rates) != len(segments) + 1:
+    if rates and (not segments or len(rates) != len(segments) + 1):
         raise AdmissionError(
-            f"rates: {len(rates)} for the {len(segments) + 1} segments that {list(segments)} "
-            "make: give one for each"
+            f"rates: {len(rates)} of them, and segments {list(segments)}: give segments, and a "
+            "rate for each and for what lies beyond the last"
         )
+
+
+def passing_shares(rates: Sequence[float]) -> list[float]:
+    """Of those that get to each segment but the last, the share that passes to the next."""
+    tails = list(accumulate(reversed(rates)))[::-1]
+    return [after / before for before, after in pairwise(tails)]
+
+
+def _check_ratios(
+    thresholds: Sequence[int], lengths: Sequence[int], rates: Sequence[float]
+) -> None:
+    """(12), but for n_1: whether that is enough for a step's arrivals, only the engine can tell."""
+    bounds = pairwise((0, *lengths, lengths[-1] + 1))
+    segments = [
+        Segment(first, end - 1, sum(rates), share, 1.0)
+        for (first, end), share in zip(bounds, (*passing_shares(rates), 0.0), strict=True)
+    ]
+    no_time = StepCost(0.0)
+    if not all(each.holds for each in nested_conditions(thresholds, segments, no_time)):
+        raise AdmissionError(
+            f"thresholds {list(thresholds)}: each must be above the one before times the share of "
+            "requests that passes to its segment, (12); the nearest are "
+            f"{list(least_nested(segments, no_time, thresholds) or ())}"
+        )
+
+
+def _check_strict(settings: AdmissionSettings) -> None:
+    needed = ("thresholds", "segments") if settings.policy == "nested_wait" else ("thresholds",)
+    for name in needed:
+        if not getattr(settings, name):
+            raise AdmissionError(
+                f"strict {settings.policy} needs {name}; evenstep fluid finds valid thresholds"
+            )
 
 
 def unknown(what: str, given: str, known: Sequence[str]) -> AdmissionError:

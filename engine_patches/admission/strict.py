@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from engine_patches.admission.ledger import Key, Ledger, Lengths, Memory, Ticket, engine_order
 from engine_patches.admission.policy import Verdict
-from engine_patches.admission.settings import AdmissionError, AdmissionSettings
+from engine_patches.admission.settings import AdmissionSettings
 
 WARNING = (
     "strict: requests that run pause until enough new ones wait, which makes them many times "
@@ -189,26 +189,12 @@ def _entering(waiting: Sequence[Ticket], quota: dict[int, int], memory: Memory) 
 
 
 def strict_wait(settings: AdmissionSettings, lengths: Lengths | None) -> StrictWait:
-    """As ``wait`` with ``strict`` asks; warns.
-
-    Raises:
-        AdmissionError: no thresholds are given.
-    """
-    if not settings.thresholds:
-        raise AdmissionError("strict wait needs thresholds: evenstep fluid finds valid ones")
+    """As ``wait`` with ``strict`` asks; warns."""
     warnings.warn(WARNING, stacklevel=2)
     return StrictWait(settings.thresholds, lengths)
 
 
 def strict_nested_wait(settings: AdmissionSettings) -> StrictNestedWait:
-    """As ``nested_wait`` with ``strict`` asks; warns.
-
-    Raises:
-        AdmissionError: no thresholds are given, or no segments.
-    """
-    if not settings.thresholds or not settings.segments:
-        raise AdmissionError(
-            "strict nested_wait needs thresholds and segments: evenstep fluid finds valid ones"
-        )
+    """As ``nested_wait`` with ``strict`` asks; warns."""
     warnings.warn(WARNING, stacklevel=2)
     return StrictNestedWait(settings.thresholds, settings.segments)
