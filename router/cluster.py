@@ -318,6 +318,8 @@ class Cluster:
                 group.waiting -= 1
                 tracked.worker = self.worker(event.worker_id)
                 tracked.worker.add(tracked.request)
+                if tracked.keeper is not None:
+                    tracked.keeper.hand_out(event.request_id)
             case Progressed():
                 if tracked.worker is not None:
                     group.progress(tracked.worker, tracked.request, event.generated_tokens)
@@ -353,6 +355,8 @@ class Cluster:
             group.waiting -= 1
         else:
             group.leave(tracked.worker, tracked.request, complete=complete)
+        if tracked.keeper is not None:
+            tracked.keeper.take_back(tracked.request.id)
         del self._requests[tracked.request.id]
 
     def _join(self, spec: WorkerSpec, lockstep: Collection[str], prefill_chunk: int) -> None:

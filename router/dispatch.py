@@ -261,9 +261,9 @@ class Dispatcher:
         """Memory that is free again, or a refusal that is over, may let others in."""
         may_enter = False
         for worker in lane.group.prefill_workers:
-            expired = worker.expire(now)
-            lane.stats.expired_kv_tokens += expired
-            may_enter |= expired > 0 or worker.refusing
+            kept_tokens = worker.kept_tokens
+            lane.stats.expired_kv_tokens += worker.expire(now)
+            may_enter |= worker.kept_tokens < kept_tokens or worker.refusing
             worker.refusing = False
         if may_enter and lane.pool:
             self._schedule(lane, hurry=True)

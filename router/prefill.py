@@ -32,7 +32,7 @@ class PrefillWorker(Worker):
         chunk_tokens: prompt tokens that its engine computes in a step at most.
 
     Attributes:
-        kept_tokens: KV tokens of computed prompts that nobody has fetched yet.
+        kept_tokens: KV tokens of computed prompts that nobody has been seen to have fetched yet.
         refusing: has turned a prompt away just now, and is to be given none for a moment.
     """
 
@@ -49,6 +49,7 @@ class PrefillWorker(Worker):
         self.refusing = False
         self._backlog_tokens = CHUNKS_AHEAD * chunk_tokens
         self._kept: dict[str, tuple[int, float]] = {}
+        self._handed_out: dict[str, int] = {}
 
     @property
     def kv_tokens(self) -> int:
@@ -78,20 +79,36 @@ class PrefillWorker(Worker):
         """Whether a request's KV is still here."""
         return request_id in self._kept
 
+    def hand_out(self, request_id: str) -> None:
+        """A decode worker is told of a request's KV, and may fetch it from now on."""
+        if request_id in self._kept:
+            self._handed_out[request_id] = self._kept[request_id][0]
+
+    def take_back(self, request_id: str) -> None:
+        """Whoever was told of a request's KV may have left it here."""
+        self._handed_out.pop(request_id, None)
+
     def drop(self, request_id: str) -> None:
         """A request's KV is here no longer, if it was."""
+        self.take_back(request_id)
         self.kept_tokens -= self._kept.pop(request_id, (0, 0.0))[0]
 
     def expire(self, now_s: float) -> int:
-        """Drop what has been kept for long enough; its KV tokens."""
-        before = self.kept_tokens
+        """Drop what has been kept for long enough; KV tokens of it that were left for nobody.
+
+        What a decode worker answers with has been fetched long ago, though no byte of a whole
+        answer may have come yet.
+        """
+        left = 0
         for request_id in [i for i, (_, until_s) in self._kept.items() if until_s <= now_s]:
+            left += 0 if request_id in self._handed_out else self._kept[request_id][0]
             self.drop(request_id)
-        return before - self.kept_tokens
+        return left
 
     def lose_kept(self) -> None:
         """Its engine has failed, and all that it kept is gone."""
         self._kept.clear()
+        self._handed_out.clear()
         self.kept_tokens = 0
 
     def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
@@ -114,4 +131,15 @@ class PrefillWorker(Worker):
         """Whether another prompt fits; a worker that has nothing takes one of any size."""
         if not self.kv_tokens or not (self.requests or self._kept):
             return True
-        return self.kept_tokens + super()._known_tokens() < MEMORY_SHARE * self.kv_tokens
+        return self._used_tokens() < MEMORY_SHARE * self.kv_tokens
+
+    def _used_tokens(self) -> int:
+        """KV tokens of prompts that are computed or kept.
+
+        Of those that were handed out the engine knows better: while an answer that comes whole is
+        decoded nothing is heard of it here, though its KV was fetched at the start.
+        """
+        shown = self.feed or self.foreign.gauges
+        told = round(shown.kv_usage * self.kv_tokens) if shown else 0
+        own = self.kept_tokens + super()._known_tokens()
+        return max(own - sum(self._handed_out.values()), min(own, told + self.load_tokens))

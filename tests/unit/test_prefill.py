@@ -147,6 +147,51 @@ def test_kv_that_nobody_fetches_expires() -> None:
     assert not made.keeps(second)
 
 
+def test_kv_that_was_handed_out_is_left_for_nobody_only_if_it_comes_back() -> None:
+    made = cluster()
+    ready = []
+    for number in (1, 2, 3):
+        send(made, number, 50)
+        ready.append(finish(made, number, 50 + number, 10.0))
+        made.apply(Dispatched(ready[-1], "d"))
+    made.apply(Returned(ready[1], Request(name(2, "r2"), P, 52)))
+    made.apply(Ended(ready[2], Outcome.ABORTED))
+    assert worker(made).kept_tokens == 51 + 52 + 53
+    assert worker(made).expire(10.0) == 52 + 53
+    assert worker(made).kept_tokens == 0
+
+
+@pytest.mark.parametrize("source", ["snapshots", "metrics"])
+def test_of_kv_that_was_handed_out_the_engine_says_how_much_is_left(source: str) -> None:
+    """An answer that comes whole is not heard of before its end."""
+    made = cluster(chunk=1000)
+
+    def told(sequence: int, used: int) -> None:
+        if source == "snapshots":
+            shown = msgspec.structs.replace(
+                snapshot("full", sequence), kv_groups=(KvGroup(10, used // 10, 20),)
+            )
+            made.apply(SnapshotReceived("p", shown, 0.0))
+        else:
+            made.apply(GaugesReceived("p", Gauges(0, kv_usage=used / 200, kv_tokens=200), 0.0))
+
+    told(1, 0)
+    send(made, 1, 190)
+    ready = finish(made, 1, 190, 10.0)
+    assert capacity(made) == 0  # it waits, so that it is there
+    told(2, 190)
+    made.apply(Dispatched(ready, "d"))
+    assert capacity(made) == 0
+    told(3, 0)
+    assert (capacity(made), worker(made).kept_tokens) == (1, 190)
+    send(made, 2, 180)
+    assert capacity(made) == 0
+    made.apply(Ended(name(2), Outcome.ABORTED))
+    assert capacity(made) == 1
+    made.apply(Returned(ready, Request(name(1, "r2"), P, 190)))
+    assert capacity(made) == 0
+
+
 def test_kv_is_lost_with_its_engine() -> None:
     """A worker may be down for less: its engine may have sent what came after that."""
     made = cluster()
