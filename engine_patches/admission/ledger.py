@@ -37,7 +37,8 @@ class Ticket:
         serial: its place in the order of arrival, given by the ledger.
         generated_tokens: while it waits, output tokens that it had before it lost its slot.
         preemptions: how often it has lost its slot.
-        late_steps: by so many at most its prompt takes more than one step, as its policy sees it.
+        late_steps: steps at most in which its prompt is computed and it does not grow, still to
+            come, as its policy sees it.
         offset_tokens: while it runs, its size less the ledger's steps.
     """
 
@@ -245,6 +246,7 @@ class Ledger:
             ticket = self.running[id_]
             self._unfollow(ticket)
             ticket.offset_tokens -= 1
+            ticket.late_steps = max(0, ticket.late_steps - 1)
             self._follow(ticket)
         self.steps += 1
         if self._lengths is not None:

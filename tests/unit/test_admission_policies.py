@@ -246,6 +246,24 @@ def test_a_request_that_surpasses_its_prediction_gets_another() -> None:
     assert one.end_step >= 4
 
 
+def test_a_prompt_that_takes_steps_ends_later_once_only() -> None:
+    policy, ledger = made(policy="memory_checked")
+    ledger.arrived(Ticket("a", 40, 100, 10))
+    memory = Memory(100, 0, 8, step_tokens=20, prompt_tokens_left=20)
+    verdict = policy.admit(ledger, memory, 0.0)
+    assert sizes(verdict) == [40]
+    ledger.entered("a")
+    # Its last token comes in step 10, when it is computed as having 50: one more than it will.
+    highest = []
+    for still in (["a"], [], []):
+        assert isinstance(policy.follower, Completions)
+        highest.append(policy.follower.highest_blocks())
+        ledger.stepped(still)
+
+    assert highest == [50, 49, 49]
+    assert ledger.running["a"].end_step == 10
+
+
 def test_many_running_requests_are_followed() -> None:
     completions = Completions()
     ledger = Ledger(follower=completions)
