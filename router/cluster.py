@@ -219,6 +219,13 @@ class _Tracked:
     worker: Worker | None = None
     keeper: PrefillWorker | None = None
 
+    def go_to(self, worker: Worker) -> None:
+        """It is sent to a worker, which is told of its KV if it has been kept."""
+        self.worker = worker
+        worker.add(self.request)
+        if self.keeper is not None:
+            self.keeper.hand_out(self.request.id)
+
 
 class Cluster:
     """All groups and all requests; ``apply`` is the only way to change them.
@@ -316,10 +323,7 @@ class Cluster:
         match event:
             case Dispatched():
                 group.waiting -= 1
-                tracked.worker = self.worker(event.worker_id)
-                tracked.worker.add(tracked.request)
-                if tracked.keeper is not None:
-                    tracked.keeper.hand_out(event.request_id)
+                tracked.go_to(self.worker(event.worker_id))
             case Progressed():
                 if tracked.worker is not None:
                     group.progress(tracked.worker, tracked.request, event.generated_tokens)
