@@ -48,7 +48,8 @@ def require_matplotlib() -> None:
     """
     if find_spec("matplotlib") is None:
         raise ConfigError(
-            "pictures need matplotlib, which is not installed: pip install 'evenstep[plots]'"
+            "pictures need matplotlib, which is not installed: pip install matplotlib "
+            "(the extra plots of evenstep)"
         )
 
 

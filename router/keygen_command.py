@@ -7,15 +7,18 @@ from typing import Annotated
 
 import typer
 
-from router.engines.curve import write_key_pair
+from router.engines.curve import read_key_pair, write_key_pair
 from router.errors import InputError
 from router.json_file import STDOUT, json_option, write_json
 
-KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="where the key pair is written")]
+KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="where the key pair is, or will be")]
+Public = Annotated[
+    bool, typer.Option("--public", help="make nothing: print the public key that FILE has")
+]
 JsonFile = Annotated[str | None, json_option("write the public key; - is stdout")]
 
 
-def keygen(file: KeyFile, json_file: JsonFile = None) -> None:
+def keygen(file: KeyFile, public_only: Public = False, json_file: JsonFile = None) -> None:
     """Make a CURVE key pair in a file that only its owner can read, and print the public key.
 
     An engine names its file as secret_key_file and the router's public key in allowed_keys; the
@@ -23,7 +26,7 @@ def keygen(file: KeyFile, json_file: JsonFile = None) -> None:
     """
     if str(file) == json_file:
         raise InputError(f"--json {json_file} is where the key pair goes; name another file")
-    public = write_key_pair(file)
+    public = read_key_pair(str(file)).public.decode() if public_only else write_key_pair(file)
     if json_file != STDOUT:
         typer.echo(public)
     write_json({"file": str(file), "public_key": public}, json_file)

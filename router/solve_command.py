@@ -81,7 +81,8 @@ def _prove(instance: Instance, solution: Solution, time_limit_s: float) -> Exact
         from router.policies.exact import solve_exact
     except ImportError as error:
         raise ConfigError(
-            f"--exact needs HiGHS ({error}); install it with: pip install 'evenstep[dev]'"
+            f"--exact needs HiGHS ({error}); install it with: pip install highspy "
+            "(it is in the extra dev of evenstep)"
         ) from error
     return solve_exact(instance, time_limit_s, solution.places)
 

@@ -69,7 +69,10 @@ def write_key_pair(file: Path) -> str:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
             opened.write(f'{text}    secret-key = "{secret}"\n')
     except FileExistsError:
-        raise ConfigError(f"{file} exists; name another file, or remove it first") from None
+        raise ConfigError(
+            f"{file} exists; name another file, or remove it first; "
+            f"evenstep keygen --public {file} prints the public key that is in it"
+        ) from None
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror}") from None
     return public

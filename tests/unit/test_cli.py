@@ -192,6 +192,10 @@ def test_keys_are_made_for_their_owner_only(run: Run, tmp_path: Path) -> None:
     assert not unsaid.exists()
     assert (code, load_certificate(file)) == (2, (public, secret))
     assert "exists; name another file" in err
+    assert f"evenstep keygen --public {file} prints the public key" in err
+    assert run("keygen", "--public", str(file))[:2] == (0, public.decode() + "\n")
+    assert run("keygen", "--public", str(tmp_path / "none"))[0] == 2
+    assert load_certificate(file) == (public, secret)
     code, out, _ = run("keygen", str(tmp_path / "other"), "--json", "-")
     assert json.loads(out).keys() == {"file", "public_key"}
     assert run("keygen", str(tmp_path / "no" / "keys"))[0] == 2

@@ -101,7 +101,7 @@ def test_without_highs_it_says_what_to_install(
         monkeypatch.delitem(sys.modules, f"router.policies.{name}", raising=False)
     code, _, err = run(file(), "--exact")
     assert code == 2
-    assert "pip install 'evenstep[dev]'" in err
+    assert "pip install highspy" in err
     assert run(file())[0] == 0
 
 
