@@ -39,7 +39,7 @@ class Pauses:
         """Whether it goes on although its condition does not hold."""
         if self._released.get(what, arrivals) != arrivals:
             del self._released[what]
-        if now_s - self._since_s.setdefault(what, now_s) >= LONGEST_PAUSE_S:
+        if now_s >= self._since_s.setdefault(what, now_s) + LONGEST_PAUSE_S:
             self._released[what] = arrivals
         return what in self._released
 
