@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import typer
 
 from engine_patches.admission import read_admission
 from engine_patches.admission.settings import AdmissionError, AdmissionSettings
@@ -45,3 +49,16 @@ def parse_object(option: str, text: str) -> dict[str, object]:
     if not isinstance(found, dict):
         raise ConfigError(f'{option} takes an object such as {{"headroom": 0.1}}, got {text!r}')
     return found
+
+
+@contextmanager
+def told_warnings() -> Iterator[None]:
+    """Tell the user what policies warn of, each once and without its place in the code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", UserWarning)
+        warnings.showwarning = _tell
+        yield
+
+
+def _tell(message: Warning | str, *_: object, **__: object) -> None:
+    typer.echo(f"warning: {message}", err=True)

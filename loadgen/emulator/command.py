@@ -16,7 +16,7 @@ import uvloop
 
 from engine_patches.admission import ADMISSIONS
 from engine_patches.admission.settings import AdmissionSettings
-from loadgen.admission_settings import parse_admission
+from loadgen.admission_settings import parse_admission, told_warnings
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.listener import EVERY_ADDRESS
 from loadgen.emulator.prefill import (
@@ -213,7 +213,8 @@ def emulate(options: EmulateOptions) -> None:
     With --prefill-workers or --prefill-step-time prompts take time, and KV moves between workers as
     with vLLM's NIXL connector.
     """
-    uvloop.run(_run(options.settings(), options.json))
+    with told_warnings():
+        uvloop.run(_run(options.settings(), options.json))
 
 
 async def _run(settings: EmulatorSettings, json: str | None) -> None:

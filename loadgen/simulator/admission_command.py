@@ -10,7 +10,7 @@ from rich.console import Console
 from engine_patches.admission import ADMISSIONS, DEFAULT
 from engine_patches.admission.fluid import StepCost
 from engine_patches.admission.settings import AdmissionSettings
-from loadgen.admission_settings import admission_settings, parse_object
+from loadgen.admission_settings import admission_settings, parse_object, told_warnings
 from loadgen.options import command_of
 from loadgen.simulator.admission import (
     AdmissionConfig,
@@ -164,7 +164,8 @@ class AdmissionOptions:
 @command_of(AdmissionOptions)
 def admission(options: AdmissionOptions) -> None:
     """Simulate one engine under KV pressure, and who enters it, in virtual time."""
-    result = simulate_admission(options.config())
+    with told_warnings():
+        result = simulate_admission(options.config())
     Console(stderr=options.json_file == STDOUT).print(admission_table(result))
     write_json(result.report(), options.json_file)
 

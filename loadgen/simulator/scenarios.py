@@ -230,7 +230,7 @@ _SCENARIOS = (
         cost=StepCost(1.0),
         source=EvenSource(),
         rate=4,
-        requests=40_000,
+        requests=100_000,
     ),
 )
 

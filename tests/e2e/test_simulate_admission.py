@@ -104,5 +104,16 @@ def test_what_cannot_be_is_refused(flags: tuple[str, ...], message: str) -> None
     assert message in done.stderr
 
 
+def test_what_is_printed_in_the_paper_warns_and_ends() -> None:
+    done = admission(
+        *("--policy", "wait", "--scenario", "vidur8b_low", "--rate", "200", "--requests", "300"),
+        *("--settings", '{"strict": true, "thresholds": [2, 2]}'),
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("warning: strict: requests that run pause until")
+    assert "300" in done.stdout.split("completed")[1].split("\n")[0]
+
+
 def test_sarathi_computes_prompts_in_smaller_chunks() -> None:
     assert result("--order", "sarathi")["parameters"]["max_num_batched_tokens"] == 512
