@@ -251,10 +251,11 @@ class Dispatcher:
 
     def _expire(self, lane: Lane, now: float) -> None:
         timeout_s = self._settings.queue_timeout_s
+        lacking = "slot became free" if lane.group.serves is None else "prefill worker had room"
         for request in lane.pool.expired(now):
             # One that came back is old by its arrival, but has waited since its return only.
             if now - lane.waiters[request.id].since_s >= timeout_s:
-                error = QueueTimeoutError(f"no slot became free within {timeout_s:g} s")
+                error = QueueTimeoutError(f"no {lacking} within {timeout_s:g} s")
                 self._give_up(lane, request, Outcome.EXPIRED, error)
 
     def _look_at_prefills(self, lane: Lane, now: float) -> None:

@@ -237,6 +237,20 @@ async def test_the_queue_before_prefill_is_bounded() -> None:
         await router.settled()
 
 
+async def test_a_prefill_worker_that_has_no_room_in_time() -> None:
+    settings = {"prefills": 1, "kept_s": 30.0, "queue_timeout_s": 0.05}
+    async with routed(2, **settings) as (router, (prefill, decode)):
+        asked = router.post(prompt=list(range(5000)))
+        exchange = await prefill.next()
+        late = await soon(router.post())
+        assert late.status_code == 503
+        assert "no prefill worker had room within 0.05 s" in late.text
+        await computed(exchange)
+        await (await decode.next()).answer(ANSWER)
+        assert (await soon(asked)).status_code == 200
+        await router.settled()
+
+
 async def test_ready_requests_hold_back_the_prefill_workers() -> None:
     settings = {"slots": 1, "prefills": 1, "kept_s": 30.0, "pool_limit": 2}
     async with routed(2, **settings) as (router, (prefill, decode)):
