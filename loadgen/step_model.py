@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from engine_patches.admission.fluid import StepCost
 from router.errors import ConfigError, InputError
 from router.workload import Floats
 
@@ -95,14 +96,41 @@ def load_step_time(text: str) -> StepTime:
     if not isinstance(found, dict):
         raise InputError(f"--step-time: {text} is no JSON object with base_s and per_token_s")
     if unknown := found.keys() - {*_COSTS, _MEASURED}:
+        mean = "means" if len(unknown) == 1 else "mean"
         raise InputError(
-            f"--step-time: {text} has {', '.join(sorted(unknown))}, which mean nothing here; "
+            f"--step-time: {text} has {', '.join(sorted(unknown))}, which {mean} nothing here; "
             f"it may have {', '.join(_COSTS)} (seconds), and all else inside {_MEASURED}"
         )
     values = [_seconds(text, found, key) for key in _COSTS]
     if values[0] == 0:
         raise InputError(f"--step-time: base_s in {text} must be above 0")
     return StepTime(*values)
+
+
+def load_step_cost(text: str) -> StepCost:
+    """As ``load_step_time``, with a cost per prompt token for a fourth number.
+
+    Raises:
+        ConfigError, InputError: see there.
+    """
+    if _begins_with_a_number(text) and not _is_file(Path(text)):
+        return parse_step_cost(text)
+    time = load_step_time(text)
+    return StepCost(time.base_s, time.per_token_s, time.per_request_s)
+
+
+def parse_step_cost(text: str) -> StepCost:
+    """Read ``d0,d1[,db[,dp]]`` in seconds.
+
+    Raises:
+        ConfigError: not two to four numbers, or a step that takes no time.
+    """
+    values = numbers("--step-time", text)
+    if not 2 <= len(values) <= 4 or min(values) < 0 or values[0] == 0:
+        raise ConfigError(
+            f"--step-time takes d0,d1[,db[,dp]] in seconds with d0 above 0, got {text!r}"
+        )
+    return StepCost(*values)
 
 
 def _begins_with_a_number(text: str) -> bool:

@@ -3,8 +3,8 @@
 For simulated engines, to show what it costs: with fewer than one arrival in a step a token takes
 about as long as a request takes to arrive. In force are the printed conditions, and two mends. What
 ends before the last segment is released, since engines end requests by themselves; Algorithm 2 as
-printed releases those of the last segment only. And where nothing has moved for a minute, all go on
-until the next arrival: as printed the last requests of a day would never end.
+printed releases those of the last segment only. And where nothing has moved for half a minute,
+all go on until the next arrival: as printed the last requests of a day would never end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WARNING = (
     "strict: requests that run pause until enough new ones wait, which makes them many times "
     "slower at usual loads; leave it out to cap entries without pauses"
 )
-LONGEST_PAUSE_S = 60.0
+LONGEST_PAUSE_S = 30.0
 
 
 class Pauses:

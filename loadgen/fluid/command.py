@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from engine_patches.admission.fluid import Flow, StepCost
+from engine_patches.admission.fluid import Flow
 from engine_patches.admission.thresholds import Thresholds
 from loadgen.fluid.report import Question, answered, report
 from loadgen.fluid.table import answer_table
 from loadgen.options import command_of
-from loadgen.simulator.options import JsonFlag, StepTimeFlag, flag
-from loadgen.step_model import load_step_time, numbers
+from loadgen.simulator.options import JsonFlag, flag
+from loadgen.step_model import load_step_cost, numbers
 from router.errors import ConfigError
 from router.json_file import STDOUT, write_json
 
@@ -42,8 +41,13 @@ _Lengths = Annotated[
 _TotalRate = Annotated[
     float | None, flag("--total-rate", "Scale the rates to this sum [as they are].", "R")
 ]
-_PromptTokenTime = Annotated[
-    float, flag("--prompt-token-time", "Seconds of a step per prompt token in it.", "t_p", 0)
+_StepTime = Annotated[
+    str,
+    flag(
+        "--step-time",
+        "Seconds: fixed, per KV token, per request, per prompt token.",
+        "d0,d1[,db[,dp]]|FILE",
+    ),
 ]
 _Capacity = Annotated[
     int | None,
@@ -80,8 +84,7 @@ class FluidOptions:
     rates: _Rates
     lengths: _Lengths
     total_rate: _TotalRate = None
-    step_time: StepTimeFlag = "4.95e-3,9.5e-8"
-    prompt_token_time: _PromptTokenTime = 0.0
+    step_time: _StepTime = "4.95e-3,9.5e-8"
     capacity: _Capacity = None
     thresholds: _Thresholds = None
     nested_thresholds: _NestedThresholds = None
@@ -106,7 +109,7 @@ class FluidOptions:
         different = len({flow.decode_steps for flow in periods[0]})
         return Question(
             periods=periods,
-            cost=self._cost(),
+            cost=load_step_cost(self.step_time),
             capacity_tokens=self.capacity,
             thresholds=_counts("--thresholds", self.thresholds, "types", len(periods[0])),
             nested_thresholds=_nested(self.nested_thresholds, different),
@@ -114,12 +117,6 @@ class FluidOptions:
             steps=self.steps,
             delta=self.delta,
         )
-
-    def _cost(self) -> StepCost:
-        if not 0 <= self.prompt_token_time < math.inf:
-            raise ConfigError("--prompt-token-time must be a number of seconds from 0 up")
-        time = load_step_time(self.step_time)
-        return StepCost(time.base_s, time.per_token_s, time.per_request_s, self.prompt_token_time)
 
 
 @command_of(FluidOptions)

@@ -8,7 +8,6 @@ from typing import Annotated
 from rich.console import Console
 
 from engine_patches.admission import ADMISSIONS, DEFAULT
-from engine_patches.admission.fluid import StepCost
 from engine_patches.admission.settings import AdmissionSettings
 from loadgen.admission_settings import admission_settings, parse_object, told_warnings
 from loadgen.options import command_of
@@ -23,7 +22,7 @@ from loadgen.simulator.admission_table import admission_table
 from loadgen.simulator.options import JsonFlag, flag
 from loadgen.simulator.predictions import Prediction
 from loadgen.simulator.scenarios import SCENARIOS, Scenario, scenario_of
-from loadgen.step_model import numbers
+from loadgen.step_model import parse_step_cost
 from router.errors import ConfigError
 from router.json_file import STDOUT, write_json
 
@@ -157,7 +156,7 @@ class AdmissionOptions:
             kv_tokens=self.kv_tokens or scenario.kv_tokens,
             slots=self.max_num_seqs or scenario.slots,
             chunk=self.max_num_batched_tokens or chunk,
-            cost=scenario.cost if self.step_time is None else _parse_cost(self.step_time),
+            cost=scenario.cost if self.step_time is None else parse_step_cost(self.step_time),
         )
 
 
@@ -168,12 +167,3 @@ def admission(options: AdmissionOptions) -> None:
         result = simulate_admission(options.config())
     Console(stderr=options.json_file == STDOUT).print(admission_table(result))
     write_json(result.report(), options.json_file)
-
-
-def _parse_cost(text: str) -> StepCost:
-    values = numbers("--step-time", text)
-    if not 2 <= len(values) <= 4 or min(values) < 0 or values[0] == 0:
-        raise ConfigError(
-            f"--step-time takes d0,d1[,db[,dp]] in seconds with d0 above 0, got {text!r}"
-        )
-    return StepCost(*values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,8 +79,7 @@ def test_unstable_rates_are_short_of_any_memory(ask: Ask) -> None:
 
 def test_costs_per_request_and_prompt_token_count(ask: Ask) -> None:
     found, _ = ask(
-        "--rates", "2", "--lengths", "10:4", "--step-time", "0.1,1e-3,2e-3",
-        "--prompt-token-time", "5e-3",
+        "--rates", "2", "--lengths", "10:4", "--step-time", "0.1,1e-3,2e-3,5e-3",
     )  # fmt: skip
 
     assert found["periods"][0]["load"] == pytest.approx(2 * (1e-3 * 60 + 2e-3 * 5 + 5e-3 * 10))
@@ -134,7 +134,7 @@ def test_memory_against_segments(ask: Ask) -> None:
 def test_segments_too_few_to_be_stable_are_left_out(ask: Ask) -> None:
     found, told = ask(
         "--rates", "10,1", "--lengths", "10:10,10:1000", "--step-time", "1e-2,1e-7,1e-5",
-        "--prompt-token-time", "0", "--total-rate", "60",
+        "--total-rate", "60",
     )  # fmt: skip
 
     assert found["periods"][0]["stable"]
@@ -168,7 +168,6 @@ def test_rates_of_several_periods(ask: Ask) -> None:
         pytest.param(("--lengths", "1:4-3"), "'1:4-3' is not within", id="range"),
         pytest.param(("--lengths", "1:1-5000"), "more than 1000 types", id="types"),
         pytest.param(("--total-rate", "0"), "--total-rate must be above 0", id="total"),
-        pytest.param(("--prompt-token-time", "inf"), "--prompt-token-time", id="prompt time"),
         pytest.param(("--step-time", "0,1"), "--step-time", id="step time"),
         pytest.param(("--thresholds", "1,2"), "--thresholds: 2 for 1 types", id="thresholds"),
         pytest.param(("--thresholds", "1.5"), "whole numbers from 1", id="whole"),
@@ -185,3 +184,12 @@ def test_bad_input(run: Run, arguments: tuple[str, str], complaint: str) -> None
 
     assert code == 2
     assert complaint in " ".join(err.split())
+
+
+def test_a_measured_step_time(ask: Ask, tmp_path: Path) -> None:
+    file = tmp_path / "step_time.json"
+    file.write_text('{"base_s": 1.0, "per_token_s": 0.01, "per_request_s": 0.02}')
+
+    found, _ = ask("--rates", "4", "--lengths", "1:1", "--step-time", str(file))
+
+    assert found["periods"][0]["load"] == pytest.approx(4 * (0.01 * 3 + 0.02 * 2))
