@@ -6,7 +6,7 @@ import asyncio
 import gc
 import signal
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -169,7 +169,7 @@ class EmulateOptions:
         """
         ranks = self.workers + self.prefill_workers
         first = self.snapshot_port or (self.control_port or self.port + ranks) + 1
-        return EmulatorSettings(
+        settings = EmulatorSettings(
             workers=self.workers,
             host=self.host,
             port=self.port,
@@ -185,11 +185,13 @@ class EmulateOptions:
             seed=self.seed,
             stream_interval=self.stream_interval,
             control_port=self.control_port,
-            snapshots=snapshot_endpoints(first, ranks) if self.snapshots else (),
             record=self.record,
             prefill=self._prefill(),
             admission=self._admission(),
         )
+        if not self.snapshots:
+            return settings
+        return replace(settings, snapshots=snapshot_endpoints(first, ranks))
 
     def _admission(self) -> AdmissionSettings | None:
         return None if self.admission is None else parse_admission("--admission", self.admission)

@@ -20,6 +20,7 @@ from loadgen.emulator.text import (
 from loadgen.emulator.transfer_params import KvTransfer, read_params
 
 COMPLETION_MAX_TOKENS = 16
+MOST_CHOICES = 16384  # vLLM's VLLM_MAX_N_SEQUENCES
 HIDDEN_LENGTH = "evenstep_output_tokens"
 
 
@@ -208,6 +209,8 @@ def _check(body: _Body, limits: Limits, n: int) -> None:
         raise RejectedError(f"The model `{body.model}` does not exist.", "model", 404)
     if n < 1:
         raise RejectedError(f"n must be at least 1, got {n}.", "n")
+    if n > MOST_CHOICES:
+        raise RejectedError(f"n must be at most {MOST_CHOICES}, got {n}.", "n")
     if body.stream_options is not None and not body.stream:
         raise RejectedError(
             "Stream options can only be defined when `stream=True`.", "stream_options"

@@ -195,5 +195,8 @@ def snapshot_endpoints(port: int, workers: int) -> tuple[str, ...]:
         ConfigError: no room for them.
     """
     if not 0 < port <= _HIGHEST_PORT - 2 * workers:
-        raise ConfigError(f"--snapshot-port {port} leaves no room for {workers} workers")
+        raise ConfigError(
+            f"--snapshot-port {port} leaves no room for {workers} workers of two ports each: give "
+            "a lower one, or a lower --port, which it follows by default"
+        )
     return tuple(f"tcp://127.0.0.1:{port + 2 * rank}" for rank in range(workers))

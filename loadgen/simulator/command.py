@@ -187,8 +187,9 @@ def decode(options: DecodeOptions) -> None:
     With --prefill-workers the prompts are computed first, and the result has the parts of the TTFT
     (prefill_queue_mean_s, prefill_mean_s, handoff_wait_mean_s, kv_transfer_mean_s,
     first_step_mean_s), the KV kept for decode workers (prefill_kept_mean_tokens,
-    prefill_kept_max_tokens, of all prefill workers), and the shares of the prefill workers' time in
-    steps and without memory for a prompt that waits (prefill_busy_share, prefill_stalled_share):
+    prefill_kept_max_tokens, of all prefill workers), the shares of the prefill workers' time in
+    steps and without memory for a prompt that waits (prefill_busy_share, prefill_stalled_share),
+    and the prompts that were not computed at the end (prefill_waiting_at_end):
     evenstep simulate decode --arrivals poisson:1400 --prefill-workers 40 --prefill-kv-tokens 16384.
     """
     try:

@@ -45,6 +45,7 @@ class PrefillResult:
             it has been fetched, of all prefill workers.
         prefill_busy_share: of the prefill workers' time, in steps.
         prefill_stalled_share: of the prefill workers' time, without memory for a prompt that waits.
+        prefill_waiting_at_end: requests whose prompts were not computed yet.
     """
 
     prefill_queue_mean_s: float | None
@@ -56,14 +57,17 @@ class PrefillResult:
     prefill_kept_max_tokens: int
     prefill_busy_share: float
     prefill_stalled_share: float
+    prefill_waiting_at_end: int
 
     @classmethod
-    def of(cls, parts_s: Sequence[tuple[float, ...]], meter: KeptMeter) -> PrefillResult:
-        """Averages of requests' parts (``Passage.parts_s``), and what was metered."""
+    def of(
+        cls, parts_s: Sequence[tuple[float, ...]], meter: KeptMeter, waiting: int
+    ) -> PrefillResult:
+        """Averages of requests' parts (``Passage.parts_s``), what was metered, and who is left."""
         queue_s, prefill_s, wait_s, transfer_s, step_s = (
             map(fmean, zip(*parts_s, strict=True)) if parts_s else (None,) * 5
         )
-        return cls(queue_s, prefill_s, wait_s, transfer_s, step_s, *meter.figures())
+        return cls(queue_s, prefill_s, wait_s, transfer_s, step_s, *meter.figures(), waiting)
 
     def report(self) -> dict[str, object]:
         """As it is written to a file."""

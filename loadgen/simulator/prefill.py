@@ -212,7 +212,7 @@ class Prefill:
 
     def result(self) -> PrefillResult:
         """All averages."""
-        return PrefillResult.of(self._parts_s, self.meter)
+        return PrefillResult.of(self._parts_s, self.meter, self.inside)
 
     def _next_event_s(self) -> float:
         coming_s = self._source.next_s()

@@ -38,6 +38,7 @@ _PREFILL_ROWS = (
     ("KV kept for decode, most tokens", "prefill_kept_max_tokens", 1),
     ("prefill workers in steps, %", "prefill_busy_share", 100.0),
     ("prefill workers without memory, %", "prefill_stalled_share", 100.0),
+    ("prompts not computed at the end", "prefill_waiting_at_end", 1),
 )
 
 

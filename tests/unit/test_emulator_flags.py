@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import pytest
 
-from loadgen.emulator.command import _ready_text
+from loadgen.emulator.command import EmulateOptions, _ready_text
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.settings import EmulatorSettings, snapshot_endpoints
+from router.errors import ConfigError
 from router.worker_specs import parse_worker
 
 OWN = ",group=default,rank=0,slots=72"
@@ -51,3 +53,16 @@ def test_other_machines_get_a_name_and_no_state_stream(
 
     assert told == [f"http://{here}:8100{OWN}{STATE}", f"http://{elsewhere}:8100{OWN}"]
     assert [parse_worker(spec).slots for spec in told] == [72, 72]
+
+
+@pytest.mark.parametrize(
+    ("ports", "blamed"),
+    [
+        ({"port": 70_000}, "--port 70000 leaves no room for 4 workers"),
+        ({"port": 65_531}, "--snapshot-port 65536 .* or a lower --port"),
+        ({"control_port": 70_000}, "--control-port must be from 0 to 65535"),
+    ],
+)
+def test_the_port_that_was_given_is_blamed(ports: dict[str, Any], blamed: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{blamed}"):
+        EmulateOptions(**ports).settings()

@@ -108,6 +108,7 @@ def test_where_kv_goes_and_where_it_is() -> None:
         ({"max_tokens": 0}, "at least 1", "max_tokens", 400),
         ({"max_tokens": 998}, "maximum context length is 1000", "input_tokens", 400),
         ({"n": 0}, "at least 1", "n", 400),
+        ({"n": 16_385}, "at most 16384, got 16385", "n", 400),
         ({"stop": [""]}, "empty", "stop", 400),
         ({"stream_options": {}}, "stream=True", "stream_options", 400),
         ({"kv_transfer_params": []}, "Expected", "kv_transfer_params", 400),

@@ -123,6 +123,14 @@ def test_the_warm_up_is_left_out() -> None:
     assert found.prefill_busy_share == 0
 
 
+def test_prompts_that_are_not_computed_at_the_end_are_counted() -> None:
+    stream = (15, 2), (10, 1)
+    ends = [simulate(replace(TINY, steps=n), stream=jobs(*stream)) for n in (1, 3, 50)]
+
+    assert [end.prefill and end.prefill.prefill_waiting_at_end for end in ends] == [1, 0, 0]
+    assert [end.waiting_at_end for end in ends] == [0, 1, 0]
+
+
 def test_nobody_who_starts_leaves_no_means() -> None:
     found = simulate(replace(TINY, steps=1), stream=jobs((15, 2))).prefill
 
