@@ -313,7 +313,7 @@ class Cluster:
                 group.note_health(event.worker_id, None)
             case WorkerDown():
                 group.note_health(event.worker_id, event.reason)
-            case EngineFailed():
+            case _:
                 worker = group.workers[event.worker_id]
                 if isinstance(worker, PrefillWorker):
                     worker.lose_kept()

@@ -131,6 +131,8 @@ def test_kv_that_others_find_by_content_is_not_kept() -> None:
     send(made, 1, 50)
     ready = finish(made, 1, 50, None)
     assert (worker(made).kept_tokens, made.keeps(ready)) == (0, False)
+    made.apply(Fetched(ready))
+    assert worker(made).kept_tokens == 0
 
 
 def test_kv_that_nobody_fetches_expires() -> None:
@@ -145,6 +147,8 @@ def test_kv_that_nobody_fetches_expires() -> None:
     assert made.keeps(second)
     assert worker(made).expire(30.0) == 70
     assert not made.keeps(second)
+    made.apply(Dispatched(second, "d"))
+    assert worker(made).kept_tokens == 0
 
 
 def test_kv_that_was_handed_out_is_left_for_nobody_only_if_it_comes_back() -> None:
