@@ -241,6 +241,8 @@ async def test_a_stream_that_does_not_come_is_said_once_while_its_engine_is_up(
         router.up.add("a")
         await until(lambda: told("nothing received"))
         quick(monkeypatch, 1000.0)
+        router.now_s += 10_000
+        await until(lambda: told(r".* for 1\d{4} s"))  # it is looked at no more
         engine = Engine(endpoints["a"])
         await engine.answer(of("a", "full", 1))
         await until(lambda: router.client.problem("a") is None)
