@@ -15,6 +15,7 @@ from router.survival import REFRESH_STEPS, SurvivalSignal
 from router.workload import Floats
 
 MEDIAN = 0.5
+REDRAW_STEPS = 4 * REFRESH_STEPS  # drawing the curves costs as much as many decisions
 
 
 class SeenLengths:
@@ -47,7 +48,7 @@ class SeenLengths:
     def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
         """A step is over."""
         self._signal.advance(1)
-        if steps % REFRESH_STEPS == 0:
+        if steps % REDRAW_STEPS == 0 or steps in (REFRESH_STEPS, 2 * REFRESH_STEPS):
             self._signal.observe(_table(running, steps))
             self._falls.clear()
 

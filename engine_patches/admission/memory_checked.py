@@ -41,8 +41,6 @@ class MemoryChecked:
         completions = self.follower
         completions.fit(memory.capacity_tokens, memory.block_tokens)
         completions.settle()
-        for ticket in completions.surpassed(ledger.steps):
-            ledger.predict_again(ticket)
         admitted = self._admit(ledger, memory)
         if not admitted and not ledger.running:
             admitted = self._alone(ledger, memory)
@@ -66,11 +64,17 @@ class MemoryChecked:
             if completions.refuses(ticket, offset, self._most_blocks(memory)):
                 break
             if limit is None:
+                self._predict_again(ledger)
                 limit = self._limit_blocks(ledger, memory)
             if not completions.book(ticket, offset, limit):
                 break
             admitted.append(ticket)
         return admitted
+
+    def _predict_again(self, ledger: Ledger) -> None:
+        """Of those that go on beyond their predictions; only once it matters, as many then end."""
+        for ticket in self.follower.surpassed(ledger.steps):
+            ledger.predict_again(ticket)
 
     def _alone(self, ledger: Ledger, memory: Memory) -> list[Ticket]:
         """The first that waits, if the memory has room for it as it enters."""

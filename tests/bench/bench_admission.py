@@ -27,6 +27,7 @@ from router.workload import Floats
 LIMIT_US = 50.0
 RUNS = 5
 BLOCK = 16
+CAP = 1000
 STEP_S = 0.02
 Variant = Mapping[str, object]
 OTHERS: Mapping[str, Variant] = {
@@ -95,8 +96,8 @@ class Bench:
         prompt, output = np.ceil(self._random.lognormal((3.0, 3.8), (1.0, 1.1))).astype(int)
         self._born += 1
         id_ = str(self._born)
-        self._outputs[id_] = int(output)
-        return Ticket(id_, int(prompt), 1000, hint_tokens=int(output), arrived_s=now_s)
+        self._outputs[id_] = end = min(int(output), CAP)
+        return Ticket(id_, int(prompt), CAP, hint_tokens=end, arrived_s=now_s)
 
 
 def costs(

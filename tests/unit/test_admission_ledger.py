@@ -31,6 +31,18 @@ def test_a_request_that_runs_grows_by_a_token_a_step() -> None:
     assert not ledger.running
 
 
+def test_one_that_goes_on_beyond_its_cap_is_taken_to_end_next() -> None:
+    ledger = Ledger()
+    ledger.arrived(ticket(cap=2))
+    ledger.entered("a")
+    for _ in range(3):
+        ledger.stepped()
+
+    ledger.predict_again(ledger.running["a"])
+
+    assert ledger.running["a"].end_step == ledger.steps
+
+
 def test_one_whose_prompt_is_still_computed_does_not_grow() -> None:
     ledger = Ledger()
     for id_ in ("a", "b"):

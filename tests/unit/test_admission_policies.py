@@ -237,13 +237,17 @@ def test_what_others_hold_counts_against_the_memory() -> None:
 def test_a_request_that_surpasses_its_prediction_gets_another() -> None:
     policy, ledger = made(policy="memory_checked")
     run(ledger, 40, output=2)
-    for _ in range(5):
-        policy.admit(ledger, memory(ledger.size_tokens(next(iter(ledger.running.values())))), 0.0)
-        ledger.stepped()
-
     (one,) = ledger.running.values()
+    for _ in range(5):
+        ledger.stepped()
+    policy.admit(ledger, memory(45), 0.0)
+    assert one.predicted_tokens == 2
+
+    wait_for(ledger, [1])
+    policy.admit(ledger, memory(45), 0.0)
+
     assert one.predicted_tokens > 5
-    assert one.end_step >= 4
+    assert one.end_step >= 5
 
 
 def test_a_prompt_that_takes_steps_ends_later_once_only() -> None:
@@ -266,6 +270,7 @@ def test_a_prompt_that_takes_steps_ends_later_once_only() -> None:
 
 def test_many_running_requests_are_followed() -> None:
     completions = Completions()
+    completions.fit(100_000, 16)
     ledger = Ledger(follower=completions)
     for number in range(200):
         ledger.arrived(Ticket(f"{number}", 10, 1 + number))
@@ -277,7 +282,6 @@ def test_many_running_requests_are_followed() -> None:
         ledger.arrived(Ticket(f"{number}", 10, 50))
         ledger.entered(f"{number}")
 
-    completions.fit(100_000, 16)
     held = [
         sum(
             -(-(one.offset_tokens + end) // 16)
