@@ -3,8 +3,9 @@
     python tests/bench/bench_disaggregated_model.py LIVE.json [--json FILE]
 
 The same requests in the same order, as many in the system, the same times of steps, prompts and
-transfers; imbalance is G max L - sum L of each step, averaged over the same steps, in which all
-slots are asked for. The dispatch delay of a live run is what it measured: slot time that stands
+transfers, as many requests over the slots as the router let in at last (its over-commit);
+imbalance is G max L - sum L of each step, averaged over the same steps, in which all slots are
+asked for. The dispatch delay of a live run is what it measured: slot time that stands
 empty, per request. The simulator knows whole steps only, so its imbalance at that delay is
 interpolated between the two runs beside it; where a live run lost less than the simulator's least,
 that one counts. `at 0` is the simulator's without any delay but the transfer.
@@ -22,7 +23,6 @@ from statistics import fmean
 from typing import Any
 
 from loadgen.demo.run import STARVATION_S
-from loadgen.emulator.handoff import TransferTime
 from loadgen.emulator.prefill import parse_prefill_time
 from loadgen.simulator.arrivals import FullStream
 from loadgen.simulator.config import DecodeConfig
@@ -86,9 +86,32 @@ def compare(run: dict[str, Any]) -> Row:
         for each in trace.sample(run["requests"], run["seed"])
     ]
     mean_output = fmean(output for _, output in requests)
-    config = DecodeConfig(
+    delay = delay_steps(steady["slots_used"], mean_output)
+    found = list(around(config_of(run, trace), requests, delay, mean_output))
+    (low, before), (high, after) = found[-2:] if len(found) > 1 else (found[0], found[0])
+    share = min(1.0, (delay - low) / (high - low)) if high > low else 0.0
+    return Row(
+        trace=run["trace"],
+        name=run["name"],
+        seed=run["seed"],
+        live=steady["imbalance_tokens"],
+        simulated=before + share * (after - before),
+        simulated_at_0=found[0][1],
+        live_delay=delay,
+        simulated_delays=tuple(delay for delay, _ in found),
+        overcommit=int(run["overcommit"]),
+        lateness_p99=steady["lateness_p99"],
+    )
+
+
+def config_of(run: dict[str, Any], trace: Trace) -> DecodeConfig:
+    """The settings of a live run, without a dispatch delay."""
+    steady, dispatch = run["steady"], Dispatch(run["dispatch"])
+    pool = dispatch is Dispatch.POOL
+    prefill_time = parse_prefill_time(PREFILL_STEP_TIME)
+    return DecodeConfig(
         policy=run["policy"],
-        dispatch=Dispatch(run["dispatch"]),
+        dispatch=dispatch,
         lengths=TraceLengths.of(trace),
         workers=DECODES,
         slots=SLOTS,
@@ -96,34 +119,11 @@ def compare(run: dict[str, Any]) -> Row:
         steps=steady["stop"],
         warmup=steady["first"],
         seed=run["seed"],
-        deadline_steps=0
-        if run["dispatch"] == "instant"
-        else round(STARVATION_S / steady["step_mean_s"]),
+        overcommit=int(run["overcommit"]) if pool else 0,
+        deadline_steps=round(STARVATION_S / steady["step_mean_s"]) if pool else 0,
         knowledge=Knowledge.parse("survival"),
         step_time=parse_step_time(STEP_TIME),
-        prefill=PrefillConfig(
-            PREFILLS,
-            parse_prefill_time(PREFILL_STEP_TIME),
-            int(PREFILL_CHUNK),
-            KV_TOKENS,
-            TransferTime(),
-        ),
-    )
-    live_delay = delay_steps(steady["slots_used"], mean_output)
-    found = list(around(config, requests, live_delay, mean_output))
-    (low, before), (high, after) = found[-2:] if len(found) > 1 else (found[0], found[0])
-    share = min(1.0, (live_delay - low) / (high - low)) if high > low else 0.0
-    return Row(
-        run["trace"],
-        run["name"],
-        run["seed"],
-        steady["imbalance_tokens"],
-        before + share * (after - before),
-        found[0][1],
-        live_delay,
-        tuple(delay for delay, _ in found),
-        int(run["overcommit"]),
-        steady["lateness_p99"],
+        prefill=PrefillConfig(PREFILLS, prefill_time, int(PREFILL_CHUNK), KV_TOKENS),
     )
 
 
@@ -154,15 +154,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     runs = [run for run in json.loads(given.live.read_text()) if run["split"] and run["steady"]]
-    print("| trace, run, seed | live | simulated | ratio | at 0 | delay | lateness p99 |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| trace, run, seed | live | simulated | ratio | at 0 | delay | over-commit | lateness |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     rows = []
     for run in runs:
         rows.append(row := compare(run))
         print(
             f"| {row.trace}, {row.name}, {row.seed} | {row.live:,.0f} | {row.simulated:,.0f} | "
             f"{row.ratio:.2f} | {row.simulated_at_0:,.0f} | {row.live_delay:.2f} | "
-            f"{row.lateness_p99:.1%} |",
+            f"{row.overcommit} | {row.lateness_p99:.1%} |",
             flush=True,
         )
     means = [summary(rows, *key) for key in dict.fromkeys((row.trace, row.name) for row in rows)]
