@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.decider import Clock
 from router.engines.upstream import HttpClient, Response
-from router.errors import EvenstepError, RecalledError, UpstreamError
+from router.errors import EvenstepError, NoWorkerError, RecalledError, UpstreamError
 from router.port import DispatchPort
 from router.proxy.answers import (
     Answer,
@@ -171,11 +171,14 @@ class Relay:
         leaving = asyncio.create_task(_client_left(receive))
         try:
             await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the server ends, and has waited long enough
+            await _cancelled(serving)
+            if self._started:
+                raise
+            await send_answer(send, error_answer(NoWorkerError("the router is ending; retry")))
         finally:
             leaving.cancel()
-            serving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await serving
+            await _cancelled(serving)
 
     async def _serve(self, client: HTTPConnection, send: Send) -> None:
         port = self._context.port
@@ -183,6 +186,7 @@ class Relay:
             await self._attempts(client, send)
         except EvenstepError as error:
             port.end(self._request, Outcome.FAILED)
+            self._started = True
             await send_answer(send, error_answer(error))
         except asyncio.CancelledError:
             port.withdraw(self._request)
@@ -309,6 +313,13 @@ class Relay:
         self._started = True
         self._context.port.first_byte(self._request, self._context.clock())
         return True
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    """Wait until it has ended."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def _client_left(receive: Receive) -> None:

@@ -191,6 +191,7 @@ class SplitRelay(Relay):
             # Of the worker it says nothing, and elsewhere it may go well.
             return self._go_whole()
         port.end(self._request, Outcome.COMPLETED)
+        self._started = True
         await send_answer(send, answer)
         return None
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import pytest
 
 from router.server import _give_engine_up as give_engine_up
 from router.types import EngineFailed, Outcome, WorkerUp
 from tests.support.relaying import routed
 from tests.support.scripted import soon, until
-from tests.support.splitting import ANSWER, Pair, computed, kept, stats
+from tests.support.splitting import ANSWER, TOKENS, Pair, computed, kept, stats
 
 
 async def test_a_status_of_one_request_puts_no_prefill_worker_out_of_use(pair: Pair) -> None:
@@ -149,4 +152,32 @@ async def test_kv_of_requests_that_wait_is_counted_once(cause: str) -> None:
             await (await decode.next()).answer(ANSWER)
         assert [(await soon(answer)).status_code for answer in asked] == [200] * len(asked)
         assert kept(router) == 0
+        await router.settled()
+
+
+async def test_a_router_that_ends_says_so_in_every_phase() -> None:
+    """After its time for ending in peace a server cancels what is left."""
+    async with routed(2, slots=1, prefills=1, kept_s=30.0) as (router, (prefill, decode)):
+        streaming = router.post(stream=True)
+        await computed(await prefill.next())
+        running = await decode.next()
+        await running.start_stream()
+        await running.chunks(*TOKENS[:2])
+        await until(lambda: kept(router) == 0)
+        asked = [router.post() for _ in range(2)]
+        await computed(await prefill.next())  # ready
+        computing = await prefill.next()
+        asked += [router.post(prompt=[1] * 5000), router.post()]
+        await until(lambda: router.waiting == 2)
+        last = await prefill.next()
+        for task in asyncio.all_tasks():
+            if "run_asgi" in repr(task.get_coro()):
+                task.cancel("the server ends")
+        for answer in await soon(asyncio.gather(*asked)):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert "the router is ending" in answer.text
+        with pytest.raises(httpx.TransportError):  # what has begun can only be cut off
+            await soon(streaming)
+        for exchange in (running, computing, last):
+            await exchange.left()
         await router.settled()
