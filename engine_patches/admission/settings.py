@@ -69,7 +69,7 @@ class AdmissionSettings:
         for name in ("adaptive", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise AdmissionError(f"{name} must be true or false, got {getattr(self, name)!r}")
-        if self.headroom_max < self.headroom:
+        if self.adaptive and self.headroom_max < self.headroom:
             raise AdmissionError(
                 f"headroom_max {self.headroom_max} is below headroom: give {self.headroom} or more"
             )

@@ -22,6 +22,7 @@ def test_a_policy_is_made_as_its_settings_say(variant: str) -> None:
 def test_without_settings_it_is_the_default() -> None:
     assert read_admission({}).policy == DEFAULT
     assert read_admission({"headroom": 0.1}).headroom == 0.1
+    assert read_admission({"headroom": 0.3, "adaptive": False}).headroom == 0.3
 
 
 @pytest.mark.parametrize(
