@@ -50,6 +50,7 @@ class PrefillWorker(Worker):
         self._backlog_tokens = CHUNKS_AHEAD * chunk_tokens
         self._kept: dict[str, tuple[int, float]] = {}
         self._handed_out: dict[str, int] = {}
+        self._left: set[str] = set()
 
     @property
     def kv_tokens(self) -> int:
@@ -85,12 +86,14 @@ class PrefillWorker(Worker):
             self._handed_out[request_id] = self._kept[request_id][0]
 
     def take_back(self, request_id: str) -> None:
-        """Whoever was told of a request's KV may have left it here."""
-        self._handed_out.pop(request_id, None)
+        """Whoever was told of a request's KV does nothing with it, and may have left it here."""
+        if request_id in self._handed_out:
+            self._left.add(request_id)
 
     def drop(self, request_id: str) -> None:
         """A request's KV is here no longer, if it was."""
-        self.take_back(request_id)
+        self._handed_out.pop(request_id, None)
+        self._left.discard(request_id)
         self.kept_tokens -= self._kept.pop(request_id, (0, 0.0))[0]
 
     def expire(self, now_s: float) -> int:
@@ -99,16 +102,18 @@ class PrefillWorker(Worker):
         What a decode worker answers with has been fetched long ago, though no byte of a whole
         answer may have come yet.
         """
-        left = 0
+        tokens = 0
         for request_id in [i for i, (_, until_s) in self._kept.items() if until_s <= now_s]:
-            left += 0 if request_id in self._handed_out else self._kept[request_id][0]
+            if request_id in self._left or request_id not in self._handed_out:
+                tokens += self._kept[request_id][0]
             self.drop(request_id)
-        return left
+        return tokens
 
     def lose_kept(self) -> None:
         """Its engine has failed, and all that it kept is gone."""
         self._kept.clear()
         self._handed_out.clear()
+        self._left.clear()
         self.kept_tokens = 0
 
     def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
@@ -137,7 +142,8 @@ class PrefillWorker(Worker):
         """KV tokens of prompts that are computed or kept.
 
         Of those that were handed out the engine knows better: while an answer that comes whole is
-        decoded nothing is heard of it here, though its KV was fetched at the start.
+        decoded nothing is heard of it here, though its KV was fetched at the start; and a worker
+        that has died may have fetched it.
         """
         shown = self.feed or self.foreign.gauges
         told = round(shown.kv_usage * self.kv_tokens) if shown else 0

@@ -78,6 +78,19 @@ def test_groups_of_their_own() -> None:
     assert [w.spec.id for w in served.live_workers()] == ["d"]
 
 
+def test_prefill_workers_are_in_nobodys_lockstep() -> None:
+    names = ("p", "q", "d", "e")
+    specs = [WorkerSpec(each, f"http://{each}", role="prefill") for each in names[:2]]
+    specs += [WorkerSpec(each, f"http://{each}") for each in names[2:]]
+    made = Cluster(specs, lockstep=["default"])
+    for each in names:
+        made.apply(WorkerUp(each))
+    made.apply(WorkerDown("p", "gone"))
+    assert [each for each in names if made.worker(each).live] == ["q", "d", "e"]
+    made.apply(WorkerDown("d", "gone"))
+    assert [each for each in names if made.worker(each).live] == ["q"]
+
+
 def test_phases() -> None:
     made = cluster()
     made.apply(Arrived(Request(name(1), P, 50)))
@@ -193,6 +206,8 @@ def test_of_kv_that_was_handed_out_the_engine_says_how_much_is_left(source: str)
     made.apply(Ended(name(2), Outcome.ABORTED))
     assert capacity(made) == 1
     made.apply(Returned(ready, Request(name(1, "r2"), P, 190)))
+    assert (capacity(made), worker(made).kept_tokens) == (1, 190)  # it was fetched before that
+    told(4, 190)
     assert capacity(made) == 0
 
 
