@@ -223,6 +223,24 @@ def test_the_shortest_enter_first_while_the_memory_suffices_to_the_end() -> None
     assert policy.admissible_tokens(ledger, memory(40)) <= 60
 
 
+@pytest.mark.parametrize(("margin", "expected"), [(0.2, [20]), (0.25, [])])
+def test_a_margin_stays_free_at_every_end(margin: float, expected: list[int]) -> None:
+    policy, ledger = made(policy="memory_checked", margin=margin)
+    run(ledger, 40, output=10)
+    ledger.arrived(Ticket("a", 20, 100, 11))
+
+    # 49 and 29 tokens at the running one's end.
+    assert sizes(policy.admit(ledger, memory(40), 0.0)) == expected
+
+
+def test_memory_that_requests_share_is_not_counted_on() -> None:
+    policy, ledger = made(policy="memory_checked")
+    run(ledger, 40, output=10)
+    ledger.arrived(Ticket("a", 43, 100, 11))
+
+    assert sizes(policy.admit(ledger, memory(30), 0.0)) == []
+
+
 def test_what_others_hold_counts_against_the_memory() -> None:
     policy, ledger = made(policy="memory_checked", ageing=0.0)
     run(ledger, 40, output=10)
