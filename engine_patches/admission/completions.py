@@ -103,13 +103,13 @@ class Completions:
         offsets, ends, held = self._columns()
         at_end = int(np.add.reduce(self._blocks(offsets[alive:], end)))
         at_end += -(-(offset + end) // self._block_tokens)
-        held = held.copy()
-        held[:place] += self._blocks(ends[:place], offset)
-        if limit_blocks is not None and (
-            at_end > limit_blocks or self._over(limit_blocks, ends, held)
-        ):
-            return False
-        self._columns()[_HELD] = held
+        blocks = self._blocks(ends[:place], offset)
+        if limit_blocks is not None:
+            later = held.copy()
+            later[:place] += blocks
+            if at_end > limit_blocks or self._over(limit_blocks, ends, later):
+                return False
+        held[:place] += blocks
         self._open(place)
         self._table[:, self._start + place] = offset, end, at_end
         self._ends.insert(place, end)
