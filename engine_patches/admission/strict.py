@@ -3,8 +3,8 @@
 For simulated engines, to show what it costs: with fewer than one arrival in a step a token takes
 about as long as a request takes to arrive. In force are the printed conditions, and two mends. What
 ends before the last segment is released, since engines end requests by themselves; Algorithm 2 as
-printed releases those of the last segment only. And where nothing has moved for half a minute,
-all go on until the next arrival: as printed the last requests of a day would never end.
+printed releases those of the last segment only. And a type or segment that has not moved for half
+a minute goes on until the next arrival: as printed the last requests of a day would never end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from engine_patches.admission.ledger import Key, Ledger, Lengths, Memory, Ticket, engine_order
 from engine_patches.admission.policy import Verdict
@@ -23,6 +23,8 @@ WARNING = (
     "slower at usual loads; leave it out to cap entries without pauses"
 )
 LONGEST_PAUSE_S = 30.0
+
+_Place = tuple[int, int]
 
 
 class Pauses:
@@ -35,21 +37,27 @@ class Pauses:
         self._since_s: dict[int, float] = {}
         self._released: dict[int, int] = {}
 
-    def released(self, what: int, arrivals: int, now_s: float) -> bool:
+    def see(self, present: Mapping[int, int], now_s: float) -> None:
+        """What is there, each with its arrivals so far."""
+        self._since_s = {what: self._since_s.get(what, now_s) for what in present}
+        self._released = {
+            what: arrivals
+            for what, arrivals in present.items()
+            if self._released.get(what) == arrivals
+            or now_s >= self._since_s[what] + LONGEST_PAUSE_S
+        }
+
+    def released(self, what: int) -> bool:
         """Whether it goes on although its condition does not hold."""
-        if self._released.get(what, arrivals) != arrivals:
-            del self._released[what]
-        if now_s >= self._since_s.setdefault(what, now_s) + LONGEST_PAUSE_S:
-            self._released[what] = arrivals
         return what in self._released
 
     def moved(self, what: int, now_s: float) -> None:
         """It is part of the step."""
         self._since_s[what] = now_s
 
-    def wake_s(self, present: Iterable[int]) -> float | None:
-        """When the first of those that are there will be released."""
-        since_s = [self._since_s[what] for what in present if what not in self._released]
+    def wake_s(self) -> float | None:
+        """When the first that stands still will be released."""
+        since_s = [since for what, since in self._since_s.items() if what not in self._released]
         return min(since_s) + LONGEST_PAUSE_S if since_s else None
 
 
@@ -80,11 +88,12 @@ class StrictWait:
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         """The batch: who goes on, and who enters."""
         present = {*ledger.waiting_kinds, *(ticket.kind for ticket in ledger.running.values())}
+        self._pauses.see({kind: ledger.arrivals[kind] for kind in sorted(present)}, now_s)
         limits = {
             kind: self.threshold(kind)
-            for kind in sorted(present)
+            for kind in present
             if ledger.waiting_kinds.get(kind, 0) >= self.threshold(kind)
-            or self._pauses.released(kind, ledger.arrivals.get(kind, 0), now_s)
+            or self._pauses.released(kind)
         }
         stages = {
             id_: (ticket.kind, ledger.generated_tokens(ticket))
@@ -94,7 +103,7 @@ class StrictWait:
         admitted = list(_entering(ledger.waiting, limits, memory))
         for kind in {ledger.running[id_].kind for id_ in run} | {t.kind for t in admitted}:
             self._pauses.moved(kind, now_s)
-        return Verdict(admitted, run, self._pauses.wake_s(present))
+        return Verdict(admitted, run, self._pauses.wake_s())
 
     def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
         """All that is free."""
@@ -125,41 +134,34 @@ class StrictNestedWait:
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         """The batch: who goes on, and who enters."""
-        if not (ledger.waiting or ledger.running):
-            return Verdict(())
+        places = {}
+        for id_, ticket in ledger.running.items():
+            stage = ledger.generated_tokens(ticket)
+            places[id_] = (bisect_right(self._segments, stage), stage)
+        present = {segment for segment, _ in places.values()} | ({0} if ledger.waiting else set())
         arrivals = sum(ledger.arrivals.values())
-        stages = {
-            id_: (0, ledger.generated_tokens(ticket)) for id_, ticket in ledger.running.items()
-        }
-        counts = Counter(stage for _, stage in stages.values())
-        entries = [len(ledger.waiting), *(counts[length] for length in self._segments)]
-        released = self._pauses.released(0, arrivals, now_s)
-        limits = self._thresholds if released else self._moving(entries)
-        place_limits = {place: self._limit(place[1], limits) for place in stages.values()}
-        run = _batch(stages, place_limits)
+        self._pauses.see(dict.fromkeys(sorted(present), arrivals), now_s)
+        limits = self._limits(len(ledger.waiting), Counter(places.values()))
+        run = _batch(places, {place: limits.get(place[0], 0) for place in places.values()})
         quota = dict.fromkeys(ledger.waiting_kinds, len(ledger.waiting))
-        admitted = list(_entering(ledger.waiting, quota, memory))[: limits[0] if limits else 0]
-        if run or admitted:
-            self._pauses.moved(0, now_s)
-        return Verdict(admitted, run, self._pauses.wake_s([0]))
+        admitted = list(_entering(ledger.waiting, quota, memory))[: limits.get(0, 0)]
+        for segment in {places[id_][0] for id_ in run} | ({0} if admitted else set()):
+            self._pauses.moved(segment, now_s)
+        return Verdict(admitted, run, self._pauses.wake_s())
 
     def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
         """All that is free."""
         return memory.room(memory.capacity_tokens)
 
-    def _moving(self, entries: Sequence[int]) -> tuple[int, ...]:
-        """Thresholds of the segments up to the first whose threshold is not met."""
-        for k, (waiting, threshold) in enumerate(zip(entries, self._thresholds, strict=True)):
-            if waiting < threshold:
-                return self._thresholds[:k]
-        return self._thresholds
-
-    def _limit(self, stage: int, limits: Sequence[int]) -> int:
-        segment = bisect_right(self._segments, stage)
-        return limits[segment] if segment < len(limits) else 0
-
-
-_Place = tuple[int, int]
+    def _limits(self, waiting: int, counts: Mapping[_Place, int]) -> dict[int, int]:
+        """Thresholds of the segments up to the first that is not met, and of those released."""
+        limits, met = {}, True
+        entries = [waiting, *(counts.get((k, s), 0) for k, s in enumerate(self._segments, 1))]
+        for k, (entered, threshold) in enumerate(zip(entries, self._thresholds, strict=True)):
+            met = met and entered >= threshold
+            if met or self._pauses.released(k):
+                limits[k] = threshold
+        return limits
 
 
 def _batch(stages: dict[str, _Place], limits: dict[_Place, int]) -> frozenset[str]:

@@ -13,6 +13,7 @@ from loadgen.emulator.queues import Eviction, PolicyOrder
 
 CAPACITY = 60
 STEP_S = 0.1
+MOST_STEPS = 20_000
 
 jobs = st.lists(
     st.tuples(
@@ -54,13 +55,15 @@ def test_every_request_ends(
         slots, CAPACITY, chunk=chunk, eviction=Eviction(restart), queue=PolicyOrder(policy)
     )
     coming = sorted(requests, key=lambda job: job[3])
-    now_s, ended = 0.0, 0
+    now_s, ended, begun = 0.0, 0, 0
     while coming or engine.unfinished:
         while coming and coming[0][3] <= now_s:
             prompt, output, kind, arrived_s = coming.pop(0)
             number = str(len(requests) - len(coming))
             engine.add(EngineRequest(number, prompt, output, kind=kind, arrived_s=arrived_s))
         schedule = engine.schedule(now_s)
+        begun += 1
+        assert begun < MOST_STEPS
         assert engine.used_tokens <= CAPACITY
         if schedule.prefill_tokens or schedule.decode_tokens:
             now_s += STEP_S
