@@ -181,7 +181,7 @@ GROUP_ROWS: Sequence[Row[GroupReading]] = (
 PREFILL_ROWS: Sequence[Row[GroupReading]] = (
     Row(
         "evenstep_prefill_fallbacks_total",
-        "Requests that went whole to workers that decode, since no prefill worker could be had.",
+        "Requests that decode workers did whole, since no prefill worker computed their prompts.",
         lambda reading: reading.stats.fallbacks,
     ),
     Row(
