@@ -24,6 +24,7 @@ from loadgen.simulator.predictions import Prediction
 from loadgen.simulator.scenarios import Requests, Scenario
 from router.errors import ConfigError, InputError
 
+# So many times the output of all requests was thrown away.
 _ENDLESS = 20
 
 
@@ -43,7 +44,7 @@ class Order(StrEnum):
 
 
 class EndlessError(InputError):
-    """The same requests are evicted again and again, and none ever ends."""
+    """The same requests are evicted again and again, and none ever ends, or hardly any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +197,7 @@ class _Simulation:
         self._prompt_tokens = 0
         self._unbegun: dict[str, EngineRequest] = {}
         self._beginning: dict[str, EngineRequest] = {}
-        self._fruitless_steps = 0
-        self._most_fruitless = _ENDLESS * (1000 + int(requests.output_tokens.max()))
+        self._most_lost = _ENDLESS * int(requests.output_tokens.sum())
         self._now_s = 0.0
 
     def run(self) -> AdmissionResult:
@@ -229,12 +229,7 @@ class _Simulation:
         tokens = engine.generated_total - engine.lost_total
         recorder.began(self._now_s, tokens, engine.preemptions_total)
         schedule = engine.schedule(self._now_s)
-        self._fruitless_steps += 1
-        if self._fruitless_steps > self._most_fruitless:
-            raise EndlessError(
-                f"no request ended in {self._most_fruitless:,} steps: the same ones are evicted "
-                "again and again; leave more memory free, or clear fewer"
-            )
+        self._check_progress()
         if not schedule.prefill_tokens and not schedule.decode_tokens:
             self._hold(schedule)
             return
@@ -246,8 +241,13 @@ class _Simulation:
         self._see_first_tokens(schedule)
         for request in ended:
             recorder.ended(int(request.id), self._now_s)
-        if ended:
-            self._fruitless_steps = 0
+
+    def _check_progress(self) -> None:
+        if self._engine.lost_total > self._most_lost:
+            raise EndlessError(
+                f"{_ENDLESS} times the output of all requests was thrown away: the same ones are "
+                "evicted again and again; leave more memory free, or clear fewer"
+            )
 
     def _hold(self, schedule: Schedule) -> None:
         """Nothing to compute: go on when the policy says, or at the next arrival.

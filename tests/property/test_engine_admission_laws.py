@@ -36,6 +36,8 @@ settings = st.sampled_from(sorted(ADMISSIONS)).flatmap(
                 "length_margin": st.sampled_from((0.0, 0.5)),
                 "ageing": st.sampled_from((0.0, 1.0, 1000.0)),
                 "hold_s": st.sampled_from((0.0, 0.2, 1.0)),
+                "thresholds": st.sampled_from(([], [2, 1])),
+                "segments": st.sampled_from(([], [8])),
             }.items()
             if key in ADMISSIONS[policy].keys
         },

@@ -138,8 +138,16 @@ def test_all_are_cleared_again_and_again() -> None:
     ended = simulate_admission(AdmissionConfig(read_admission({**settings, "beta": 0.5}), listed))
     assert (ended.completed, ended.refused) == (2, 0)
     assert ended.preemptions > 0
-    with pytest.raises(EndlessError, match="no request ended in"):
+    with pytest.raises(EndlessError, match="again and again"):
         simulate_admission(AdmissionConfig(read_admission({**settings, "beta": 1.0}), listed))
+
+
+def test_hardly_any_ends() -> None:
+    settings = read_admission({"policy": "alpha_beta", "alpha": 0.0, "beta": 0.5})
+    crowd = scenario(*[(0, 1, 40)] * 60, kv_tokens=60)
+
+    with pytest.raises(EndlessError, match="20 times the output of all requests was thrown away"):
+        simulate_admission(AdmissionConfig(settings, crowd))
 
 
 @pytest.mark.parametrize(
