@@ -143,9 +143,8 @@ class AdmissionOptions:
         keys = ADMISSIONS[self.policy].keys
         told: dict[str, object] = {"predict": prediction.setting, "margin": self.margin}
         known = {key: value for key, value in told.items() if key in keys}
-        for option, given_it in (("predict", prediction != Prediction()), ("margin", self.margin)):
-            if given_it and option not in keys:
-                raise ConfigError(f"--{option} does nothing for --policy {self.policy}")
+        if self.margin and "margin" not in keys:
+            raise ConfigError(f"--margin does nothing for --policy {self.policy}")
         return admission_settings("--settings", {"policy": self.policy} | known | given)
 
     def _scenario(self) -> Scenario:
