@@ -222,18 +222,18 @@ class Engine:
         self._queue.open(self._memory(), now_s)
         budget = Budget(self._chunk)
         self._paused = self._held_back()
-        batch = self.batch
-        decoding = [request for request in batch if not request.prefill_left]
+        prefilling = [request for request in self.batch if request.prefill_left]
+        decoding = len(self.batch) - len(prefilling)
         if not self._prefill_first:
-            budget.decode(len(decoding))
-        for request in batch:
-            if request.prefill_left:
-                request.prefill_left = budget.prefill(request.prefill_left)
+            budget.decode(decoding)
+        for request in prefilling:
+            request.prefill_left = budget.prefill(request.prefill_left)
         admitted = [] if preempted else self._admit(now_s, budget)
         if self._prefill_first and budget.prefill_tokens:
-            self._paused |= {request.id for request in decoding}
+            computed = {request.id for request in (*prefilling, *admitted)}
+            self._paused = {request.id for request in self.running} - computed
         elif self._prefill_first:
-            budget.decode(len(decoding))
+            budget.decode(decoding)
         return Schedule(
             admitted=tuple(request.id for request in admitted),
             preempted=tuple(request.id for request in preempted),
@@ -249,9 +249,9 @@ class Engine:
         Args:
             now_s: engine seconds; matters to an engine that keeps KV.
         """
-        finished, generated = [], 0
+        finished, generated, paused = [], 0, self._paused
         for request in self.running:
-            if request.prefill_left or request.id in self._paused:
+            if request.prefill_left or (paused and request.id in paused):
                 continue
             generated += 1
             request.generated_tokens += 1
