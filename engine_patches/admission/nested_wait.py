@@ -3,8 +3,8 @@
 Output lengths are unknown, and of each segment of lengths only the share is known that passes to
 the next. As printed (``strict.py``), requests wait before a segment until n_k of them do, and the
 memory must hold full batches of every stage: at usual rates, where about one request arrives in a
-step, ten to a hundred times M*. Here requests that run always go on, n_1 enter in a step at most, and
-a request enters if then those inside will fit with their safety buffer (``outlook.py``).
+step, ten to a hundred times M*. Here requests that run always go on, n_1 enter in a step at most,
+and a request enters if then those inside will fit with their safety buffer (``outlook.py``).
 """
 
 from __future__ import annotations
