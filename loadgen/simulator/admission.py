@@ -26,6 +26,8 @@ from router.errors import ConfigError, InputError
 
 # So many times the output of all requests was thrown away.
 _ENDLESS = 20
+_RATES_PER_S = (1e-6, 1e6)
+_REQUESTS = (1, 5_000_000)
 
 
 class EvictionKind(StrEnum):
@@ -98,9 +100,12 @@ class AdmissionConfig:
     block_tokens: int = 1
 
     def __post_init__(self) -> None:
-        for option, value in (("--rate", self.arrival_rate), ("--requests", self.count)):
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{option} must be above 0, got {value:g}")
+        for option, value, (least, most) in (
+            ("--rate", self.arrival_rate, _RATES_PER_S),
+            ("--requests", self.count, _REQUESTS),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{option} must be from {least:g} to {most:g}, got {value:g}")
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"--watermark must be from 0 to below 1, got {self.watermark:g}")
         for option, limit in (
@@ -298,5 +303,5 @@ def _check_sizes(requests: Requests, config: AdmissionConfig) -> None:
     if -(-largest // block) > scenario.kv_tokens // block:
         raise ConfigError(
             f"--kv-tokens {scenario.kv_tokens} is too small: the longest request of "
-            f"{scenario.name} takes {largest} KV tokens"
+            f"{scenario.name} takes {largest} KV tokens, in whole blocks of {block}"
         )

@@ -94,7 +94,7 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
         (("--margin", "0.1"), "--margin does nothing for --policy headroom"),
         (("--step-time", "0,1"), "--step-time takes d0,d1[,db[,dp]]"),
         (("--kv-tokens", "500"), "--kv-tokens 500 is too small"),
-        (("--requests", "0"), "--requests must be above 0"),
+        (("--requests", "0"), "--requests must be from 1 to 5e+06, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused(flags: tuple[str, ...], message: str) -> None:

@@ -231,7 +231,7 @@ def test_predictions() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--rate must be above 0"):
+    with pytest.raises(ConfigError, match="--rate must be from 1e-06 to 1e\\+06"):
         AdmissionConfig(OFF, scenario_of("chat70b"), rate=0.0)
     with pytest.raises(ConfigError, match="--watermark"):
         AdmissionConfig(OFF, scenario_of("chat70b"), watermark=1.0)
