@@ -75,19 +75,6 @@ END_CLASSES = {
     ),
     "vllm.v1.sample.logits_processor.interface.BatchUpdate": ("removed", "added", "moved"),
 }
-# What admission needs besides.
-ENTRANCE = (
-    "policy.value",
-    "waiting.prepend_request",
-    "waiting.remove_requests",
-    "waiting.__iter__",
-)
-ENTRANCE_CLASSES = {
-    "vllm.v1.request.Request": (
-        *("arrival_time", "max_tokens", "num_preemptions", "priority", "sampling_params", "status"),
-    ),
-}
-PREDICTED_KEY = "evenstep_predicted_tokens"
 EXECUTORS = ("uni", "mp")
 LOCKSTEP_ENGINE = ("vllm.v1.engine.core", "DPEngineCoreProc")
 DUMMY_BATCH = "execute_dummy_batch"
@@ -131,7 +118,7 @@ class EngineView:
         self.gpus = int(parallel.world_size)
         # Of dense models each engine is made to believe that it is alone.
         self.lockstep = int(parallel.data_parallel_size) > 1
-        self.slots = int(next(getattr(scheduler, n) for n in SLOTS if hasattr(scheduler, n)))
+        self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
         groups = scheduler.kv_cache_config.kv_cache_groups
         self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in groups)
         # One block is a placeholder that no request gets.
@@ -271,17 +258,6 @@ def preempted(output: Any) -> Collection[str]:
     return output.preempted_req_ids or ()
 
 
-def aborted(request: Any) -> bool:
-    """Whether a request that is over was withdrawn."""
-    return bool(request.status.name == "FINISHED_ABORTED")
-
-
-def predicted_tokens(request: Any) -> int | None:
-    """Output tokens at which its client says that it ends (``vllm_xargs``)."""
-    hint = (getattr(request.sampling_params, "extra_args", None) or {}).get(PREDICTED_KEY)
-    return hint if type(hint) is int and hint > 0 else None
-
-
 def watch_dummy_batches(began: Callable[[], None]) -> None:
     """Have a rank that steps with others tell of the steps in which it has nothing to compute.
 
@@ -330,6 +306,18 @@ def check(scheduler: Any) -> None:
             missing.extend(f"KV group's {path}" for path in KV_GROUP if not _has(group, path))
     if missing:
         raise PlugInError(_cannot_work(missing))
+
+
+def first_name(scheduler: Any, names: Iterable[str]) -> str:
+    """Of the names that a thing has in vLLM's versions, that of this one.
+
+    Raises:
+        PlugInError: as of ``check``.
+    """
+    found = next((name for name in names if hasattr(scheduler, name)), None)
+    if found is None:
+        raise PlugInError(_cannot_work([f"Scheduler.{' or '.join(names)}"]))
+    return found
 
 
 def check_names(scheduler: Any, paths: Iterable[str], classes: Mapping[str, Iterable[str]]) -> None:

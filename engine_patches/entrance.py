@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from engine_patches.compat import ENTRANCE, ENTRANCE_CLASSES, SLOTS, check_names
+from engine_patches.compat import SLOTS, check_names, first_name
+from engine_patches.compat_admission import (
+    BESIDE,
+    ENTRANCE,
+    ENTRANCE_CLASSES,
+    holds_memory,
+    is_paused,
+)
 
 _FCFS = "fcfs"
 
@@ -19,6 +26,8 @@ class Entrance:
 
     Attributes:
         in_order: whether vLLM's queue is one of arrival, so that its order can be changed.
+        uneven: whether running requests may grow by other than a token a step: by those guessed
+            ahead, or not at all where KV from elsewhere fails to come.
 
     Raises:
         PlugInError: this version of vLLM is not what it was written for.
@@ -27,31 +36,48 @@ class Entrance:
     def __init__(self, scheduler: Any) -> None:
         check_names(scheduler, ENTRANCE, ENTRANCE_CLASSES)
         self._scheduler = scheduler
-        self._attribute = next(name for name in SLOTS if hasattr(scheduler, name))
+        self._attribute = first_name(scheduler, SLOTS)
         self._slots = getattr(scheduler, self._attribute)
+        self._beside = first_name(scheduler, BESIDE)
+        self._aside: Any = None
         self.in_order = scheduler.policy.value == _FCFS
+        self.uneven = scheduler.connector is not None or scheduler.num_spec_tokens > 0
 
     @property
-    def holding(self) -> int:
-        """Requests that wait beside the queue, for KV from elsewhere: they hold memory already."""
-        return int(self._scheduler.get_request_counts()[1]) - len(self._scheduler.waiting)
+    def holders(self) -> Sequence[Any]:
+        """Requests that wait beside the queue and hold memory.
+
+        Their KV comes from elsewhere, or they are sessions between two inputs.
+        """
+        return [one for one in getattr(self._scheduler, self._beside) if holds_memory(one)]
+
+    @property
+    def paused(self) -> int:
+        """Sessions that wait for more input; vLLM counts them as running."""
+        return int(self._scheduler.num_waiting_for_streaming_input)
 
     def admit(self, ids: Sequence[str]) -> None:
         """In the next step these enter, as far as vLLM finds tokens and memory for them.
 
-        Who waits beside the queue is not kept from running.
+        Who waits beside the queue and holds memory is not kept from running.
         """
         if self.in_order:
             self._bring_forward(ids)
         scheduler = self._scheduler
-        # Sessions that wait for more input count as running.
-        sessions = getattr(scheduler, "num_waiting_for_streaming_input", 0)
-        entering = len(scheduler.running) + sessions + self.holding + len(ids)
+        ready = sum(not is_paused(one) for one in self.holders)
+        entering = len(scheduler.running) + self.paused + ready + len(ids)
         setattr(scheduler, self._attribute, min(self._slots, entering))
+        if scheduler.connector is not None:
+            self._set_aside(len(ids))
 
     def admit_all(self) -> None:
         """From now on vLLM lets in whom it likes."""
-        setattr(self._scheduler, self._attribute, self._slots)
+        scheduler = self._scheduler
+        setattr(scheduler, self._attribute, self._slots)
+        if self._aside is not None:
+            for request in reversed(list(scheduler.waiting)):
+                self._aside.prepend_request(request)
+            scheduler.waiting, self._aside = self._aside, None
 
     def _bring_forward(self, ids: Sequence[str]) -> None:
         queue = self._scheduler.waiting
@@ -63,3 +89,11 @@ class Entrance:
         chosen.sort(key=lambda request: place[request.request_id])
         for request in reversed(chosen):
             queue.prepend_request(request)
+
+    def _set_aside(self, first: int) -> None:
+        """Leave only so many in the queue: whose KV comes from elsewhere takes memory, no slot."""
+        queue = self._scheduler.waiting
+        self._scheduler.waiting = type(queue)()
+        self._aside = queue
+        for _ in range(min(first, len(queue))):
+            self._scheduler.waiting.add_request(queue.pop_request())

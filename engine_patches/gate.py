@@ -17,6 +17,7 @@ from engine_patches.admission.ledger import Memory, Ticket
 from engine_patches.admission.policy import ledger_of
 from engine_patches.admission.settings import AdmissionSettings
 from engine_patches.compat import EngineView
+from engine_patches.compat_admission import aborted, predicted_tokens, size_tokens
 from engine_patches.entrance import Entrance
 from engine_patches.harmless import harmless
 from engine_patches.settings import PlugInError
@@ -88,23 +89,15 @@ class AdmissionGate:
         if id_ in self._requests:  # a session's next input
             return
         self._requests[id_] = request
-        hint = compat.predicted_tokens(request)
-        self._ledger.arrived(
-            Ticket(
-                id=id_,
-                prompt_tokens=request.num_prompt_tokens,
-                cap_tokens=request.max_tokens + self._ahead,
-                hint_tokens=None if hint is None else hint + self._ahead,
-                priority=0 if self._entrance.in_order else request.priority,
-                arrived_s=self._clock(),
-            )
-        )
+        self._wait(request)
 
     @_ends_admission
     def open(self) -> None:
         """A step is about to be scheduled: decide who may enter."""
         for id_ in self._engine.ended:
             self._end(id_)
+        if self._entrance.uneven:
+            self._measure()
         if not self._ledger.waiting:
             self._entrance.admit_all()
             return
@@ -113,9 +106,14 @@ class AdmissionGate:
         if verdict.admit is None:
             self._entrance.admit_all()
             return
-        self._entrance.admit([ticket.id for ticket in verdict.admit])
+        admit = verdict.admit
+        idle = not admit and len(self._ledger.running) <= self._entrance.paused
+        if idle and verdict.wake_s is None:
+            # What fits into an idle engine vLLM knows better: it drops its watermark then, finds
+            # prompts in its cache, and knows which KV groups keep but the end of a prompt.
+            admit = self._ledger.waiting[:1]
+        self._entrance.admit([ticket.id for ticket in admit])
         # A rank that sleeps holds up those that step with it; they compute, so nobody polls.
-        idle = not (verdict.admit or self._ledger.running or self._entrance.holding)
         if idle and verdict.wake_s is not None and not self._engine.lockstep:
             self._sleep(max(0.0, min(_PAUSE_S, verdict.wake_s - now_s)))
 
@@ -128,11 +126,14 @@ class AdmissionGate:
         """Take in what was scheduled."""
         ledger = self._ledger
         for id_ in compat.preempted(output):
-            self._prefilling.discard(id_)
-            ledger.preempted(id_)
+            if id_ in ledger.running:  # else it was withdrawn as well
+                self._prefilling.discard(id_)
+                ledger.preempted(id_)
         for id_, _ in compat.admissions(output):
-            self._prefilling.add(id_)
-            ledger.entered(id_)
+            self._enter(self._requests[id_])
+        for request in self._entrance.holders:
+            if request.request_id not in ledger.running:
+                self._enter(request)
         if output.total_num_scheduled_tokens:
             ledger.stepped(self._still(output.num_scheduled_tokens))
 
@@ -140,11 +141,47 @@ class AdmissionGate:
     def _chooses(self) -> bool:
         return self.policy.name not in ("off", "headroom")
 
+    def _wait(self, request: Any) -> None:
+        hint = predicted_tokens(request)
+        self._ledger.arrived(
+            Ticket(
+                id=request.request_id,
+                prompt_tokens=request.num_prompt_tokens,
+                cap_tokens=request.max_tokens + self._ahead,
+                hint_tokens=None if hint is None else hint + self._ahead,
+                priority=0 if self._entrance.in_order else request.priority,
+                arrived_s=self._clock(),
+            )
+        )
+
+    def _enter(self, request: Any) -> None:
+        """It runs, or waits with memory: the ledger has it run from then on."""
+        id_, ledger = request.request_id, self._ledger
+        self._prefilling.add(id_)
+        ticket = ledger.running.get(id_)
+        if ticket is not None:
+            if ticket.prompt_tokens == request.num_prompt_tokens:
+                return
+            # A session's next input.
+            ledger.left(id_)
+            self._wait(request)
+        ledger.entered(id_)
+
     def _end(self, id_: str) -> None:
         request = self._requests.pop(id_, None)
         if request is not None:
             self._prefilling.discard(id_)
-            self._ledger.left(id_, by_itself=not compat.aborted(request))
+            self._ledger.left(id_, by_itself=not aborted(request))
+
+    def _measure(self) -> None:
+        """The ledger's sizes are the engine's again."""
+        ledger = self._ledger
+        for id_, ticket in ledger.running.items():
+            request = self._requests[id_]
+            size = size_tokens(request)
+            same = ticket.prompt_tokens == request.num_prompt_tokens  # else it is to enter anew
+            if same and ledger.size_tokens(ticket) != size:
+                ledger.resized(ticket, size)
 
     def _still(self, scheduled: dict[str, int]) -> Iterable[str]:
         """Running requests that get no token in the step just scheduled."""

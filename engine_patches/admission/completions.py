@@ -156,7 +156,8 @@ class Completions:
         # A prompt that takes more steps only makes its request smaller then, and end later.
         steps = ticket.predicted_tokens + ticket.late_steps - 1
         tokens = min(ticket.prompt_tokens + steps, self._capacity_tokens)
-        return tokens - offset
+        # An engine may have more memory than is known: whoever enters beyond it counts as it is.
+        return max(tokens, ticket.entry_tokens) - offset
 
     def _blocks(self, tokens: Ints, more: int) -> Ints:
         return (tokens + (more + self._block_tokens - 1)) // self._block_tokens

@@ -252,6 +252,12 @@ class Ledger:
         if self._lengths is not None:
             self._lengths.stepped(self.running, self.steps)
 
+    def resized(self, ticket: Ticket, size_tokens: int) -> None:
+        """A running request has grown by more or less than a token a step."""
+        self._unfollow(ticket)
+        ticket.offset_tokens = size_tokens - self.steps
+        self._follow(ticket)
+
     def predict_again(self, ticket: Ticket) -> None:
         """A running request has surpassed its prediction: it gets another."""
         self._unfollow(ticket)

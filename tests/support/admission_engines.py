@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 
-from engine_patches.compat import HIDDEN_LENGTH_KEY, PREDICTED_KEY
+from engine_patches.compat import HIDDEN_LENGTH_KEY
+from engine_patches.compat_admission import PREDICTED_KEY
 from loadgen.simulator.scenarios import Requests, scenario_of
 from tests.support.engine import MODEL, READY_S, Installation, metric, starting_engine
 from tests.support.engine_python import ROOT

@@ -34,12 +34,20 @@ class Status(Enum):
     """Whether a request was withdrawn."""
 
     RUNNING = 0
+    WAITING_FOR_REMOTE_KVS = 3
+    WAITING_FOR_STREAMING_REQ = 4
     FINISHED_STOPPED = 1
     FINISHED_ABORTED = 2
 
 
 class Queue(list[Any]):
     """Requests that wait, as far as the plug-in changes their order."""
+
+    def add_request(self, request: Any) -> None:
+        self.append(request)
+
+    def pop_request(self) -> Any:
+        return self.pop(0)
 
     def prepend_request(self, request: Any) -> None:
         self.insert(0, request)
@@ -68,6 +76,10 @@ class Request:
         self.decoding = False
         self.in_flight = 0
         self.stale = 0
+
+    @property
+    def num_output_placeholders(self) -> int:
+        return self.placeholders
 
     @property
     def num_tokens(self) -> int:
@@ -146,6 +158,10 @@ class FakeScheduler:
         self.chunk = chunk
         self.running: list[Request] = []
         self.waiting = Queue()
+        self.kv_holding_waiting = Queue()
+        self.num_waiting_for_streaming_input = 0
+        self.connector: object | None = None
+        self.num_spec_tokens = 0
         self.policy = SimpleNamespace(value="fcfs")
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
@@ -175,7 +191,8 @@ class FakeScheduler:
 
     @property
     def blocks_used(self) -> int:
-        return sum(-(-one.num_computed_tokens // 4) for one in self.running)
+        holders = [*self.running, *self.kv_holding_waiting]
+        return sum(-(-one.num_computed_tokens // 4) for one in holders)
 
     def get_request_counts(self) -> tuple[int, int]:
         return len(self.running), len(self.waiting)

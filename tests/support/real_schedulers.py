@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 
 from deploy.engine.serve import write_metadata
-from engine_patches.compat import PREDICTED_KEY
+from engine_patches.compat_admission import PREDICTED_KEY
 from engine_patches.settings import PlugInError
 from router.feed import Feed
 from router.wire import decode, full_endpoint
@@ -123,19 +123,36 @@ class Driver:
         self._connector = scheduler.connector
         self._requests = 0
 
-    def submit(self, prompt: list[int], max_tokens: int, predicted: int | None = None) -> str:
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        predicted: int | None = None,
+        *,
+        session: bool = False,
+    ) -> str:
+        """A request; as a ``session`` it gets other inputs later."""
+        self._requests += 1
+        id_ = f"cmpl-es-{self._requests:020x}-0-1a2b3c4d"
+        self._add(id_, prompt, max_tokens, predicted, session)
+        return id_
+
+    def extend(self, id_: str, prompt: list[int], max_tokens: int, *, session: bool) -> None:
+        """The next input of a session, or, if it is none any more, its end."""
+        self._add(id_, prompt, max_tokens, None, session)
+
+    def _add(
+        self, id_: str, prompt: list[int], max_tokens: int, predicted: int | None, session: bool
+    ) -> None:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
-        self._requests += 1
-        id_ = f"cmpl-es-{self._requests:020x}-0-1a2b3c4d"
         parameters = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         if predicted is not None:
             parameters.extra_args = {PREDICTED_KEY: predicted}
         self.scheduler.add_request(
-            Request(id_, prompt, parameters, None, block_hasher=self._hasher)
+            Request(id_, prompt, parameters, None, block_hasher=self._hasher, resumable=session)
         )
-        return id_
 
     def abort(self, id_: str) -> None:
         from vllm.v1.request import RequestStatus

@@ -12,7 +12,7 @@ from engine_patches.compat import EngineView
 from engine_patches.entrance import Entrance
 from engine_patches.gate import AdmissionGate
 from engine_patches.settings import PlugInError
-from tests.support.plugin_engine import FakeScheduler, Request
+from tests.support.plugin_engine import FakeScheduler, Request, Status
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -133,13 +133,129 @@ def test_a_rank_of_a_group_never_sleeps() -> None:
 def test_sessions_and_transfers_that_wait_beside_the_queue_may_run() -> None:
     gated = Gated(policy="headroom")
     scheduler: Any = gated.scheduler
+    for id_ in "abc":
+        gated.add(id_, 10)
+    assert gated.step() == ["a", "b", "c"]
+    beside = scheduler.kv_holding_waiting
+    beside.extend(scheduler.running)
+    scheduler.running.clear()
+    beside[0].status = beside[1].status = Status.WAITING_FOR_STREAMING_REQ
+    beside[2].status = Status.WAITING_FOR_REMOTE_KVS
     scheduler.num_waiting_for_streaming_input = 2
-    scheduler.get_request_counts = lambda: (0, 4)
-    gated.add("a", 10)
+    gated.add("d", 10)
     gated.gate.open()
-    assert scheduler.max_num_running_reqs == 2 + 3 + 1
+    assert scheduler.max_num_running_reqs == 2 + 1 + 1
     gated.gate.close()
     assert scheduler.max_num_running_reqs == 8
+
+
+def test_a_transfer_holds_memory_once_and_enters_without_asking() -> None:
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
+    scheduler: Any = gated.scheduler
+    gated.add("a", 20)
+    assert gated.step() == ["a"]
+    fetched = gated.add("b", 60)
+    scheduler.waiting.remove(fetched)
+    scheduler.kv_holding_waiting.append(fetched)
+    fetched.status, fetched.num_computed_tokens = Status.WAITING_FOR_REMOTE_KVS, 60
+    assert gated.step() == ["a"]
+    assert gated.gate.admissible_tokens == 0
+    gated.add("c", 4)
+    gated.gate.open()
+    assert scheduler.max_num_running_reqs == 2, "the one that holds memory"
+    gated.gate.close()
+    scheduler.kv_holding_waiting.remove(fetched)
+    scheduler.waiting.insert(0, fetched)
+    fetched.status, fetched.cached_tokens = Status.RUNNING, 59
+    scheduler.max_num_running_reqs = 2
+    gated.gate.scheduled(scheduler.schedule())
+    assert [one.request_id for one in scheduler.running] == ["a", "b"]
+    ledger = gated.gate._ledger
+    assert [ledger.size_tokens(one) for one in ledger.running.values()] == [23, 61]
+
+
+def test_a_sessions_next_input_enters_with_its_own_size() -> None:
+    gated = Gated(policy="headroom")
+    scheduler: Any = gated.scheduler
+    session = gated.add("a", 10)
+    assert gated.step() == ["a"]
+    scheduler.running.remove(session)
+    scheduler.kv_holding_waiting.append(session)
+    session.status = Status.WAITING_FOR_STREAMING_REQ
+    scheduler.num_waiting_for_streaming_input = 1
+    gated.step()
+    session.num_prompt_tokens, session.num_output_tokens = 40, 0
+    gated.gate.arrived(session)
+    scheduler.num_waiting_for_streaming_input = 0
+    scheduler.kv_holding_waiting.remove(session)
+    scheduler.waiting.append(session)
+    session.status, session.cached_tokens = Status.RUNNING, 10
+    output = scheduler.schedule()
+    gated.gate.scheduled(output)
+    assert not gated.gate.failed
+    ledger = gated.gate._ledger
+    assert ledger.size_tokens(ledger.running["a"]) == 41
+
+
+def test_an_idle_engine_is_offered_the_head_whatever_the_memory_says() -> None:
+    """Its watermark is not kept then, and a hybrid model's groups hold less than a prompt."""
+    for policy in ("headroom", "wait", "memory_checked"):
+        gated = Gated(policy=policy)
+        gated.scheduler.kv_cache_manager.watermark_blocks = 10
+        gate = AdmissionGate(
+            EngineView(gated.scheduler), gated.entrance, read_admission({"policy": policy})
+        )
+        gated.gate = gate
+        gated.add("a", 80)
+        gated.add("b", 8)
+        assert gated.step() == ["a"], policy
+
+
+def test_who_lost_memory_and_was_withdrawn_at_once() -> None:
+    gated = Gated(policy="headroom")
+    for id_ in "ab":
+        gated.add(id_, 10)
+    assert gated.step() == ["a", "b"]
+    gated.scheduler._preempt(gated.scheduler.running[1])  # the prefix cache is reset
+    gated.scheduler.finish_requests(["b"])
+    assert gated.step() == ["a"]
+    assert not gated.gate.failed
+
+
+def test_sizes_are_measured_where_steps_give_several_tokens() -> None:
+    gated = Gated(policy="memory_checked")
+    gated.scheduler.num_spec_tokens = 3
+    gated.entrance = Entrance(gated.scheduler)
+    gated.gate = AdmissionGate(
+        EngineView(gated.scheduler), gated.entrance, read_admission({"policy": "memory_checked"})
+    )
+    one = gated.add("a", 10, 30)
+    gated.step()
+    one.num_output_tokens += 3
+    one.num_computed_tokens += 3
+    gated.step()
+    ledger = gated.gate._ledger
+    assert ledger.size_tokens(ledger.running["a"]) == one.num_tokens == 15
+    gated.scheduler._preempt(one)
+    gated.step()
+    assert ledger.size_tokens(ledger.running["a"]) == one.num_tokens
+
+
+def test_only_who_enters_is_shown_where_memory_can_be_had_without_a_slot() -> None:
+    for policy in ("headroom", "memory_checked"):
+        gated = Gated(policy=policy)
+        scheduler: Any = gated.scheduler
+        scheduler.connector = object()
+        for id_, tokens in (("a", 40), ("b", 40), ("c", 40), ("d", 8)):
+            gated.add(id_, tokens, 1)
+        queue = [one.request_id for one in scheduler.waiting]
+        gated.gate.open()
+        shown = [one.request_id for one in scheduler.waiting]
+        assert 0 < len(shown) < 4
+        gated.gate.close()
+        assert sorted(one.request_id for one in scheduler.waiting) == queue
+        assert [one.request_id for one in scheduler.waiting][: len(shown)] == shown
+        assert gated.step() == shown
 
 
 def test_a_sessions_next_input_is_no_new_request() -> None:
@@ -184,6 +300,10 @@ def test_names_that_are_missing_are_said() -> None:
     scheduler: Any = FakeScheduler()
     del scheduler.policy
     with pytest.raises(PlugInError, match=r"it has no Scheduler.policy.value"):
+        Entrance(scheduler)
+    scheduler = FakeScheduler()
+    del scheduler.kv_holding_waiting
+    with pytest.raises(PlugInError, match=r"no Scheduler.kv_holding_waiting or skipped_waiting"):
         Entrance(scheduler)
 
 
