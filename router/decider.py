@@ -83,6 +83,7 @@ class Decider:
     ) -> Sequence[Assignment]:
         gap_tokens = rounds.gap_tokens(views)
         tiers = self.pool.tiers(now, capacity, gap_tokens)
+        overdue = self.pool.overdue(now)
         self.stats.rounds += 1
         self.solved = None
         try:
@@ -90,7 +91,7 @@ class Decider:
             if outlook is not None:
                 wanted = self.pool.room_wanted(now, gap_tokens)
                 outlook = self.reservations.make_room(wanted, views, outlook)
-            assignments = rounds.assign(self.policy, tiers, views, outlook)
+            assignments = rounds.assign(self.policy, tiers, views, outlook, overdue)
             if assignments and isinstance(self.policy, BfIo):
                 self.solved = self.policy.last
             return assignments
@@ -98,7 +99,7 @@ class Decider:
             reason = "broke its contract" if isinstance(error, PolicyError) else "failed"
             log.exception("the policy %s, this round is assigned by the fallback", reason)
         self.stats.policy_errors += 1
-        return rounds.assign(self.fallback, tiers, views)
+        return rounds.assign(self.fallback, tiers, views, overdue=overdue)
 
     def _outlook(self, views: Sequence[WorkerView]) -> Outlook | None:
         if self.look_ahead is None:

@@ -20,6 +20,12 @@ class RoundMemory:
         self._overfull: set[str] = set()
         self._kept: set[str] = set()
 
+    def reserve(self, overdue: Request, workers: Sequence[WorkerView]) -> None:
+        """One has waited too long: unless a worker has room for it, one is kept until it has."""
+        free = [worker for worker in workers if worker.capacity > 0]
+        if not any(_takes(worker, overdue.load_tokens) for worker in free):
+            self.keep_room(workers)
+
     def takers(self, tier: Tier, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
         """The workers, without capacity those whose memory takes no request of the tier."""
         if all(worker.admissible_tokens is None for worker in workers):

@@ -115,6 +115,12 @@ class Pool:
                 capacity -= sum(self._slots[peers.start : peers.stop])
         return tiers
 
+    def overdue(self, now: float) -> Request | None:
+        """The first in order, if it has lost patience."""
+        if self._waiting and self._waited(self._waiting[0], now) >= 1:
+            return self._waiting[0]
+        return None
+
     def room_wanted(self, now: float, gap_tokens: int) -> list[tuple[str, float]]:
         """Requests that room is to be made for, and how many tokens of it there should be by now.
 

@@ -25,6 +25,7 @@ def assign(
     tiers: Iterable[Sequence[Request]],
     workers: Sequence[WorkerView],
     outlook: Outlook | None = None,
+    overdue: Request | None = None,
 ) -> list[Assignment]:
     """Let a policy assign tier after tier while capacity lasts.
 
@@ -35,12 +36,16 @@ def assign(
         tiers: groups of waiting requests, the more urgent first.
         workers: the live workers of one group.
         outlook: their predicted loads, if there is a look-ahead.
+        overdue: one that has waited too long; a worker's memory is kept until it fits, else smaller
+            ones would take all that becomes free.
 
     Raises:
         PolicyError: the policy broke its contract (see ``types.Policy.assign``).
     """
     in_turn = [Tier.of(tier) for tier in tiers]
     round_ = _Round(policy, workers, outlook)
+    if overdue is not None:
+        round_.reserve(overdue)
     shares = _shares(in_turn, workers)
     return [each for turn in zip(in_turn, shares, strict=True) for each in round_.serve(*turn)]
 
@@ -56,6 +61,10 @@ class _Round:
         self._outlook = outlook
         self._memory = RoundMemory()
         self._last: tuple[Sequence[Assignment], Tier] | None = None
+
+    def reserve(self, overdue: Request) -> None:
+        """Keep room for one."""
+        self._memory.reserve(overdue, self._workers)
 
     def serve(self, tier: Tier, share: float) -> Iterator[Assignment]:
         """Assign a tier; anew what did not fit into the memory of the worker that it was given."""

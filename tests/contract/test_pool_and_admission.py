@@ -41,6 +41,38 @@ def test_everybody_is_served(policy: str, admission: str) -> None:
     assert not any(engine.used_tokens for engine in world.engines)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_small_requests_do_not_keep_a_large_one_out_for_ever(policy: str) -> None:
+    """They come without end and lose patience too; memory runs out long before the slots do."""
+    chooser = POLICIES[policy].make(PolicySettings())
+    pool, ends = Pool(1000, 1.0), [[1, 3, 5, 7], [2, 4, 6, 8]]
+    for number in range(30):
+        pool.add(request(number, 200 if number else 700))
+    for step in range(400):
+        now_s = step * STEP_S
+        ends = [[end for end in running if end > step] for running in ends]
+        pool.add(request(step + 1000, 200, arrival=now_s))
+        if step % 2:
+            pool.add(request(step + 2000, 200, arrival=now_s))
+        views = [
+            WorkerView(
+                id=str(number),
+                load_tokens=200 * len(running),
+                requests=len(running),
+                capacity=50 - len(running),
+                admissible_tokens=900 - 200 * len(running),
+            )
+            for number, running in enumerate(ends)
+        ]
+        tiers = pool.tiers(now_s, 100, rounds.gap_tokens(views))
+        for id_, worker in rounds.assign(chooser, tiers, views, overdue=pool.overdue(now_s)):
+            if id_ == token(0):
+                return
+            pool.remove(id_)
+            ends[int(worker)].append(step + 8)
+    pytest.fail("it never got in")
+
+
 class World:
     """A pool before three engines, and requests of which some fill an engine's whole memory."""
 
@@ -89,7 +121,8 @@ class World:
         if not self.pool or not capacity:
             return
         tiers = self.pool.tiers(self.now_s, capacity, rounds.gap_tokens(views))
-        for request_id, worker_id in rounds.assign(self.policy, tiers, views):
+        overdue = self.pool.overdue(self.now_s)
+        for request_id, worker_id in rounds.assign(self.policy, tiers, views, overdue=overdue):
             one = self.pool.remove(request_id)
             assert one is not None
             self._send(one, int(worker_id))
