@@ -6,11 +6,15 @@ them without capacity, and what they give to a worker beyond its memory is assig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from router.tier import Tier
 from router.types import Assignment, Request, WorkerView
+from router.workload import Ints
 
 
 class RoundMemory:
@@ -30,7 +34,7 @@ class RoundMemory:
         """The workers, without capacity those whose memory takes no request of the tier."""
         if all(worker.admissible_tokens is None for worker in workers):
             return workers
-        least = int((tier.prompt_tokens * tier.slots).min())
+        least = int(_sizes(tier).min())
         closed = self._overfull | self._kept
         return [
             worker
@@ -61,12 +65,18 @@ class RoundMemory:
     def first_fit(self, tier: Tier, workers: Sequence[WorkerView]) -> list[Assignment]:
         """What still fits when the policy's own choices did not: the oldest request that does."""
         chosen = []
-        open_ = [one for one in workers if one.capacity > 0 and one.id not in self._kept]
-        for request in tier:
+        least = int(_sizes(tier).min())
+        free = (one for one in workers if one.capacity > 0 and one.id not in self._kept)
+        open_ = [worker for worker in free if _takes(worker, least)]
+        most = max(map(_room, open_), default=-1)
+        for number in np.flatnonzero(_sizes(tier) <= most):
+            request = tier[int(number)]
             for place, worker in enumerate(open_):
-                if worker.capacity > 0 and _takes(worker, request.load_tokens):
+                if _takes(worker, request.load_tokens):
                     chosen.append(Assignment(request.id, worker.id))
                     open_[place] = receive(worker, (request,))
+                    if open_[place].capacity <= 0 or not _takes(open_[place], least):
+                        del open_[place]
                     break
         return chosen
 
@@ -80,10 +90,19 @@ class RoundMemory:
             self._kept.add(max(free, key=lambda worker: worker.admissible_tokens or 0).id)
 
 
+def _sizes(tier: Tier) -> Ints:
+    """Tokens of each request."""
+    return tier.prompt_tokens * tier.slots
+
+
 def _takes(worker: WorkerView, tokens: int) -> bool:
-    """It has the memory, or has nobody: whatever fits into an engine at all fits into that one."""
+    return tokens <= _room(worker)
+
+
+def _room(worker: WorkerView) -> float:
+    """Tokens; all where nobody is: whatever fits into an engine at all fits into that one."""
     room = worker.admissible_tokens
-    return room is None or tokens <= room or not worker.requests
+    return math.inf if room is None or not worker.requests else room
 
 
 def receive(worker: WorkerView, requests: Sequence[Request]) -> WorkerView:
