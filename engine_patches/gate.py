@@ -78,9 +78,10 @@ class AdmissionGate:
             )
 
     @property
-    def admissible_tokens(self) -> int:
-        """Prompt tokens that it would let in if nobody waited."""
-        return max(0, self.policy.admissible_tokens(self._ledger, self._memory()))
+    def admissible_tokens(self) -> int | None:
+        """Prompt tokens that it would let in if nobody waited; None: admission has ended."""
+        tokens: int | None = self._admissible_tokens()
+        return tokens
 
     @_ends_admission
     def arrived(self, request: Any) -> None:
@@ -166,6 +167,10 @@ class AdmissionGate:
             ledger.left(id_)
             self._wait(request)
         ledger.entered(id_)
+
+    @_ends_admission
+    def _admissible_tokens(self) -> int:
+        return max(0, self.policy.admissible_tokens(self._ledger, self._memory()))
 
     def _end(self, id_: str) -> None:
         request = self._requests.pop(id_, None)

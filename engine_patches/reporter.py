@@ -47,13 +47,8 @@ class Admissible(Protocol):
     """Who decides what is let in."""
 
     @property
-    def failed(self) -> bool:
-        """Whether it does no more."""
-        ...
-
-    @property
-    def admissible_tokens(self) -> int:
-        """Prompt tokens that would be let in if nobody waited."""
+    def admissible_tokens(self) -> int | None:
+        """Prompt tokens that would be let in if nobody waited; None: it decides no more."""
         ...
 
 
@@ -269,8 +264,9 @@ class Reporter:
             message.kv_groups = tuple(KvGroup(size, used, total) for size in engine.block_sizes)
 
     def _admissible_tokens(self, blocks_free: int) -> int:
-        if self._admissible is not None and not self._admissible.failed:
-            return self._admissible.admissible_tokens
+        told = None if self._admissible is None else self._admissible.admissible_tokens
+        if told is not None:
+            return told
         return int(max(0, blocks_free - self._engine.watermark) * self._tokens_per_block)
 
     def _answer(self) -> None:

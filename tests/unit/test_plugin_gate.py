@@ -283,6 +283,13 @@ def test_a_fault_ends_admission_and_not_the_engine() -> None:
     assert gated.step("a") == ["a", "b", "c", "d", "e"]
 
 
+def test_a_fault_in_what_is_told_ends_admission_too() -> None:
+    gated = Gated(policy="headroom")
+    gated.gate.policy = SimpleNamespace(admissible_tokens=None)
+    assert gated.gate.admissible_tokens is None
+    assert gated.gate.failed
+
+
 def test_who_chooses_needs_a_queue_in_order_of_arrival() -> None:
     scheduler = FakeScheduler()
     scheduler.policy = SimpleNamespace(value="priority")
