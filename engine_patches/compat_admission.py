@@ -47,6 +47,11 @@ def is_paused(request: Any) -> bool:
     return bool(request.status.name == "WAITING_FOR_STREAMING_REQ")
 
 
+def is_passed_over(request: Any) -> bool:
+    """Whether it lost its slot while a token of it was under way; 0.26 waits for none."""
+    return getattr(request, "num_stale_output_tokens", 0) > 0 and not request.drop_stale_output
+
+
 def predicted_tokens(request: Any) -> int | None:
     """Output tokens at which its client says that it ends (``vllm_xargs``)."""
     hint = (getattr(request.sampling_params, "extra_args", None) or {}).get(PREDICTED_KEY)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any
 
 from engine_patches import compat
@@ -17,7 +18,12 @@ from engine_patches.admission.ledger import Memory, Ticket
 from engine_patches.admission.policy import ledger_of
 from engine_patches.admission.settings import AdmissionSettings
 from engine_patches.compat import EngineView
-from engine_patches.compat_admission import aborted, predicted_tokens, size_tokens
+from engine_patches.compat_admission import (
+    aborted,
+    is_passed_over,
+    predicted_tokens,
+    size_tokens,
+)
 from engine_patches.entrance import Entrance
 from engine_patches.harmless import harmless
 from engine_patches.settings import PlugInError
@@ -107,12 +113,13 @@ class AdmissionGate:
         if verdict.admit is None:
             self._entrance.admit_all()
             return
-        admit = verdict.admit
+        # Behind one that vLLM passes over, others would enter for whom it was not decided.
+        admit = list(takewhile(self._can_enter, verdict.admit))
         idle = not admit and len(self._ledger.running) <= self._entrance.paused
         if idle and verdict.wake_s is None:
             # What fits into an idle engine vLLM knows better: it drops its watermark then, finds
             # prompts in its cache, and knows which KV groups keep but the end of a prompt.
-            admit = self._ledger.waiting[:1]
+            admit = [*self._ledger.waiting[:1]]
         self._entrance.admit([ticket.id for ticket in admit])
         # A rank that sleeps holds up those that step with it; they compute, so nobody polls.
         if idle and verdict.wake_s is not None and not self._engine.lockstep:
@@ -141,6 +148,9 @@ class AdmissionGate:
     @property
     def _chooses(self) -> bool:
         return self.policy.name not in ("off", "headroom")
+
+    def _can_enter(self, ticket: Ticket) -> bool:
+        return not is_passed_over(self._requests[ticket.id])
 
     def _wait(self, request: Any) -> None:
         hint = predicted_tokens(request)

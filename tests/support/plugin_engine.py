@@ -76,6 +76,11 @@ class Request:
         self.decoding = False
         self.in_flight = 0
         self.stale = 0
+        self.drop_stale_output = False
+
+    @property
+    def num_stale_output_tokens(self) -> int:
+        return self.stale
 
     @property
     def num_output_placeholders(self) -> int:

@@ -241,6 +241,19 @@ def test_sizes_are_measured_where_steps_give_several_tokens() -> None:
     assert ledger.size_tokens(ledger.running["a"]) == one.num_tokens
 
 
+def test_nobody_takes_the_place_of_one_whose_last_token_is_under_way() -> None:
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
+    gated.add("a", 40)
+    other = gated.add("b", 20)
+    assert gated.step() == ["a", "b"]
+    gated.add("c", 60)
+    gated.scheduler._preempt(other)
+    other.stale = 1
+    assert [gated.step(), gated.step()] == [["a"], ["a"]]
+    other.stale = 0
+    assert gated.step() == ["a", "b"]
+
+
 def test_only_who_enters_is_shown_where_memory_can_be_had_without_a_slot() -> None:
     for policy in ("headroom", "memory_checked"):
         gated = Gated(policy=policy)
