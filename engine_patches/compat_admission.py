@@ -42,11 +42,6 @@ def size_tokens(request: Any) -> int:
     return int(known + request.num_output_placeholders)
 
 
-def is_paused(request: Any) -> bool:
-    """Whether it is a session that waits for more input."""
-    return bool(request.status.name == "WAITING_FOR_STREAMING_REQ")
-
-
 def is_passed_over(request: Any) -> bool:
     """Whether it lost its slot while a token of it was under way; 0.26 waits for none."""
     return getattr(request, "num_stale_output_tokens", 0) > 0 and not request.drop_stale_output

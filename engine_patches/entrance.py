@@ -12,7 +12,6 @@ from engine_patches.compat_admission import (
     ENTRANCE,
     ENTRANCE_CLASSES,
     holds_memory,
-    is_paused,
 )
 
 _FCFS = "fcfs"
@@ -56,17 +55,19 @@ class Entrance:
         """Sessions that wait for more input; vLLM counts them as running."""
         return int(self._scheduler.num_waiting_for_streaming_input)
 
-    def admit(self, ids: Sequence[str]) -> None:
+    def admit(self, ids: Sequence[str], inside: int) -> None:
         """In the next step these enter, as far as vLLM finds tokens and memory for them.
 
-        Who waits beside the queue and holds memory is not kept from running.
+        Args:
+            ids: who may enter.
+            inside: requests that are not kept from running: those that run, and those that wait
+                beside the queue and hold memory, or held it until their KV failed to come.
         """
         if self.in_order:
             self._bring_forward(ids)
         scheduler = self._scheduler
-        ready = sum(not is_paused(one) for one in self.holders)
-        entering = len(scheduler.running) + self.paused + ready + len(ids)
-        setattr(scheduler, self._attribute, min(self._slots, entering))
+        running = max(len(scheduler.running) + self.paused, inside)
+        setattr(scheduler, self._attribute, min(self._slots, running + len(ids)))
         if scheduler.connector is not None:
             self._set_aside(len(ids))
 

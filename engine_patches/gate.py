@@ -120,7 +120,7 @@ class AdmissionGate:
             # What fits into an idle engine vLLM knows better: it drops its watermark then, finds
             # prompts in its cache, and knows which KV groups keep but the end of a prompt.
             admit = [*self._ledger.waiting[:1]]
-        self._entrance.admit([ticket.id for ticket in admit])
+        self._entrance.admit([ticket.id for ticket in admit], len(self._ledger.running))
         # A rank that sleeps holds up those that step with it; they compute, so nobody polls.
         if idle and verdict.wake_s is not None and not self._engine.lockstep:
             self._sleep(max(0.0, min(_PAUSE_S, verdict.wake_s - now_s)))

@@ -53,6 +53,7 @@ def test_admission_keeps_its_books_and_the_memory(
     for by_policy in report.values():
         assert by_policy["memory_checked"]["preempted"] == 0
         assert by_policy["off"]["preempted"] > 2 * by_policy["headroom"]["preempted"]
+        assert by_policy["sessions"]["turns"] > 0
         for seen in by_policy.values():
             assert seen["ended"] + seen["aborted"] == REQUESTS
             assert min(seen["steps"], seen["most_waiting"], seen["aborted"]) > 0

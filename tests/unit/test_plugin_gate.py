@@ -174,6 +174,21 @@ def test_a_transfer_holds_memory_once_and_enters_without_asking() -> None:
     assert [ledger.size_tokens(one) for one in ledger.running.values()] == [23, 61]
 
 
+def test_whose_kv_failed_to_come_is_not_kept_out() -> None:
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
+    scheduler: Any = gated.scheduler
+    failed = gated.add("a", 20)
+    scheduler.waiting.remove(failed)
+    scheduler.kv_holding_waiting.append(failed)
+    failed.status, failed.num_computed_tokens = Status.WAITING_FOR_REMOTE_KVS, 20
+    gated.step()
+    failed.status, failed.num_computed_tokens = Status.RUNNING, 0
+    gated.add("b", 96)
+    gated.gate.open()
+    assert scheduler.max_num_running_reqs == 1
+    gated.gate.close()
+
+
 def test_a_sessions_next_input_enters_with_its_own_size() -> None:
     gated = Gated(policy="headroom")
     scheduler: Any = gated.scheduler
@@ -246,10 +261,10 @@ def test_nobody_takes_the_place_of_one_whose_last_token_is_under_way() -> None:
     gated.add("a", 40)
     other = gated.add("b", 20)
     assert gated.step() == ["a", "b"]
+    assert gated.step(preempt=("b",)) == ["a"]
     gated.add("c", 60)
-    gated.scheduler._preempt(other)
     other.stale = 1
-    assert [gated.step(), gated.step()] == [["a"], ["a"]]
+    assert gated.step() == ["a"]
     other.stale = 0
     assert gated.step() == ["a", "b"]
 
