@@ -9,6 +9,7 @@ BESIDE = ("kv_holding_waiting", "skipped_waiting")
 ENTRANCE = (
     "policy.value",
     "connector",
+    "max_num_scheduled_tokens",
     "num_spec_tokens",
     "num_waiting_for_streaming_input",
     "waiting.add_request",

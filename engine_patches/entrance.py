@@ -24,6 +24,7 @@ class Entrance:
         scheduler: vLLM's, when its own constructor has run.
 
     Attributes:
+        step_tokens: that a step computes at most.
         in_order: whether vLLM's queue is one of arrival, so that its order can be changed.
         uneven: whether running requests may grow by other than a token a step: by those guessed
             ahead, or not at all where KV from elsewhere fails to come.
@@ -39,6 +40,7 @@ class Entrance:
         self._slots = getattr(scheduler, self._attribute)
         self._beside = first_name(scheduler, BESIDE)
         self._aside: Any = None
+        self.step_tokens = int(scheduler.max_num_scheduled_tokens)
         self.in_order = scheduler.policy.value == _FCFS
         self.uneven = scheduler.connector is not None or scheduler.num_spec_tokens > 0
 

@@ -221,9 +221,12 @@ class AdmissionGate:
         # Each computes a token, and one in so many of them needs a new block for it.
         growing = len(self._ledger.running)
         promised = sum(map(self._prefill_left, self._prefilling))
+        step = self._entrance.step_tokens
         return Memory(
             capacity_tokens=int((engine.blocks_total - engine.watermark) * self._tokens_per_block),
             used_tokens=used + -(-(growing + promised) // block) * block,
             slots_free=max(0, engine.slots - growing),
             block_tokens=block,
+            step_tokens=step,
+            prompt_tokens_left=max(0, step - promised - growing + len(self._prefilling)),
         )

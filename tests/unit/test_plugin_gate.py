@@ -20,8 +20,11 @@ pytestmark = pytest.mark.usefixtures("vllm")
 class Gated:
     """A scheduler of 8 slots and 25 blocks of 4 tokens, whose steps a gate decides on."""
 
-    def __init__(self, slots: int = 8, ahead: int = 0, **settings: Any) -> None:
+    def __init__(
+        self, slots: int = 8, ahead: int = 0, step_tokens: int = 8192, **settings: Any
+    ) -> None:
         self.scheduler = FakeScheduler(slots, chunk=40, blocks=25)
+        self.scheduler.max_num_scheduled_tokens = step_tokens
         self.now_s = 0.0
         self.slept: list[float] = []
         self.entrance = Entrance(self.scheduler)
@@ -84,6 +87,15 @@ def test_the_shortest_go_first_by_what_clients_say() -> None:
         gated.add(id_, 10, hint)
     order = [gated.step(id_) for id_ in ("short", "long", "unknown", "odd")]
     assert order == [["short"], ["long"], ["unknown"], ["odd"]]
+
+
+@pytest.mark.parametrize(("step_tokens", "entering"), [(8192, 2), (40, 1)])
+def test_a_prompt_that_takes_several_steps_ends_later(step_tokens: int, entering: int) -> None:
+    gated = Gated(policy="memory_checked", ageing=0, step_tokens=step_tokens)
+    gated.add("a", 44, 13)
+    gated.add("b", 28, 14)
+    gated.gate.open()
+    assert gated.scheduler.max_num_running_reqs == entering
 
 
 def test_who_lost_memory_comes_back_and_who_left_is_forgotten() -> None:
