@@ -47,18 +47,21 @@ class RoundMemory:
         self, assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView]
     ) -> Sequence[Assignment]:
         """Those that fit, in their order; who was given more is not offered again."""
-        limited = {each.id: each for each in workers if each.admissible_tokens is not None}
-        if not limited:
+        # Not views that receive: most rounds hand out hundreds, and memory is ample.
+        rooms = {w.id: w.admissible_tokens for w in workers if w.admissible_tokens is not None}
+        if not rooms:
             return assignments
+        idle = {worker.id for worker in workers if not worker.requests}
         kept = []
         for assignment in assignments:
-            worker = limited.get(assignment.worker_id)
-            if worker is not None:
-                request = tier.by_id[assignment.request_id]
-                if not _takes(worker, request.load_tokens):
-                    self._overfull.add(worker.id)
+            id_ = assignment.worker_id
+            if id_ in rooms:
+                tokens = tier.by_id[assignment.request_id].load_tokens
+                if tokens > rooms[id_] and id_ not in idle:
+                    self._overfull.add(id_)
                     continue
-                limited[worker.id] = receive(worker, (request,))
+                idle.discard(id_)
+                rooms[id_] = max(0, rooms[id_] - tokens)
             kept.append(assignment)
         return kept
 
