@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from engine_patches import compat
-from engine_patches.admission import make_admission
+from engine_patches.admission import ADMISSIONS, make_admission
 from engine_patches.admission.ledger import Memory, Ticket
 from engine_patches.admission.policy import ledger_of
 from engine_patches.admission.settings import AdmissionSettings
@@ -77,7 +77,7 @@ class AdmissionGate:
         self._block_tokens = sizes[0] if len(sizes) == 1 else 1
         # The groups of a hybrid model take their blocks from one pool.
         self._tokens_per_block = 1 / sum(1 / size for size in sizes or (1,))
-        if self._chooses and not entrance.in_order:
+        if not (entrance.in_order or ADMISSIONS[settings.policy].in_order):
             raise PlugInError(
                 f"evenstep.admission: {settings.policy} chooses who goes first, and so does this "
                 "engine: start it with --scheduling-policy fcfs, or take headroom"
@@ -144,10 +144,6 @@ class AdmissionGate:
                 self._enter(request)
         if output.total_num_scheduled_tokens:
             ledger.stepped(self._still(output.num_scheduled_tokens))
-
-    @property
-    def _chooses(self) -> bool:
-        return self.policy.name not in ("off", "headroom")
 
     def _can_enter(self, ticket: Ticket) -> bool:
         return not is_passed_over(self._requests[ticket.id])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from engine_patches.admission import read_admission
+from engine_patches.admission import clearing_of, read_admission
 from engine_patches.admission.settings import AdmissionError, AdmissionSettings
 from router.wire import is_curve_key, is_local
 
@@ -96,7 +96,7 @@ def _admission(part: Mapping[str, object]) -> AdmissionSettings:
         settings = read_admission(part)
     except AdmissionError as error:
         raise PlugInError(f"{KEY}.admission: {error}") from error
-    if settings.policy == "alpha_beta" or settings.strict:
+    if clearing_of(settings) or settings.strict:
         what = "strict" if settings.strict else settings.policy
         raise PlugInError(
             f"{KEY}.admission: {what} takes requests out of the batch, which vLLM cannot; it is "

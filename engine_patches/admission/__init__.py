@@ -31,11 +31,15 @@ _TYPES = ("thresholds", "segments")
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRow:
-    """A policy's maker, one line on it, and the settings that it has."""
+    """A policy's maker, one line on it, and the settings that it has.
+
+    ``in_order``: it admits the first of the engine's own order, and passes nobody over.
+    """
 
     make: Callable[[AdmissionSettings], Admission]
     summary: str
     keys: tuple[str, ...] = ()
+    in_order: bool = False
 
 
 def _reserve(settings: AdmissionSettings) -> Reserve:
@@ -83,6 +87,7 @@ ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
             lambda settings: Headroom(_reserve(settings)),
             "the engine's order; a small share of the memory stays free of new requests",
             _HEADROOM,
+            in_order=True,
         ),
         "memory_checked": AdmissionRow(
             _memory_checked,
@@ -94,7 +99,7 @@ ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
             "who fits with what those inside will come to, by the lengths that others reached",
             (*_TYPES, "rates", "delta", "strict"),
         ),
-        "off": AdmissionRow(lambda _: Off(), "what the engine does by itself"),
+        "off": AdmissionRow(lambda _: Off(), "what the engine does by itself", in_order=True),
         "wait": AdmissionRow(
             _wait,
             "as headroom, and no more of a type in a step than arrive in one",
@@ -120,3 +125,8 @@ def read_admission(mapping: Mapping[str, object]) -> AdmissionSettings:
 def make_admission(settings: AdmissionSettings) -> Admission:
     """A policy for one engine."""
     return ADMISSIONS[settings.policy].make(settings)
+
+
+def clearing_of(settings: AdmissionSettings) -> float:
+    """Beta, the part of ``alpha_beta`` that is the engine's; 0 for other policies."""
+    return settings.beta if "beta" in ADMISSIONS[settings.policy].keys else 0.0

@@ -11,7 +11,6 @@ import numpy as np
 
 from engine_patches.admission.ledger import Memory, Ticket
 from engine_patches.admission.policy import Admission, Verdict, ledger_of
-from engine_patches.admission.settings import AdmissionSettings
 
 if TYPE_CHECKING:
     from loadgen.emulator.engine import EngineRequest
@@ -201,11 +200,6 @@ class Eviction:
         drawn = self.rng.random(len(running)) < self.clearing
         cleared = [request for request, out in zip(running, drawn, strict=True) if out]
         return cleared[::-1]
-
-
-def clearing_of(settings: AdmissionSettings) -> float:
-    """Beta, the part of ``alpha_beta`` that is the engine's; 0 for other policies."""
-    return settings.beta if settings.policy == "alpha_beta" else 0.0
 
 
 def _reversed(verdict: Verdict) -> list[Ticket] | None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from engine_patches.admission import make_admission
+from engine_patches.admission import clearing_of, make_admission
 from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.engine import Engine
 from loadgen.emulator.generation import Limits
 from loadgen.emulator.prefill import PrefillSettings
-from loadgen.emulator.queues import Eviction, PolicyOrder, clearing_of
+from loadgen.emulator.queues import Eviction, PolicyOrder
 from loadgen.emulator.stepping import StepGroup, WorkerModel
 from loadgen.step_model import PowerModel, StepTime, numbers
 from router.errors import ConfigError

@@ -13,11 +13,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from engine_patches.admission import make_admission
+from engine_patches.admission import clearing_of, make_admission
 from engine_patches.admission.fluid import Batch
 from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.queues import Eviction, PolicyOrder, clearing_of
+from loadgen.emulator.queues import Eviction, PolicyOrder
 from loadgen.emulator.schedule import Schedule
 from loadgen.simulator.admission_results import AdmissionRecorder, AdmissionResult
 from loadgen.simulator.predictions import Prediction

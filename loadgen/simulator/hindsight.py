@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from engine_patches.admission import make_admission
+from engine_patches.admission import clearing_of, make_admission
 from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.queues import Eviction, PolicyOrder, clearing_of
+from loadgen.emulator.queues import Eviction, PolicyOrder
 from loadgen.simulator.admission import EndlessError
 from router.policies.exact_model import Rows
 from router.workload import Floats, Ints

@@ -12,7 +12,7 @@ from itertools import product
 
 import pytest
 
-from engine_patches.admission import ADMISSIONS, make_admission, read_admission
+from engine_patches.admission import ADMISSIONS, clearing_of, make_admission, read_admission
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.queues import Eviction, PolicyOrder
 from router import rounds
@@ -79,7 +79,7 @@ class World:
     def __init__(self, policy: str, admission: str) -> None:
         rng = random.Random(3)
         settings = read_admission({"policy": admission})
-        eviction = Eviction(clearing=settings.beta if admission == "alpha_beta" else 0.0)
+        eviction = Eviction(clearing=clearing_of(settings))
         self.engines = [
             Engine(
                 SLOTS,
