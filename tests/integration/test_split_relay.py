@@ -17,7 +17,7 @@ from tests.support.scripted import (
     until,
 )
 from tests.support.serving import serving
-from tests.support.splitting import ANSWER, PARAMS, TOKENS, Pair, computed, kept, stats
+from tests.support.splitting import ANSWER, PARAMS, TOKENS, Pair, computed, kept, stats, streaming
 
 
 async def test_a_prompt_is_computed_then_decoded(pair: Pair) -> None:
@@ -188,11 +188,8 @@ async def test_a_client_that_leaves_before_its_prompt_is_computed_costs_nothing(
 
 
 async def test_a_client_that_leaves_in_mid_answer_leaves_no_kv_behind(pair: Pair) -> None:
-    router, prefill, decode = pair
-    asked = router.post(stream=True)
-    await computed(await prefill.next())
-    exchange = await decode.next()
-    await exchange.start_stream()
+    router, _, _ = pair
+    asked, exchange = await streaming(pair)
     await exchange.chunks(TOKENS[0])
     await until(lambda: kept(router) == 0)
     asked.cancel()

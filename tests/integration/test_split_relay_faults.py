@@ -19,7 +19,7 @@ from tests.support.scripted import (
     until,
 )
 from tests.support.serving import serving
-from tests.support.splitting import ANSWER, TOKENS, Pair, computed, kept, stats
+from tests.support.splitting import ANSWER, TOKENS, Pair, computed, kept, stats, streaming
 
 
 @pytest.mark.parametrize("failure", ["reset", "nonsense"])
@@ -158,10 +158,7 @@ FAILED = event({"error": {"message": "KV load failed", "code": 500}})
 @pytest.mark.parametrize("before", [b"", ROLE], ids=["completion", "chat"])
 async def test_a_stream_that_begins_with_an_error_is_made_anew(pair: Pair, before: bytes) -> None:
     router, prefill, decode = pair
-    asked = router.post(stream=True)
-    await computed(await prefill.next())
-    exchange = await decode.next()
-    await exchange.start_stream()
+    asked, exchange = await streaming(pair)
     await exchange.chunks(*filter(None, (before, FAILED)))
     await computed(await prefill.next())
     await (await decode.next()).stream(*filter(None, (before, *TOKENS, DONE)))
@@ -172,10 +169,7 @@ async def test_a_stream_that_begins_with_an_error_is_made_anew(pair: Pair, befor
 
 async def test_a_chat_that_broke_off_before_its_text_begins_once(pair: Pair) -> None:
     router, prefill, decode = pair
-    asked = router.post(stream=True)
-    await computed(await prefill.next())
-    exchange = await decode.next()
-    await exchange.start_stream()
+    asked, exchange = await streaming(pair)
     await exchange.chunks(ROLE)
     exchange.close()
     second = await prefill.next()
@@ -212,11 +206,8 @@ async def test_kv_that_the_worker_did_not_want_is_counted_until_it_expires(statu
 
 
 async def test_a_chat_that_ends_at_once_is_whole(pair: Pair) -> None:
-    router, prefill, decode = pair
-    asked = router.post(stream=True)
-    await computed(await prefill.next())
-    exchange = await decode.next()
-    await exchange.start_stream()
+    router, _, _ = pair
+    asked, exchange = await streaming(pair)
     await exchange.chunks(ROLE)
     await exchange.end_stream()
     assert (await soon(asked)).content == ROLE

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.errors import NoWorkerError, PoolFullError
 from router.types import Outcome, Request, WorkerDown, WorkerSpec, WorkerUp
-from tests.support.dispatching import Rig, settle
+from tests.support.dispatching import Rig, play
 
 WORKERS = {"a": 1, "b": 2, "c": 3}
 POOL_LIMIT = 4
@@ -101,19 +101,4 @@ class Story:
 
 @given(STEPS)
 def test_no_request_is_lost_or_held_back(steps: list[tuple[str, int, bool]]) -> None:
-    complaints: list[object] = []
-
-    async def play() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
-        story = Story()
-        for step, number, pause in steps:
-            story.take(step, number)
-            if pause:
-                await settle()
-                story.check()
-        await settle()
-        story.check()
-        story.finish()
-
-    asyncio.run(play())
-    assert not complaints
+    play(Story, steps)

@@ -28,7 +28,7 @@ from router.types import (
     WorkerView,
 )
 from tests.support.core import request
-from tests.support.dispatching import settle
+from tests.support.dispatching import play
 
 STAGE = "default/prefill"
 SPECS = [
@@ -227,20 +227,5 @@ class Story:
 def test_no_request_is_lost_and_none_is_placed_by_an_estimate(
     steps: list[tuple[str, int, bool]],
 ) -> None:
-    complaints: list[object] = []
-
-    async def play() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
-        story = Story(OnlyExact())
-        for step, number, pause in steps:
-            story.take(step, number)
-            if pause:
-                await settle()
-                story.check()
-        await settle()
-        story.check()
-        story.finish()
-        assert not any(decider.stats.policy_errors for decider in story.port.deciders.values())
-
-    asyncio.run(play())
-    assert not complaints
+    story = play(lambda: Story(OnlyExact()), steps)
+    assert not any(decider.stats.policy_errors for decider in story.port.deciders.values())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from router.cluster import Cluster
 from router.dispatch import Dispatcher
@@ -77,3 +77,46 @@ async def settle() -> None:
 def sent_to(waiter: asyncio.Future[WorkerSpec]) -> str | None:
     """The worker that a request was assigned to, if it was."""
     return waiter.result().id if waiter.done() else None
+
+
+class Story(Protocol):
+    """Requests and what becomes of them, a step at a time."""
+
+    def take(self, step: str, number: int) -> None:
+        """Let something happen."""
+
+    def check(self) -> None:
+        """See that all is as it has to be, once nothing is under way."""
+
+    def finish(self) -> None:
+        """End what is left."""
+
+
+AnyStory = TypeVar("AnyStory", bound=Story)
+
+
+def play(begin: Callable[[], AnyStory], steps: Iterable[tuple[str, int, bool]]) -> AnyStory:
+    """Play a story to its end; what the event loop would complain of is an error.
+
+    Args:
+        begin: called on the event loop.
+        steps: what happens, and whether all settles before the next.
+    """
+    complaints: list[object] = []
+
+    async def run() -> AnyStory:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+        story = begin()
+        for step, number, pause in steps:
+            story.take(step, number)
+            if pause:
+                await settle()
+                story.check()
+        await settle()
+        story.check()
+        story.finish()
+        return story
+
+    story = asyncio.run(run())
+    assert not complaints
+    return story

@@ -57,16 +57,12 @@ class Schedulers:
         import torch
         from vllm.config import KVTransferConfig
         from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-        from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import (
             FullAttentionSpec,
             KVCacheConfig,
             KVCacheGroupSpec,
         )
         from vllm.v1.structured_output import StructuredOutputManager
-
-        from engine_patches import scheduler as ours
 
         connector = KVTransferConfig(
             kv_connector="RemoteKv",
@@ -91,19 +87,27 @@ class Schedulers:
         spec = FullAttentionSpec(
             block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=32, dtype=torch.bfloat16
         )
-        classes = {
-            "Scheduler": Scheduler,
-            "AsyncScheduler": AsyncScheduler,
-            "EvenstepScheduler": ours.EvenstepScheduler,
-            "EvenstepAsyncScheduler": ours.EvenstepAsyncScheduler,
-        }
-        return classes[flavour](
+        return _classes()[flavour](
             config,
             KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
             StructuredOutputManager(config),
             block_size=BLOCK_TOKENS,
             log_stats=True,
         )
+
+
+def _classes() -> dict[str, Any]:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from engine_patches import scheduler as ours
+
+    return {
+        "Scheduler": Scheduler,
+        "AsyncScheduler": AsyncScheduler,
+        "EvenstepScheduler": ours.EvenstepScheduler,
+        "EvenstepAsyncScheduler": ours.EvenstepAsyncScheduler,
+    }
 
 
 class Driver:

@@ -126,17 +126,7 @@ async def serving(
     The first ``prefills`` of them compute prompts, and keep the KV for ``kept_s``; ``bootstrap`` is
     their bootstrap server.
     """
-    specs = [
-        WorkerSpec(
-            chr(ord("a") + i),
-            engine.url,
-            role="prefill" if i < prefills else "both",
-            rank=i,
-            slots=slots,
-            kv_bootstrap=bootstrap if i < prefills else None,
-        )
-        for i, engine in enumerate(engines)
-    ]
+    specs = _specs(engines, slots, prefills, bootstrap)
     cluster = Cluster(specs)
     dispatcher = Dispatcher(
         cluster,
@@ -173,6 +163,22 @@ async def serving(
         yield Router(url, http, dispatcher, upstream, troubles, relay.attempts)
     watching.cancel()
     await upstream.aclose()
+
+
+def _specs(
+    engines: Sequence[ScriptedServer], slots: int, prefills: int, bootstrap: str | None
+) -> list[WorkerSpec]:
+    return [
+        WorkerSpec(
+            chr(ord("a") + i),
+            engine.url,
+            role="prefill" if i < prefills else "both",
+            rank=i,
+            slots=slots,
+            kv_bootstrap=bootstrap if i < prefills else None,
+        )
+        for i, engine in enumerate(engines)
+    ]
 
 
 def _client(url: str) -> httpx.AsyncClient:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
+
+import httpx
 
 from tests.support.scripted import Exchange, ScriptedServer, token_events
 from tests.support.serving import Router
@@ -18,6 +21,16 @@ async def computed(exchange: Exchange, prompt_tokens: int = 77, params: Any = PA
     """The answer of a prefill worker."""
     answer = {"usage": {"prompt_tokens": prompt_tokens}, "kv_transfer_params": params}
     await exchange.answer(json.dumps(answer).encode())
+
+
+async def streaming(pair: Pair) -> tuple[asyncio.Task[httpx.Response], Exchange]:
+    """A request whose prompt is computed, and whose stream has begun without an event."""
+    router, prefill, decode = pair
+    asked = router.post(stream=True)
+    await computed(await prefill.next())
+    exchange = await decode.next()
+    await exchange.start_stream()
+    return asked, exchange
 
 
 def kept(router: Router, worker: str = "a") -> int:
