@@ -21,6 +21,7 @@ class CurveGate:
         context: the sockets' context, used for nothing else.
         secret_key_file: the engine's key pair, as ``zmq.auth.create_certificates`` writes it.
         allowed_keys: public keys that are let in.
+        setting: where the file was named, for messages.
 
     Raises:
         PlugInError: the file has no key pair.
@@ -31,8 +32,9 @@ class CurveGate:
         context: zmq.Context[zmq.Socket[bytes]],
         secret_key_file: str,
         allowed_keys: Iterable[str],
+        setting: str = "evenstep.secret_key_file",
     ) -> None:
-        self._public, self._secret = _key_pair(secret_key_file)
+        self._public, self._secret = _key_pair(secret_key_file, setting)
         self._allowed = frozenset(key.encode("ascii") for key in allowed_keys)
         self._authenticator = ThreadAuthenticator(context)
         self._authenticator.start()
@@ -56,20 +58,18 @@ class CurveGate:
         self._authenticator.stop()
 
 
-def _key_pair(file: str) -> tuple[bytes, bytes]:
+def _key_pair(file: str, setting: str) -> tuple[bytes, bytes]:
     if not Path(file).is_file():
-        raise PlugInError(f"evenstep.secret_key_file: there is no file {file}")
+        raise PlugInError(f"{setting}: there is no file {file}")
     try:
         public, secret = load_certificate(file)
     except (OSError, ValueError) as error:
-        raise PlugInError(f"evenstep.secret_key_file {file}: {error}") from error
+        raise PlugInError(f"{setting} {file}: {error}") from error
     if public is None or secret is None:
-        raise PlugInError(
-            f"evenstep.secret_key_file {file} holds no secret key (a .key_secret file)"
-        )
+        raise PlugInError(f"{setting} {file} holds no secret key (a .key_secret file)")
     if not _is_pair(public, secret):
         raise PlugInError(
-            f"evenstep.secret_key_file {file} holds no CURVE key pair (two keys that belong "
+            f"{setting} {file} holds no CURVE key pair (two keys that belong "
             "together, each of 40 characters of ZMQ's alphabet, Z85); make one with: "
             "evenstep keygen FILE"
         )

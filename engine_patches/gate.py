@@ -27,6 +27,7 @@ from engine_patches.compat_admission import (
 from engine_patches.entrance import Entrance
 from engine_patches.harmless import harmless
 from engine_patches.settings import PlugInError
+from router.types import ADMISSION_ENDED
 
 # A closed gate would have the engine make hundreds of empty steps a second.
 _PAUSE_S = 0.002
@@ -88,6 +89,11 @@ class AdmissionGate:
         """Prompt tokens that it would let in if nobody waited; None: admission has ended."""
         tokens: int | None = self._admissible_tokens()
         return tokens
+
+    @property
+    def admission(self) -> str:
+        """See ``Snapshot.admission``."""
+        return ADMISSION_ENDED if self.failed else self.policy.name
 
     @_ends_admission
     def arrived(self, request: Any) -> None:

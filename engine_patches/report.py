@@ -37,6 +37,7 @@ class StepReport(msgspec.Struct, frozen=True):
         rows: every running request.
         finished: ids that ended since the last report, whether they ran or only waited.
         preempted: ids that lost their slot since the last report and wait again.
+        waited_s, admission: see ``Snapshot``.
     """
 
     step: int
@@ -50,9 +51,11 @@ class StepReport(msgspec.Struct, frozen=True):
     slots: int = DEFAULT_SLOTS
     kv_groups: tuple[KvGroup, ...] = ()
     admissible_kv_tokens: int | None = None
+    admission: str | None = None
     scheduled_prefill_tokens: int = 0
     scheduled_decode_tokens: int = 0
     preemptions_total: int = 0
+    waited_s: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
 
@@ -78,9 +81,11 @@ class SnapshotMessage(msgspec.Struct, omit_defaults=True):
     waiting_tokens: int = 0
     kv_groups: tuple[KvGroup, ...] = ()
     admissible_kv_tokens: int | None = None
+    admission: str | None = None
     scheduled_prefill_tokens: int = 0
     scheduled_decode_tokens: int = 0
     preemptions_total: int = 0
+    waited_s: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
 

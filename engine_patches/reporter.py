@@ -1,7 +1,8 @@
 """From a vLLM scheduler to the state stream; a fault ends the stream, never the engine.
 
 The engine's thread sends what a step changed, without waiting for anybody. A thread beside it
-answers requests for full snapshots and sends an idle engine's heartbeats.
+answers requests for full snapshots and sends an idle engine's heartbeats; one more reads power, for
+a driver may take its time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from engine_patches import compat
 from engine_patches.compat import EngineView
 from engine_patches.curve import CurveGate
 from engine_patches.harmless import harmless
-from engine_patches.power import GpuMeter, open_meter
+from engine_patches.power.nvml import NvmlSource, open_source
+from engine_patches.power.source import UNKNOWN
 from engine_patches.report import SnapshotMessage, SnapshotPublisher, StepReport
 from engine_patches.settings import PlugInError, Settings
 from engine_patches.state import EngineRequest, EngineState, Step
@@ -33,13 +35,16 @@ _STEPS_AHEAD = 64
 _ends_stream = harmless("the state stream ends here; the engine goes on without it")
 
 
-def _cross_check(meter: GpuMeter, engine: EngineView) -> None:
+def _cross_check(source: NvmlSource, engine: EngineView) -> None:
     """Log the KV cache beside what NVML shows; a warning where that is less."""
     try:
-        enough, line = meter.cross_check(engine.kv_bytes, engine.blocks_total + 1)
+        found = source.cross_check(engine.kv_bytes, engine.blocks_total + 1)
     except Exception:
         log.exception("evenstep: NVML does not tell how much memory the engine holds")
         return
+    if found is None:
+        return
+    enough, line = found
     log.log(logging.INFO if enough else logging.WARNING, "evenstep: %s", line)
 
 
@@ -49,6 +54,11 @@ class Admissible(Protocol):
     @property
     def admissible_tokens(self) -> int | None:
         """Prompt tokens that would be let in if nobody waited; None: it decides no more."""
+        ...
+
+    @property
+    def admission(self) -> str:
+        """See ``Snapshot.admission``."""
         ...
 
 
@@ -96,13 +106,16 @@ class Reporter:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: CurveGate | None = None
         self._closing = threading.Event()
-        self._meter = open_meter(engine.gpus, engine.local_rank)
-        if self._meter is not None:
-            _cross_check(self._meter, engine)
+        self._power = open_source(engine.gpus, engine.local_rank)
         self._ends = engine.open_ends() if settings.end_signal else None
         self._publisher = self._open(settings)
+        self._read_power()
+        if self._power is not None:
+            _cross_check(self._power, engine)
         self._thread = threading.Thread(target=self._answer, name="evenstep", daemon=True)
         self._thread.start()
+        if self._power is not None:
+            threading.Thread(target=self._follow_power, name="evenstep-power", daemon=True).start()
 
     @_ends_stream
     def arrived(self, request: EngineRequest) -> None:
@@ -256,6 +269,8 @@ class Reporter:
         message.waiting = engine.waiting
         message.waiting_tokens = self._state.waiting_tokens
         message.admissible_kv_tokens = self._admissible_tokens(free)
+        if self._admissible is not None:
+            message.admission = self._admissible.admission
         message.preemptions_total = self._preemptions
         if free != self._blocks_free:
             self._blocks_free = free
@@ -277,17 +292,20 @@ class Reporter:
     @_ends_stream
     def _answer_once(self) -> None:
         self._publisher.poll(_POLL_S)
-        if self._meter is not None:
-            self._read_meter(self._meter)
 
-    def _read_meter(self, meter: GpuMeter) -> None:
-        power_w: float | None = None
-        energy_j: float | None = None
+    def _follow_power(self) -> None:
+        while self._power is not None and not (self.failed or self._closing.wait(_POLL_S)):
+            self._read_power()
+
+    def _read_power(self) -> None:
+        if self._power is None:
+            return
+        reading = UNKNOWN
         try:
-            power_w, energy_j = meter.read()
+            reading = self._power.read(self._clock())
         except Exception:
-            self._meter = None
+            self._power = None
             log.exception("evenstep: no power and energy from here on")
         with self._publisher.lock:
-            self._publisher.message.power_w = power_w
-            self._publisher.message.energy_j = energy_j
+            self._publisher.message.power_w = reading.power_w
+            self._publisher.message.energy_j = reading.energy_j

@@ -42,7 +42,10 @@ class EvenstepMixin:
             )
         self.evenstep = Reporter(engine, settings, admissible=self._gate)
         log.info(
-            "evenstep: vLLM %s, the state of every step at %s", version(), self.evenstep.endpoint
+            "evenstep: vLLM %s, the state of every step at %s; who enters: %s",
+            version(),
+            self.evenstep.endpoint,
+            "as vLLM decides" if self._gate is None else self._gate.policy.name,
         )
 
     def _idled(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from engine_patches.admission import clearing_of, read_admission
-from engine_patches.admission.settings import AdmissionError, AdmissionSettings
+from engine_patches.admission.settings import AdmissionError, AdmissionSettings, known_names
 from router.wire import is_curve_key, is_local
 
 KEY = "evenstep"
@@ -81,7 +81,8 @@ def read_settings(additional_config: object) -> Settings:
         raise PlugInError(f"the plug-in needs its settings: --additional-config '{_EXAMPLE}'")
     known = [field.name for field in fields(Settings)]
     if unknown := sorted(str(key) for key in part if key not in known):
-        raise PlugInError(f"{KEY} has no key {', '.join(unknown)}; known: {', '.join(known)}")
+        named = ", ".join(map(repr, unknown))
+        raise PlugInError(f"{KEY} has no key {named}; {known_names(unknown[0], known)}")
     _check_types(part)
     keys = tuple(part.get("allowed_keys", ()))
     admission = _admission(part["admission"]) if "admission" in part else None
@@ -95,7 +96,7 @@ def _admission(part: Mapping[str, object]) -> AdmissionSettings:
     try:
         settings = read_admission(part)
     except AdmissionError as error:
-        raise PlugInError(f"{KEY}.admission: {error}") from error
+        raise PlugInError(f"{KEY}.admission: {error}") from None
     if clearing_of(settings) or settings.strict:
         what = "strict" if settings.strict else settings.policy
         raise PlugInError(

@@ -18,7 +18,12 @@ from engine_patches.admission.nested_wait import NestedWait
 from engine_patches.admission.off import Off
 from engine_patches.admission.passing import passing_of
 from engine_patches.admission.policy import Admission
-from engine_patches.admission.settings import AdmissionSettings, settings_from, unknown
+from engine_patches.admission.settings import (
+    AdmissionError,
+    AdmissionSettings,
+    known_names,
+    settings_from,
+)
 from engine_patches.admission.strict import strict_nested_wait, strict_wait
 from engine_patches.admission.wait import Wait
 
@@ -26,7 +31,7 @@ DEFAULT = "headroom"
 
 _HEADROOM = ("headroom", "headroom_max", "adaptive")
 _LENGTHS = ("predict", "length_margin")
-_TYPES = ("thresholds", "segments")
+_TYPES = ("thresholds", "segments", "rates", "lengths", "step_time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
         "nested_wait": AdmissionRow(
             _nested_wait,
             "who fits with what those inside will come to, by the lengths that others reached",
-            (*_TYPES, "rates", "delta", "strict"),
+            (*_TYPES, "delta", "strict"),
         ),
         "off": AdmissionRow(lambda _: Off(), "what the engine does by itself", in_order=True),
         "wait": AdmissionRow(
@@ -116,9 +121,11 @@ def read_admission(mapping: Mapping[str, object]) -> AdmissionSettings:
         AdmissionError: no such policy, a key that it has not, or a value that cannot be used.
     """
     policy = mapping.get("policy", DEFAULT)
-    if policy not in ADMISSIONS:
-        raise unknown("policy", str(policy), list(ADMISSIONS))
-    keys = ("policy", *ADMISSIONS[str(policy)].keys)
+    if not isinstance(policy, str) or policy not in ADMISSIONS:
+        raise AdmissionError(
+            f"there is no policy {policy!r}; {known_names(str(policy), list(ADMISSIONS))}"
+        )
+    keys = ("policy", *ADMISSIONS[policy].keys)
     return settings_from({"policy": policy, **mapping}, keys)
 
 

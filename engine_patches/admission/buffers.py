@@ -87,7 +87,7 @@ def nested_memory(
         delta: for all steps and segments together.
     """
     batch = combined(thresholds, [segment.everywhere for segment in segments])
-    events = (len(segments) - 1) * steps / delta
+    odds = math.log(max(1, len(segments) - 1) * steps) - math.log(delta)
     queue_tokens = buffer_tokens = 0.0
     for (before, after), (earlier, segment) in zip(
         pairwise(thresholds), pairwise(segments), strict=True
@@ -95,7 +95,7 @@ def nested_memory(
         held_tokens = segment.prompt_tokens + earlier.last_stage
         theta = decay_rate(before, after, earlier.passing)
         queue_tokens += held_tokens * after
-        buffer_tokens += held_tokens * math.log(events) / theta if theta else math.inf
+        buffer_tokens += held_tokens * odds / theta if theta else math.inf
     return NestedMemory(batch.kv_tokens, queue_tokens, buffer_tokens)
 
 

@@ -82,45 +82,48 @@ class Completions:
 
     def highest_blocks(self) -> int:
         """The most that is held at any end."""
-        return int(self._columns()[_HELD].max(initial=0))
+        return int(self._row(_HELD).max(initial=0))
 
     def held_blocks(self, step: int) -> int:
         """By all of them, in a step before which none has ended."""
-        return int(np.add.reduce(self._blocks(self._columns()[_OFFSETS], step)))
+        return int(np.add.reduce(self._blocks(self._row(_OFFSETS), step)))
 
     def surpassed(self, step: int) -> list[Ticket]:
         """Those that were taken to have ended before a step."""
         return self._tickets[: bisect_left(self._ends, step)]
 
-    def _columns(self) -> Ints:
-        """Shape (3, n): offset, end and blocks held at that end, the first to end first."""
-        return self._table[:, self._start : self._start + len(self._ends)]
+    def _row(self, row: int, first: int = 0, until: int | None = None) -> Ints:
+        """Offset, end, or blocks held at that end, of some, the first to end first."""
+        last = len(self._ends) if until is None else until
+        return self._table[row, self._start + first : self._start + last]
 
     def _add(self, ticket: Ticket, offset: int, limit_blocks: int | None = None) -> bool:
         end = self._end(ticket, offset)
         place = bisect_right(self._ends, end)
         alive = bisect_left(self._ends, end, hi=place)
-        offsets, ends, held = self._columns()
-        at_end = int(np.add.reduce(self._blocks(offsets[alive:], end)))
+        at_end = int(np.add.reduce(self._blocks(self._row(_OFFSETS, alive), end)))
         at_end += -(-(offset + end) // self._block_tokens)
-        blocks = self._blocks(ends[:place], offset)
-        if limit_blocks is not None:
-            later = held.copy()
-            later[:place] += blocks
-            if at_end > limit_blocks or self._over(limit_blocks, ends, later):
-                return False
-        held[:place] += blocks
+        before = self._row(_HELD, until=place)
+        grown = before + self._blocks(self._row(_ENDS, until=place), offset)
+        if limit_blocks is not None and (
+            at_end > limit_blocks
+            or self._over(limit_blocks, grown)
+            or self._over(limit_blocks, self._row(_HELD, place), place)
+        ):
+            return False
+        before[:] = grown
         self._open(place)
         self._table[:, self._start + place] = offset, end, at_end
         self._ends.insert(place, end)
         self._tickets.insert(place, ticket)
         return True
 
-    def _over(self, limit_blocks: int, ends: Ints, held: Ints) -> bool:
+    def _over(self, limit_blocks: int, held: Ints, first: int = 0) -> bool:
+        """Whether more than the limit is held at any of some ends, which begin at the first."""
         fullest = int(held.argmax()) if len(held) else -1
         if fullest < 0 or held[fullest] <= limit_blocks:
             return False
-        self._fullest = int(ends[fullest])
+        self._fullest = self._ends[first + fullest]
         return True
 
     def _remove(self, ticket: Ticket, offset: int) -> None:
@@ -128,15 +131,15 @@ class Completions:
         first = bisect_left(self._ends, end)
         until = bisect_right(self._ends, end, lo=first)
         if until > 1:
-            _, ends, held = self._columns()
-            held[:until] -= self._blocks(ends[:until], offset)
+            held = self._row(_HELD, until=until)
+            held -= self._blocks(self._row(_ENDS, until=until), offset)
         self._close(self._tickets.index(ticket, first))
 
     def _open(self, place: int) -> None:
         """Make room for a column."""
         count = len(self._ends)
         if self._start + count == self._table.shape[1]:
-            columns = self._columns()
+            columns = self._table[:, self._start : self._start + count]
             self._table = np.zeros((3, 2 * count + 64), dtype=np.int64)
             self._table[:, :count] = columns
             self._start = 0

@@ -36,7 +36,6 @@ class Ticket:
             included; given by the ledger, and new when the request surpasses it.
         serial: its place in the order of arrival, given by the ledger.
         generated_tokens: while it waits, output tokens that it had before it lost its slot.
-        preemptions: how often it has lost its slot.
         late_steps: steps at most in which its prompt is computed and it does not grow, still to
             come, as its policy sees it.
         offset_tokens: while it runs, its size less the ledger's steps.
@@ -52,7 +51,6 @@ class Ticket:
     predicted_tokens: int = 0
     serial: int = 0
     generated_tokens: int = 0
-    preemptions: int = 0
     late_steps: int = 0
     offset_tokens: int = 0
     place: tuple[Key, int] = field(default=((), 0), init=False, repr=False)
@@ -223,7 +221,6 @@ class Ledger:
         """A running request lost its memory and waits again."""
         ticket = self._stop_running(id_)
         ticket.generated_tokens = self.generated_tokens(ticket) if keeps_tokens else 0
-        ticket.preemptions += 1
         self.preempted_total += 1
         self._predict(ticket, ticket.generated_tokens)
         self._wait(ticket)

@@ -5,15 +5,20 @@ the next. As printed (``strict.py``), requests wait before a segment until n_k o
 memory must hold full batches of every stage: at usual rates, where about one request arrives in a
 step, ten to a hundred times M*. Here requests that run always go on, n_1 enter in a step at most,
 and a request enters if then those inside will fit with their safety buffer (``outlook.py``).
+
+The buffer goes with the square root of the number of requests that the memory holds. Of a few it
+asks about as much as if all went on; there a larger delta suits better.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from engine_patches.admission.ledger import Key, Ledger, Memory, Ticket, engine_order
 from engine_patches.admission.outlook import Outlook
 from engine_patches.admission.passing import Passing
 from engine_patches.admission.policy import Verdict
-from engine_patches.admission.wait import Rates, StepTime
+from engine_patches.admission.wait import Pace
 
 # An outlook costs more than a step may; so it serves several, as long as few have left.
 _OUTLOOK_STEPS = 8
@@ -36,29 +41,27 @@ class NestedWait:
         self.lengths = passing
         self._entries = entries
         self._delta = delta
-        self._step_time = StepTime()
-        self._rates = Rates()
-        self._outlook: Outlook | None = None
-        self._made_at = (0, 0)
+        self._pace = Pace()
+        self._last: _Look | None = None
+        self._asked: _Look | None = None
 
     def key(self, ticket: Ticket) -> Key:
         """As the engine."""
         return engine_order(ticket)
 
-    def threshold(self) -> int:
-        """n_1, the least whole number for which (12) holds: n_1 / lambda > a step."""
-        if self._entries is not None:
-            return self._entries
-        return 1 + int(self._rates.per_s(0) * self._step_time.mean_s)
+    def threshold(self, ledger: Ledger) -> int:
+        """n_1, at which (12) holds, n_1 / lambda > a step, and what has piled up drains."""
+        return self._entries or self._pace.entries(ledger.arrivals)
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         """In the engine's order, up to the first that will not surely fit."""
-        self._step_time.see(ledger, now_s)
-        self._rates.see({0: sum(ledger.arrivals.values())}, now_s)
-        most = min(memory.slots_free, self.threshold())
+        self._pace.see(ledger, now_s)
+        most = min(memory.slots_free, self.threshold(ledger))
         if not ledger.waiting or most <= 0:
             return Verdict(())
-        outlook = self._looked(ledger, memory)
+        self._last = look = self._looked(self._last, ledger, memory, ledger.waiting[0])
+        outlook = look.outlook
+        outlook.settle(ledger.by_id())
         now = memory.room(memory.capacity_tokens)
         admitted: list[Ticket] = []
         for ticket in ledger.waiting[:most]:
@@ -72,21 +75,44 @@ class NestedWait:
         return Verdict(admitted)
 
     def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
-        """What the last outlook leaves; in an empty engine, all."""
-        now = memory.room(memory.capacity_tokens)
-        if not ledger.running or self._outlook is None:
-            return now
-        return min(now, self._outlook.room)
+        """What is left for those inside to come to; in an empty engine, all.
 
-    def _looked(self, ledger: Ledger, memory: Memory) -> Outlook:
-        steps, left = self._made_at
-        gone = ledger.entered_total - len(ledger.running)
-        worn = gone - left > _OUTLOOK_ENDS * len(ledger.running)
-        if self._outlook is None or worn or ledger.steps - steps >= _OUTLOOK_STEPS:
-            head = ledger.waiting[0]
-            self._outlook = Outlook(self.lengths, ledger, memory, self._delta, head)
-            self._made_at = (ledger.steps, gone)
-        return self._outlook
+        While nobody waits nothing is decided, and the last outlook wears. Then this takes one of
+        its own: whether anybody asks must not change who enters.
+        """
+        now = memory.room(memory.capacity_tokens)
+        if not ledger.running or self._last is None:
+            return now
+        look = self._last
+        if look.worn(ledger):
+            latest = next(reversed(ledger.running.values()))
+            self._asked = look = self._looked(self._asked, ledger, memory, latest)
+        return min(now, look.outlook.room)
+
+    def _looked(self, last: _Look | None, ledger: Ledger, memory: Memory, like: Ticket) -> _Look:
+        if last is not None and not last.worn(ledger):
+            return last
+        outlook = Outlook(self.lengths, ledger, memory, self._delta, like)
+        return _Look(outlook, ledger.steps, _gone(ledger))
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """An outlook, and when it was taken: the step, and those who had left by then."""
+
+    outlook: Outlook
+    step: int
+    gone: int
+
+    def worn(self, ledger: Ledger) -> bool:
+        """Whether it is too old, or too many have left."""
+        left = _gone(ledger) - self.gone
+        old = ledger.steps - self.step >= _OUTLOOK_STEPS
+        return old or left > _OUTLOOK_ENDS * len(ledger.running)
+
+
+def _gone(ledger: Ledger) -> int:
+    return ledger.entered_total - len(ledger.running)
 
 
 def _fits(outlook: Outlook, ticket: Ticket, tokens: int) -> bool:

@@ -9,7 +9,7 @@ in tokens; theta is chosen so that level and buffer are about least together, an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 
@@ -36,25 +36,24 @@ class Outlook:
     def __init__(
         self, passing: Passing, ledger: Ledger, memory: Memory, delta: float, next_: Ticket
     ) -> None:
-        self._passing = passing
         self._odds = -math.log(delta)
         self._cap_tokens = max(t.cap_tokens for t in (next_, *ledger.running.values()))
         last = (self._cap_tokens - 1).bit_length()
         self._steps = np.array([0.0, *(2.0**k for k in range(last))])
         counts, ages, sizes = _by_segment(passing.segments, ledger)
-        passing.refresh(counts[::-1].cumsum()[-2::-1])
+        self._curve = passing.curve(counts[::-1].cumsum()[-2::-1])
         self._new: Floats = self._alive(np.zeros(1))[0]
         divisor = np.maximum(counts, 1.0)
         alive = self._alive(ages / divisor)
         tokens = (sizes / divisor)[:, None] + self._steps
         self._theta = self._chosen(counts @ (alive * (1 - alive) * tokens**2), tokens, next_)
-        needed = counts @ _level(alive, self._theta * tokens)
-        needed[1:] += self._odds  # now nothing is uncertain
+        needed = counts @ _level(alive, self._theta * tokens) + self._odds
         left = memory.capacity_tokens - (memory.used_tokens - sizes.sum())
         self._free = left - needed / self._theta
         self._sure = left - counts @ tokens
         self._free[counts @ alive + self._new <= delta] = np.inf  # nobody will be there
         self._room: int | None = None
+        self._taken: dict[str, tuple[Floats, Floats]] = {}
 
     @property
     def room(self) -> int:
@@ -68,12 +67,23 @@ class Outlook:
         return self._room_for(self._alive_from(generated_tokens))
 
     def take(self, ticket: Ticket, tokens: int) -> None:
-        """It enters with so many tokens."""
+        """It may enter with so many tokens."""
         alive = self._alive_from(ticket.generated_tokens)
         grown = tokens + self._steps
-        self._free -= _level(alive, self._theta * grown) / self._theta
+        level = _level(alive, self._theta * grown) / self._theta
+        self._free -= level
         self._sure -= grown
         self._room = None
+        self._taken[ticket.id] = level, grown
+
+    def settle(self, waiting: Container[str]) -> None:
+        """Give back what those took that have not entered."""
+        for id_, (level, grown) in self._taken.items():
+            if id_ in waiting:
+                self._free += level
+                self._sure += grown
+                self._room = None
+        self._taken.clear()
 
     def _room_for(self, alive: Floats) -> int:
         # The inverse of ln(1 - q + q e^(theta z)) / theta, which one takes that has z tokens.
@@ -90,7 +100,7 @@ class Outlook:
     def _alive(self, ages: Floats) -> Floats:
         """Shares q of those of some ages that still run; shape (ages, steps)."""
         then = ages[:, None] + self._steps
-        log_alive = self._passing.log_alive(then)
+        log_alive = self._curve.log_alive(then)
         alive = np.maximum(np.exp(log_alive - log_alive[:, :1]), _TINY)
         alive[then >= self._cap_tokens] = _TINY
         return alive

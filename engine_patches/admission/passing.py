@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +26,23 @@ _LEAST_SHARE = 1e-9
 _FAR = 10**7
 
 
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """How far requests come.
+
+    Attributes:
+        ends: of the segments, ascending from 0; the last is beyond all lengths.
+        falls: ln of the share of all requests that get as far as each.
+    """
+
+    ends: Floats
+    falls: Floats
+
+    def log_alive(self, generated_tokens: Floats) -> Floats:
+        """Ln of the share of all requests that get as far; within a segment they end evenly."""
+        return np.interp(generated_tokens, self.ends, self.falls)
+
+
 class Passing:
     """The shares p_k, and the lengths that a ledger asks for: caps, since none are predicted.
 
@@ -40,8 +58,6 @@ class Passing:
         self._ended = np.zeros(len(segments))
         self._passed = np.zeros(len(segments))
         self._ends = np.array([0.0, *segments, _FAR])
-        self._falls = np.zeros(len(self._ends))
-        self.refresh(np.zeros(len(segments)))
 
     def predict(self, ticket: Ticket, generated_tokens: int) -> int:
         """The cap."""
@@ -68,27 +84,25 @@ class Passing:
         if place < len(self._ended):
             self._ended[place] += 1
 
-    def refresh(self, running_beyond: Floats) -> None:
-        """See who runs: those beyond a segment have passed it.
+    def curve(self, running_beyond: Floats) -> Curve:
+        """How far requests come, as far as is known; those that run beyond a segment passed it.
 
         Args:
             running_beyond: of each segment but the last, shape (segments,).
         """
         shares = np.array(self._given) if self._given else self._learned(running_beyond)
-        falls = np.log(np.maximum(shares, _LEAST_SHARE))
-        self._falls[1:-1] = falls.cumsum()
+        steepness = np.log(np.maximum(shares, _LEAST_SHARE))
+        falls = np.zeros(len(self._ends))
+        falls[1:-1] = steepness.cumsum()
         # Beyond the last end as within the segment before it.
         width = self._ends[-2] - self._ends[-3]
-        self._falls[-1] = self._falls[-2] + falls[-1] / width * (_FAR - self._ends[-2])
+        falls[-1] = falls[-2] + steepness[-1] / width * (_FAR - self._ends[-2])
+        return Curve(self._ends, falls)
 
     def _learned(self, running_beyond: Floats) -> Floats:
         passed = self._passed + running_beyond
         shares: Floats = (passed + _PRIOR * _PRIOR_SHARE) / (passed + self._ended + _PRIOR)
         return shares
-
-    def log_alive(self, generated_tokens: Floats) -> Floats:
-        """Ln of the share of all requests that get as far; within a segment they end evenly."""
-        return np.interp(generated_tokens, self._ends, self._falls)
 
 
 def passing_of(settings: AdmissionSettings) -> Passing:

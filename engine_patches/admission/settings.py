@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from itertools import accumulate, pairwise
 
-from engine_patches.admission.fluid import StepCost
-from engine_patches.admission.thresholds import Segment, least_nested, nested_conditions
+from engine_patches.admission.fluid import Flow, StepCost
+from engine_patches.admission.thresholds import segments_of
+from engine_patches.admission.validity import Validity, nested_validity, wait_validity
 
 MAX_HOLD_S = 1.0
 QUANTILE = "quantile:"
+
+# With which sums stay exact, and lengths below where the last segment is taken to end.
+_MOST_TOKENS = 1_000_000
+_RATES = (1e-9, 1e9)
+_MOST_STEP_S = 1e9
 
 
 class AdmissionError(Exception):
@@ -37,10 +44,17 @@ class AdmissionSettings:
         segments: output lengths that part the types, ascending; none: requests say their types.
         hold_s: how long a type may be held until n_j of it wait.
         strict: as printed, requests that run pause; for simulated engines.
-        rates: requests per second, or their proportions, that end in each segment; none: measured.
+        rates: requests per second of each type, or that end in each segment; none: measured.
+            Without ``step_time`` their proportions are enough.
+        lengths: of these, prompt and output tokens on average, to check thresholds with.
+        step_time: d0, d1, and perhaps seconds per request and per prompt token, to check
+            thresholds with.
         delta: probability with which those inside may come to need more memory than there is.
         alpha: share of KV memory that is protected from new requests.
         beta: probability with which a request is cleared when the memory overflows.
+
+    Thresholds that miss (11), (12) or (16) for the rates, lengths and step time that are told are
+    refused; those on the edge, as the paper prints some, are warned of.
 
     Raises:
         AdmissionError: a value is out of its range.
@@ -59,6 +73,8 @@ class AdmissionSettings:
     hold_s: float = 0.0
     strict: bool = False
     rates: tuple[float, ...] = ()
+    lengths: tuple[tuple[int, int], ...] = ()
+    step_time: tuple[float, ...] = ()
     delta: float = 0.1
     alpha: float = 0.2
     beta: float = 0.2
@@ -77,11 +93,11 @@ class AdmissionSettings:
         for name in ("thresholds", "segments"):
             _check_counts(name, getattr(self, name))
         _check_types(self.thresholds, self.segments)
-        _check_rates(self.rates, self.segments)
-        if self.rates and self.thresholds:
-            _check_ratios(self.thresholds, self.segments, self.rates)
+        _check_flows(self)
         if self.strict:
             _check_strict(self)
+        if self.rates and self.thresholds:
+            _check_valid(_nested(self) if self.policy == "nested_wait" else _wait(self))
 
     def quantile(self) -> float | None:
         """Q of ``quantile:Q``; None where lengths come from elsewhere.
@@ -116,7 +132,8 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 
 def _check_range(name: str, value: object, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    is_nan = isinstance(value, float) and math.isnan(value)  # whole ones may be too large to ask
+    if isinstance(value, bool) or not isinstance(value, int | float) or is_nan:
         raise AdmissionError(f"{name} must be a number, got {value!r}")
     if not least <= value <= most:
         nearest = min(max(value, least), most)
@@ -129,8 +146,10 @@ def _check_counts(name: str, values: object) -> None:
     if not isinstance(values, tuple):
         raise AdmissionError(f"{name} must be a list of whole numbers, got {values!r}")
     for value in values:
-        if type(value) is not int or value < 1:
-            raise AdmissionError(f"{name} must be whole numbers from 1 up, got {value!r}")
+        if type(value) is not int or not 1 <= value <= _MOST_TOKENS:
+            raise AdmissionError(
+                f"{name} must be whole numbers from 1 to {_MOST_TOKENS}, got {value!r}"
+            )
 
 
 def _check_types(thresholds: Sequence[int], segments: Sequence[int]) -> None:
@@ -145,17 +164,64 @@ def _check_types(thresholds: Sequence[int], segments: Sequence[int]) -> None:
         )
 
 
-def _check_rates(rates: object, segments: Sequence[int]) -> None:
-    if not isinstance(rates, tuple):
-        raise AdmissionError(f"rates must be a list of numbers, got {rates!r}")
-    for rate in rates:
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-            raise AdmissionError(f"rates must be numbers above 0, got {rate!r}")
-    if rates and (not segments or len(rates) != len(segments) + 1):
+def _check_flows(settings: AdmissionSettings) -> None:
+    """What is told of the requests that are expected, and of the engine's steps."""
+    rates, lengths, step_time = settings.rates, settings.lengths, settings.step_time
+    _check_numbers("rates", rates, _RATES)
+    _check_numbers("step_time", step_time, (0.0, _MOST_STEP_S))
+    if not isinstance(lengths, tuple) or not all(map(_is_length, lengths)):
+        raise AdmissionError(
+            "lengths must be a list of [prompt, output] tokens, whole numbers from 1 to "
+            f"{_MOST_TOKENS}, got {lengths!r}"
+        )
+    if step_time and not (2 <= len(step_time) <= 4 and step_time[0] > 0):
+        raise AdmissionError(
+            f"step_time must be [d0, d1], seconds a step and per KV token, or these and seconds "
+            f"per request and per prompt token, d0 above 0; got {list(step_time)}"
+        )
+    nested = settings.policy == "nested_wait"
+    if rates and (settings.segments or nested):
+        _check_segments(rates, lengths, settings.segments)
+    told = (lengths, step_time) if nested else (rates, lengths, step_time)
+    if any(told) and not all((*told, settings.thresholds)):
+        names = "lengths and step_time" if nested else "rates, lengths and step_time"
+        raise AdmissionError(f"{names} check thresholds: give all of these, or none")
+    if lengths and len(lengths) != len(rates):
+        raise AdmissionError(f"{len(lengths)} lengths for {len(rates)} rates: give one for each")
+
+
+def _check_segments(
+    rates: Sequence[float], lengths: Sequence[tuple[int, int]], segments: Sequence[int]
+) -> None:
+    if not segments or len(rates) != len(segments) + 1:
         raise AdmissionError(
             f"rates: {len(rates)} of them, and segments {list(segments)}: give segments, and a "
             "rate for each and for what lies beyond the last"
         )
+    bounds = pairwise((0, *segments, math.inf))
+    for (_, output), (above, last) in zip(lengths, bounds, strict=False):
+        if not above < output <= last:
+            raise AdmissionError(
+                f"lengths: {output} output tokens are not above {above} and up to {last}, where "
+                "their segment is"
+            )
+
+
+def _check_numbers(name: str, values: object, bounds: tuple[float, float]) -> None:
+    if not isinstance(values, tuple):
+        raise AdmissionError(f"{name} must be a list of numbers, got {values!r}")
+    for value in values:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not bounds[0] <= value <= bounds[1]:
+            raise AdmissionError(
+                f"{name} must be numbers from {bounds[0]:g} to {bounds[1]:g}, got {value!r}"
+            )
+
+
+def _is_length(value: object) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    return all(type(tokens) is int and 1 <= tokens <= _MOST_TOKENS for tokens in value)
 
 
 def passing_shares(rates: Sequence[float]) -> list[float]:
@@ -164,22 +230,43 @@ def passing_shares(rates: Sequence[float]) -> list[float]:
     return [after / before for before, after in pairwise(tails)]
 
 
-def _check_ratios(
-    thresholds: Sequence[int], lengths: Sequence[int], rates: Sequence[float]
-) -> None:
-    """(12), but for n_1: whether that is enough for a step's arrivals, only the engine can tell."""
-    bounds = pairwise((0, *lengths, lengths[-1] + 1))
-    segments = [
-        Segment(first, end - 1, sum(rates), share, 1.0)
-        for (first, end), share in zip(bounds, (*passing_shares(rates), 0.0), strict=True)
-    ]
-    no_time = StepCost(0.0)
-    if not all(each.holds for each in nested_conditions(thresholds, segments, no_time)):
+def _wait(settings: AdmissionSettings) -> Validity:
+    """(11)."""
+    flows, given = _flows(settings), settings.thresholds
+    if len(given) > len(flows):
         raise AdmissionError(
-            f"thresholds {list(thresholds)}: each must be above the one before times the share of "
-            "requests that passes to its segment, (12); the nearest are "
-            f"{list(least_nested(segments, no_time, thresholds) or ())}"
+            f"{len(given)} thresholds for {len(flows)} rates: the nearest is "
+            f"{list(given[: len(flows)])}"
         )
+    each = [*given, *[given[-1]] * (len(flows) - len(given))]
+    return wait_validity(each, flows, StepCost(*settings.step_time))
+
+
+def _nested(settings: AdmissionSettings) -> Validity:
+    """(12) or (16); without a step's time but for n_1."""
+    segments = settings.segments
+    flows = _flows(settings) or [
+        Flow(rate, 1.0, output - 1)
+        for rate, output in zip(settings.rates, (*segments, segments[-1] + 1), strict=True)
+    ]
+    last_stages = [*(end - 1 for end in segments), flows[-1].decode_steps]
+    cost = StepCost(*settings.step_time or (0.0,))
+    return nested_validity(settings.thresholds, segments_of(flows, last_stages), cost)
+
+
+def _flows(settings: AdmissionSettings) -> list[Flow]:
+    """The types, as far as their lengths are told."""
+    return [
+        Flow(rate, prompt, output - 1)
+        for rate, (prompt, output) in zip(settings.rates, settings.lengths, strict=False)
+    ]
+
+
+def _check_valid(found: Validity) -> None:
+    if found.on_edge:
+        warnings.warn(str(found), stacklevel=2)
+    elif found.missed:
+        raise AdmissionError(str(found))
 
 
 def _check_strict(settings: AdmissionSettings) -> None:
@@ -191,11 +278,11 @@ def _check_strict(settings: AdmissionSettings) -> None:
             )
 
 
-def unknown(what: str, given: str, known: Sequence[str]) -> AdmissionError:
-    """The error for a name that is none of those known."""
-    nearest = get_close_matches(given, known, n=1)
+def known_names(given: str, known: Sequence[str]) -> str:
+    """The end of an error: those that there are, and the one that may have been meant."""
+    nearest = get_close_matches(given.lower(), known, n=1)
     meant = f"; did you mean {nearest[0]}?" if nearest else ""
-    return AdmissionError(f"{what} {given!r} is not known: {', '.join(known)}{meant}")
+    return f"known: {', '.join(known)}{meant}"
 
 
 def settings_from(mapping: Mapping[str, object], keys: Sequence[str]) -> AdmissionSettings:
@@ -208,6 +295,12 @@ def settings_from(mapping: Mapping[str, object], keys: Sequence[str]) -> Admissi
     values: dict[str, object] = {}
     for name, value in mapping.items():
         if name not in keys:
-            raise unknown(f"key of {mapping['policy']}", str(name), keys)
-        values[name] = tuple(value) if isinstance(value, list) else value
+            raise AdmissionError(
+                f"{mapping['policy']} has no key {name!r}; {known_names(str(name), keys)}"
+            )
+        values[name] = _frozen(value)
     return AdmissionSettings(**values)  # type: ignore[arg-type]
+
+
+def _frozen(value: object) -> object:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value

@@ -11,13 +11,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import le
 
 from engine_patches.admission.fluid import Batch, Flow, StepCost, combined
 
 # Ratios of printed integers that are meant to be equal.
 _SAME = 1e-9
-# With a load so near to 1 that it takes more, thresholds are least but for a thousandth.
+# With a load so near to 1 that it takes more, thresholds are least but for a hundredth.
 _EXACT_ROUNDS = 2000
+_EXACT_WORK = 50_000
+_STRIDE = 1.01
 
 Thresholds = tuple[int, ...]
 
@@ -113,6 +116,9 @@ class Condition:
         """Strictly."""
         return self.value < self.limit and not self.edge
 
+    def __str__(self) -> str:
+        return f"{self.what}: {self.value:.6g} against {self.limit:.6g}"
+
 
 def wait_conditions(
     thresholds: Sequence[float], flows: Sequence[Flow], cost: StepCost
@@ -151,15 +157,13 @@ def least_wait(
         None: there are none, since the flows are unstable.
     """
     columns = [flow.everywhere for flow in flows]
+    least = tuple(at_least or [1] * len(flows))
 
-    def raised(thresholds: Thresholds) -> Thresholds:
-        step_s = cost.step_s(combined(thresholds, columns))
-        return tuple(
-            max(n, _above(flow.rate * step_s)) for n, flow in zip(thresholds, flows, strict=True)
-        )
+    def needed(step_s: float) -> Thresholds:
+        return tuple(max(n, _above(f.rate * step_s)) for n, f in zip(least, flows, strict=True))
 
     load = cost.of(combined([flow.rate for flow in flows], columns))
-    return _settled(raised, tuple(at_least or [1] * len(flows)), load)
+    return _settled(needed, columns, cost, load)
 
 
 def least_nested(
@@ -180,13 +184,12 @@ def least_nested(
         None: there are none, with such a slack.
     """
     columns = [segment.everywhere for segment in segments]
+    least = tuple(at_least or [1] * len(segments))
     shares = _shares(segments, slack)
 
-    def raised(thresholds: Thresholds) -> Thresholds:
-        step_s = cost.step_s(combined(thresholds, columns))
-        entering = max(thresholds[0], _above(segments[0].rate * step_s))
-        found = [entering]
-        for n, segment, share in zip(thresholds[1:], segments, shares, strict=False):
+    def needed(step_s: float) -> Thresholds:
+        found = [max(least[0], _above(segments[0].rate * step_s))]
+        for n, segment, share in zip(least[1:], segments, shares, strict=False):
             wanted = max(_above(segment.passing * found[-1]), math.ceil(share * found[-1] - _SAME))
             found.append(max(n, wanted))
         return tuple(found)
@@ -195,7 +198,7 @@ def least_nested(
     for share in shares:
         sizes.append(share * sizes[-1])
     load = cost.of(combined(sizes, columns))
-    return _settled(raised, tuple(at_least or [1] * len(segments)), load)
+    return _settled(needed, columns, cost, load)
 
 
 def _shares(segments: Sequence[Segment], slack: float) -> list[float]:
@@ -210,13 +213,20 @@ def _above(value: float) -> int:
 
 
 def _settled(
-    raised: Callable[[Thresholds], Thresholds], thresholds: Thresholds, load: float
+    needed: Callable[[float], Thresholds], columns: Sequence[Batch], cost: StepCost, load: float
 ) -> Thresholds | None:
-    """The least fixed point of a monotone map; there is one if the load is below 1."""
-    if load >= 1:
+    """What is needed in steps that are as long as it makes them, the least of it.
+
+    There is some if the load is below 1, also when each threshold is taken for a little more.
+    """
+    if load * (1 + _SAME) ** len(columns) >= 1:
         return None
-    rounds = 0
-    while (higher := raised(thresholds)) != thresholds:
+    exact_rounds = min(_EXACT_ROUNDS, _EXACT_WORK // len(columns))
+    step_s, rounds = cost.base_s, 0
+    while True:
+        thresholds = needed(step_s)
+        then_s = cost.step_s(combined(thresholds, columns))
+        if all(map(le, needed(then_s), thresholds)):
+            return thresholds
         rounds += 1
-        thresholds = higher if rounds < _EXACT_ROUNDS else tuple(n - -n // 1000 for n in higher)
-    return thresholds
+        step_s = then_s if rounds < exact_rounds else max(then_s, step_s * _STRIDE)

@@ -13,7 +13,7 @@ higher, so that it drains no slower once arrivals cease. Memory is kept as by ``
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from engine_patches.admission.headroom import Reserve, admit_below
 from engine_patches.admission.ledger import Key, Ledger, Lengths, Memory, Ticket, engine_order
@@ -66,10 +66,35 @@ class Rates:
             self._counted[kind] = count
             self._faded[kind] = self._faded.get(kind, 0.0) * fade + new
 
-    def per_s(self, kind: int) -> float:
-        """Of one type; before a second has been seen, as if nothing happened in the rest of it."""
+    def per_s(self, kinds: Iterable[int]) -> float:
+        """Of some types; before a second has been seen, as if nothing happened in its rest."""
         seen_s = max(1.0, self._at_s - (self._since_s or 0.0))
-        return self._faded.get(kind, 0.0) / -math.expm1(-seen_s / RATE_MEMORY_S) / RATE_MEMORY_S
+        faded = math.fsum(self._faded.get(kind, 0.0) for kind in kinds)
+        return faded / -math.expm1(-seen_s / RATE_MEMORY_S) / RATE_MEMORY_S
+
+
+class Pace:
+    """How many may enter in a step so that it takes up its arrivals, and what has piled up drains.
+
+    That is the least integer above rate * seconds of a step. The rate is that of ends where it is
+    higher than that of arrivals.
+    """
+
+    def __init__(self) -> None:
+        self._step_time = StepTime()
+        self._arrivals = Rates()
+        self._ends = Rates()
+
+    def see(self, ledger: Ledger, now_s: float) -> None:
+        """A step is about to be scheduled."""
+        self._step_time.see(ledger, now_s)
+        self._arrivals.see(ledger.arrivals, now_s)
+        self._ends.see(ledger.ended, now_s)
+
+    def entries(self, kinds: Iterable[int]) -> int:
+        """Of these types together."""
+        arrivals, ends = self._arrivals.per_s(kinds), self._ends.per_s(kinds)
+        return 1 + int(max(arrivals, ends) * self._step_time.mean_s)
 
 
 class Wait:
@@ -96,9 +121,7 @@ class Wait:
         self._reserve = reserve
         self._thresholds = tuple(thresholds)
         self._hold_s = hold_s
-        self._step_time = StepTime()
-        self._arrivals = Rates()
-        self._ends = Rates()
+        self._pace = Pace()
 
     def key(self, ticket: Ticket) -> Key:
         """As the engine."""
@@ -108,14 +131,11 @@ class Wait:
         """n_j."""
         if self._thresholds:
             return self._thresholds[min(kind, len(self._thresholds) - 1)]
-        rate = max(self._arrivals.per_s(kind), self._ends.per_s(kind))
-        return 1 + int(rate * self._step_time.mean_s)
+        return self._pace.entries((kind,))
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         """As many of each type as its threshold and the memory allow."""
-        self._step_time.see(ledger, now_s)
-        self._arrivals.see(ledger.arrivals, now_s)
-        self._ends.see(ledger.ended, now_s)
+        self._pace.see(ledger, now_s)
         quota, wake_s = {}, math.inf
         for kind, waiting in ledger.waiting_kinds.items():
             threshold = self.threshold(kind)

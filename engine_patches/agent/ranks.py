@@ -1,0 +1,64 @@
+"""Whose power an agent tells: the GPUs of each worker, as the user writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+
+class RanksError(Exception):
+    """GPUs or workers that cannot be used; the message says which and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One worker.
+
+    Attributes:
+        worker: its id in the router; "" where its number says whose the power is.
+        gpus: index or UUID of each of its GPUs.
+    """
+
+    worker: str
+    gpus: tuple[str, ...]
+
+
+def read_ranks(gpus: str | None, workers: Sequence[str]) -> tuple[Rank, ...]:
+    """Read ``--gpus`` and ``--ranks-of``.
+
+    Args:
+        gpus: ``GPU[,GPU]...``: without workers, each is a rank of its own, numbered from 0.
+        workers: ``WORKER=GPU[+GPU]...`` each; with ``gpus`` as well, these are the same.
+
+    Raises:
+        RanksError: none of both is given, one has no such form, or they contradict one another.
+    """
+    listed = _names("--gpus", gpus, ",") if gpus is not None else ()
+    if not workers:
+        if not listed:
+            raise RanksError("whose power? Give --gpus 0,1 or --ranks-of WORKER=GPU")
+        return tuple(Rank("", (gpu,)) for gpu in listed)
+    ranks = tuple(map(_rank, workers))
+    names = [rank.worker for rank in ranks]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise RanksError(f"--ranks-of {min(twice)} is given twice: join its GPUs with +")
+    if listed and set(listed) != set(chain.from_iterable(rank.gpus for rank in ranks)):
+        raise RanksError("--gpus and --ranks-of name different GPUs; --ranks-of alone is enough")
+    return ranks
+
+
+def _rank(text: str) -> Rank:
+    worker, _, gpus = text.rpartition("=")
+    if not worker:
+        raise RanksError(f"--ranks-of takes WORKER=GPU[+GPU], as in w0=0+1, got {text!r}")
+    return Rank(worker, _names(f"--ranks-of {worker}", gpus, "+"))
+
+
+def _names(option: str, text: str, separator: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(separator))
+    if not all(names):
+        raise RanksError(f"{option}: {text!r} should be GPUs with {separator!r} between them")
+    if len(set(names)) < len(names):
+        raise RanksError(f"{option}: {text!r} names a GPU twice")
+    return names

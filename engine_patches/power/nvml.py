@@ -1,0 +1,247 @@
+"""Power and energy of the GPUs that one rank runs on, from NVML.
+
+At the start it is also asked how much memory the engine has taken there: see ``memory``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from engine_patches.memory import cross_check
+from engine_patches.power.source import EnergySum, PowerReading
+
+log = logging.getLogger("vllm.evenstep")
+
+RETRY_S = 30.0
+"""How long to wait before a GPU that could not be read is tried again."""
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MODULES = ("pynvml", "vllm.third_party.pynvml")
+_MENDS = {
+    "NVMLError_LibraryNotFound": "there is no NVIDIA driver here: install it, or give the "
+    "container access to the GPUs (NVIDIA_DRIVER_CAPABILITIES with utility)",
+    "NVMLError_DriverNotLoaded": "the NVIDIA driver is not loaded: see what nvidia-smi says",
+    "NVMLError_NoPermission": "the driver refuses permission: let this user read /dev/nvidia*",
+    "NVMLError_NotFound": "there is no such GPU: nvidia-smi -L lists indices and UUIDs",
+    "NVMLError_InvalidArgument": "there is no such GPU: nvidia-smi -L lists indices and UUIDs",
+    "NVMLError_GpuIsLost": "it is lost: see dmesg for its Xid error, and reset it",
+}
+_ABSENT = frozenset({"NVMLError_NotSupported", "NVMLError_FunctionNotFound"})
+# Some hosts show power to everybody, and the counter to few.
+_ABSENT_COUNTER = _ABSENT | {"NVMLError_NoPermission"}
+
+
+class NvmlError(Exception):
+    """NVML does not tell; the message says what and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpus:
+    """A rank's devices, and by UUID the GPUs that these are or are part of: a name and a handle."""
+
+    nvml: Any
+    handles: tuple[Any, ...]
+    whole: Mapping[str, tuple[str, Any]]
+
+
+class Notices:
+    """What is wrong is said once, however many ranks of a host suffer from it."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._parts_said = False
+
+    def begin(self, problem: str) -> None:
+        """Power is unknown."""
+        if problem not in self._said:
+            self._said.add(problem)
+            log.warning("evenstep: power unknown: %s; tried again every %g s", problem, RETRY_S)
+
+    def part(self, device: str) -> None:
+        """A device is part of a GPU."""
+        if not self._parts_said:
+            self._parts_said = True
+            log.warning(
+                "evenstep: %s is part of a GPU: the power told of such parts is the whole GPU's, "
+                "all of its parts together, since NVML knows no other",
+                device,
+            )
+
+    def end(self, problem: str | None, *, known: bool) -> None:
+        """That is not the matter any more; whether power is known again."""
+        if problem in self._said:
+            self._said.remove(problem)
+            if known:
+                log.info("evenstep: power is known again, after: %s", problem)
+
+
+class NvmlSource:
+    """Sums over some GPUs; while one of them cannot be read the sums are unknown.
+
+    Args:
+        devices: index or UUID of each; a MIG device stands for the whole GPU that it is part of,
+            for whose parts NVML tells no power.
+        notices: shared by the sources of a process.
+        load: gets the module ``pynvml``; ImportError where there is none.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        notices: Notices | None = None,
+        load: Callable[[], Any] | None = None,
+    ) -> None:
+        self._devices = tuple(devices)
+        self._notices = notices or Notices()
+        self._load = load or _pynvml
+        self._nvml: Any = None
+        self._gpus: _Gpus | None = None
+        self._energy = EnergySum()
+        self._again_s: float | None = None
+        self._problem: str | None = None
+
+    def read(self, now_s: float) -> PowerReading:
+        """See ``PowerSource``; what is wrong is said once in the log, and tried again later."""
+        if self._again_s is not None and now_s < self._again_s:
+            return self._energy.miss(now_s)
+        try:
+            self._gpus = self._gpus or self._open()
+            told = {uuid: self._told(*gpu) for uuid, gpu in self._gpus.whole.items()}
+        except NvmlError as error:
+            self._lose(now_s, str(error))
+            return self._energy.miss(now_s)
+        self._notices.end(self._problem, known=True)
+        self._again_s = self._problem = None
+        return self._energy.add(now_s, told)
+
+    def cross_check(self, kv_bytes: int, blocks: int) -> tuple[bool, str] | None:
+        """Whether the engine holds a KV cache of this size, and a line for the log.
+
+        Returns:
+            None while the GPUs could not be read.
+
+        Raises:
+            Exception: NVML's, where it cannot tell.
+        """
+        if self._gpus is None:
+            return None
+        return cross_check(self._gpus.nvml, self._gpus.handles, kv_bytes, blocks)
+
+    def _lose(self, now_s: float, problem: str) -> None:
+        self._gpus = None
+        self._again_s = now_s + RETRY_S
+        if problem != self._problem:
+            self._notices.end(self._problem, known=False)
+            self._problem = problem
+            self._notices.begin(problem)
+
+    def _open(self) -> _Gpus:
+        self._close()
+        try:
+            nvml = self._load()
+        except ImportError:
+            raise NvmlError("pynvml is missing: pip install nvidia-ml-py") from None
+        try:
+            nvml.nvmlInit()
+            self._nvml = nvml
+        except nvml.NVMLError as error:
+            raise NvmlError(_mend(error)) from error
+        handles = tuple(self._handle(device) for device in self._devices)
+        whole: dict[str, tuple[str, Any]] = {}
+        for device, handle in zip(self._devices, handles, strict=True):
+            gpu = self._whole(device, handle)
+            whole.setdefault(self._ask(device, "nvmlDeviceGetUUID", gpu), (device, gpu))
+        return _Gpus(nvml, handles, whole)
+
+    def _close(self) -> None:
+        """Let go of a driver that may have been loaded anew since."""
+        if self._nvml is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+            self._nvml = None
+
+    def _handle(self, device: str) -> Any:
+        if device.isdecimal():
+            return self._ask(device, "nvmlDeviceGetHandleByIndex", int(device))
+        return self._ask(device, "nvmlDeviceGetHandleByUUID", device)
+
+    def _whole(self, device: str, handle: Any) -> Any:
+        """The GPU that a MIG device is part of; any other is one itself."""
+        if not device.startswith("MIG-"):
+            return handle
+        self._notices.part(device)
+        return self._ask(device, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
+
+    def _told(self, device: str, gpu: Any) -> PowerReading:
+        counter = "nvmlDeviceGetTotalEnergyConsumption"
+        power_w = self._thousandths(device, "nvmlDeviceGetPowerUsage", gpu, _ABSENT)
+        counter_j = self._thousandths(device, counter, gpu, _ABSENT_COUNTER)
+        if power_w is None and counter_j is None:
+            raise NvmlError(
+                f"GPU {device} has neither a power sensor nor an energy counter to read"
+            )
+        return PowerReading(power_w, counter_j)
+
+    def _thousandths(
+        self, device: str, function: str, gpu: Any, absent: Collection[str]
+    ) -> float | None:
+        """Milliwatts or millijoules in W or J; None where the errors of absence come."""
+        try:
+            return int(self._ask(device, function, gpu)) / 1e3
+        except NvmlError as error:
+            if type(error.__cause__).__name__ in absent:
+                return None
+            raise
+
+    def _ask(self, device: str, function: str, argument: Any) -> Any:
+        """What NVML answers.
+
+        Raises:
+            NvmlError: an error; the message names the device.
+        """
+        try:
+            return getattr(self._nvml, function)(argument)
+        except self._nvml.NVMLError as error:
+            raise NvmlError(f"GPU {device}: {_mend(error)}") from error
+
+
+def _mend(error: Exception) -> str:
+    return _MENDS.get(type(error).__name__, f"NVML says: {error}")
+
+
+def _pynvml() -> Any:
+    """The package nvidia-ml-py, or the copy that vLLM brings along."""
+    for name in _MODULES:
+        with contextlib.suppress(ImportError):
+            return import_module(name)
+    raise ImportError
+
+
+def rank_devices(visible: str | None, gpus: int, local_rank: int) -> tuple[str, ...]:
+    """The GPUs of one data-parallel rank, which vLLM takes in order.
+
+    Args:
+        visible: what ``CUDA_VISIBLE_DEVICES`` says.
+        gpus: how many one rank has.
+        local_rank: number of the rank among those of this machine.
+
+    Returns:
+        Index or UUID of each; fewer where fewer are visible.
+    """
+    first = local_rank * gpus
+    if visible is None:
+        return tuple(str(index) for index in range(first, first + gpus))
+    devices = [name.strip() for name in visible.split(",") if name.strip()]
+    return tuple(devices[first : first + gpus] or devices[:gpus])
+
+
+def open_source(gpus: int, local_rank: int) -> NvmlSource | None:
+    """What knows the power of this rank's GPUs; None where this process may see none."""
+    devices = rank_devices(os.environ.get(_VISIBLE), gpus, local_rank)
+    return NvmlSource(devices) if devices else None

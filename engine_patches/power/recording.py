@@ -1,0 +1,137 @@
+"""A recording of GPUs' power: JSON lines, and the same again as time passes."""
+
+from __future__ import annotations
+
+import logging
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
+
+import msgspec
+
+from engine_patches.power.source import EnergySum, PowerReading
+
+log = logging.getLogger("vllm.evenstep")
+
+
+class RecordingError(Exception):
+    """A recording that cannot be used; the message names the place and the mend."""
+
+
+class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line: what one device told.
+
+    Attributes:
+        time_s: on any clock, the same for all lines.
+        device: index or UUID.
+        power_w: watts; None: it could not be read then.
+        energy_j: its counter; None: it has none, or it could not be read.
+    """
+
+    time_s: float
+    device: str
+    power_w: float | None = None
+    energy_j: float | None = None
+
+
+class Recording:
+    """Samples of some devices.
+
+    Args:
+        samples: those of one device in the order of their times.
+
+    Attributes:
+        begin_s, end_s: first and last time.
+    """
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples: defaultdict[str, list[Sample]] = defaultdict(list)
+        for sample in samples:
+            self._samples[sample.device].append(sample)
+        self.begin_s = min(sample.time_s for sample in samples)
+        self.end_s = max(sample.time_s for sample in samples)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """All that it tells of."""
+        return tuple(self._samples)
+
+    def at(self, device: str, time_s: float) -> PowerReading:
+        """What a device had told last; unknown before its first and after the last of all."""
+        samples = self._samples[device]
+        index = bisect_right(samples, time_s, key=attrgetter("time_s")) - 1
+        if index < 0 or time_s > self.end_s:
+            return PowerReading()
+        return PowerReading(samples[index].power_w, samples[index].energy_j)
+
+
+class RecordingSource:
+    """Plays a recording from its beginning, which is when it is first read.
+
+    Args:
+        recording: what is played.
+        devices: of the rank, out of the recording's.
+    """
+
+    def __init__(self, recording: Recording, devices: Sequence[str]) -> None:
+        self._recording = recording
+        self._devices = tuple(dict.fromkeys(devices))
+        self._energy = EnergySum()
+        self._offset_s: float | None = None
+        self._end_said = False
+
+    def read(self, now_s: float) -> PowerReading:
+        """See ``PowerSource``."""
+        if self._offset_s is None:
+            self._offset_s = self._recording.begin_s - now_s
+        time_s = now_s + self._offset_s
+        if time_s > self._recording.end_s and not self._end_said:
+            self._end_said = True
+            log.warning("evenstep: power unknown: the recording has come to its end")
+        told = {device: self._recording.at(device, time_s) for device in self._devices}
+        return self._energy.add(now_s, told)
+
+
+def read_recording(file: str) -> Recording:
+    """Read JSON lines like ``{"time_s": 0.5, "device": "0", "power_w": 300, "energy_j": 12.5}``.
+
+    Raises:
+        RecordingError: it cannot be read, has no lines or one that is none of these; says which.
+    """
+    try:
+        lines = Path(file).read_bytes().splitlines()
+    except OSError as error:
+        raise RecordingError(f"{file}: {error.strerror}") from None
+    samples: list[Sample] = []
+    last_s: dict[str, float] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            sample = _sample(line, f"{file}, line {number}")
+            if sample.time_s < last_s.get(sample.device, -math.inf):
+                raise RecordingError(
+                    f"{file}, line {number}: time_s goes back for device {sample.device}; "
+                    "each device's lines should be in the order of their times"
+                )
+            last_s[sample.device] = sample.time_s
+            samples.append(sample)
+    if not samples:
+        raise RecordingError(f"{file} is empty; it should have a JSON object a line")
+    return Recording(samples)
+
+
+def _sample(line: bytes, place: str) -> Sample:
+    try:
+        sample = msgspec.json.decode(line, type=Sample)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordingError(
+            f"{place}: {error}; a line is like "
+            '{"time_s": 0.5, "device": "0", "power_w": 300, "energy_j": 12.5}'
+        ) from None
+    for name in ("power_w", "energy_j"):
+        value = getattr(sample, name)
+        if value is not None and value < 0:
+            raise RecordingError(f"{place}: {name} is {value:g}, which should be from 0 up")
+    return sample

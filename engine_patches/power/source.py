@@ -1,0 +1,94 @@
+"""What power and energy are asked of, and how energy is summed so that it never falls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class PowerReading:
+    """What is known at one moment; None where it is unknown.
+
+    Attributes:
+        power_w: watts now.
+        energy_j: joules since the source's start, which never fall.
+    """
+
+    power_w: float | None = None
+    energy_j: float | None = None
+
+
+UNKNOWN = PowerReading()
+
+
+class PowerSource(Protocol):
+    """Something that knows the power of the GPUs of one rank."""
+
+    def read(self, now_s: float) -> PowerReading:
+        """Ask; what cannot be told is unknown, and nothing is raised.
+
+        Args:
+            now_s: seconds on a clock that does not go back.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    now_s: float
+    power_w: float | None
+    counter_j: float | None
+
+
+class EnergySum:
+    """Power and energy of some devices together, from what each of them tells from time to time.
+
+    Energy grows by a device's counter. Where it has none, or the counter has gone back as after a
+    driver's reset, it grows by power over time (trapezoid); a time of which nothing is known
+    adds nothing, but for what a counter that went on shows afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, _Told] = {}
+        self._energy_j = 0.0
+
+    def add(self, now_s: float, told: Mapping[str, PowerReading]) -> PowerReading:
+        """Take in what each device tells now; ``energy_j`` is its counter, from any start.
+
+        Returns:
+            The sum; unknown where one device does not tell.
+        """
+        for device, one in told.items():
+            self._energy_j += self._advance(device, _Told(now_s, one.power_w, one.energy_j))
+        watts = [one.power_w for one in told.values() if one.power_w is not None]
+        known = UNKNOWN not in told.values()
+        return PowerReading(
+            power_w=sum(watts) if len(watts) == len(told) else None,
+            energy_j=self._energy_j if known else None,
+        )
+
+    def miss(self, now_s: float) -> PowerReading:
+        """No device tells anything now."""
+        self.add(now_s, dict.fromkeys(self._last, UNKNOWN))
+        return UNKNOWN
+
+    def _advance(self, device: str, now: _Told) -> float:
+        """Joules since the device's last word."""
+        before = self._last.get(device)
+        if now.power_w is None and now.counter_j is None:
+            # A counter goes on while nobody can read it; watts then say nothing of the gap.
+            now = replace(now, counter_j=None if before is None else before.counter_j)
+        self._last[device] = now
+        return 0.0 if before is None else _joules(before, now)
+
+
+def _joules(before: _Told, now: _Told) -> float:
+    if before.counter_j is not None and now.counter_j is not None:
+        grown_j = now.counter_j - before.counter_j
+        if grown_j >= 0:
+            return grown_j
+    if before.power_w is not None and now.power_w is not None:
+        return (before.power_w + now.power_w) / 2 * max(0.0, now.now_s - before.now_s)
+    return 0.0
