@@ -29,10 +29,51 @@ COMMANDS = {
         "evenstep serve --port 8000 --worker http://127.0.0.1:8001,slots=64 "
         "--worker http://127.0.0.1:8002,slots=64",
     ),
+    "observe": _Command(
+        "router.observe.command:observe",
+        "See what the barrier costs while somebody else balances; routes nothing.",
+        "evenstep observe --worker http://127.0.0.1:8001,snapshots=tcp://127.0.0.1:5600 "
+        "--worker http://127.0.0.1:8002,snapshots=tcp://127.0.0.1:5602 --seconds 60",
+    ),
+    "workers list": _Command(
+        "router.workers_command:list_workers",
+        "List a running router's workers, and how they are.",
+        "evenstep workers list --url http://127.0.0.1:8090",
+    ),
+    "workers add": _Command(
+        "router.workers_command:add",
+        "Add a worker.",
+        "evenstep workers add http://10.0.0.7:8000,slots=64 --url http://127.0.0.1:8090",
+    ),
+    "workers drain": _Command(
+        "router.workers_command:drain",
+        "Give a worker no new requests.",
+        "evenstep workers drain 10.0.0.7:8000 --wait 60 --url http://127.0.0.1:8090",
+    ),
+    "workers undrain": _Command(
+        "router.workers_command:undrain",
+        "Give a drained worker requests again.",
+        "evenstep workers undrain 10.0.0.7:8000 --url http://127.0.0.1:8090",
+    ),
+    "workers remove": _Command(
+        "router.workers_command:remove",
+        "Remove a worker.",
+        "evenstep workers remove 10.0.0.7:8000 --drain --url http://127.0.0.1:8090",
+    ),
     "keygen": _Command(
         "router.keygen_command:keygen",
         "Make a CURVE key pair, for a router or an engine.",
         "evenstep keygen router.key_secret",
+    ),
+    "agent": _Command(
+        "engine_patches.agent.command:agent",
+        "Tell routers the power of GPUs whose engines run without the plug-in.",
+        "evenstep agent --ranks-of 127.0.0.1:8001=0+1 --bind tcp://127.0.0.1:5700",
+    ),
+    "calibrate": _Command(
+        "router.calibrate_command:calibrate",
+        "Power levels of a running router's workers, from what their meters have counted.",
+        "evenstep calibrate --url http://127.0.0.1:8000",
     ),
     "emulate": _Command(
         "loadgen.emulator.command:emulate",
@@ -59,6 +100,16 @@ COMMANDS = {
         "One engine under KV pressure, and who enters it, under one policy.",
         "evenstep simulate admission --policy headroom --scenario chat70b --rate 11 --json -",
     ),
+    "simulate chains": _Command(
+        "loadgen.chains.command:chains",
+        "Requests on chains of unequal servers, under one policy or several.",
+        "evenstep simulate chains --policy jffc,sed,jsq --rate 0.8 --load 0.7 --dispatch instant",
+    ),
+    "diagnose": _Command(
+        "loadgen.diagnose.command:diagnose",
+        "Say whether balancing matters on a running cluster, and what it would win.",
+        "evenstep diagnose --url http://127.0.0.1:8090 --price 0.30",
+    ),
     "tune": _Command(
         "loadgen.simulator.tune_command:tune",
         "Find the best look-ahead and tie weight for a trace by simulation.",
@@ -69,10 +120,20 @@ COMMANDS = {
         "Make one decision of bfio from a file, and prove the optimum.",
         "evenstep solve instance.json --exact",
     ),
+    "bounds": _Command(
+        "router.bounds_command:bounds",
+        "Mean response time of jffc before chains or workers of unequal speed.",
+        "evenstep bounds --service-rates 1,.5 --slots 3,4 --rate 3.5",
+    ),
     "fluid": _Command(
         "loadgen.fluid.command:fluid",
         "What one engine sustains by the fluid model, and thresholds of WAIT.",
         "evenstep fluid --rates 5,1.5 --lengths 40:85,300:1300 --kv-tokens 120000",
+    ),
+    "plan": _Command(
+        "loadgen.planner.command:plan",
+        "Chain unequal GPUs for a model, with the vllm serve commands and the router's settings.",
+        "evenstep plan --config servers.toml --rate 0.5 --out out/plan",
     ),
     "figures": _Command(
         "loadgen.figures.command:figures",
@@ -80,7 +141,10 @@ COMMANDS = {
         "evenstep figures --only table1 --out out/figures",
     ),
 }
-GROUPS = {"simulate": "Predict, in virtual time, what a policy would do."}
+GROUPS = {
+    "simulate": "Predict, in virtual time, what a policy would do.",
+    "workers": "Change the workers of a running router, through its admin port.",
+}
 
 app = typer.Typer(
     name="evenstep",

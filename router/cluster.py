@@ -6,21 +6,18 @@ and what this router has sent and not yet seen there (``Worker``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
-import numpy as np
-
-from router.barrier import StepLedger, StepShares, StepTotals
+from router.breaker import DEFAULTS, BreakerSettings
+from router.energy.joules import PowerLevels
 from router.errors import ConfigError
-from router.forecast import Running
+from router.group import Group
 from router.prefill import PrefillWorker
-from router.running import RunningTable, joined
-from router.signals import Departure
-from router.token_rate import TokenRate
 from router.types import (
     Arrived,
-    Dispatch,
     Dispatched,
     Ended,
     EngineFailed,
@@ -30,7 +27,7 @@ from router.types import (
     GaugesReceived,
     Outcome,
     Phase,
-    PoolState,
+    PowerTold,
     Prefilled,
     Progressed,
     PromptCounted,
@@ -41,171 +38,10 @@ from router.types import (
     WorkerDown,
     WorkerSpec,
     WorkerUp,
-    WorkerView,
     prefill_stage,
 )
 from router.worker import Worker
 from router.workload import DEFAULT_CHUNK
-
-
-class OwnSteps:
-    """Steps of engines that do not tell them, by the output tokens that their requests receive.
-
-    A step yields as many tokens to each request that decodes: so of n of them, a token that one
-    receives is an nth of what a step yields. Who decodes is known from its first tokens on, so
-    somewhat too many steps are seen where these come several at a time.
-    """
-
-    def __init__(self) -> None:
-        self._slots: dict[str, int] = {}
-        self._decoding = 0
-        self._tokens_each = 0.0
-
-    def receive(self, request: Request, tokens: int) -> None:
-        """A request has received some more tokens, all its engine requests together."""
-        if request.id not in self._slots:
-            self._slots[request.id] = request.slots
-            self._decoding += request.slots
-        self._tokens_each += tokens / self._decoding
-
-    def leave(self, request_id: str) -> None:
-        """A request no longer decodes, if it has."""
-        self._decoding -= self._slots.pop(request_id, 0)
-
-    def take(self, step_tokens: float) -> int:
-        """Whole steps since the last ones were taken; what is left over counts the next time."""
-        steps = int(self._tokens_each / step_tokens)
-        self._tokens_each -= steps * step_tokens
-        return steps
-
-
-class Group:
-    """A barrier domain: the workers that serve one model and step together.
-
-    Or those that compute prompts for these; they step each by itself.
-
-    Args:
-        name: as configured.
-        lockstep: without one of its workers the others cannot step either.
-        prefill_chunk: prompt tokens that an engine computes in a step at most.
-        serves: the group that its prompts are computed for, None for one that serves answers.
-
-    Attributes:
-        waiting: requests that wait for a worker.
-        departures: requests that stopped running; whoever reads them clears it.
-        token_rate: what a prompt's text comes to in tokens.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        lockstep: bool = False,
-        prefill_chunk: int = DEFAULT_CHUNK,
-        serves: Group | None = None,
-    ) -> None:
-        self.name = name
-        self.lockstep = lockstep
-        self.serves = serves
-        self.workers: dict[str, Worker] = {}
-        self.waiting = 0
-        self.departures: list[Departure] = []
-        self.token_rate: TokenRate = TokenRate() if serves is None else serves.token_rate
-        self._prefill_chunk = prefill_chunk
-        self._table = RunningTable()
-        self._ledger = StepLedger()
-        self._own_steps = OwnSteps()
-        self._fed: set[str] = set()  # live workers with a feed: those that a step waits for
-
-    @property
-    def totals(self) -> Mapping[PoolState, StepTotals]:
-        """Sums over steps, by whether requests were waiting when the step ended."""
-        return self._ledger.totals
-
-    @property
-    def prefill_workers(self) -> list[PrefillWorker]:
-        """Those of its workers that compute prompts for others: all or none."""
-        return [each for each in self.workers.values() if isinstance(each, PrefillWorker)]
-
-    def live_workers(self) -> list[Worker]:
-        """Workers that may be given requests, in the order of their configuration."""
-        return [worker for worker in self.workers.values() if worker.live]
-
-    def join(self, spec: WorkerSpec) -> None:
-        """One more worker."""
-        parts = spec, self._table.worker(), self.departures, self.token_rate
-        self.workers[spec.id] = (
-            Worker(*parts) if self.serves is None else PrefillWorker(*parts, self._prefill_chunk)
-        )
-
-    def views(self, dispatch: Dispatch, overcommit: int = 0) -> Sequence[WorkerView]:
-        """What a policy sees of the live workers."""
-        return [worker.view(dispatch, overcommit) for worker in self.live_workers()]
-
-    def running(self) -> Running:
-        """Engine requests that run on the live workers or are on their way, worker by view."""
-        live = self.live_workers()
-        shown = self._table.running([worker.rows.worker for worker in live])
-        unseen = [(i, *row) for i, worker in enumerate(live) for row in worker.foreseen()]
-        if not unseen:
-            return shown
-        worker, number, prompt, generated, cap = np.array(unseen, dtype=np.int64).T
-        left = np.where(generated == 0, prompt, 0)
-        untold = np.full(len(unseen), np.nan)
-        return joined(shown, Running(number, worker, prompt, generated, cap, untold, left))
-
-    def receive(self, event: SnapshotReceived) -> bool:
-        """Take in a snapshot; True if all live workers have now reported the step."""
-        worker = self.workers[event.worker_id]
-        if worker.feed is not None and worker.feed.epoch != event.snapshot.epoch:
-            self._ledger.leave(event.worker_id)
-        feed = worker.receive(event.snapshot, event.received_s)
-        if feed is None or not worker.live or self.serves is not None:
-            return False
-        state = PoolState.WAITING if self.waiting else PoolState.EMPTY
-        shares = StepShares(
-            feed.step_load_tokens,
-            feed.resident_tokens,
-            max(0, worker.slots - feed.step_running),
-            feed.step_entered,
-        )
-        self._ledger.report(event.worker_id, shares, event.snapshot, state)
-        self._fed.add(event.worker_id)
-        return self._ledger.complete(self._fed, state)
-
-    def progress(self, worker: Worker, request: Request, generated_tokens: int) -> None:
-        """A request's stream has shown so many output tokens."""
-        new = worker.progress(request.id, generated_tokens)
-        if new > 0:
-            self._own_steps.receive(request, new)
-
-    def leave(self, worker: Worker, request: Request, *, complete: bool) -> None:
-        """A request is no longer on a worker."""
-        worker.remove(request.id, complete=complete)
-        self._own_steps.leave(request.id)
-
-    def own_steps(self, step_tokens: float) -> int:
-        """Steps since this was asked last by own counts; none where a live worker has a feed."""
-        steps = self._own_steps.take(step_tokens)
-        return 0 if steps and any(worker.feed for worker in self.live_workers()) else steps
-
-    def note_health(self, worker_id: str, trouble: str | None) -> None:
-        """A worker's engine is healthy, or why it is not; in lockstep that concerns all."""
-        self.workers[worker_id].trouble = trouble
-        sick = [worker for worker in self.workers.values() if worker.trouble is not None]
-        for worker in self.workers.values():
-            was_live, worker.down_reason = worker.live, worker.trouble
-            if self.lockstep and sick and worker.trouble is None:
-                worker.down_reason = f"in lockstep with {sick[0].spec.id}: {sick[0].trouble}"
-            if not worker.live and (was_live or worker.spec.id == worker_id):
-                self.lose_feed(worker.spec.id)
-                worker.foreign.clear()
-
-    def lose_feed(self, worker_id: str) -> None:
-        """The worker's snapshots no longer count."""
-        self.workers[worker_id].lose_feed()
-        self._ledger.leave(worker_id)
-        self._fed.discard(worker_id)
 
 
 @dataclass(slots=True)
@@ -219,24 +55,49 @@ class _Tracked:
     worker: Worker | None = None
     keeper: PrefillWorker | None = None
 
-    def go_to(self, worker: Worker) -> None:
+    def go_to(self, worker: Worker, now_s: float | None) -> None:
         """It is sent to a worker, which is told of its KV if it has been kept."""
         self.worker = worker
-        worker.add(self.request)
+        worker.add(self.request, now_s)
         if self.keeper is not None:
             self.keeper.hand_out(self.request.id)
 
 
+class Watcher(Protocol):
+    """Told of the requests' stages as they pass, and of workers that come."""
+
+    def dispatched(self, request: Request) -> None:
+        """It is given to a worker."""
+        ...
+
+    def first_byte(self, request: Request) -> None:
+        """The first byte of its answer has been passed on."""
+        ...
+
+    def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
+        """It ends; the worker that it was on, None for one that waited, still counts it."""
+        ...
+
+    def joined(self, group: Group) -> None:
+        """A worker has joined a group, which may be new."""
+        ...
+
+
 class Cluster:
-    """All groups and all requests; ``apply`` is the only way to change them.
+    """All groups and all requests; ``apply`` is the only way to change these.
+
+    Workers come and go by ``join`` and ``leave``; a group goes by ``dissolve``.
 
     Args:
-        specs: the workers.
+        specs: the workers that are there at first.
         lockstep: groups that are down as soon as one of their workers is.
         prefill_chunk: prompt tokens that an engine computes in a step at most.
+        power_levels: calibrated power of a worker's GPUs; None: not calibrated.
+        breakers: when workers that fail requests are ejected.
 
     Attributes:
         groups: by name; those of prefill workers too, under ``types.prefill_stage``.
+        watchers: who is told what passes.
 
     Raises:
         ConfigError: two workers of one id.
@@ -247,12 +108,19 @@ class Cluster:
         specs: Iterable[WorkerSpec],
         lockstep: Collection[str] = (),
         prefill_chunk: int = DEFAULT_CHUNK,
+        power_levels: PowerLevels | None = None,
+        breakers: BreakerSettings = DEFAULTS,
     ) -> None:
         self.groups: dict[str, Group] = {}
         self._group_of: dict[str, Group] = {}
         self._requests: dict[str, _Tracked] = {}
-        for spec in sorted(specs, key=lambda spec: spec.role == "prefill"):
-            self._join(spec, lockstep, prefill_chunk)
+        self.watchers: list[Watcher] = []
+        self._lockstep = lockstep
+        self._make = partial(
+            Group, prefill_chunk=prefill_chunk, power_levels=power_levels, breakers=breakers
+        )
+        for spec in in_order(specs):
+            self.join(spec)
 
     def worker(self, worker_id: str) -> Worker:
         """The worker of that id."""
@@ -273,13 +141,76 @@ class Cluster:
 
     def prefill_group(self, name: str) -> Group | None:
         """The prefill workers of a group, None if it has none."""
-        return self.groups.get(prefill_stage(name))
+        group = self.groups.get(prefill_stage(name))
+        return group if group is not None and group.workers else None
 
     def keeps(self, request_id: str) -> bool:
         """Whether a prefill worker keeps a request's KV for it."""
         tracked = self._requests.get(request_id)
         keeper = None if tracked is None else tracked.keeper
         return keeper is not None and keeper.keeps(request_id)
+
+    def energy_j(self, request_id: str) -> float | None:
+        """Energy so far of a metered request where it is now; None: not known."""
+        tracked = self._requests.get(request_id)
+        if tracked is None or tracked.worker is None:
+            return None
+        return self.groups[tracked.request.group].energy_j(tracked.worker, request_id)
+
+    # workers
+
+    def join(self, spec: WorkerSpec) -> None:
+        """One more worker, which is down until it is said to be up.
+
+        Raises:
+            ConfigError: another one has its id, or nobody decodes what it would prefill.
+        """
+        if spec.id in self._group_of:
+            raise ConfigError(f"two workers are called {spec.id!r}: give one of them another id")
+        group = self.groups.get(spec.stage)
+        if group is None:
+            lockstep, serves = spec.stage in self._lockstep, self._served(spec)
+            group = self.groups[spec.stage] = self._make(
+                spec.stage, lockstep=lockstep, serves=serves
+            )
+        group.join(spec)
+        self._group_of[spec.id] = group
+        for watcher in self.watchers:
+            watcher.joined(group)
+
+    def leave(self, worker_id: str) -> None:
+        """A worker goes for good; it is empty. Its group stays, with all its sums."""
+        self._group_of.pop(worker_id).remove(worker_id)
+
+    def amend(self, spec: WorkerSpec) -> None:
+        """A worker is still where it was, and has other settings; see ``Group.amend``."""
+        self._group_of[spec.id].amend(spec)
+
+    def dissolve(self, name: str) -> bool:
+        """A group that answers goes if it has nobody left, with its prefill workers' group.
+
+        Returns:
+            Whether it has gone: no worker is left, and no request waits.
+        """
+        behind = self.groups.get(prefill_stage(name))
+        both = [group for group in (self.groups[name], behind) if group is not None]
+        if both[0].serves is not None or any(group.workers or group.waiting for group in both):
+            return False
+        for group in both:
+            del self.groups[group.name]
+        return True
+
+    def set_lockstep(self, names: Collection[str]) -> None:
+        """Which groups are down as soon as one of their workers is, from now on."""
+        self._lockstep = names
+        for group in self.groups.values():
+            if group.lockstep != (group.name in names):
+                group.set_lockstep(group.name in names)
+
+    def note_first_byte(self, request: Request) -> None:
+        """The first byte of a request's answer has been passed on."""
+        for watcher in self.watchers:
+            watcher.first_byte(request)
 
     def apply(self, event: Event) -> bool:
         """Move the state by one event.
@@ -300,6 +231,8 @@ class Cluster:
                 self.worker(event.worker_id).read(event.gauges, event.received_s)
             case FeedStale():
                 self._group_of[event.worker_id].lose_feed(event.worker_id)
+            case PowerTold():
+                self._group_of[event.worker_id].take_power(event)
             case _:
                 tracked = self._requests.get(event.request_id)
                 if tracked is not None:
@@ -315,6 +248,7 @@ class Cluster:
                 group.note_health(event.worker_id, event.reason)
             case _:
                 worker = group.workers[event.worker_id]
+                worker.breaker.fell()
                 if isinstance(worker, PrefillWorker):
                     worker.lose_kept()
 
@@ -322,64 +256,77 @@ class Cluster:
         group = self.groups[tracked.request.group]
         match event:
             case Dispatched():
-                group.waiting -= 1
-                tracked.go_to(self.worker(event.worker_id))
+                self._dispatch(group, tracked, event)
             case Progressed():
                 if tracked.worker is not None:
                     group.progress(tracked.worker, tracked.request, event.generated_tokens)
             case PromptCounted():
                 if tracked.worker is not None:
-                    tracked.worker.count_prompt(event.request_id, event.prompt_tokens)
+                    tracked.worker.count(event)
             case Fetched():
                 if tracked.keeper is not None:
                     tracked.keeper.drop(event.request_id)
             case _:
                 self._end_stage(group, tracked, event)
 
+    def _dispatch(self, group: Group, tracked: _Tracked, event: Dispatched) -> None:
+        group.enter(tracked.request)
+        tracked.go_to(self.worker(event.worker_id), event.time_s)
+        for watcher in self.watchers:
+            watcher.dispatched(tracked.request)
+
     def _end_stage(
         self, group: Group, tracked: _Tracked, event: Prefilled | Returned | Ended
     ) -> None:
         match event:
             case Prefilled():
-                self._leave(group, tracked, complete=True)
+                self._leave(group, tracked, event, complete=True)
                 self._wait(event.ready, _keeper(tracked.worker, event))
             case Returned():
-                self._leave(group, tracked, complete=False)
+                self._leave(group, tracked, event, complete=False)
                 self._wait(event.again)
             case _:
-                self._leave(group, tracked, complete=event.outcome is Outcome.COMPLETED)
+                for watcher in self.watchers:
+                    watcher.ended(tracked.request, tracked.worker, event.outcome)
+                complete = event.outcome is Outcome.COMPLETED
+                self._leave(group, tracked, event, complete=complete)
 
     def _wait(self, request: Request, keeper: PrefillWorker | None = None) -> None:
         self._requests[request.id] = _Tracked(request, keeper=keeper)
         self.groups[request.group].waiting += 1
 
-    def _leave(self, group: Group, tracked: _Tracked, *, complete: bool) -> None:
+    def _leave(
+        self,
+        group: Group,
+        tracked: _Tracked,
+        event: Prefilled | Returned | Ended,
+        *,
+        complete: bool,
+    ) -> None:
         """A request ends, or goes on under another id."""
         if tracked.worker is None:
             group.waiting -= 1
         else:
-            group.leave(tracked.worker, tracked.request, complete=complete)
+            group.leave(tracked.worker, tracked.request, complete=complete, now_s=event.time_s)
         if tracked.keeper is not None:
             tracked.keeper.take_back(tracked.request.id)
         del self._requests[tracked.request.id]
 
-    def _join(self, spec: WorkerSpec, lockstep: Collection[str], prefill_chunk: int) -> None:
-        if spec.id in self._group_of:
-            raise ConfigError(f"two workers are called {spec.id!r}: give one of them another id")
-        group = self.groups.get(spec.stage)
-        if group is None:
-            group = self.groups[spec.stage] = Group(
-                spec.stage,
-                lockstep=spec.stage in lockstep,
-                prefill_chunk=prefill_chunk,
-                serves=self._served(spec),
-            )
-        group.join(spec)
-        self._group_of[spec.id] = group
-
     def _served(self, spec: WorkerSpec) -> Group | None:
         """The group that a prefill worker computes prompts for, None for another worker."""
-        return self.groups[spec.group] if spec.role == "prefill" else None
+        if spec.role != "prefill":
+            return None
+        if spec.group not in self.groups:
+            raise ConfigError(
+                f"worker {spec.id!r} would compute prompts for group {spec.group!r}, which has no "
+                "worker that decodes: add one first"
+            )
+        return self.groups[spec.group]
+
+
+def in_order(specs: Iterable[WorkerSpec]) -> list[WorkerSpec]:
+    """Those that decode before those that compute prompts for them."""
+    return sorted(specs, key=lambda spec: spec.role == "prefill")
 
 
 def _keeper(worker: Worker | None, event: Prefilled) -> PrefillWorker | None:

@@ -9,16 +9,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from router import rounds
-from router.cluster import Group
+from router.access.shares import FairShare, Offer
 from router.errors import PolicyError
 from router.forecast import Outlook
+from router.group import Group
 from router.lookahead import LookAhead
 from router.overcommit import Overcommit
 from router.policies.bfio import BfIo, Decision
+from router.policy import Policy
 from router.pool import Pool
 from router.reservations import Reservations
 from router.stats import GroupStats
-from router.types import Assignment, Dispatch, Policy, PoolState, WorkerView
+from router.types import Assignment, Dispatch, PoolState, WorkerView
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Decider:
     Attributes:
         fallback: stands in for a round in which the policy broke its contract.
         look_ahead: what the policy is told of the near future; None for one that asks nothing.
+        fair: whose turn it is, where requests of several tenants wait.
         solved: what bfio solved in the last round, None where it solved nothing.
     """
 
@@ -43,6 +46,7 @@ class Decider:
     look_ahead: LookAhead | None = None
     overcommit: Overcommit = field(default_factory=Overcommit)
     reservations: Reservations = field(default_factory=Reservations)
+    fair: FairShare = field(default_factory=FairShare)
     stats: GroupStats = field(default_factory=GroupStats)
     solved: Decision | None = None
 
@@ -67,6 +71,8 @@ class Decider:
     def decide(self, now: float, clock: Clock) -> Sequence[Assignment]:
         """Assign who waits to who has room; nobody where there is none."""
         self.learn()
+        self.fair.see(now, self.group.held)
+        self.group.review(now)
         views = self.group.views(self.dispatch, self.overcommit.requests)
         capacity = sum(view.capacity for view in views)
         if not self.pool or not capacity:
@@ -76,14 +82,16 @@ class Decider:
         self.stats.decided(clock() - now, waiting, len(assignments))
         if self.solved is not None:
             self.stats.decision_objective.observe(self.solved.solution.objective)
+            self.stats.decision_moves.observe(self.solved.solution.moves)
         return assignments
 
     def _assign(
         self, now: float, capacity: int, views: Sequence[WorkerView]
     ) -> Sequence[Assignment]:
         gap_tokens = rounds.gap_tokens(views)
-        tiers = self.pool.tiers(now, capacity, gap_tokens)
-        overdue = self.pool.overdue(now)
+        tiers = self.pool.tiers(now, capacity, gap_tokens, self._turns(capacity))
+        overdue = self.pool.overdue(now, tiers)
+        askable = self.group.askable if tiers[0].avoid else frozenset()
         self.stats.rounds += 1
         self.solved = None
         try:
@@ -91,7 +99,7 @@ class Decider:
             if outlook is not None:
                 wanted = self.pool.room_wanted(now, gap_tokens)
                 outlook = self.reservations.make_room(wanted, views, outlook)
-            assignments = rounds.assign(self.policy, tiers, views, outlook, overdue)
+            assignments = rounds.assign(self.policy, tiers, views, outlook, overdue, askable)
             if assignments and isinstance(self.policy, BfIo):
                 self.solved = self.policy.last
             return assignments
@@ -99,7 +107,12 @@ class Decider:
             reason = "broke its contract" if isinstance(error, PolicyError) else "failed"
             log.exception("the policy %s, this round is assigned by the fallback", reason)
         self.stats.policy_errors += 1
-        return rounds.assign(self.fallback, tiers, views, overdue=overdue)
+        return rounds.assign(self.fallback, tiers, views, overdue=overdue, askable=askable)
+
+    def _turns(self, capacity: int) -> Sequence[Offer]:
+        """Whose requests go first; one tenant alone has the pool as it stands."""
+        waiting = self.pool.slots_of
+        return self.fair.turns(self.group.held, waiting, capacity) if len(waiting) > 1 else ()
 
     def _outlook(self, views: Sequence[WorkerView]) -> Outlook | None:
         if self.look_ahead is None:

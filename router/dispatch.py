@@ -1,4 +1,4 @@
-"""The dispatch loop: events in, rounds when they can change something, assignments out.
+"""The dispatcher: what proxy and engines say comes in, workers for those who wait go out.
 
 The proxy speaks to it through ``port.DispatchPort`` alone, so that pool and policy can live in
 another process than the connections.
@@ -8,30 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
-from router.cluster import Cluster, Group
+from router.access.shares import FairShare, Weight, equal
+from router.cluster import Cluster
 from router.decider import Clock, Decider
-from router.errors import EvenstepError, NoWorkerError, PoolFullError, QueueTimeoutError
-from router.lane import DispatchSettings, Lane, Waiter
+from router.errors import (
+    DisplacedError,
+    EvenstepError,
+    NoWorkerError,
+    PoolFullError,
+    QueueTimeoutError,
+)
+from router.group import Group
+from router.lane import DispatchSettings, Lane
+from router.lanes import Lanes
 from router.lookahead import LookAhead
 from router.overcommit import Overcommit
+from router.policy import Policy
 from router.pool import Pool
+from router.retry import RetryBudget
+from router.stats import TokenStats
 from router.types import (
     Arrived,
-    Assignment,
     Dispatch,
-    Dispatched,
     Ended,
-    EngineFailed,
     Event,
     FeedStale,
     Fetched,
-    GaugesReceived,
     Outcome,
     Phase,
-    Policy,
     Prefilled,
     Progressed,
     PromptCounted,
@@ -47,23 +54,20 @@ from router.types import (
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.25
-# A worker that failed one request is down until its next health check: nobody is sent away for it.
-_GRACE_S = 1.0
-# Ranks of one barrier report within this of each other; a round waits for the last of them.
-_BARRIER_SKEW_S = 0.002
 
 
 class Dispatcher:
     """Owns cluster, pools and policies; everything runs on one event loop.
 
     Args:
-        cluster: its state; changed here alone.
+        cluster: its state; changed here and in the lanes alone.
         make_policy: called once per group.
         fallback: stands in for a round in which the policy broke its contract, and chooses among
             prefill workers.
         settings: see ``DispatchSettings``.
         clock: seconds, monotonic.
         make_look_ahead: called once per group; None where the policy asks nothing of the future.
+        weight: of a tenant's share, see ``access.shares``.
     """
 
     def __init__(
@@ -74,70 +78,95 @@ class Dispatcher:
         settings: DispatchSettings,
         clock: Clock,
         make_look_ahead: Callable[[], LookAhead | None] = lambda: None,
+        weight: Weight = equal,
     ) -> None:
         self.cluster = cluster
-        self._settings = settings
         self._clock = clock
-        self._lanes = {
-            name: Lane(
-                Decider(
-                    group,
-                    Pool(settings.pool_limit, settings.patience_s, settings.queue_timeout_s),
-                    make_policy() if group.serves is None else fallback(),
-                    fallback(),
-                    settings.dispatch if group.serves is None else Dispatch.POOL,
-                    make_look_ahead() if group.serves is None else None,
-                    Overcommit(settings.overcommit),
-                ),
-                clock(),
-            )
-            for name, group in cluster.groups.items()
-        }
-        self._sent_s: dict[str, float] = {}
-        self._lane_of = {
-            worker_id: (lane,) for lane in self._lanes.values() for worker_id in lane.group.workers
-        }
+        self._make_policy = make_policy
+        self._fallback = fallback
+        self._make_look_ahead = make_look_ahead
+        self._weight = weight
+        self.lanes = Lanes(cluster, self._make_lane, settings, clock)
 
     @property
     def deciders(self) -> Mapping[str, Decider]:
         """Who decides, per group, with pool and counters."""
-        return {name: lane.decider for name, lane in self._lanes.items()}
+        return self.lanes.deciders
+
+    # settings
+
+    def decide_by(
+        self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
+    ) -> None:
+        """Decide by another policy from the next round on; what the one before has learned goes."""
+        self._make_policy, self._make_look_ahead = make_policy, make_look_ahead
+        for lane in self.lanes:
+            if lane.group.serves is None:
+                lane.decider.policy = make_policy()
+                lane.decider.look_ahead = make_look_ahead()
 
     # what the proxy says
 
     def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
         """See ``DispatchPort.submit``."""
-        lane = self._lanes[request.group]
-        if (deserted := self._deserted(lane)) is not None:
+        lane = self.lanes.get(request.group)
+        if lane is None:
+            raise NoWorkerError(f"group {request.group!r} has been removed")
+        if (deserted := self.lanes.deserted(lane)) is not None:
             lane.stats.unserved += lane.group.serves is None  # else it may be served whole
-            raise NoWorkerError(_no_worker(deserted.group))
+            raise deserted.desertion()
         if lane.pool.full:
-            self._round(lane)
+            self.lanes.hold_round(lane)
         if lane.pool.full:
-            lane.stats.rejected += 1
-            raise PoolFullError(self._settings.pool_limit, retry_after_s=1)
+            self._make_place(lane, request)
+        lane.budget.earn(self._clock())
         self.cluster.apply(Arrived(request))
-        return self._wait(lane, request, request.arrival_s)
+        return self.lanes.wait(lane, request, request.arrival_s)
 
-    def withdraw(self, request: Request) -> None:
+    def _make_place(self, lane: Lane, newcomer: Request) -> None:
+        """Of a full pool's tenants the one with the most waiting has a request less."""
+        limit = self.lanes.settings.pool_limit
+        displaced = lane.pool.displaced_by(newcomer.tenant, lane.decider.fair.weight)
+        if displaced is None:
+            lane.stats.rejected += 1
+            raise PoolFullError(limit, retry_after_s=1)
+        error = DisplacedError(limit, retry_after_s=1)
+        self._give_up(lane, displaced, Outcome.DISPLACED, error)
+
+    def withdraw(self, request: Request, outcome: Outcome = Outcome.ABORTED) -> None:
         """See ``DispatchPort.withdraw``."""
-        lane = self._lanes[request.group]
-        if lane.pool.remove(request.id) is not None:
+        lane = self.lanes.get(request.group)
+        if lane is not None and lane.pool.remove(request.id) is not None:
             lane.waiters.pop(request.id).worker.cancel()
-        self.end(request, Outcome.ABORTED)
+        self.end(request, outcome)
 
-    def give_back(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+    def give_back(
+        self, request: Request, *failed_by: str
+    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """See ``DispatchPort.give_back``."""
-        lane = self._lanes[request.group]
+        lane = self.lanes[request.group]
         lane.stats.returned += 1
-        return self._again(request, request.again())
+        return self._again(request, request.again(*failed_by))
+
+    def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
+        """See ``DispatchPort.may_ask_elsewhere``."""
+        others = self.lanes[group].group.askable - asked
+        return bool(others) and self._may_retry(group)
+
+    def _may_retry(self, group: str) -> bool:
+        lane = self.lanes[group]
+        within = lane.budget.spend(self._clock())
+        lane.stats.unreturned += not within
+        return within
 
     def turned_away(
         self, request: Request, worker_id: str
     ) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
         """See ``DispatchPort.turned_away``."""
-        workers = self._lanes[request.group].group.prefill_workers
-        if not any(w.live and not w.refusing and w.spec.id != worker_id for w in workers):
+        workers = self.lanes[request.group].group.prefill_workers
+        if not any(w.takes and not w.refusing and w.spec.id != worker_id for w in workers):
+            return None
+        if not self._may_retry(request.group):
             return None
         for worker in workers:
             worker.refusing |= worker.spec.id == worker_id
@@ -152,7 +181,7 @@ class Dispatcher:
         lost: bool = False,
     ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """See ``DispatchPort.hand_off``."""
-        lane, now = self._lanes[request.group], self._clock()
+        lane, now = self.lanes[request.group], self._clock()
         assert lane.group.serves is not None
         self._observe_service(lane, request, now)
         lane.stats.outcomes[Outcome.COMPLETED] += 1
@@ -164,18 +193,22 @@ class Dispatcher:
             text_bytes=0,
             exact=True,
         )
-        self.apply(Prefilled(request.id, ready, None if kept_s is None else now + kept_s))
-        return ready, self._wait(self._lanes[ready.group], ready, now)
+        self.apply(Prefilled(request.id, ready, None if kept_s is None else now + kept_s, now))
+        behind = self.lanes[ready.group]
+        behind.budget.earn(now)
+        return ready, self.lanes.wait(behind, ready, now)
 
-    def prefill_again(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+    def prefill_again(
+        self, request: Request, *failed_by: str
+    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """See ``DispatchPort.prefill_again``."""
         group = prefill_stage(request.group)
-        self._lanes[group].stats.repeated_prefills += 1
-        return self._again(request, replace(request.again(), group=group))
+        self.lanes[group].stats.repeated_prefills += 1
+        return self._again(request, replace(request.again(*failed_by), group=group))
 
     def serve_whole(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """See ``DispatchPort.serve_whole``."""
-        lane = self._lanes[request.group]
+        lane = self.lanes[request.group]
         assert lane.group.serves is not None
         whole = replace(request.again(), group=lane.group.serves.name)
         if self.cluster.phase(request.id) is Phase.ENDED:  # it was not let in
@@ -197,36 +230,66 @@ class Dispatcher:
     def end(self, request: Request, outcome: Outcome) -> None:
         """See ``DispatchPort.end``."""
         if self.cluster.phase(request.id) is not Phase.ENDED:
-            self._lanes[request.group].stats.outcomes[outcome] += 1
-            self._sent_s.pop(request.id, None)
-            self.apply(Ended(request.id, outcome))
+            self.lanes[request.group].stats.outcomes[outcome] += 1
+            self.lanes.take_sent(request.id)
+            self.apply(Ended(request.id, outcome, self._clock()))
 
     def progress(self, request: Request, generated_tokens: int) -> None:
         """See ``DispatchPort.progress``."""
         self.cluster.apply(Progressed(request.id, generated_tokens))
 
-    def prompt_counted(self, request: Request, prompt_tokens: int) -> None:
+    def prompt_counted(self, request: Request, prompt_tokens: int, output_tokens: int = 0) -> None:
         """See ``DispatchPort.prompt_counted``."""
-        self.cluster.apply(PromptCounted(request.id, prompt_tokens))
+        self.cluster.apply(PromptCounted(request.id, prompt_tokens, output_tokens))
+
+    def token_stats(self, group: str) -> TokenStats:
+        """See ``DispatchPort.token_stats``."""
+        return self.lanes[group].stats.tokens
+
+    def energy_j(self, request: Request) -> float | None:
+        """See ``DispatchPort.energy_j``."""
+        return self.cluster.energy_j(request.id)
 
     def first_byte(self, request: Request, now_s: float) -> None:
         """See ``DispatchPort.first_byte``."""
-        lane = self._lanes[request.group]
+        lane = self.lanes[request.group]
         lane.stats.ttft_s.observe(now_s - request.arrival_s)
+        self.cluster.note_first_byte(request)
         self._observe_service(lane, request, now_s)
+
+    def answered(self, worker_id: str, attempt: str) -> None:
+        """See ``DispatchPort.answered``."""
+        self.cluster.worker(worker_id).breaker.succeeded(attempt, self._clock())
+
+    def failed(self, worker_id: str, attempt: str, *, suspect: bool = False) -> None:
+        """See ``DispatchPort.failed``."""
+        group = self.cluster.group_of(worker_id)
+        group.failed(worker_id, attempt, self._clock(), suspect=suspect)
+
+    def refused(self, worker_id: str, attempt: str) -> None:
+        """See ``DispatchPort.refused``."""
+        self.cluster.worker(worker_id).refused(attempt)
+
+    def rest(self, worker_id: str, seconds: float) -> None:
+        """See ``DispatchPort.rest``."""
+        self.cluster.group_of(worker_id).rest(worker_id, self._clock(), seconds)
 
     # what the engines say
 
     def apply(self, event: Event) -> None:
         """Move the cluster's state, and start a round where that may have freed a slot."""
         step_complete = self.cluster.apply(event)
-        for lane in self._lanes_of(event):
+        if isinstance(event, WorkerUp):
+            self.cluster.group_of(event.worker_id).rose(event.worker_id, self._clock())
+        for lane in self.lanes.concerned(event):
             if step_complete:
                 lane.decider.learn(step_complete=True)
             if isinstance(event, (WorkerUp, WorkerDown)):
-                self._note_desertion(lane)
+                lane.note_desertion(self._clock())
             if lane.pool:
-                self._schedule(lane, hurry=step_complete or not isinstance(event, SnapshotReceived))
+                self.lanes.schedule(
+                    lane, hurry=step_complete or not isinstance(event, SnapshotReceived)
+                )
 
     async def run(self) -> None:
         """Watch the clock: snapshots that stop, requests that wait too long."""
@@ -240,20 +303,24 @@ class Dispatcher:
     def tick(self) -> None:
         """Look at the clock once."""
         now = self._clock()
-        for lane in self._lanes.values():
+        for lane in self.lanes:
             lane.decider.learn()
+            lane.decider.fair.see(now, lane.group.held)
             self._watch_feeds(lane, now)
             self._expire(lane, now)
             self._look_at_prefills(lane, now)
-            if (deserted := self._deserted(lane)) is not None:
+            if lane.group.review(now) and lane.pool:
+                self.lanes.schedule(lane, hurry=True)
+            if (deserted := self.lanes.deserted(lane)) is not None:
                 for request in list(lane.pool):
                     self._desert(lane, request, deserted)
+        self.lanes.dissolve()
 
     def _expire(self, lane: Lane, now: float) -> None:
-        timeout_s = self._settings.queue_timeout_s
         lacking = "slot became free" if lane.group.serves is None else "prefill worker had room"
         for request in lane.pool.expired(now):
             # One that came back is old by its arrival, but has waited since its return only.
+            timeout_s = lane.pool.timeout_of(request)
             if now - lane.waiters[request.id].since_s >= timeout_s:
                 error = QueueTimeoutError(f"no {lacking} within {timeout_s:g} s")
                 self._give_up(lane, request, Outcome.EXPIRED, error)
@@ -267,11 +334,11 @@ class Dispatcher:
             may_enter |= worker.kept_tokens < kept_tokens or worker.refusing
             worker.refusing = False
         if may_enter and lane.pool:
-            self._schedule(lane, hurry=True)
+            self.lanes.schedule(lane, hurry=True)
 
     def _desert(self, lane: Lane, request: Request, deserted: Lane) -> None:
         """Nobody is there any more; where only the prefill workers are gone, others can do it."""
-        error = NoWorkerError(_no_worker(deserted.group))
+        error = deserted.desertion()
         if deserted.group.serves is None:
             self._give_up(lane, request, Outcome.FAILED, error)
         else:
@@ -281,107 +348,23 @@ class Dispatcher:
     def _watch_feeds(self, lane: Lane, now: float) -> None:
         for worker in lane.group.live_workers():
             age_s = now - worker.feed.received_s if worker.feed else 0.0
-            if age_s > self._settings.snapshot_stale_s:
+            if age_s > self.lanes.settings.snapshot_stale_s:
                 log.warning("%s: no snapshot for %.1f s, own counts hold", worker.spec.id, age_s)
                 self.apply(FeedStale(worker.spec.id))
-
-    def _note_desertion(self, lane: Lane) -> None:
-        if lane.group.live_workers():
-            lane.deserted_s = None
-        elif lane.deserted_s is None:
-            lane.deserted_s = self._clock()
-
-    def _deserted(self, lane: Lane) -> Lane | None:
-        """Which lane nobody has served for a while: the one behind this one, or itself."""
-        since_s = self._clock() - _GRACE_S
-        for each in (self._behind(lane), lane):
-            if each is not None and each.deserted_s is not None and each.deserted_s <= since_s:
-                return each
-        return None
-
-    def _behind(self, lane: Lane) -> Lane | None:
-        """Where prompts are handed off, None where answers are given."""
-        return None if lane.group.serves is None else self._lanes[lane.group.serves.name]
-
-    # rounds
 
     def _again(
         self, request: Request, again: Request
     ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """A request waits once more, perhaps for workers of another group."""
-        self._sent_s.pop(request.id, None)
-        self.apply(Returned(request.id, again))
-        return again, self._wait(self._lanes[again.group], again, self._clock())
+        now = self._clock()
+        self.lanes.take_sent(request.id)
+        self.apply(Returned(request.id, again, now))
+        return again, self.lanes.wait(self.lanes[again.group], again, now)
 
     def _observe_service(self, lane: Lane, request: Request, now_s: float) -> None:
-        sent_s = self._sent_s.pop(request.id, None)
+        sent_s = self.lanes.take_sent(request.id)
         if sent_s is not None:
             lane.stats.service_s.observe(now_s - sent_s)
-
-    def _has_room_behind(self, lane: Lane) -> bool:
-        """What the lane's workers do next can wait in the router; prompts are handed off there."""
-        behind = self._behind(lane)
-        if behind is None:
-            return True
-        prefilling = sum(worker.in_flight for worker in lane.group.workers.values())
-        return len(behind.pool) + prefilling < self._settings.pool_limit
-
-    def _wait(self, lane: Lane, request: Request, since_s: float) -> asyncio.Future[WorkerSpec]:
-        lane.pool.add(request)
-        worker: asyncio.Future[WorkerSpec] = asyncio.get_running_loop().create_future()
-        lane.waiters[request.id] = Waiter(worker, since_s)
-        self._schedule(lane, hurry=True)
-        return worker
-
-    def _schedule(self, lane: Lane, *, hurry: bool) -> None:
-        if lane.timer is not None:
-            if lane.hurried or not hurry:
-                return
-            lane.timer.cancel()
-        loop = asyncio.get_running_loop()
-        lane.hurried = hurry
-        if hurry:
-            lane.timer = loop.call_soon(self._round, lane)
-        else:
-            lane.timer = loop.call_later(_BARRIER_SKEW_S, self._round, lane)
-
-    def _round(self, lane: Lane) -> None:
-        if lane.timer is not None:
-            lane.timer.cancel()
-            lane.timer = None
-        if not self._has_room_behind(lane):
-            return
-        now = self._clock()
-        assignments = lane.decider.decide(now, self._clock)
-        for assignment in assignments:
-            self._send(lane, assignment, now)
-        if assignments:
-            self._schedule_prefills(lane)
-
-    def _schedule_prefills(self, lane: Lane) -> None:
-        """After a round: prefill workers are given one prompt in each, and room behind them."""
-        for prefills in (lane, self._lanes.get(prefill_stage(lane.group.name))):
-            if prefills is not None and prefills.group.serves is not None and prefills.pool:
-                self._schedule(prefills, hurry=True)
-
-    def _send(self, lane: Lane, assignment: Assignment, now: float) -> None:
-        request = lane.pool.remove(assignment.request_id)
-        waiter = lane.waiters.pop(assignment.request_id)
-        assert request is not None
-        self.cluster.apply(Dispatched(request.id, assignment.worker_id))
-        self._sent_s[request.id] = now
-        lane.stats.assigned += 1
-        lane.stats.estimated += not request.exact
-        lane.stats.pool_wait_s.observe(now - waiter.since_s)
-        if not waiter.worker.done():  # else its client has just left: it is about to be withdrawn
-            waiter.worker.set_result(self.cluster.worker(assignment.worker_id).spec)
-
-    def _lanes_of(self, event: Event) -> Iterable[Lane]:
-        match event:
-            case SnapshotReceived() | GaugesReceived() | FeedStale() | EngineFailed():
-                return self._lane_of[event.worker_id]
-            case _:
-                return self._lanes.values()
 
     def _give_up(
         self, lane: Lane, request: Request, outcome: Outcome, error: EvenstepError
@@ -390,7 +373,17 @@ class Dispatcher:
         self.end(request, outcome)
         lane.waiters.pop(request.id).refuse(error)
 
-
-def _no_worker(group: Group) -> str:
-    states = ", ".join(f"{i}: {w.down_reason}" for i, w in group.workers.items())
-    return f"no worker of group {group.name!r} is up ({states})"
+    def _make_lane(self, group: Group, settings: DispatchSettings) -> Lane:
+        answers = group.serves is None
+        decider = Decider(
+            group,
+            Pool(settings.pool_limit, settings.patience_s, settings.queue_timeout_s),
+            self._make_policy() if answers else self._fallback(),
+            self._fallback(),
+            settings.dispatch if answers else Dispatch.POOL,
+            self._make_look_ahead() if answers else None,
+            Overcommit(settings.overcommit),
+            fair=FairShare(self._weight),
+        )
+        budget = RetryBudget(settings.retry_share, settings.retry_min_per_s)
+        return Lane(decider, self._clock(), budget)

@@ -3,16 +3,24 @@
 EvenstepError
 ├── ConfigError            settings, command line
 ├── InputError             a file or a value that the user gave
+│   └── PlacementError     servers that cannot hold the model
 ├── RequestError           a client's request that cannot be served as it stands
 │   ├── InvalidRequestError
 │   └── UnknownModelError
+├── UnknownKeyError        no API key, or one that does not count
+├── KeyLimitError          a key has reached its limit
 ├── PoolFullError          no room to wait
+│   └── DisplacedError     none any more
 ├── QueueTimeoutError      waited longer than allowed
+├── RequestTimeoutError    took longer than allowed
 ├── NoWorkerError          no live worker in the group
 ├── PolicyError            a policy broke its contract
 ├── SnapshotError          a state message that cannot be understood
 └── UpstreamError          the engine could not be reached, or broke off
+    ├── AnsweredError      it answers with an error that another engine may not have
+    ├── UpstreamTimeoutError  it was silent for too long
     └── RecalledError      the router broke it off
+        └── EndingError    since it ends itself
 """
 
 from __future__ import annotations
@@ -28,6 +36,20 @@ class ConfigError(EvenstepError):
 
 class InputError(EvenstepError):
     """A file or value that cannot be used; the message names the place and the mend."""
+
+
+class PlacementError(InputError):
+    """Servers that cannot hold the model and one request; the message says how short they are.
+
+    Args:
+        missing_bytes: memory that they lack together, at least.
+        missing_blocks: blocks that they cannot hold, each with one slot.
+    """
+
+    def __init__(self, message: str, missing_bytes: int, missing_blocks: int) -> None:
+        super().__init__(message)
+        self.missing_bytes = missing_bytes
+        self.missing_blocks = missing_blocks
 
 
 class RequestError(EvenstepError):
@@ -52,6 +74,23 @@ class UnknownModelError(RequestError):
     """No group serves the model."""
 
 
+class UnknownKeyError(EvenstepError):
+    """The request came without a key, or with one that does not count."""
+
+
+class KeyLimitError(EvenstepError):
+    """A key may have no request more for now.
+
+    Args:
+        reached: what it has had, for the client.
+        retry_after_s: how long the client should wait before it tries again.
+    """
+
+    def __init__(self, reached: str, retry_after_s: int) -> None:
+        super().__init__(f"{reached}; retry later")
+        self.retry_after_s = retry_after_s
+
+
 class PoolFullError(EvenstepError):
     """The waiting pool has no room.
 
@@ -60,13 +99,25 @@ class PoolFullError(EvenstepError):
         retry_after_s: how long the client should wait before it tries again.
     """
 
+    _whose = ""
+
     def __init__(self, limit: int, retry_after_s: int) -> None:
-        super().__init__(f"the waiting pool is full ({limit} requests); retry later")
+        super().__init__(f"the waiting pool is full ({limit} requests{self._whose}); retry later")
         self.retry_after_s = retry_after_s
+
+
+class DisplacedError(PoolFullError):
+    """A request that waited made room for one of a key that has fewer waiting."""
+
+    _whose = ", most of them with this key"
 
 
 class QueueTimeoutError(EvenstepError):
     """The request waited in the pool longer than the queue timeout."""
+
+
+class RequestTimeoutError(EvenstepError):
+    """The request was not answered within its own time, or the router's."""
 
 
 class NoWorkerError(EvenstepError):
@@ -85,5 +136,17 @@ class UpstreamError(EvenstepError):
     """The engine could not be reached, or its answer broke off or is not HTTP."""
 
 
+class AnsweredError(UpstreamError):
+    """The engine answers with an error, which another one is asked instead of."""
+
+
+class UpstreamTimeoutError(UpstreamError):
+    """The engine did not begin to answer in time, or fell silent."""
+
+
 class RecalledError(UpstreamError):
     """The router gave up an attempt, since its worker is out of use."""
+
+
+class EndingError(RecalledError):
+    """The router ends, and has waited long enough for the answer."""

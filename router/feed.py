@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -52,22 +52,67 @@ class Feed:
     Args:
         rows: where the look-ahead finds the running requests.
         claim: what is known here of a request that the engine shows.
+        asked: tokens of requests of which it is to say what they hold in each step.
 
     Attributes:
         load_tokens: KV tokens of the running requests, prompts still in prefill counted whole.
         step_load_tokens: tokens resident in the step just reported, by requests that it ended too.
         step_running: requests that took part in that step.
         step_entered: requests that began to run in it.
+        step_asked: KV tokens in it of those requests that are asked about.
         kv_usage: fraction of the KV memory in use, of the fullest group of blocks.
         kv_tokens: tokens that fit into it, 0 where that is not told.
         admissible_tokens: KV tokens that it would let in if nobody waited there.
+        admission: who decides on that; see ``Snapshot``.
+        preemptions: requests that lost their KV since its first snapshot.
+        known: it has had a full snapshot: deltas before that show a part of what runs.
         full_wanted: something was missed, a full snapshot puts it right.
         gaps: snapshots known to be lost.
         departures: requests that stopped running, with their tokens; whoever reads them clears it.
         changed: tokens whose running requests became more or fewer; likewise.
     """
 
-    def __init__(self, rows: WorkerRows | None = None, claim: Claim = _unclaimed) -> None:
+    # With thirty attributes or more, instances without slots are slower to use.
+    __slots__ = (
+        "_asked",
+        "_claim",
+        "_forgotten",
+        "_parts",
+        "_preemptions_told",
+        "_prefill_left",
+        "_rows",
+        "_running",
+        "_tick",
+        "admissible_tokens",
+        "admission",
+        "changed",
+        "departures",
+        "epoch",
+        "full_wanted",
+        "gaps",
+        "known",
+        "kv_tokens",
+        "kv_usage",
+        "load_tokens",
+        "power_w",
+        "preemptions",
+        "received_s",
+        "sequence",
+        "slots",
+        "step",
+        "step_asked",
+        "step_entered",
+        "step_load_tokens",
+        "step_running",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        rows: WorkerRows | None = None,
+        claim: Claim = _unclaimed,
+        asked: Collection[str] = (),
+    ) -> None:
         self.epoch = ""
         self.sequence = 0
         self.step = 0
@@ -79,15 +124,21 @@ class Feed:
         self.step_load_tokens = 0
         self.step_running = 0
         self.step_entered = 0
+        self.step_asked: Mapping[str, int] = {}
         self.kv_usage = 0.0
         self.kv_tokens = 0
         self.admissible_tokens: int | None = None
+        self.admission: str | None = None
+        self.preemptions = 0
+        self._preemptions_told: int | None = None
+        self.known = False
         self.full_wanted = True
         self.gaps = 0
         self.departures: list[tuple[str | None, Departure]] = []
         self.changed: set[str] = set()
         self._rows = rows or RunningTable().worker()
         self._claim = claim
+        self._asked = asked
         self._tick = 0
         self._parts: dict[str, _Part] = {}
         self._running: dict[str, int] = {}
@@ -135,6 +186,8 @@ class Feed:
         self._tell(snapshot.running)
         self.step_load_tokens = self.resident_tokens
         self.step_running = len(self._parts)
+        if self._asked or self.step_asked:
+            self.step_asked = self._held_by_asked()
         for engine_id in snapshot.finished:
             self._leave(engine_id, completed=True)
         for engine_id in snapshot.preempted:
@@ -162,20 +215,29 @@ class Feed:
             if part.token == token
         )
 
+    def _held_by_asked(self) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for part in self._parts.values():
+            if (token := part.token) is not None and token in self._asked:
+                tokens = part.prompt_tokens - part.prefill_left + self._tick + part.generated_tokens
+                held[token] = held.get(token, 0) + tokens
+        return held
+
     def _is_news(self, snapshot: Snapshot) -> bool:
         if snapshot.kind == "full":
             return snapshot.sequence >= self.sequence
         return snapshot.sequence > self.sequence
 
     def _restart(self, epoch: str) -> None:
+        self._preemptions_told = 0 if self.epoch else None
         self.epoch = epoch
         self.sequence = 0
-        self.full_wanted = True
+        self.known, self.full_wanted = False, True
         self._drop_all_but(set())
 
     def _note(self, snapshot: Snapshot, received_s: float) -> None:
         if snapshot.kind == "full":
-            self.full_wanted = False
+            self.known, self.full_wanted = True, False
             sizes = (group.block_size * group.blocks_total for group in snapshot.kv_groups)
             self.kv_tokens = min(sizes, default=0)
         elif snapshot.sequence > self.sequence + 1 and not self.full_wanted:
@@ -188,6 +250,11 @@ class Feed:
         self.waiting = snapshot.waiting
         self.power_w = snapshot.power_w
         self.admissible_tokens = snapshot.admissible_kv_tokens
+        self.admission = snapshot.admission
+        if snapshot.preemptions_total != self._preemptions_told:
+            if self._preemptions_told is not None:
+                self.preemptions += max(0, snapshot.preemptions_total - self._preemptions_told)
+            self._preemptions_told = snapshot.preemptions_total
         self.kv_usage = 0.0
         for group in snapshot.kv_groups:
             usage = group.blocks_used / group.blocks_total
@@ -240,7 +307,7 @@ class Feed:
         if part is not None:
             generated = self._tick + part.generated_tokens
             departure = Departure(
-                part.number, part.prompt_tokens, generated, completed, part.max_tokens
+                part.number, part.prompt_tokens, generated, completed, part.max_tokens, engine_id
             )
             self.departures.append((part.token, departure))
 

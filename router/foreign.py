@@ -8,10 +8,31 @@ that this router itself had there in the last ``LATE_S`` is surely somebody else
 from __future__ import annotations
 
 from collections import deque
-
-from router.types import Gauges
+from dataclasses import dataclass
 
 LATE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """A worker as its engine's own gauges show it, which may be many seconds late.
+
+    Attributes:
+        running: engine requests that run, anybody's.
+        waiting: those that are queued.
+        kv_usage: fraction of the KV memory in use.
+        kv_tokens: tokens that fit into it, 0 where that is not told.
+    """
+
+    running: int
+    waiting: int = 0
+    kv_usage: float = 0.0
+    kv_tokens: int = 0
+
+    @property
+    def load_tokens(self) -> int:
+        """KV tokens in use."""
+        return round(self.kv_usage * self.kv_tokens)
 
 
 class ForeignLoad:

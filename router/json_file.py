@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -53,6 +54,11 @@ def write_json(report: Mapping[str, Any], file: str | None) -> None:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {file}: {error.strerror}") from error
+
+
+def finite(value: float | None) -> float | None:
+    """None for what is infinite, as JSON has no word for it, or not known."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _fault(path: Path) -> str | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from router.cluster import Group
 from router.decider import Decider
-from router.errors import EvenstepError
+from router.errors import EvenstepError, NoWorkerError
+from router.group import Group
 from router.pool import Pool
+from router.retry import RetryBudget
 from router.stats import GroupStats
 from router.types import Dispatch, WorkerSpec
 
@@ -30,11 +31,13 @@ class Waiter:
 class Lane:
     """A group's decider, and those who wait for its answers.
 
-    ``deserted_s`` is since when no worker has been live, None while one is.
+    ``deserted_s`` is since when no worker takes requests, None while one does; ``budget`` is for
+    answers that are asked for anew.
     """
 
     decider: Decider
     deserted_s: float | None
+    budget: RetryBudget
     waiters: dict[str, Waiter] = field(default_factory=dict)
     timer: asyncio.TimerHandle | asyncio.Handle | None = None
     hurried: bool = False
@@ -54,6 +57,21 @@ class Lane:
         """What has come of them."""
         return self.decider.stats
 
+    def note_desertion(self, now_s: float) -> None:
+        """A worker has come or gone."""
+        if self.group.serving:
+            self.deserted_s = None
+        elif self.deserted_s is None:
+            self.deserted_s = now_s
+
+    def desertion(self) -> NoWorkerError:
+        """What requests are told while nobody serves them."""
+        workers = self.group.workers.items()
+        states = ", ".join(f"{i}: {w.down_reason or 'draining'}" for i, w in workers)
+        return NoWorkerError(
+            f"no worker of group {self.group.name!r} is up ({states or 'all have been removed'})"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
@@ -67,6 +85,8 @@ class DispatchSettings:
         snapshot_stale_s: snapshots older than this no longer count.
         overcommit: requests that may queue in an engine before a slot is free; None: as many as
             its slot bubble asks for.
+        retry_share: for each request, so many answers may be asked for anew elsewhere.
+        retry_min_per_s: and so many in a second at any rate.
     """
 
     dispatch: Dispatch = Dispatch.POOL
@@ -75,3 +95,5 @@ class DispatchSettings:
     queue_timeout_s: float = 60.0
     snapshot_stale_s: float = 3.0
     overcommit: int | None = 0
+    retry_share: float = 0.2
+    retry_min_per_s: float = 10.0

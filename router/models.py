@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from router.cluster import Cluster
 from router.errors import InvalidRequestError, NoWorkerError, UnknownModelError
+
+# What an engine says of a model.
+Card = Mapping[str, Any]
+
+_NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
 
 class ModelTable:
     """Models by group; a model stays known while the workers that serve it are down.
 
+    It is forgotten with its group.
+
     Args:
         cluster: for the groups and who belongs to them.
+        aliases: further names of models; one that is a model's own as well goes before it.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, aliases: Mapping[str, str] = _NO_ALIASES) -> None:
         self._cluster = cluster
+        self._aliases = aliases
         self._group_of: dict[str, str] = {}
+        self._cards: dict[str, Card] = {}
 
     @property
     def names(self) -> Sequence[str]:
         """All models that have been seen, in the order of their first being seen."""
+        self._forget()
         return list(self._group_of)
 
-    def learn(self, worker_id: str, models: Sequence[str]) -> None:
+    @property
+    def cards(self) -> Sequence[Card]:
+        """What is said of each model, and of each alias of one that has been seen."""
+        models = [{**self._cards[name], "id": name} for name in self.names]
+        aliases = [
+            {**self._cards[model], "id": alias, "root": model}
+            for alias, model in self._aliases.items()
+            if model in self._cards
+        ]
+        return [card for card in models if card["id"] not in self._aliases] + aliases
+
+    def learn(self, worker_id: str, cards: Mapping[str, Card]) -> None:
         """A worker said what it serves; the first group to serve a model keeps it."""
-        for model in models:
-            group = self._cluster.group_of(worker_id)
-            self._group_of.setdefault(model, (group.serves or group).name)
+        self._forget()
+        group = self._cluster.group_of(worker_id)
+        for model, card in cards.items():
+            if model not in self._group_of:
+                self._group_of[model] = (group.serves or group).name
+                self._cards[model] = card
+
+    def resolve(self, name: str | None) -> str | None:
+        """The model that is meant by a name, which is its own where it is no alias."""
+        return name if name is None else self._aliases.get(name, name)
 
     def group(self, model: str | None) -> str:
         """The group for a request.
@@ -41,11 +72,19 @@ class ModelTable:
         groups = [group.name for group in self._cluster.groups.values() if group.serves is None]
         if model is None and len(groups) == 1:
             return groups[0]
+        self._forget()
         if not self._group_of:
             raise NoWorkerError("no worker has answered yet; retry in a moment")
-        if model is None:
-            known = ", ".join(self._group_of)
-            raise InvalidRequestError(f"name a 'model', one of: {known}", param="model")
         if model in self._group_of:
             return self._group_of[model]
-        raise UnknownModelError(f"The model `{model}` does not exist.", param="model")
+        known = ", ".join(str(card["id"]) for card in self.cards)
+        if model is None:
+            raise InvalidRequestError(f"name a 'model', one of: {known}", param="model")
+        said = f"The model `{model}` does not exist. Valid aliases: {known}."  # in vLLM's words
+        raise UnknownModelError(said, param="model")
+
+    def _forget(self) -> None:
+        """Groups may have gone since the last look."""
+        groups = self._cluster.groups
+        for model in [model for model, group in self._group_of.items() if group not in groups]:
+            del self._group_of[model], self._cards[model]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from typing import Protocol
 
+from router.stats import TokenStats
 from router.types import Outcome, Request, WorkerSpec
 
 
@@ -23,16 +25,45 @@ class DispatchPort(Protocol):
         """
         ...
 
-    def withdraw(self, request: Request) -> None:
-        """The client left; the request may be waiting or assigned."""
+    def withdraw(self, request: Request, outcome: Outcome = Outcome.ABORTED) -> None:
+        """Nobody waits for the answer any more; the request may be waiting or assigned."""
         ...
 
-    def give_back(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
-        """The worker failed before the first byte: wait for another, at the old place.
+    def give_back(
+        self, request: Request, *failed_by: str
+    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+        """An attempt failed before the first byte: wait for another worker, before all others.
+
+        Args:
+            request: as it was called.
+            failed_by: the worker, if it is one to avoid; others are waited for while there are any.
 
         Returns:
             The request as it is called from now on, and its worker as ``submit`` returns it.
         """
+        ...
+
+    def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
+        """Whether an answer of these workers may be asked of another one instead.
+
+        False if the group has no other, or the budget of retries is spent; else one is taken of it.
+        """
+        ...
+
+    def answered(self, worker_id: str, attempt: str) -> None:
+        """A worker has begun to answer a request, and not with an error."""
+        ...
+
+    def failed(self, worker_id: str, attempt: str, *, suspect: bool = False) -> None:
+        """A worker has failed a request; suspect: which another has failed, too."""
+        ...
+
+    def refused(self, worker_id: str, attempt: str) -> None:
+        """A worker has answered a request with an error, whoever is to blame."""
+        ...
+
+    def rest(self, worker_id: str, seconds: float) -> None:
+        """A worker asks to be given nothing for so long."""
         ...
 
     def turned_away(
@@ -41,7 +72,8 @@ class DispatchPort(Protocol):
         """A prefill worker takes no prompt now: wait for another, as after ``give_back``.
 
         Returns:
-            As ``give_back`` does; None, and nothing is changed, if all others took none either.
+            As ``give_back`` does; None, and nothing is changed, if all others took none either, or
+            the budget of retries is spent.
         """
         ...
 
@@ -66,7 +98,9 @@ class DispatchPort(Protocol):
         """
         ...
 
-    def prefill_again(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]:
+    def prefill_again(
+        self, request: Request, *failed_by: str
+    ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """The KV of a request that was handed off is gone: wait for a prefill worker anew."""
         ...
 
@@ -90,8 +124,16 @@ class DispatchPort(Protocol):
         """An assigned request's stream has shown so many output tokens."""
         ...
 
-    def prompt_counted(self, request: Request, prompt_tokens: int) -> None:
-        """An engine has said how many tokens a request's prompt has."""
+    def prompt_counted(self, request: Request, prompt_tokens: int, output_tokens: int = 0) -> None:
+        """An engine has said how many tokens a request's prompt has, and perhaps its output."""
+        ...
+
+    def token_stats(self, group: str) -> TokenStats:
+        """Where streams of a group count the times of their tokens."""
+        ...
+
+    def energy_j(self, request: Request) -> float | None:
+        """Joules that a metered request has used so far where it is; None: not known."""
         ...
 
     def first_byte(self, request: Request, now_s: float) -> None:

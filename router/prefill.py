@@ -53,6 +53,11 @@ class PrefillWorker(Worker):
         self._left: set[str] = set()
 
     @property
+    def empty(self) -> bool:
+        """See ``Worker``: and no decode worker is still to fetch KV from here."""
+        return super().empty and not self._kept
+
+    @property
     def kv_tokens(self) -> int:
         """Tokens that its KV memory holds, 0 where that is not known."""
         if self.feed is not None:
@@ -67,9 +72,9 @@ class PrefillWorker(Worker):
         """
         return self._known_tokens()
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, now_s: float | None = None) -> None:
         """See ``Worker``: a prompt is computed once, whatever is made of it elsewhere."""
-        super().add(replace(request, slots=1))
+        super().add(replace(request, slots=1), now_s)
 
     def keep(self, request_id: str, tokens: int, until_s: float) -> None:
         """The KV of a request's prompt is here, until it is fetched or that time has come."""
@@ -124,7 +129,7 @@ class PrefillWorker(Worker):
             id=self.spec.id,
             load_tokens=left,
             requests=requests,
-            capacity=int(wants and not self.refusing and self._has_memory()),
+            capacity=self._capacity(int(wants and not self.refusing and self._has_memory())),
             waiting=self.feed.waiting if self.feed else 0,
             kv_usage=self.feed.kv_usage if self.feed else 0.0,
         )

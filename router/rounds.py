@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Protocol, runtime_checkable
 
 from router.errors import PolicyError
 from router.forecast import Outlook
 from router.memory import RoundMemory, receive
+from router.policy import Policy
 from router.tier import Tier
-from router.types import Assignment, Policy, Request, WorkerView
+from router.types import Assignment, Request, WorkerView
 
 
 @runtime_checkable
@@ -26,6 +28,7 @@ def assign(
     workers: Sequence[WorkerView],
     outlook: Outlook | None = None,
     overdue: Request | None = None,
+    askable: Set[str] = frozenset(),
 ) -> list[Assignment]:
     """Let a policy assign tier after tier while capacity lasts.
 
@@ -38,12 +41,14 @@ def assign(
         outlook: their predicted loads, if there is a look-ahead.
         overdue: one that has waited too long; a worker's memory is kept until it fits, else smaller
             ones would take all that becomes free.
+        askable: ids of the workers that take requests, now or soon. Who waits since some of them
+            have failed it goes to the others, and waits for these; to any if there are none.
 
     Raises:
-        PolicyError: the policy broke its contract (see ``types.Policy.assign``).
+        PolicyError: the policy broke its contract (see ``policy.Policy.assign``).
     """
     in_turn = [Tier.of(tier) for tier in tiers]
-    round_ = _Round(policy, workers, outlook)
+    round_ = _Round(policy, workers, outlook, askable)
     if overdue is not None:
         round_.reserve(overdue)
     shares = _shares(in_turn, workers)
@@ -54,9 +59,14 @@ class _Round:
     """The workers and their outlook, as assignments change them."""
 
     def __init__(
-        self, policy: Policy, workers: Sequence[WorkerView], outlook: Outlook | None
+        self,
+        policy: Policy,
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None,
+        askable: Set[str],
     ) -> None:
         self._policy = policy
+        self._askable = askable
         self._workers = workers
         self._outlook = outlook
         self._memory = RoundMemory()
@@ -68,12 +78,13 @@ class _Round:
 
     def serve(self, tier: Tier, share: float) -> Iterator[Assignment]:
         """Assign a tier; anew what did not fit into the memory of the worker that it was given."""
-        while any(worker.capacity > 0 for worker in self._settled()):
-            takers = self._memory.takers(tier, self._workers)
+        while any(worker.capacity > 0 for worker in self._offered(tier)):
+            offered = self._offered(tier)
+            takers = self._memory.takers(tier, offered)
             if not any(worker.capacity > 0 for worker in takers):
-                yield from self._enter(self._memory.first_fit(tier, self._workers), tier)
+                yield from self._enter(self._memory.first_fit(tier, offered), tier)
                 # One is left at least, or somebody would have been offered it.
-                self._memory.keep_room(self._settled())
+                self._memory.keep_room(self._offered(tier))
                 break
             if isinstance(self._policy, Budgeted):
                 self._policy.share = share
@@ -84,11 +95,22 @@ class _Round:
             if len(fitting) == len(assignments):
                 break
             entered = {assignment.request_id for assignment in fitting}
-            tier = Tier.of([request for request in tier if request.id not in entered])
+            left = [request for request in tier if request.id not in entered]
+            tier = Tier.of(left, tier.avoid)
 
     def _enter(self, assignments: Sequence[Assignment], tier: Tier) -> Sequence[Assignment]:
         self._last = assignments, tier
         return assignments
+
+    def _offered(self, tier: Tier) -> Sequence[WorkerView]:
+        """The workers, without capacity those that the tier avoids."""
+        workers = self._settled()
+        if not tier.avoid or not self._askable - tier.avoid:
+            return workers
+        return [
+            replace(one, capacity=min(0, one.capacity)) if one.id in tier.avoid else one
+            for one in workers
+        ]
 
     def _settled(self) -> Sequence[WorkerView]:
         """The workers once the last assignments have been made."""

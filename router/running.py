@@ -35,6 +35,7 @@ class RunningTable:
         self._end_probability = np.zeros(_FIRST_ROWS)
         self._row: dict[int, int] = {}
         self.ticks: list[int] = []
+        self._free: list[int] = []
         self._serial = 0
 
     def __len__(self) -> int:
@@ -42,8 +43,14 @@ class RunningTable:
 
     def worker(self) -> WorkerRows:
         """Room for one more worker; its index counts from 0."""
+        if self._free:
+            return WorkerRows(self, self._free.pop())
         self.ticks.append(0)
         return WorkerRows(self, len(self.ticks) - 1)
+
+    def release(self, worker: int) -> None:
+        """A worker that has no rows is gone; its index may be another's from now on."""
+        self._free.append(worker)
 
     def running(self, workers: Sequence[int]) -> Running:
         """The rows of some workers, which are numbered anew in this order."""

@@ -6,243 +6,234 @@ import asyncio
 import contextlib
 import gc
 import logging
+import signal
 import socket
+import ssl
 import time
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
+from typing import Protocol
 
-import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
-from router.app import AppContext, create_app
+from router import wiring
+from router.access.access import Access
+from router.admin.app import AddRoutes, Render, add_instance, add_metrics, create_admin
+from router.admin.hosts import is_loopback, loopback
+from router.admin.page import add_page
+from router.admin.recording import add_recording
+from router.admin.server import serving
+from router.admin.settings import add_settings
+from router.admin.streams import Streams
+from router.admin.workers import add_workers
+from router.app import create_app
+from router.balancing import balancing, deciding
 from router.cluster import Cluster
-from router.config import ServeSettings
 from router.dispatch import Dispatcher
-from router.engines.curve import read_key_pair
-from router.engines.gauges import GaugeReader
-from router.engines.health import HealthMonitor
-from router.engines.snapshots import SnapshotClient
-from router.engines.upstream import HttpClient
 from router.errors import ConfigError
-from router.lane import DispatchSettings
-from router.lookahead import SIGNALS, LookAhead
-from router.metrics import Metrics
-from router.models import ModelTable
-from router.policies import POLICIES, PolicySettings
-from router.policies.calibration import moves_within, must_compile
-from router.policies.solver import DEFAULT_MOVES
-from router.proxy.mooncake import Bootstraps
-from router.proxy.relay import Attempts, KvTransfer, RelayContext
-from router.types import DEFAULT_SLOTS, EngineFailed, Policy
-from router.workload import WorkProfile
+from router.file_limit import allow_connections
+from router.front import Front
+from router.http.counts import HttpCounts
+from router.lifecycle import Lifecycle
+from router.listening import listen, server_config, url
+from router.logs import start_logging
+from router.main_server import MainServer
+from router.metrics.render import Metrics, Sources
+from router.proxy.context import AppContext
+from router.recording.file import RecordFile
+from router.recording.recorder import Recorder
+from router.reload import Part, Reload
+from router.request_log import RequestLog
+from router.settings.serve import ServeSettings
+from router.systemd import given_sockets
 
 log = logging.getLogger(__name__)
 
-_GRACE_S = 10
+_LOOK_S = 0.01
 
 
-def run(settings: ServeSettings) -> None:
-    """Serve until SIGINT or SIGTERM; running streams then get a few seconds to end.
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What is served, and what moves it.
+
+    Attributes:
+        app: the application with all that runs beside it.
+        lifecycle: how far from its end it is.
+        reload: has the settings read again.
+        counts: of the main port's connections.
+    """
+
+    app: ASGIApp
+    lifecycle: Lifecycle
+    reload: Reload
+    counts: HttpCounts
+
+
+def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
+    """Serve until SIGINT or SIGTERM; see ``MainServer`` for how it ends.
+
+    Args:
+        settings: those to begin with.
+        read: reads them anew.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: an address cannot be listened on.
     """
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    with _listen(settings.host, settings.port) as listener:
-        config = uvicorn.Config(
-            build(settings),
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            log_config=None,
-            timeout_graceful_shutdown=_GRACE_S,
-        )
+    start_logging(settings.log_level, settings.log_format)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
+    if settings.port and settings.admin_port == settings.port:
+        raise ConfigError(f"--admin-port {settings.port} is --port as well; give another")
+    tls = settings.tls
+    with contextlib.ExitStack() as sockets:
+        given = given_sockets(("http", "admin"))
+        listener = given.get("http") or listen(settings.host, settings.port, "--port")
+        sockets.enter_context(listener)
+        admin = _admin_port(settings, given.get("admin"))
+        if admin is not None:
+            sockets.enter_context(admin)
+        built = build(settings, read, tls, admin)
+        allow_connections(settings.max_connections)
+        config = server_config(built.app, settings.http_limits, counts=built.counts, tls=tls)
         log.info(
-            "evenstep %s: %s, %s dispatch, %d workers, http://%s:%d",
+            "evenstep %s: %s, %s dispatch, %d workers, %s",
             *(version("evenstep"), settings.policy, settings.dispatch.value),
-            *(len(settings.workers), *listener.getsockname()[:2]),
+            *(len(settings.workers), url(listener, tls)),
         )
-        uvicorn.Server(config).run(sockets=[listener])
+        if admin is not None:
+            log.info("status page: %s", url(admin, _admin_tls(admin, tls)))
+        inherited = "http" in given
+        server = MainServer(config, built.lifecycle, built.reload, inherited=inherited)
+        server.run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; try another --port") from None
+def _admin_port(settings: ServeSettings, given: socket.socket | None) -> socket.socket | None:
+    """Where the admin port listens, if there is one.
+
+    Raises:
+        ConfigError: it cannot listen there, or others would reach it and need no key.
+    """
+    if given is None and settings.admin_port is None:
+        return None
+    listener = given or listen(settings.admin_host, settings.admin_port or 0, "--admin-port")
+    if settings.admin_key_file is None:
+        loopback(listener.getsockname()[0])
     return listener
 
 
-def build(settings: ServeSettings) -> FastAPI:
-    """The application with all that runs beside it."""
-    cluster = Cluster(settings.workers, settings.lockstep, settings.prefill_chunk)
-    dispatcher = _dispatcher(settings, cluster)
-    models = ModelTable(cluster)
-    snapshots, gauges = _sources(settings, dispatcher)
-    attempts = Attempts()
-    health = HealthMonitor(
-        settings.workers,
-        dispatcher.apply,
-        models.learn,
-        lambda worker_id: _give_engine_up(worker_id, dispatcher, attempts),
-        interval_s=settings.health_interval_s,
-        timeout_s=settings.health_timeout_s,
-        failures=settings.health_failures,
-    )
-    client = HttpClient(settings.connect_timeout_s)
-    relay = RelayContext(
-        port=dispatcher,
-        client=client,
-        trouble=health.probe_now,
-        ranked=_shared_urls(settings),
-        max_attempts=settings.max_attempts,
-        clock=time.monotonic,
-        attempts=attempts,
-        transfer=KvTransfer(
-            settings.kv_expiry_s if settings.kv_transfer == "params" else None, Bootstraps(client)
-        ),
-    )
+def _admin_tls(admin: socket.socket, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
+    """What the admin port's clients are shown; on loopback nobody reads along."""
+    return None if is_loopback(admin.getsockname()[0]) else tls
+
+
+def build(
+    settings: ServeSettings,
+    read: Callable[[], ServeSettings],
+    tls: ssl.SSLContext | None = None,
+    admin: socket.socket | None = None,
+) -> Built:
+    """The application with all that runs beside it.
+
+    Args:
+        settings: see ``ServeSettings``.
+        read: reads them anew.
+        tls: what the main port's clients are shown.
+        admin: where the admin port listens; None: there is none.
+    """
+    lifecycle = Lifecycle(settings.drain_delay_s, settings.grace_s)
+    access = Access(settings, time.monotonic)
+    made = wiring.parts(settings, access)
+    dispatcher, snapshots, cluster = made.dispatcher, made.snapshots, made.dispatcher.cluster
+    requests, counts = RequestLog(time.monotonic), HttpCounts()
+    cluster.watchers.append(requests)
+    sources = Sources(snapshots, made.agents, made.health, made.gauges, access.limits, counts)
+    metrics = Metrics(cluster, sources, time.monotonic, dispatcher.deciders).render
+    streams = Streams()
+    recorder = Recorder(cluster, wiring.recorded(settings), time.monotonic, time.time())
+    files = [RecordFile(Path(settings.record), recorder)] if settings.record else []
+    routes = _admin_routes(lambda: reload, made, metrics, recorder, streams)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         snapshots.start()
         gc.freeze()
-        async with asyncio.TaskGroup() as tasks:
-            parts = (health.run(), gauges.run(), dispatcher.run())
-            running = [tasks.create_task(part) for part in parts]
+        beside: Iterable[_Runs] = (*made.running, *files)
+        admin_app = create_admin(routes, access.operators)
+        shown = None if admin is None else _admin_tls(admin, tls)
+        async with _running(beside), serving(admin_app, streams, admin, shown):
+            await _all_checked(cluster, settings.health_timeout_s)
             yield
-            for task in running:
-                task.cancel()
         snapshots.close()
-        await client.aclose()
+        await made.client.aclose()
+        log.info("ended; %s", _left(dispatcher))
 
-    metrics = Metrics(dispatcher, snapshots, health, gauges, time.monotonic).render
-    context = AppContext(dispatcher, models, relay, metrics, time.monotonic, snapshots.problem)
-    return create_app(context, lifespan)
-
-
-def _sources(settings: ServeSettings, dispatcher: Dispatcher) -> tuple[SnapshotClient, GaugeReader]:
-    """Where the workers' states come from."""
-    cluster, keys = dispatcher.cluster, settings.secret_key_file
-    snapshots = SnapshotClient(
-        settings.workers,
-        dispatcher.apply,
-        lambda worker_id: _full_wanted(cluster, worker_id),
-        time.monotonic,
-        None if keys is None else read_key_pair(keys),
-        lambda worker_id: cluster.worker(worker_id).live,
+    context = AppContext(
+        dispatcher, made.models, made.relay, metrics, time.monotonic, snapshots.problem, lifecycle
     )
-    gauges = GaugeReader(
-        settings.workers,
-        dispatcher.apply,
-        lambda worker_id: _gauges_wanted(cluster, worker_id),
-        time.monotonic,
-        interval_s=settings.metrics_interval_s,
-        timeout_s=settings.health_timeout_s,
-    )
-    return snapshots, gauges
+    app = Front(create_app(context, lifespan, access.guard), lifecycle, requests)
+    parts = [] if tls is None else [wiring.certificate(tls)]
+    parts += [wiring.keys(access), *_routing(settings, made)]
+    parts += [wiring.recording(recorder), wiring.ending(lifecycle)]
+    reload = Reload(settings, read, parts)
+    return Built(app, lifecycle, reload, counts)
 
 
-def _dispatcher(settings: ServeSettings, cluster: Cluster) -> Dispatcher:
-    chosen = PolicySettings(seed=settings.seed, moves=_moves(settings))
-    row = POLICIES[settings.policy]
-
-    def make_policy() -> Policy:
-        return row.make(chosen)
-
-    def make_look_ahead() -> LookAhead | None:
-        return _look_ahead(settings) if row.looks_ahead else None
-
-    return Dispatcher(
-        cluster,
-        make_policy,
-        fallback=lambda: POLICIES["least_tokens"].make(chosen),
-        settings=DispatchSettings(
-            dispatch=settings.dispatch,
-            pool_limit=settings.pool_size,
-            patience_s=settings.starvation_s,
-            queue_timeout_s=settings.queue_timeout_s,
-            snapshot_stale_s=settings.snapshot_stale_s,
-            overcommit=settings.overcommit,
-        ),
-        clock=time.monotonic,
-        make_look_ahead=make_look_ahead,
-    )
+def _routing(settings: ServeSettings, made: wiring.Parts) -> list[Part]:
+    """What of it takes other settings while it runs; first who may refuse them."""
+    decides = balancing(settings, made.dispatcher)
+    watching = wiring.watching(made.health, made.gauges)
+    return [wiring.workers(made.fleet), decides, watching, wiring.patience(made.relay)]
 
 
-def _moves(settings: ServeSettings) -> int:
-    """What the solver's time buys on this machine, for the largest group."""
-    if settings.policy != "bfio" or not settings.workers:
-        return DEFAULT_MOVES
-    decoding = [worker for worker in settings.workers if worker.role != "prefill"]
-    workers = max(Counter(worker.group for worker in decoding).values())
-    slots = decoding[0].slots or DEFAULT_SLOTS
-    compiling = "; compiling it takes half a minute, once" if must_compile() else ""
-    log.info("bfio: looking how fast its search is here%s", compiling)
-    moves = moves_within(settings.solver_ms / 1000, workers, slots, time.perf_counter)
-    log.info("bfio: %d moves of its search take %g ms here", moves, settings.solver_ms)
-    return moves
+def _admin_routes(
+    reload: Callable[[], Reload],
+    made: wiring.Parts,
+    metrics: Render,
+    recorder: Recorder,
+    streams: Streams,
+) -> list[AddRoutes]:
+    """What the admin port answers."""
+    problem, emulated = made.snapshots.problem, made.health.emulated
+    page = wiring.page(lambda: reload().settings, made.dispatcher, problem, emulated)
+    return [
+        partial(add_metrics, render=metrics),
+        partial(add_instance, deciders=made.dispatcher.deciders),
+        partial(add_page, render=page, streams=streams),
+        partial(add_recording, recorder=recorder, streams=streams),
+        partial(add_workers, fleet=made.fleet),
+        partial(add_settings, reload=reload, prepare=deciding),
+    ]
 
 
-def _look_ahead(settings: ServeSettings) -> LookAhead:
-    profile = WorkProfile(
-        growth=settings.drift,
-        window=settings.window,
-        window_share=settings.window_share,
-        request_tokens=settings.request_tokens,
-        prefill_beta=settings.prefill_beta,
-        prefill_chunk=settings.prefill_chunk,
-    )
-    return LookAhead(
-        SIGNALS[settings.lookahead](profile),
-        profile,
-        settings.horizon,
-        settings.discount,
-        settings.tie_weight,
-        settings.lead_tokens,
-    )
+class _Runs(Protocol):
+    async def run(self) -> None: ...
 
 
-def _give_engine_up(worker_id: str, dispatcher: Dispatcher, attempts: Attempts) -> None:
-    """End what can be hoped for no longer, now that an engine has failed its checks.
-
-    One request's broken connection is no reason: in lockstep it would end all the streams of a
-    healthy group, and a prefill worker would be taken to have lost what others wait for.
-    """
-    dispatcher.apply(EngineFailed(worker_id))
-    group = dispatcher.cluster.group_of(worker_id)
-    if group.lockstep:
-        for worker in group.workers.values():
-            if worker.down_reason is not None:
-                attempts.break_off(worker.spec.id, worker.down_reason)
-    # Alone in its group it may still be better than nothing: busy engines answer late.
-    elif group.live_workers() or (group.serves and group.serves.live_workers()):
-        attempts.recall(worker_id, "the worker does not answer its health checks")
+@contextlib.asynccontextmanager
+async def _running(parts: Iterable[_Runs]) -> AsyncIterator[None]:
+    """What runs beside the server, until the block ends."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(part.run()) for part in parts]
+        yield
+        for task in running:
+            task.cancel()
 
 
-def _full_wanted(cluster: Cluster, worker_id: str) -> bool:
-    feed = cluster.worker(worker_id).feed
-    return feed is None or feed.full_wanted
+async def _all_checked(cluster: Cluster, longest_s: float) -> None:
+    """Wait until each worker has been looked at, so that who can connect can be served."""
+    workers = [worker for group in cluster.groups.values() for worker in group.workers.values()]
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(longest_s):
+            while not all(worker.checked for worker in workers):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(_LOOK_S)
 
 
-def _gauges_wanted(cluster: Cluster, worker_id: str) -> bool:
-    worker = cluster.worker(worker_id)
-    return worker.live and worker.feed is None
-
-
-def _shared_urls(settings: ServeSettings) -> frozenset[str]:
-    counts = Counter(worker.url for worker in settings.workers)
-    return frozenset(url for url, count in counts.items() if count > 1)
+def _left(dispatcher: Dispatcher) -> str:
+    """What is counted at the end: nothing, if everything was ended as it should be."""
+    groups = dispatcher.cluster.groups.values()
+    flying = sum(worker.in_flight for group in groups for worker in group.workers.values())
+    waiting = sum(len(decider.pool) for decider in dispatcher.deciders.values())
+    return f"{flying} requests in flight, {waiting} waiting"

@@ -23,6 +23,7 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
         id: as in ``Running``.
         completed: it ended by itself or at its cap; False if it was aborted or failed.
         max_tokens: its cap, ``NO_CAP`` where there is none.
+        engine_id: as its engine calls it, where that is known.
     """
 
     id: int
@@ -30,6 +31,7 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
     generated_tokens: int
     completed: bool
     max_tokens: int
+    engine_id: str = ""
 
     @property
     def by_itself(self) -> bool:

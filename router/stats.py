@@ -12,6 +12,7 @@ from router.types import Outcome
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 DECISION_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1)
 REQUEST_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+MOVES_BOUNDS = (0, 10, 100, 300, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5, 1e6)
 OBJECTIVE_BOUNDS = (1e2, 3e2, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8, 1e9)
 
 
@@ -35,6 +36,19 @@ class Histogram:
 
 
 @dataclass(slots=True)
+class TokenStats:
+    """When tokens of streamed answers were passed on.
+
+    Attributes:
+        itl_s: between two of a stream of one answer; several that come together are one.
+        tpot_s: from a stream's first token to its last, per token; of streams at their end.
+    """
+
+    itl_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
+    tpot_s: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
+
+
+@dataclass(slots=True)
 class GroupStats:
     """What happened in one group since the start.
 
@@ -42,7 +56,9 @@ class GroupStats:
         outcomes: requests by how they ended, those that never left the pool included.
         rejected: requests turned away because the pool was full.
         unserved: requests turned away because no worker was live.
-        returned: dispatches that came back before their first byte.
+        returned: dispatches that came back before their first byte; unreturned: failures that were
+            passed on, since the budget for asking elsewhere was spent.
+        beside: times that a request was sent to a worker beside the pool.
         rounds: rounds in which a policy was asked; policy_errors: those that broke its contract.
         pool_wait_s, ttft_s: per request; service_s: from its being given to a worker to the first
             byte of the answer, or to the end of its prefill.
@@ -54,7 +70,8 @@ class GroupStats:
         expired_kv_tokens: KV that prefill workers have kept for nobody.
         decision_s: per round, look-ahead included; decision_candidates: requests that waited then;
             decision_admitted: those that were assigned.
-        decision_objective: what bfio's objective came to.
+        decision_objective: what bfio's objective came to; decision_moves: what its search spent.
+        tokens: of streams.
     """
 
     outcomes: defaultdict[Outcome, int] = field(default_factory=lambda: defaultdict(int))
@@ -62,6 +79,8 @@ class GroupStats:
     unserved: int = 0
     assigned: int = 0
     returned: int = 0
+    unreturned: int = 0
+    beside: int = 0
     rounds: int = 0
     policy_errors: int = 0
     estimated: int = 0
@@ -76,6 +95,8 @@ class GroupStats:
     decision_candidates: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
     decision_admitted: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
     decision_objective: Histogram = field(default_factory=lambda: Histogram(OBJECTIVE_BOUNDS))
+    decision_moves: Histogram = field(default_factory=lambda: Histogram(MOVES_BOUNDS))
+    tokens: TokenStats = field(default_factory=TokenStats)
 
     def decided(self, seconds: float, candidates: int, admitted: int) -> None:
         """A round has been decided."""

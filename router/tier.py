@@ -27,6 +27,7 @@ class Tier(Sequence[Request]):
         slots: shape (R,).
         by_id: the same requests, and maybe others.
         others: ids of these others.
+        avoid: workers that have failed these requests.
     """
 
     requests: Sequence[Request]
@@ -34,9 +35,10 @@ class Tier(Sequence[Request]):
     slots: Ints
     by_id: Mapping[str, Request]
     others: Set[str] = frozenset()
+    avoid: Set[str] = frozenset()
 
     @classmethod
-    def of(cls, requests: Sequence[Request]) -> Tier:
+    def of(cls, requests: Sequence[Request], avoid: Set[str] = frozenset()) -> Tier:
         """A tier of these; a tier is its own."""
         if isinstance(requests, Tier):
             return requests
@@ -46,6 +48,7 @@ class Tier(Sequence[Request]):
             np.fromiter(map(_PROMPT_TOKENS, requests), dtype=np.int64, count=count),
             np.fromiter(map(_SLOTS, requests), dtype=np.int64, count=count),
             dict(zip(map(_ID, requests), requests, strict=True)),
+            avoid=avoid,
         )
 
     def find(self, request_id: str) -> Request | None:

@@ -1,24 +1,23 @@
-"""Values and protocols that every part shares: requests, workers, snapshots, policies.
+"""Values that every part shares: requests, workers, snapshots, events.
 
 Standard library, and msgspec for what travels as bytes. Loads and lengths are in KV tokens, times
-in seconds (suffix ``_s``); a time is on whatever clock the caller uses, and only differences of one
-clock are ever taken.
+in seconds (``_s``) of whatever clock the caller uses: only differences of one clock are ever taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 if TYPE_CHECKING:
-    from router.forecast import Outlook
+    from router.foreign import Gauges
 
 SCHEMA_VERSION = 1
 DEFAULT_SLOTS = 256
+ADMISSION_ENDED = "ended"
 
 Role = Literal["both", "prefill", "decode"]
 
@@ -62,6 +61,7 @@ class Outcome(Enum):
     ABORTED = "aborted"
     FAILED = "failed"
     EXPIRED = "expired"
+    DISPLACED = "displaced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,12 @@ class Request:
         max_tokens: the client's cap on the output, if any.
         priority: lower goes first, as in vLLM.
         arrival_s: when it reached the router.
-        text_bytes: of the text that its prompts are and nothing else; 0 where it says nothing of
-            their tokens.
+        text_bytes: of the text that its prompts are; 0 where it says nothing of their tokens.
         exact: ``prompt_tokens`` is no estimate.
+        metered: its client asks how much energy it takes.
+        tenant: name of the key that it came with; empty where no keys are asked for.
+        queue_timeout_s: how long it may wait in the router; None: as long as the router lets it.
+        avoid: ids of workers that have failed it; it goes to others while there are any.
     """
 
     id: str
@@ -90,16 +93,26 @@ class Request:
     arrival_s: float = 0.0
     text_bytes: int = 0
     exact: bool = False
+    metered: bool = False
+    tenant: str = ""
+    queue_timeout_s: float | None = None
+    avoid: frozenset[str] = frozenset()
 
     @property
     def load_tokens(self) -> int:
         """KV tokens that it brings to a worker when it enters (one prompt per engine request)."""
         return self.prompt_tokens * self.slots
 
-    def again(self) -> Request:
+    @property
+    def first_id(self) -> str:
+        """What it was called before it was given out anew; see ``again``."""
+        return self.id.partition("r")[0]
+
+    def again(self, *failed_by: str) -> Request:
         """The same for another attempt: ``es-…``, then ``es-…r1``, ``es-…r2`` (r is no digit)."""
         first, _, attempt = self.id.partition("r")
-        return replace(self, id=f"{first}r{int(attempt or 0) + 1}")
+        attempt_id = f"{first}r{int(attempt or 0) + 1}"
+        return replace(self, id=attempt_id, avoid=self.avoid.union(failed_by))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +127,10 @@ class WorkerSpec:
         slots: requests that run at once; None: what snapshots say, else ``DEFAULT_SLOTS``.
         role: ``prefill`` computes prompts for the others of its group; the rest serve answers.
         snapshots: ZMQ endpoint of the state stream, None where the engine has no plug-in.
-        server_key: the engine's public CURVE key, where its stream is secured.
+        server_key: public CURVE key of the engine, or the agent, whose messages are secured.
+        power: ZMQ endpoint of the agent that tells its power; None: only snapshots may.
         kv_bootstrap: URL of a prefill engine's bootstrap server, for Mooncake's connector.
+        service_rate: requests per second that each slot completes, as planned; None: not planned.
     """
 
     id: str
@@ -127,6 +142,8 @@ class WorkerSpec:
     snapshots: str | None = None
     server_key: str | None = None
     kv_bootstrap: str | None = None
+    power: str | None = None
+    service_rate: float | None = None
 
     @property
     def stage(self) -> str:
@@ -139,9 +156,6 @@ def prefill_stage(group: str) -> str:
     return f"{group}/prefill"
 
 
-# --- what a policy sees and says ------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """A live worker as a policy sees it.
@@ -152,8 +166,10 @@ class WorkerView:
         capacity: engine requests that it may receive in this round.
         waiting: those of ``requests`` that are queued in the engine.
         kv_usage: fraction of its KV memory in use; 0 where the engine does not tell.
-        admissible_tokens: KV tokens that requests may bring to it in this round, the first one of
-            an idle worker aside; None where the engine does not tell.
+        admissible_tokens: KV tokens that may be brought to it, if it is not idle; None: not told.
+        slots: engine requests that it runs at once.
+        service_rate: mu, requests per second that each slot completes; alike where nothing tells.
+        rate_error: relative standard error of ``service_rate``; 0 where it is given, not learned.
     """
 
     id: str
@@ -163,6 +179,9 @@ class WorkerView:
     waiting: int = 0
     kv_usage: float = 0.0
     admissible_tokens: int | None = None
+    slots: int = DEFAULT_SLOTS
+    service_rate: float = 1.0
+    rate_error: float = 0.0
 
 
 class Assignment(NamedTuple):
@@ -170,33 +189,6 @@ class Assignment(NamedTuple):
 
     request_id: str
     worker_id: str
-
-
-class Policy(Protocol):
-    """Assigns a pool of waiting requests to workers, jointly."""
-
-    def assign(
-        self,
-        waiting: Sequence[Request],
-        workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
-    ) -> Sequence[Assignment]:
-        """Choose who goes where in this round.
-
-        Args:
-            waiting: candidates, oldest first, all of one priority.
-            workers: the live workers of one group, in a fixed order.
-            outlook: predicted loads of these workers; None: nothing is known but the views.
-
-        Returns:
-            Assignments in the order of their choosing. Each request at most once; each to a
-            worker with capacity left (a request of several slots may overrun the last one); none
-            held back while capacity is left. ``rounds`` checks all three.
-        """
-        ...
-
-
-# --- snapshots (schema 1) -------------------------------------------------------------------------
 
 
 class RunningRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -230,6 +222,8 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         step: the barrier step that has just ended; ranks of a barrier count alike.
         time_s: wall clock (seconds since 1970) at the end of the step.
         step_s: how long the step took.
+        waited_s: for how long of it the rank waited for others; None: its engine times it not.
+        admission: its plug-in's policy; ``ADMISSION_ENDED`` after a fault; None: its engine's own.
     """
 
     kind: Literal["full", "delta"]
@@ -250,36 +244,13 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     slots: int = DEFAULT_SLOTS
     kv_groups: tuple[KvGroup, ...] = ()
     admissible_kv_tokens: int | None = None
+    admission: str | None = None
     scheduled_prefill_tokens: int = 0
     scheduled_decode_tokens: int = 0
     preemptions_total: int = 0
+    waited_s: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """A worker as its engine's own gauges show it, which may be many seconds late.
-
-    Attributes:
-        running: engine requests that run, anybody's.
-        waiting: those that are queued.
-        kv_usage: fraction of the KV memory in use.
-        kv_tokens: tokens that fit into it, 0 where that is not told.
-    """
-
-    running: int
-    waiting: int = 0
-    kv_usage: float = 0.0
-    kv_tokens: int = 0
-
-    @property
-    def load_tokens(self) -> int:
-        """KV tokens in use."""
-        return round(self.kv_usage * self.kv_tokens)
-
-
-# --- events of the cluster state machine ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +292,15 @@ class GaugesReceived:
     received_s: float
 
 
+class PowerTold(msgspec.Struct, frozen=True, gc=False):
+    """An agent has told a worker's power, and joules since its start; None: unknown."""
+
+    worker_id: str
+    power_w: float | None
+    energy_j: float | None
+    received_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A request came, and waits for a worker."""
@@ -330,10 +310,11 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """A request that waited was sent to a worker."""
+    """A request that waited was sent to a worker; ``time_s`` of these events: None, not told."""
 
     request_id: str
     worker_id: str
+    time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,22 +327,24 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class PromptCounted:
-    """An engine's answer says how many tokens the prompt of a one-slot request has."""
+    """An engine's answer says how many tokens the prompt of a one-slot request has.
+
+    ``output_tokens`` are those of the answer where it came as a whole, 0 where it says nothing.
+    """
 
     request_id: str
     prompt_tokens: int
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """A prompt is computed: its request waits, as ``ready``, for a decode worker.
-
-    ``kept_until_s`` is until when the prefill worker keeps its KV, None if it keeps none.
-    """
+    """A prompt is computed, its KV kept until then if at all: its request, ``ready``, waits."""
 
     request_id: str
     ready: Request
     kept_until_s: float | None
+    time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,6 +360,7 @@ class Returned:
 
     request_id: str
     again: Request
+    time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +369,7 @@ class Ended:
 
     request_id: str
     outcome: Outcome
+    time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,5 +380,6 @@ class FeedStale:
 
 
 RequestEvent = Dispatched | Progressed | PromptCounted | Prefilled | Fetched | Returned | Ended
-WorkerEvent = WorkerUp | WorkerDown | EngineFailed | SnapshotReceived | GaugesReceived | FeedStale
+StateEvent = SnapshotReceived | GaugesReceived | FeedStale | PowerTold
+WorkerEvent = WorkerUp | WorkerDown | EngineFailed | StateEvent
 Event = Arrived | WorkerEvent | RequestEvent

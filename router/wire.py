@@ -1,9 +1,15 @@
-"""Snapshots as bytes: msgpack maps whose keys are the fields of ``types.Snapshot``."""
+"""Snapshots as bytes: msgpack maps whose keys are the fields of ``types.Snapshot``.
+
+An agent's messages have the same form, and a ``kind`` of their own.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterable
 from ipaddress import ip_address
+from typing import TypeVar
 
 import msgspec
 
@@ -14,32 +20,79 @@ from router.types import SCHEMA_VERSION, Snapshot
 _CURVE_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 
+T = TypeVar("T")
+
+
+class PowerMessage(msgspec.Struct, frozen=True, tag_field="kind", tag="power"):
+    """What an agent tells of the GPUs of one worker.
+
+    Attributes:
+        worker: its id in the router; "" where the rank alone says whose it is.
+        rank: number among the agent's workers.
+        time_s: wall clock, seconds since 1970.
+        power_w: watts now; None: unknown.
+        energy_j: joules since the agent's start; None: unknown.
+    """
+
+    worker: str
+    rank: int
+    time_s: float
+    power_w: float | None = None
+    energy_j: float | None = None
+    version: int = SCHEMA_VERSION
+
+
 class _Header(msgspec.Struct):
     version: int
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Snapshot)
+_power = msgspec.msgpack.Decoder(PowerMessage)
 _header = msgspec.msgpack.Decoder(_Header)
 
 
-def encode(snapshot: Snapshot) -> bytes:
-    """One message of the state stream."""
-    return _encoder.encode(snapshot)
+def encode(message: Snapshot | PowerMessage) -> bytes:
+    """One message of the state stream, or an agent's."""
+    return _encoder.encode(message)
 
 
 def decode(message: bytes) -> Snapshot:
     """Read one message; unknown fields are ignored.
 
     Raises:
-        SnapshotError: not a snapshot, or of another major version.
+        SnapshotError: not a snapshot, of another major version, or of times and energy that no
+            sum would recover from.
     """
+    told = _decoded(message, _decoder, "snapshot")
+    _check((told.time_s, told.step_s, told.waited_s, told.power_w, told.energy_j), "snapshot")
+    return told
+
+
+def decode_power(message: bytes) -> PowerMessage:
+    """Read one message of an agent; unknown fields are ignored.
+
+    Raises:
+        SnapshotError: none of an agent, of another major version, or what no GPU uses.
+    """
+    told = _decoded(message, _power, "message of an agent")
+    _check((told.power_w, told.energy_j), "message of an agent")
+    return told
+
+
+def _check(figures: Iterable[float | None], what: str) -> None:
+    for value in figures:
+        if value is not None and not 0 <= value < math.inf:
+            raise SnapshotError(f"not a {what}: {value:g} s, W or J")
+
+
+def _decoded(message: bytes, decoder: msgspec.msgpack.Decoder[T], what: str) -> T:
     try:
         version = _header.decode(message).version
         if version == SCHEMA_VERSION:
-            return _decoder.decode(message)
+            return decoder.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SnapshotError(f"not a snapshot: {error}") from error
+        raise SnapshotError(f"not a {what}: {error}") from error
     raise SnapshotError(
         f"the worker speaks snapshot schema {version}, this router schema {SCHEMA_VERSION}: "
         "install the same version of evenstep in both"

@@ -12,16 +12,20 @@ from itertools import chain
 
 import msgspec
 
+from router.breaker import Breaker
+from router.energy.joules import METER_SILENT_S
 from router.feed import Feed
 from router.forecast import NO_CAP
-from router.foreign import ForeignLoad
+from router.foreign import ForeignLoad, Gauges
 from router.running import WorkerRows
+from router.service_rate import GroupRates, ServiceRate
 from router.signals import Departure
 from router.token_rate import TokenRate
 from router.types import (
     DEFAULT_SLOTS,
     Dispatch,
-    Gauges,
+    PowerTold,
+    PromptCounted,
     Request,
     Snapshot,
     StateSource,
@@ -30,6 +34,7 @@ from router.types import (
 )
 
 UNBOUNDED = 1 << 30
+_NOT_CHECKED = "not checked yet"
 
 
 @dataclass(slots=True)
@@ -38,7 +43,10 @@ class _InFlight:
 
     ``numbers`` are ids in the look-ahead, until engine requests that are shown take them over;
     ``generated_tokens`` are of all that are not shown together; ``uncounted`` of its prompts have
-    not taught the token rate yet.
+    not taught the token rate yet; ``told_tokens`` is what one of its prompts is by its engine's
+    count, 0 until that is known; ``ended_tokens`` are the output of what has ended, by its feed,
+    ``streamed_tokens`` of all together, by its stream or its whole answer; ``refused``: its answer
+    is an error.
     """
 
     request: Request
@@ -46,6 +54,10 @@ class _InFlight:
     finished: int = 0
     generated_tokens: int = 0
     uncounted: int = field(init=False)
+    told_tokens: int = 0
+    ended_tokens: int = 0
+    streamed_tokens: int = 0
+    refused: bool = False
 
     def __post_init__(self) -> None:
         self.uncounted = self.request.slots
@@ -68,7 +80,13 @@ class Worker:
         feed: what its snapshots show, None while there are no fresh ones.
         foreign: what others have running there, as far as gauges show it while there is no feed.
         trouble: what is wrong with its own engine, None while that is healthy.
-        down_reason: why it may not be given requests, None while it may.
+        down_reason: why it is not live, None while it is.
+        draining: is given no more requests, however live it is.
+        aside: requests under way that need no slot, and were never in a pool.
+        breaker: what its answers have been worth of late, and so what it is given.
+        service: how fast it completes requests.
+        power: what an agent beside it told last.
+        gaps, preemptions: of feeds that are lost; the feed's come on top.
     """
 
     def __init__(
@@ -81,19 +99,41 @@ class Worker:
         self.spec = spec
         self.rows = rows
         self.departures = departures
-        self.trouble: str | None = "not checked yet"
+        self.trouble: str | None = _NOT_CHECKED
         self.down_reason: str | None = self.trouble
+        self.draining = False
+        self.aside = 0
+        self.breaker = Breaker()
+        self.service: ServiceRate = GroupRates().join(spec.service_rate)
         self.feed: Feed | None = None
         self.foreign = ForeignLoad()
+        self.power: PowerTold | None = None
         self._token_rate = token_rate
-        self.gaps = 0
+        self._own_meter = False
+        self._asked: set[str] = set()
+        self.gaps = self.preemptions = 0
         self._in_flight: dict[str, _InFlight] = {}
         self._unseen: dict[str, int] = {}
 
     @property
+    def checked(self) -> bool:
+        """Whether its engine answers has been found out."""
+        return self.trouble != _NOT_CHECKED
+
+    @property
     def live(self) -> bool:
-        """May be given requests."""
+        """Its engine can be used."""
         return self.down_reason is None
+
+    @property
+    def takes(self) -> bool:
+        """May be given requests."""
+        return self.live and not self.draining
+
+    @property
+    def empty(self) -> bool:
+        """Nothing of this router's is left on it."""
+        return not self._in_flight and not self.aside
 
     @property
     def slots(self) -> int:
@@ -106,6 +146,11 @@ class Worker:
         if self.feed is not None:
             return StateSource.SNAPSHOTS
         return StateSource.OWN if self.foreign.gauges is None else StateSource.METRICS
+
+    @property
+    def full_wanted(self) -> bool:
+        """Only a full snapshot would tell all that runs here."""
+        return self.feed is None or self.feed.full_wanted
 
     @property
     def in_flight(self) -> int:
@@ -138,6 +183,10 @@ class Worker:
             return unseen
         return self.feed.running + max(unseen, self.feed.waiting)
 
+    def open_slots(self, running: int) -> int:
+        """Slots that stood open for others in a step that ran so many engine requests."""
+        return max(0, self.slots - running) if self.breaker.calm else 0
+
     @property
     def free_slots(self) -> int:
         """Engine requests that would start at the next step."""
@@ -146,7 +195,7 @@ class Worker:
     def receive(self, snapshot: Snapshot, received_s: float) -> Feed | None:
         """Take in a snapshot; None if it came late and changed nothing, else the feed."""
         if self.feed is None:
-            self.feed = Feed(self.rows, self._claim)
+            self.feed = Feed(self.rows, self._claim, self._asked)
             self.foreign.suspend(received_s)
         feed = self.feed
         ended = feed.apply(snapshot, received_s)
@@ -161,13 +210,29 @@ class Worker:
             self._note_departures(feed)
         return feed
 
+    def metered(self, snapshot: Snapshot, received_s: float) -> Snapshot:
+        """The same with the agent's power and energy, if its engine tells none itself."""
+        told = self.power
+        self._own_meter |= not (snapshot.power_w is None and snapshot.energy_j is None)
+        if told is None or self._own_meter or received_s - told.received_s >= METER_SILENT_S:
+            return snapshot
+        return msgspec.structs.replace(snapshot, power_w=told.power_w, energy_j=told.energy_j)
+
+    def power_w(self, now_s: float) -> float | None:
+        """Of its GPUs, by its own snapshots or else by the agent; None: unknown."""
+        if self.feed is not None and self.feed.power_w is not None:
+            return self.feed.power_w
+        told = self.power
+        return None if told is None or now_s - told.received_s >= METER_SILENT_S else told.power_w
+
     def lose_feed(self) -> None:
-        """Go on by own counts, from what the feed showed last."""
-        if self.feed is None:
-            return
+        """Go on by own counts, from what the feed showed last; there is one."""
+        assert self.feed is not None
+        self._own_meter = False
         for token, flight in self._in_flight.items():
             flight.generated_tokens = self.feed.generated_by_token(token)
         self.gaps += self.feed.gaps
+        self.preemptions += self.feed.preemptions
         self.feed.clear()
         self._note_departures(self.feed)
         self.feed = None
@@ -186,26 +251,54 @@ class Worker:
         if self.feed is None:  # else what is known includes what others have there
             self.foreign.note_own(self._known_requests(), self._known_tokens())
 
-    def add(self, request: Request) -> None:
-        """Count a request that is on its way here."""
+    def add(self, request: Request, now_s: float | None = None) -> None:
+        """Count a request that is on its way here; None: nobody tells the time."""
+        self.breaker.sent(request.id)
+        self.service.sent(request.slots, self.slots, now_s)
         self._in_flight[request.id] = _InFlight(request)
+        if request.metered:
+            self._asked.add(request.id)
         self._recount((request.id,))
         self._note_own()
 
     def progress(self, request_id: str, generated_tokens: int) -> int:
         """Output tokens of a request, where no feed tells them; returns how many are new."""
+        flight = self._in_flight[request_id]
+        flight.streamed_tokens = generated_tokens
         if self.feed is not None:
             return 0
-        flight = self._in_flight[request_id]
+        generated_tokens = max(0, generated_tokens - flight.ended_tokens)
         new = generated_tokens - flight.generated_tokens
         flight.generated_tokens = generated_tokens
         return new
 
-    def count_prompt(self, request_id: str, prompt_tokens: int) -> None:
-        """An answer says how many tokens a request's prompt has; a feed may have shown it."""
-        self._learn(self._in_flight[request_id], prompt_tokens)
+    def count(self, counted: PromptCounted) -> None:
+        """An answer says how many tokens a request has; a feed may have shown it."""
+        flight = self._in_flight[counted.request_id]
+        flight.streamed_tokens = max(flight.streamed_tokens, counted.output_tokens)
+        self._learn(flight, counted.prompt_tokens)
 
-    def remove(self, request_id: str, *, complete: bool) -> None:
+    def served(self, request_id: str, *, complete: bool) -> tuple[int, int]:
+        """Tokens of a request's prompt and of its output, as far as they are known here.
+
+        One that is complete has had a token more than a feed shows that still shows it; one that
+        was too short for any snapshot to come in time is known by its answer alone.
+        """
+        flight = self._in_flight[request_id]
+        output = flight.ended_tokens
+        if self.feed is None:
+            output += flight.generated_tokens
+        elif parts := self.feed.running_by_token.get(request_id, 0):
+            output += self.feed.generated_by_token(request_id) + complete * parts
+        prompt = flight.told_tokens or flight.request.prompt_tokens
+        return prompt, output or flight.streamed_tokens
+
+    def refused(self, request_id: str) -> None:
+        """A request's answer is an error: however soon it came, nothing was completed."""
+        if (flight := self._in_flight.get(request_id)) is not None:
+            flight.refused = True
+
+    def remove(self, request_id: str, *, complete: bool, now_s: float | None = None) -> None:
         """Stop counting a request; an incomplete one counts until the engine has dropped it."""
         self._note_own()
         if complete and self.feed is not None:
@@ -214,7 +307,11 @@ class Worker:
         if self.feed is None:
             for number, prompt, generated, cap in self._unseen_parts(request_id):
                 self.departures.append(Departure(number, prompt, generated, complete, cap))
-        del self._in_flight[request_id]
+        flight = self._in_flight.pop(request_id)
+        done = complete and not flight.refused
+        self.service.gone(flight.request.slots, now_s, complete=done)
+        self._asked.discard(request_id)
+        self.breaker.gone(request_id)
         self._recount((request_id,))
 
     def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
@@ -226,11 +323,20 @@ class Worker:
             id=self.spec.id,
             load_tokens=self.load_tokens,
             requests=requests,
-            capacity=free if dispatch is Dispatch.POOL else UNBOUNDED,
+            capacity=self._capacity(free if dispatch is Dispatch.POOL else UNBOUNDED),
             waiting=shown.waiting if shown else 0,
             kv_usage=shown.kv_usage if shown else 0.0,
             admissible_tokens=self._admissible_tokens() if dispatch is Dispatch.POOL else None,
+            slots=self.slots,
+            service_rate=self.service.per_s,
+            rate_error=self.service.error,
         )
+
+    def _capacity(self, free: int) -> int:
+        """What it may be given; others are measured by the load of one that gets nothing, too."""
+        if self.draining:
+            return 0
+        return free if self.breaker.calm else self.breaker.capacity(free, self.slots, self.requests)
 
     def _admissible_tokens(self) -> int | None:
         """KV tokens that its engine would let in beside what it is to let in already."""
@@ -259,6 +365,7 @@ class Worker:
 
     def _learn(self, flight: _InFlight, prompt_tokens: int) -> None:
         """Each prompt once: a request is shown anew after a preemption, or by a new feed."""
+        flight.told_tokens = prompt_tokens
         if flight.uncounted:
             flight.uncounted -= 1
             self._token_rate.learn(flight.request.text_bytes, prompt_tokens)
@@ -279,9 +386,11 @@ class Worker:
     def _note_departures(self, feed: Feed) -> None:
         """An own request that had left before its engine dropped it was aborted."""
         for token, departure in feed.departures:
-            aborted = token is not None and token not in self._in_flight
-            self.departures.append(
-                msgspec.structs.replace(departure, completed=False) if aborted else departure
-            )
+            flight = None if token is None else self._in_flight.get(token)
+            if flight is not None:
+                flight.ended_tokens += departure.completed * departure.generated_tokens
+            elif token is not None:
+                departure = msgspec.structs.replace(departure, completed=False)
+            self.departures.append(departure)
         feed.departures.clear()
         feed.changed.clear()

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import httpx
 
-from router.engines.watching import watch_all
-from router.types import Gauges, GaugesReceived, WorkerSpec
+from router.engines.watching import Watches
+from router.foreign import Gauges
+from router.types import GaugesReceived, WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -107,13 +108,34 @@ class GaugeReader:
         self._clock = clock
         self._interval_s = interval_s
         self._timeout_s = timeout_s
-        self._engines: dict[str, _Engine] = {}
+        self._watches = Watches(self._watch, "gauges", timeout_s)
+        self._engine_of: dict[str, _Engine] = {}
         for spec in specs:
-            self._engines.setdefault(spec.url, _Engine(spec.url, [])).workers.append(spec)
+            self.join(spec)
+
+    def configure(self, interval_s: float) -> None:
+        """Read so often from now on."""
+        self._interval_s = interval_s
+
+    def join(self, spec: WorkerSpec) -> None:
+        """One more worker."""
+        engine = self._watches.engines.get(spec.url)
+        if engine is None:
+            engine = _Engine(spec.url, [])
+            self._watches.begin(spec.url, engine)
+        engine.workers.append(spec)
+        self._engine_of[spec.id] = engine
+
+    def leave(self, worker_id: str) -> None:
+        """A worker is gone; an engine without any is read no more."""
+        engine = self._engine_of.pop(worker_id)
+        engine.workers = [spec for spec in engine.workers if spec.id != worker_id]
+        if not engine.workers:
+            self._watches.end(engine.url)
 
     async def run(self) -> None:
         """Read until cancelled."""
-        await watch_all(self._engines, self._watch, "gauges", self._timeout_s)
+        await self._watches.run()
 
     async def _watch(self, engine: _Engine, client: httpx.AsyncClient) -> None:
         while True:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import msgspec
 
-from router.engines.watching import watch_all
+from router.engines.watching import Watches
+from router.models import Card
 from router.types import WorkerDown, WorkerSpec, WorkerUp
 
 log = logging.getLogger(__name__)
@@ -18,12 +20,12 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 0.05
 
 
-class _Model(msgspec.Struct):
-    id: str
+# What the models of ``evenstep emulate`` are owned by.
+_EMULATOR = "evenstep-emulator"
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[dict[str, Any]]
 
 
 _decode_models = msgspec.json.Decoder(_Models).decode
@@ -43,6 +45,8 @@ class _Engine:
 
     Attributes:
         down_reason: why it is down, while it is.
+        cards: what it said last of the models that it serves.
+        emulated: it says that it is an emulated one.
         failures: failed checks in a row.
         backoff_s: wait before the check that follows the next report of trouble.
         delay_s: wait before the next check.
@@ -54,6 +58,8 @@ class _Engine:
     up: bool = False
     down_reason: str = "not checked yet"
     models_known: bool = False
+    cards: Mapping[str, Card] = field(default_factory=dict)
+    emulated: bool = False
     failures: int = 0
     backoff_s: float = FIRST_BACKOFF_S
     delay_s: float = 0.0
@@ -69,13 +75,14 @@ class HealthMonitor:
     Args:
         specs: the workers.
         apply: takes ``WorkerUp``, and ``WorkerDown`` whenever its reason is a new one.
-        on_models: told of the models that a worker serves.
+        on_models: told of the models that a worker serves, and what its engine says of each.
         on_silent: told of a worker whose checks have failed often enough to put it out of use,
             after ``WorkerDown``, and again at each failed check that follows.
         interval_s: between two checks of an engine.
         timeout_s: bound on one check.
         failures: failed checks in a row that put an engine's workers out of use; one whose
             connection is refused does so by itself.
+        key: the engines' API key; None: they ask for none.
 
     Attributes:
         checks: checks made.
@@ -87,12 +94,13 @@ class HealthMonitor:
         self,
         specs: Iterable[WorkerSpec],
         apply: Callable[[WorkerUp | WorkerDown], None],
-        on_models: Callable[[str, Sequence[str]], None],
+        on_models: Callable[[str, Mapping[str, Card]], None],
         on_silent: Callable[[str], None],
         *,
         interval_s: float = 1.0,
         timeout_s: float = 2.0,
         failures: int = 3,
+        key: str | None = None,
     ) -> None:
         self.checks = 0
         self.failed_checks = 0
@@ -103,16 +111,45 @@ class HealthMonitor:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._failures = failures
-        self._engines: dict[str, _Engine] = {}
+        self._watches = Watches(self._watch, "health", timeout_s, key)
         self._engine_of: dict[str, _Engine] = {}
         for spec in specs:
-            engine = self._engines.setdefault(spec.url, _Engine(spec.url, []))
-            engine.worker_ids.append(spec.id)
-            self._engine_of[spec.id] = engine
+            self.join(spec)
+
+    def configure(self, interval_s: float, failures: int) -> None:
+        """Check so often from now on, and so patiently; see the arguments of the class."""
+        self._interval_s = interval_s
+        self._failures = failures
+
+    def join(self, spec: WorkerSpec) -> None:
+        """One more worker; of an engine that is known it is told at once what that is like."""
+        engine = self._watches.engines.get(spec.url)
+        if engine is None:
+            engine = _Engine(spec.url, [])
+            self._watches.begin(spec.url, engine)
+        engine.worker_ids.append(spec.id)
+        self._engine_of[spec.id] = engine
+        if engine.models_known:
+            self._on_models(spec.id, engine.cards)
+        if engine.up:
+            self._apply(WorkerUp(spec.id))
+        elif engine.failures:
+            self._apply(WorkerDown(spec.id, engine.down_reason))
+
+    def leave(self, worker_id: str) -> None:
+        """A worker is gone; an engine without any is asked no more."""
+        engine = self._engine_of.pop(worker_id)
+        engine.worker_ids.remove(worker_id)
+        if not engine.worker_ids:
+            self._watches.end(engine.url)
+
+    def emulated(self, worker_id: str) -> bool:
+        """Whether a worker's engine has said that it is an emulated one."""
+        return self._engine_of[worker_id].emulated
 
     async def run(self) -> None:
         """Check until cancelled."""
-        await watch_all(self._engines, self._watch, "health", self._timeout_s)
+        await self._watches.run()
 
     def probe_now(self, worker_id: str, reason: str) -> None:
         """Somebody could not reach a worker: it is down at once, and checked again soon.
@@ -120,8 +157,8 @@ class HealthMonitor:
         That one request failed is no evidence of more: attempts under way go on. Soon is later
         each time, up to the interval, unless a regular check succeeds in between.
         """
-        engine = self._engine_of[worker_id]
-        if not engine.up:
+        engine = self._engine_of.get(worker_id)  # None: it has left
+        if engine is None or not engine.up:
             return
         self._take_down(engine, reason)
         engine.delay_s = min(engine.backoff_s, self._interval_s)
@@ -193,13 +230,14 @@ class HealthMonitor:
 
     async def _learn_models(self, engine: _Engine, client: httpx.AsyncClient) -> None:
         answer = await self._ask(engine, client, "/v1/models")
-        models = answer.reason if isinstance(answer, _Failure) else _model_ids(answer)
-        if isinstance(models, str):
-            log.warning("%s: models not known, asking again: %s", engine.url, models)
+        cards = answer.reason if isinstance(answer, _Failure) else _model_cards(answer)
+        if isinstance(cards, str):
+            log.warning("%s: models not known, asking again: %s", engine.url, cards)
             return
-        engine.models_known = True
+        engine.models_known, engine.cards = True, cards
+        engine.emulated = any(card.get("owned_by") == _EMULATOR for card in cards.values())
         for worker_id in engine.worker_ids:
-            self._on_models(worker_id, models)
+            self._on_models(worker_id, cards)
 
     async def _ask(self, engine: _Engine, client: httpx.AsyncClient, path: str) -> bytes | _Failure:
         """The body of a successful answer, or what was wrong."""
@@ -227,9 +265,12 @@ def _refused(error: BaseException | None) -> bool:
     return _refused(error.__cause__ or error.__context__)
 
 
-def _model_ids(body: bytes) -> tuple[str, ...] | str:
-    """Ids in an answer of ``/v1/models``, or what was wrong with it."""
+def _model_cards(body: bytes) -> dict[str, Card] | str:
+    """What an answer of ``/v1/models`` says of each model, or what was wrong with it."""
     try:
-        return tuple(card.id for card in _decode_models(body).data)
+        cards = _decode_models(body).data
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return str(error)
+    if not all(isinstance(card.get("id"), str) for card in cards):
+        return "a model without an id"
+    return {card["id"]: card for card in cards}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from router.settings.worker_specs import unnamed
 from router.types import Snapshot, WorkerSpec
-from router.worker_specs import unnamed
 
 _DEFAULT_GROUP = "default"
 

@@ -26,7 +26,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from router.engines.curve import KeyPair
 from router.engines.identity import given_names
-from router.engines.streams import FULL_INTERVAL_S, SILENCE_S, Channel, Socket, Stream
+from router.engines.streams import FULL_INTERVAL_S, OPTIONS, SILENCE_S, Channel, Socket, Stream
 from router.errors import ConfigError, SnapshotError
 from router.types import Snapshot, SnapshotReceived, WorkerSpec
 from router.wire import decode
@@ -41,8 +41,8 @@ _BATCH = 256
 _PAUSE_S = 0.001
 _NOBLOCK = int(zmq.NOBLOCK)
 _REASONS = 16
-_DEFAULT_MAX_SOCKETS = 1023
-_SOCKETS_EACH = 4  # two at most, and two for a monitor
+# Four for each worker at most: two, and two for a monitor.
+_MAX_SOCKETS = 32_768
 _HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -53,15 +53,6 @@ _KEYS_DIFFER = (
     "the engine and this router do not accept each other's keys: see that server_key is the "
     "engine's public key, and that the engine's allowed_keys have this router's"
 )
-_OPTIONS: Mapping[int, int] = {
-    zmq.LINGER: 0,
-    zmq.IPV6: 1,
-    zmq.RECONNECT_IVL: 100,
-    zmq.RECONNECT_IVL_MAX: 1000,
-    # No heartbeats of ZMQ's: they end a process whose full queue is not read in time ("Assertion
-    # failed: _input_stopped"). Engines say something every second; else they are dialled anew.
-}
-
 _Reader = Callable[[], bool]
 
 
@@ -104,7 +95,7 @@ class SnapshotClient:
         self.handshakes_failed = 0
         self.full_requests = 0
         self.failures = 0
-        self._specs = list(specs)
+        self._specs = {spec.id: spec for spec in specs}
         self._keys = keys
         self._apply = apply
         self._full_wanted = full_wanted
@@ -123,17 +114,50 @@ class SnapshotClient:
         Raises:
             ConfigError: an endpoint that ZMQ does not accept.
         """
-        for spec in self._specs:
-            if spec.server_key is not None and self._keys is None:
-                raise ConfigError(f"worker {spec.id} has a server_key, and the router has no keys")
+        for spec in self._specs.values():
+            self._check_keys(spec)
         self._context = zmq.Context()
-        needed = _SOCKETS_EACH * len(self._specs)
-        self._context.set(zmq.MAX_SOCKETS, max(_DEFAULT_MAX_SOCKETS, needed))
-        names = given_names(self._specs)
-        for spec in self._specs:
+        self._context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+        names = given_names(self._specs.values())
+        for spec in self._specs.values():
             if spec.snapshots is not None:
                 self._open(spec, spec.snapshots, names[spec.id])
         self._listen()
+
+    def join(self, spec: WorkerSpec) -> None:
+        """One more worker.
+
+        Raises:
+            ConfigError: its messages are to be secured, and there are no keys; or ZMQ does not
+                accept its endpoint. It has not joined then.
+        """
+        self._check_keys(spec)
+        self._specs[spec.id] = spec
+        names = given_names(self._specs.values())
+        if spec.snapshots is not None and self._context is not None:
+            try:
+                self._open(spec, spec.snapshots, names[spec.id])
+            except ConfigError:
+                self.leave(spec.id)
+                raise
+        self._name(names)
+
+    def leave(self, worker_id: str) -> None:
+        """A worker is gone, and what it has said since the last reading is dropped."""
+        self._specs.pop(worker_id, None)  # else its stream could not be had
+        self._reasons.pop(worker_id, None)
+        stream = self._streams.pop(worker_id, None)
+        if stream is not None:
+            self._close(stream)
+        self._name(given_names(self._specs.values()))
+
+    def _name(self, names: Mapping[str, str | None]) -> None:
+        for worker_id, stream in self._streams.items():
+            stream.named = names[worker_id]
+
+    def _check_keys(self, spec: WorkerSpec) -> None:
+        if spec.server_key is not None and self._keys is None:
+            raise ConfigError(f"worker {spec.id} has a server_key, and the router has no keys")
 
     def problem(self, worker_id: str) -> str | None:
         """Why a worker's snapshots do not count, as far as that is known."""
@@ -153,8 +177,8 @@ class SnapshotClient:
         if spec.server_key is not None:
             stream.monitor = dealer.get_monitor_socket(_HANDSHAKES)
             self._watch(stream.monitor, partial(self._observe, stream, stream.monitor))
-        stream.dial()
         self._watch(dealer, partial(self._take_answer, stream))
+        stream.dial()
         self._ask(stream)
         self._look(stream)
 
@@ -162,9 +186,7 @@ class SnapshotClient:
         """Disconnect; what is on its way is dropped."""
         loop = asyncio.get_running_loop()
         for stream in self._streams.values():
-            for timer in (stream.asked, stream.looked):
-                if timer is not None:
-                    timer.cancel()
+            stream.cancel_timers()
         self._streams.clear()
         self._channels.clear()
         self._readers.clear()
@@ -177,7 +199,7 @@ class SnapshotClient:
     def _socket(self, kind: int, spec: WorkerSpec, options: Mapping[int, int | bytes]) -> Socket:
         assert self._context is not None
         socket = self._context.socket(kind)
-        for option, value in {**_OPTIONS, **options}.items():
+        for option, value in {**OPTIONS, **options}.items():
             socket.setsockopt(option, value)
         if spec.server_key is not None and self._keys is not None:
             self._keys.secure(socket, spec.server_key)
@@ -188,6 +210,21 @@ class SnapshotClient:
         self._readers[fd] = read
         self._readable.register(fd, select.EPOLLIN)
         self._read_soon(socket)
+
+    def _close(self, stream: Stream) -> None:
+        for socket in (stream.dealer, stream.monitor):
+            if socket is not None:
+                self._forget(socket)
+        stream.close()
+        if not stream.channel.streams:
+            del self._channels[stream.spec.server_key]
+            self._forget(stream.channel.socket)
+            stream.channel.socket.close(linger=0)
+
+    def _forget(self, socket: Socket) -> None:
+        fd = socket.fileno()
+        self._readable.unregister(fd)
+        del self._readers[fd]
 
     def _read_soon(self, socket: Socket) -> None:
         asyncio.get_running_loop().call_soon(self._read, [self._readers[socket.fileno()]])

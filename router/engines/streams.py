@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import zmq
 
@@ -18,6 +18,17 @@ FULL_INTERVAL_S = 0.2
 SILENCE_S = 5.0
 PATIENCE = 1.5  # of an engine that has just started
 
+OPTIONS: Mapping[int, int] = {
+    zmq.LINGER: 0,
+    zmq.IPV6: 1,
+    zmq.RECONNECT_IVL: 100,
+    zmq.RECONNECT_IVL_MAX: 1000,
+    # No heartbeats of ZMQ's: they end a process whose full queue is not read in time ("Assertion
+    # failed: _input_stopped"). Engines and agents say something every second or so; else they are
+    # dialled anew.
+}
+"""Of every socket on which the router listens."""
+
 Socket = zmq.Socket[bytes]
 
 
@@ -26,16 +37,18 @@ class Channel:
 
     Attributes:
         by_epoch: whose engine has an epoch, as far as that is known.
+        gone: epochs of engines whose workers have left; what they published may still come.
         introduced_s: when the silent ones were last asked who they are.
         emptied_s: when all that had come was last read.
     """
 
-    __slots__ = ("by_epoch", "emptied_s", "introduced_s", "socket", "streams")
+    __slots__ = ("by_epoch", "emptied_s", "gone", "introduced_s", "socket", "streams")
 
     def __init__(self, socket: Socket) -> None:
         self.socket = socket
         self.streams: list[Stream] = []
         self.by_epoch: dict[str, Stream] = {}
+        self.gone: set[str] = set()
         self.introduced_s = -math.inf
         self.emptied_s = -math.inf
 
@@ -47,7 +60,7 @@ class Channel:
 
     def sender(self, snapshot: Snapshot) -> Stream | None:
         """Who published a snapshot; None if nobody is known to have its epoch."""
-        if len(self.streams) == 1:
+        if len(self.streams) == 1 and snapshot.epoch not in self.gone:
             return self.streams[0]
         return self.by_epoch.get(snapshot.epoch)
 
@@ -157,6 +170,28 @@ class Stream:
                 socket.disconnect(endpoint)
         self.dial()
 
+    def close(self) -> None:
+        """Hear no more of it, though others are heard through the same channel."""
+        for socket, endpoint in self._connections():
+            with contextlib.suppress(zmq.ZMQError):  # it has dropped the connection itself
+                socket.disconnect(endpoint)
+        self.channel.streams.remove(self)
+        epochs = [epoch for epoch, owner in self.channel.by_epoch.items() if owner is self]
+        for epoch in epochs:
+            del self.channel.by_epoch[epoch]
+        self.channel.gone.update(epochs)
+        self.cancel_timers()
+        if self.monitor is not None:
+            self.dealer.disable_monitor()
+            self.monitor.close(linger=0)
+        self.dealer.close(linger=0)
+
+    def cancel_timers(self) -> None:
+        """Ask and look no more."""
+        for timer in (self.asked, self.looked):
+            if timer is not None:
+                timer.cancel()
+
     def _connections(self) -> Iterable[tuple[Socket, str]]:
         return (self.channel.socket, self.endpoint), (self.dealer, full_endpoint(self.endpoint))
 
@@ -171,6 +206,7 @@ class Stream:
         if self.epoch is not None and owners.get(self.epoch) is self:
             del owners[self.epoch]
         self.epoch = snapshot.epoch
+        self.channel.gone.discard(self.epoch)
         owner = owners.get(self.epoch)
         if owner is None or owner.foreign:
             owners[self.epoch] = self

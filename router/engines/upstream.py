@@ -21,6 +21,7 @@ from router.errors import UpstreamError
 Headers = Sequence[tuple[bytes, bytes]]
 
 _HIGH_WATER_BYTES = 256 * 1024
+_MOST_HEAD_BYTES = 256 * 1024
 # An engine's machine that vanished without closing its connections is noticed after 25 s, whether
 # it owes an answer (idle time, interval and number of probes) or has not acknowledged a request.
 _SOCKET_OPTIONS = (
@@ -40,7 +41,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._chunks: list[bytes] = []
-        self._buffered_bytes = 0
+        self._buffered_bytes = self._head_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
         self._error: UpstreamError | None = None
         self._framed = False
@@ -66,6 +67,10 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"the engine's answer is not HTTP: {error}")
+        if not self.status:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD_BYTES:
+                self._fail("the engine's answer has a head without an end")
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self in self._idle:
@@ -127,8 +132,14 @@ class _Connection(asyncio.Protocol):
         self._chunks, self._buffered_bytes = [], 0
         self.headers, self.status = [], 0
         self._error, self._framed, self._done = None, False, False
+        self._head_bytes = 0
         self._reusable = self.heard = False
         self._transport.write(message)
+
+    def take_heard(self) -> bool:
+        """See ``Response``."""
+        heard, self.heard = self.heard or bool(self._chunks), False
+        return heard
 
     async def head(self) -> None:
         """Wait for status and headers."""
@@ -217,6 +228,11 @@ class Response:
         """
         return b"".join([chunk async for chunk in self])
 
+    def take_heard(self) -> bool:
+        """Whether bytes have come since this was asked before, or wait to be read."""
+        connection = self._connection
+        return connection is None or connection.take_heard()
+
     def break_off(self, error: UpstreamError) -> None:
         """Whoever reads the body gets this error instead of what has not come yet."""
         if self._connection is not None:
@@ -234,10 +250,12 @@ class HttpClient:
 
     Args:
         connect_timeout_s: bound on opening a connection.
+        key: the engines' API key; None: they ask for none.
     """
 
-    def __init__(self, connect_timeout_s: float = 2.0) -> None:
+    def __init__(self, connect_timeout_s: float = 2.0, key: str | None = None) -> None:
         self._connect_timeout_s = connect_timeout_s
+        self._credentials = bearer(key)
         self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
 
     async def request(
@@ -256,7 +274,7 @@ class HttpClient:
             UpstreamError: no connection, or no answer on it.
         """
         target = urlsplit(url)
-        message = _encode(method, target, path, headers, body)
+        message = _encode(method, target, path, (*headers, *self._credentials), body)
         connection = self._reuse(url)
         if connection is not None:
             try:
@@ -315,3 +333,8 @@ def _encode(method: str, target: SplitResult, path: str, headers: Headers, body:
         b"content-length: %d" % len(body),
     ]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def bearer(key: str | None) -> Headers:
+    """The header that shows a key, none where there is none."""
+    return () if key is None else ((b"authorization", f"Bearer {key}".encode("ascii")),)

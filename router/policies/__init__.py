@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from router.policies import baselines
+from router.policies import baselines, jffc
 from router.policies.balance_route import BalanceRoute
 from router.policies.baselines import PerRequest
 from router.policies.bfio import BfIo
 from router.policies.solver import DEFAULT_MOVES
-from router.types import Dispatch, Policy
+from router.policy import Policy
+from router.types import Dispatch
 
 ANY = frozenset(Dispatch)
 POOL_ONLY = frozenset({Dispatch.POOL})
@@ -60,6 +61,14 @@ POLICIES: Mapping[str, PolicyRow] = MappingProxyType(
             "first worker with a free slot",
             dispatch=POOL_ONLY,
         ),
+        "jffc": PolicyRow(
+            lambda _: PerRequest(jffc.jffc),
+            "fastest worker with a free slot, by the rate at which each completes requests",
+            dispatch=POOL_ONLY,
+        ),
+        "jiq": PolicyRow(
+            lambda settings: jffc.jiq(settings.seed), "drawn among those with a free slot"
+        ),
         "jsq": PolicyRow(lambda _: PerRequest(baselines.jsq), "fewest requests"),
         "least_tokens": PolicyRow(lambda _: PerRequest(baselines.least_tokens), "fewest KV tokens"),
         "power_of_two": PolicyRow(
@@ -68,6 +77,12 @@ POLICIES: Mapping[str, PolicyRow] = MappingProxyType(
         ),
         "random": PolicyRow(lambda settings: baselines.uniform(settings.seed), "drawn uniformly"),
         "round_robin": PolicyRow(lambda _: baselines.round_robin(), "each worker in turn"),
+        "sa_jsq": PolicyRow(
+            lambda _: PerRequest(jffc.sa_jsq), "shortest queue, the fastest worker among equals"
+        ),
+        "sed": PolicyRow(
+            lambda _: PerRequest(jffc.sed), "least time to be expected until the request is done"
+        ),
         "vllm_score_2025": PolicyRow(
             lambda _: PerRequest(baselines.vllm_score_2025),
             "fewest requests, a queued one counting four times, as in vLLM up to 2025",

@@ -63,7 +63,7 @@ class BalanceRoute:
         workers: Sequence[WorkerView],
         outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
-        """See ``types.Policy.assign``; a worker alone has nothing to balance and serves by age."""
+        """See ``policy.Policy.assign``; a worker alone has nothing to balance and serves by age."""
         if len(workers) < 2:
             return PerRequest(fcfs).assign(waiting, workers)
         room = Room(workers)

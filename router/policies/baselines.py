@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from router.forecast import Outlook
 from router.policies.room import Room
-from router.types import Assignment, Policy, Request, WorkerView
+from router.policy import Policy
+from router.types import Assignment, Request, WorkerView
 
 Choose = Callable[[Request, Room, Sequence[int]], int]
 
@@ -27,7 +28,7 @@ class PerRequest:
         workers: Sequence[WorkerView],
         outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
-        """See ``types.Policy.assign``."""
+        """See ``policy.Policy.assign``."""
         room = Room(workers)
         for request in waiting:
             open_ = room.open_to(request)

@@ -53,7 +53,7 @@ class BfIo:
         workers: Sequence[WorkerView],
         outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
-        """See ``types.Policy.assign``; a worker alone has nothing to balance and serves by age."""
+        """See ``policy.Policy.assign``; a worker alone has nothing to balance and serves by age."""
         self.last = None
         if len(workers) < 2:
             return PerRequest(fcfs).assign(waiting, workers)

@@ -11,8 +11,8 @@ class Room:
     """A mutable copy of the workers of one round, by index.
 
     Attributes:
-        ids, load_tokens, requests, capacity, waiting, kv_usage: one entry per worker; the last two
-            stay as they were reported.
+        ids, load_tokens, requests, capacity, waiting, kv_usage, slots, rate, rate_error: one entry
+            per worker; from ``waiting`` on they stay as they were reported.
         assignments: what has been placed so far.
     """
 
@@ -23,12 +23,24 @@ class Room:
         self.capacity = [worker.capacity for worker in workers]
         self.waiting = [worker.waiting for worker in workers]
         self.kv_usage = [worker.kv_usage for worker in workers]
+        self.slots = [worker.slots for worker in workers]
+        self.rate = [worker.service_rate for worker in workers]
+        self.rate_error = [worker.rate_error for worker in workers]
         self.assignments: list[Assignment] = []
 
     def open_to(self, request: Request) -> list[int]:
         """Workers that can take it: those with room for all its parts, else with room for any."""
         some = [i for i, capacity in enumerate(self.capacity) if capacity > 0]
         return [i for i in some if self.capacity[i] >= request.slots] or some
+
+    def ahead(self, index: int, request: Request) -> int:
+        """How many engine requests leave before all of a request can run: (Z - c + 1)^+."""
+        return max(0, self.requests[index] + request.slots - self.slots[index])
+
+    def idle(self, request: Request, open_: Sequence[int]) -> Sequence[int]:
+        """Workers that would run it at once, else those that would run a part of it, else all."""
+        some = [i for i in open_ if self.requests[i] < self.slots[i]]
+        return [i for i in some if not self.ahead(i, request)] or some or open_
 
     def place(self, index: int, request: Request) -> None:
         """Assign a request to the worker at an index."""

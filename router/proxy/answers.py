@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from starlette.types import Send
 
 from router.errors import (
+    EndingError,
     EvenstepError,
+    KeyLimitError,
     NoWorkerError,
     PoolFullError,
     QueueTimeoutError,
     RequestError,
+    RequestTimeoutError,
+    UnknownKeyError,
     UnknownModelError,
     UpstreamError,
+    UpstreamTimeoutError,
 )
 from router.proxy.events import error_body
 
@@ -24,12 +29,14 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
     b" transfer-encoding upgrade".split()
 )
-_NOT_SENT_DOWN = _HOP_BY_HOP | {b"content-length"}
+# Every answer bears the id that its client knows, which is not the engine's.
+_NOT_SENT_DOWN = _HOP_BY_HOP | {b"content-length", b"x-request-id"}
 # Not the client's to say, or set anew for the engine. Encodings are refused: events must be seen.
 _NOT_SENT_UP = _HOP_BY_HOP | {
     *(b"host", b"content-length", b"expect", b"accept-encoding"),
-    *(b"x-request-id", b"x-data-parallel-rank"),
+    *(b"x-request-id", b"x-data-parallel-rank", b"forwarded", b"x-real-ip"),
 }
+_KINDS_NOT_SENT_UP = (b"x-forwarded-", b"x-evenstep-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +55,32 @@ def error_answer(error: EvenstepError) -> Answer:
             return _error(404, "NotFoundError", error.message, param="model")
         case RequestError():
             return _error(400, "BadRequestError", error.message, param=error.param)
-        case PoolFullError():
+        case UnknownKeyError():
+            scheme = (b"www-authenticate", b"Bearer")
+            return _error(401, "AuthenticationError", str(error), headers=(scheme,))
+        case PoolFullError() | KeyLimitError():
             retry = (b"retry-after", str(error.retry_after_s).encode())
             return _error(429, "TooManyRequestsError", str(error), headers=(retry,))
         case NoWorkerError() | QueueTimeoutError():
             retry = (b"retry-after", b"1")
             return _error(503, "ServiceUnavailableError", str(error), headers=(retry,))
+        case UpstreamTimeoutError() | RequestTimeoutError():
+            return _error(504, "GatewayTimeoutError", str(error))
         case UpstreamError():
             return _error(502, "BadGatewayError", str(error))
     return _error(500, "InternalServerError", str(error))
+
+
+def told_in_stream(error: EvenstepError) -> tuple[str, str, int]:
+    """An error in the midst of an answer: its message, type and code."""
+    match error:
+        case EndingError():
+            return str(error), "ServiceUnavailableError", 503
+        case RequestTimeoutError():
+            return str(error), "GatewayTimeoutError", 504
+        case UpstreamTimeoutError():
+            return f"the worker stopped in mid-answer: {error}", "GatewayTimeoutError", 504
+    return f"the worker failed in mid-answer: {error}", "BadGatewayError", 502
 
 
 def _error(
@@ -70,16 +94,24 @@ def _error(
     return Answer(status, error_body(message, kind, status, param), (json, *headers))
 
 
-def headers_up(headers: Iterable[Header], request_id: str, rank: int | None) -> list[Header]:
+def headers_up(
+    headers: Iterable[Header], request_id: str, rank: int | None, client_id: str = ""
+) -> list[Header]:
     """What the engine is told of the client's headers.
 
     Args:
         headers: the client's.
         request_id: the router's own token, found again in the engine's request ids.
         rank: of several behind one URL, None where there is one.
+        client_id: what the client calls its request; it follows the token.
     """
-    passed = _without(headers, _NOT_SENT_UP)
-    passed.append((b"x-request-id", request_id.encode()))
+    passed = [
+        header
+        for header in _without(headers, _NOT_SENT_UP)
+        if not header[0].lower().startswith(_KINDS_NOT_SENT_UP)
+    ]
+    upstream_id = f"{request_id}.{client_id}" if client_id else request_id
+    passed.append((b"x-request-id", upstream_id.encode()))
     if rank is not None:
         passed.append((b"x-data-parallel-rank", str(rank).encode()))
     return passed
@@ -93,16 +125,19 @@ def headers_down(headers: Iterable[Header]) -> list[Header]:
 def _without(headers: Iterable[Header], names: frozenset[bytes]) -> list[Header]:
     """All but these, and those that ``Connection`` names as meant for the next hop only."""
     headers = list(headers)
-    names |= {option.strip() for option in _value(headers, b"connection").lower().split(b",")}
+    for name, value in headers:
+        if name.lower() == b"connection":
+            names |= {option.strip() for option in value.lower().split(b",")}
     return [header for header in headers if header[0].lower() not in names]
 
 
 def content_type(headers: Iterable[Header]) -> bytes:
     """The content type, empty if none is said."""
-    return _value(headers, b"content-type")
+    return header(headers, b"content-type")
 
 
-def _value(headers: Iterable[Header], wanted: bytes) -> bytes:
+def header(headers: Iterable[Header], wanted: bytes) -> bytes:
+    """The first of that name, in lower case; empty if there is none."""
     return next((value for name, value in headers if name.lower() == wanted), b"")
 
 

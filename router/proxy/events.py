@@ -1,4 +1,4 @@
-"""Server-sent events: never cut one in two, and say an error inside a stream."""
+"""Server-sent events: never cut one in two, and count those that bear tokens."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ import msgspec
 # Nothing inside an event's JSON can look like it: there a line end is written with a backslash.
 _DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]\r?\n")
 _ENDS = (b"\n\n", b"\r\n\r\n")
+# A chat's first event, and the one of include_usage, as vLLM writes them: neither bears a token.
+_ROLE = b'"delta":{"role":"assistant","content":""'
+_USAGE = b'"choices":[]'
 
 
 class EventStream:
     """Passes bytes on up to the last complete event, so that a stream can always be ended cleanly.
 
     Attributes:
-        done: the closing ``[DONE]`` has been passed on.
+        done: its last event, ``[DONE]`` mostly, has been passed on.
         events: complete events passed on.
+        tokens: those of them that bear tokens, mostly one each.
     """
 
     def __init__(self) -> None:
         self.done = False
         self.events = 0
+        self.tokens = 0
         self._held: list[bytes] = []
         self._seam = b""
 
@@ -30,13 +35,25 @@ class EventStream:
         if self._held or not data.endswith(_ENDS):
             data = self._up_to_last_event(data)
         if data:
-            self.events += data.startswith(b"data:") + data.count(b"\ndata:")
-            self.done = self.done or (b"[DONE]" in data and _DONE.search(data) is not None)
+            self._count(data)
         return data
 
     def rest(self) -> bytes:
         """Bytes of an event that has not ended."""
         return b"".join(self._held)
+
+    def end(self, events: bytes) -> int | None:
+        """Where the last event of a stream begins among these, None if it is not there."""
+        done = _DONE.search(events)
+        return done and done.start() + events[done.start() :].startswith(b"\n")
+
+    def _count(self, data: bytes) -> None:
+        """Complete events are passed on."""
+        events = data.startswith(b"data:") + data.count(b"\ndata:")
+        ends = not self.done and b"[DONE]" in data and _DONE.search(data) is not None
+        self.events += events
+        self.tokens += events - ends - data.count(_ROLE) - data.count(_USAGE)
+        self.done = self.done or ends
 
     def _up_to_last_event(self, data: bytes) -> bytes:
         # An end may lie across the seam to the bytes held; those are not searched again.
@@ -59,6 +76,12 @@ def _end_of_last_event(data: bytes) -> int:
     return max((data.rfind(end) + len(end) for end in _ENDS if end in data), default=0)
 
 
+def with_comment(events: bytes, at: int | None, comment: bytes) -> bytes:
+    """The same events with a comment before the last of a stream, for which clients look."""
+    at = len(events) if at is None else at
+    return events[:at] + b": " + comment + b"\n\n" + events[at:]
+
+
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> bytes:
     """An error as OpenAI's clients expect it.
 
@@ -70,8 +93,3 @@ def error_body(message: str, kind: str, code: int, param: str | None = None) -> 
     """
     error = {"message": message, "type": kind, "param": param, "code": code}
     return msgspec.json.encode({"error": error})
-
-
-def error_event(message: str, kind: str, code: int) -> bytes:
-    """The same inside a stream."""
-    return b"data: " + error_body(message, kind, code) + b"\n\n"

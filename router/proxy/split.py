@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from router.errors import UpstreamError
+from router.proxy.bodies import body_of, fields_of
 
 # With one of these the prompt itself is part of the answer, or is no text, or nothing is known of
 # how many answers there are.
@@ -24,8 +25,6 @@ _NOT_FIRST = (
     *("logprobs", "top_logprobs", "logprob_token_ids"),
 )
 
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_encoder = msgspec.json.Encoder()
 _REMOTE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -69,7 +68,7 @@ def prefill_body(body: bytes, request_id: str, *, hands_params: bool) -> bytes:
         request_id: the router's own token.
         hands_params: whether the engine is to say where the KV lies.
     """
-    fields: dict[str, Any] = {**_fields.decode(body)}
+    fields = fields_of(body)
     for name in _NOT_FIRST:
         fields.pop(name, None)
     fields |= {"stream": False, "n": 1, "max_tokens": 1}
@@ -80,7 +79,7 @@ def prefill_body(body: bytes, request_id: str, *, hands_params: bool) -> bytes:
         fields.pop("stop_token_ids", None)
         fields["ignore_eos"] = True
         fields["kv_transfer_params"] = {**_REMOTE, "transfer_id": request_id}
-    return _encoder.encode(fields)
+    return body_of(fields)
 
 
 def decode_body(body: bytes, kv_transfer_params: bytes | None) -> bytes:

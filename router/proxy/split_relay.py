@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import replace
 from http import HTTPStatus
 
@@ -12,15 +11,17 @@ from starlette.types import Send
 
 from router.engines.upstream import Response
 from router.errors import NoWorkerError, RecalledError, UpstreamError
-from router.proxy.answers import Answer, headers_down, send_answer
+from router.proxy.answers import Answer, header, headers_down, send_answer
+from router.proxy.asked import Asked
 from router.proxy.events import EventStream
-from router.proxy.relay import Relay, RelayContext, Waiter
+from router.proxy.judging import judge_answer
+from router.proxy.relay import FAILED, Relay, Waiter, blamed
+from router.proxy.relay_context import RelayContext
 from router.proxy.split import Computed, decode_body, prefill_body, read_answer
+from router.retry import faults, may_differ_elsewhere
 from router.types import Outcome, Request, WorkerSpec
 
 log = logging.getLogger(__name__)
-
-_FAILED = re.compile(rb'^data: ?\{"error"', re.MULTILINE)
 
 
 class SplitRelay(Relay):
@@ -31,15 +32,14 @@ class SplitRelay(Relay):
     worker that does both when no prefill worker can do it.
     """
 
-    def __init__(self, context: RelayContext, request: Request, target: str, body: bytes) -> None:
-        super().__init__(context, request, target, body)
+    def __init__(self, context: RelayContext, request: Request, asked: Asked) -> None:
+        super().__init__(context, request, asked)
         assert context.transfer is not None
         self._transfer = context.transfer
         self._computed: Computed | None = None
         self._computed_at = ""
         self._prefills_left = max(1, context.max_attempts - 1)
         self._refetched = False
-        self._failed = False
         self._held = b""
 
     async def _enter(self, client: HTTPConnection, send: Send) -> Waiter | None:
@@ -49,13 +49,15 @@ class SplitRelay(Relay):
             return self._go_whole()
         return await self._prefill(waiter, client, send)
 
-    async def _enter_again(self, client: HTTPConnection, send: Send) -> Waiter | None:
-        self._held, self._failed = b"", False
+    async def _enter_again(
+        self, client: HTTPConnection, send: Send, *failed_by: str
+    ) -> Waiter | None:
+        self._held = b""
         if not self._kept:
-            return await super()._enter_again(client, send)
+            return await super()._enter_again(client, send, *failed_by)
         self._transfer.bootstraps.forget(self._computed_at)
         self._computed = None
-        self._request, waiter = self._context.port.prefill_again(self._request)
+        self._request, waiter = self._context.port.prefill_again(self._request, *failed_by)
         return await self._prefill(waiter, client, send)
 
     @property
@@ -70,17 +72,14 @@ class SplitRelay(Relay):
                 raise RecalledError("the prompt's KV is gone")
             self._computed = None
         params = None if self._computed is None else self._computed.kv_transfer_params
-        return decode_body(self._body, params)
+        return decode_body(self._asked.body, params)
 
-    @property
-    def _may_fail(self) -> bool:
-        """An engine may not have got the KV, and fail the request (``kv_load_failure_policy``)."""
-        return self._kept and not self._refetched
-
-    async def _whole(self, response: Response, send: Send) -> None:
-        if self._may_fail and response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self._refetch()
-        await super()._whole(response, send)
+    def _asks_elsewhere(self, status: int) -> bool:
+        """See ``Relay``; who has not got the KV may fail (``kv_load_failure_policy``)."""
+        if self._kept and not self._refetched and faults(status):
+            self._refetched = True
+            return True
+        return super()._asks_elsewhere(status)
 
     async def _pass_on(
         self, events: bytes, stream: EventStream, response: Response, send: Send
@@ -88,10 +87,9 @@ class SplitRelay(Relay):
         """See ``Relay``; a chat's first event, which has no text, waits for the second."""
         if self._kept and not self._started:
             self._held += events
-            self._failed = _FAILED.search(self._held) is not None
-            if self._failed and self._may_fail:
-                self._refetch()
-            if stream.events < 2 and not stream.done and b'"role"' in self._held:
+            failed = FAILED.search(self._held) is not None
+            alone = stream.events < 2 and not stream.done and b'"role"' in self._held
+            if alone and not failed:
                 return
             events, self._held = self._held, b""
         await super()._pass_on(events, stream, response, send)
@@ -106,10 +104,6 @@ class SplitRelay(Relay):
             self._context.port.fetched(self._request)
         return first
 
-    def _refetch(self) -> None:
-        self._refetched = True
-        raise RecalledError("the worker could not answer with the prompt's KV")
-
     async def _prefill(self, waiter: Waiter, client: HTTPConnection, send: Send) -> Waiter | None:
         """Have the prompt computed, then wait for a worker; None if all is answered."""
         while True:
@@ -121,11 +115,12 @@ class SplitRelay(Relay):
             try:
                 answer = await self._compute(worker, client)
             except UpstreamError as error:
-                self._report(worker, error)
+                self._judge(worker, error)
                 self._transfer.bootstraps.forget(worker.id)
-                if self._prefills_left <= 0:
+                if self._prefills_left <= 0 or not self._may_retry(worker, error):
                     return self._go_whole()
-                self._request, waiter = self._context.port.give_back(self._request)
+                again = self._context.port.give_back(self._request, *blamed(worker, error))
+                self._request, waiter = again
             else:
                 elsewhere = self._turned_away(answer, worker)
                 if elsewhere is None:
@@ -133,11 +128,20 @@ class SplitRelay(Relay):
                 waiter = elsewhere
 
     def _turned_away(self, answer: Computed | Answer, worker: WorkerSpec) -> Waiter | None:
-        """Wait for another prefill worker if this one has too much to do; None: take the answer."""
-        busy = isinstance(answer, Answer) and answer.status == HTTPStatus.TOO_MANY_REQUESTS
-        if not busy or self._prefills_left <= 0:
+        """Wait for another prefill worker if this one does not compute; None: take the answer."""
+        port, request = self._context.port, self._request
+        if isinstance(answer, Computed):
+            port.answered(worker.id, request.id)
             return None
-        again = self._context.port.turned_away(self._request, worker.id)
+        retry_after = header(answer.headers, b"retry-after")
+        suspect = bool(request.avoid)
+        judge_answer(port, worker.id, request.id, answer.status, retry_after, suspect=suspect)
+        again = None
+        if self._prefills_left > 0 and may_differ_elsewhere(answer.status):
+            if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+                again = port.turned_away(request, worker.id)
+            elif self._may_ask_elsewhere(worker.id):
+                again = port.give_back(request, worker.id)
         if again is None:
             return None
         self._request, waiter = again
@@ -151,8 +155,8 @@ class SplitRelay(Relay):
         """
         context, request = self._context, self._request
         hands_params = self._transfer.kept_s is not None
-        body = prefill_body(self._body, request.id, hands_params=hands_params)
-        async with context.attempts.watch(worker.id):
+        body = prefill_body(self._asked.body, request.id, hands_params=hands_params)
+        async with context.attempts.watch(worker.id, self._deadlines):
             place = await self._place(worker) if hands_params else None
             response = await self._post(worker, client, body)
             try:
@@ -188,9 +192,8 @@ class SplitRelay(Relay):
             )
             return waiter
         if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            # Of the worker it says nothing, and elsewhere it may go well.
             return self._go_whole()
-        port.end(self._request, Outcome.COMPLETED)
+        self._end(Outcome.COMPLETED)
         self._started = True
         await send_answer(send, answer)
         return None

@@ -1,133 +1,17 @@
-"""Every metric: its name, what it says to somebody who sees it first, and where it is read."""
+"""Every metric of groups: its name, what it says to somebody who sees it first, where it is read.
+
+``metric_workers`` has those of workers, and of where their states are known from.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from router.barrier import StepTotals
-from router.cluster import Group
-from router.decider import Decider
-from router.engines.gauges import GaugeReader
-from router.engines.health import HealthMonitor
-from router.engines.snapshots import SnapshotClient
-from router.feed import Feed
+from router.group import Group
 from router.lookahead import LookAhead
+from router.metrics.rows import GroupReading, Row
 from router.stats import GroupStats, Histogram
-from router.worker import Worker
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Row(Generic[T]):
-    """One metric.
-
-    Attributes:
-        name: in full; a name that ends in ``_total`` is a counter's.
-        help: what it is, for somebody who sees it for the first time.
-        read: its value, None for no sample.
-    """
-
-    name: str
-    help: str
-    read: Callable[[T], float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupReading:
-    """A group at the moment of a scrape."""
-
-    decider: Decider
-
-    @property
-    def group(self) -> Group:
-        """Whose it is."""
-        return self.decider.group
-
-    @property
-    def stats(self) -> GroupStats:
-        """Its counters."""
-        return self.decider.stats
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReading:
-    """A worker at the moment of a scrape."""
-
-    worker: Worker
-    now_s: float
-
-
-def _of_feed(reading: WorkerReading, read: Callable[[Feed], T], missing: T) -> T:
-    return missing if reading.worker.feed is None else read(reading.worker.feed)
-
-
-SNAPSHOT_ROWS: Sequence[Row[SnapshotClient]] = (
-    Row(
-        "evenstep_snapshots_received_total",
-        "State messages from engines that were understood.",
-        lambda client: client.received,
-    ),
-    Row(
-        "evenstep_snapshot_received_bytes_total",
-        "Size of all state messages from engines.",
-        lambda client: client.received_bytes,
-    ),
-    Row(
-        "evenstep_snapshots_broken_total",
-        "State messages that were not understood, for example those of another version.",
-        lambda client: client.broken,
-    ),
-    Row(
-        "evenstep_snapshots_refused_total",
-        "State messages of a stream that belongs to another worker than it is configured for.",
-        lambda client: client.refused,
-    ),
-    Row(
-        "evenstep_snapshot_handshakes_failed_total",
-        "Times that an engine and the router did not accept each other's CURVE keys.",
-        lambda client: client.handshakes_failed,
-    ),
-    Row(
-        "evenstep_snapshot_failures_total",
-        "State messages that were understood but led to an error in the router.",
-        lambda client: client.failures,
-    ),
-    Row(
-        "evenstep_snapshot_full_requests_total",
-        "Times that an engine was asked for its whole state, at the start or after a gap.",
-        lambda client: client.full_requests,
-    ),
-)
-
-HEALTH_ROWS: Sequence[Row[HealthMonitor]] = (
-    Row("evenstep_health_checks_total", "Health checks of engines.", lambda health: health.checks),
-    Row(
-        "evenstep_health_checks_failed_total",
-        "Health checks that an engine did not answer with success in time.",
-        lambda health: health.failed_checks,
-    ),
-    Row(
-        "evenstep_health_check_errors_total",
-        "Health checks that led to an error in the router.",
-        lambda health: health.errors,
-    ),
-)
-
-GAUGE_ROWS: Sequence[Row[GaugeReader]] = (
-    Row(
-        "evenstep_engine_metrics_reads_total",
-        "Times that an engine's own metrics were read, since its snapshots did not come.",
-        lambda gauges: gauges.reads,
-    ),
-    Row(
-        "evenstep_engine_metrics_reads_failed_total",
-        "Readings of an engine's own metrics that told nothing.",
-        lambda gauges: gauges.failed_reads,
-    ),
-)
 
 GROUP_ROWS: Sequence[Row[GroupReading]] = (
     Row(
@@ -136,14 +20,36 @@ GROUP_ROWS: Sequence[Row[GroupReading]] = (
         lambda reading: len(reading.decider.pool),
     ),
     Row(
+        "evenstep_pool_limit_requests",
+        "Requests that may wait in the router (--pool-size); further ones are rejected.",
+        lambda reading: reading.decider.pool.limit,
+    ),
+    Row(
         "evenstep_requests_assigned_total",
         "Times that a request was given to a worker, repeated attempts included.",
         lambda reading: reading.stats.assigned,
     ),
     Row(
+        "evenstep_requests_beside_total",
+        "Times that a request beside the pool (embeddings, scores, audio, tokenizing) was sent to "
+        "a worker.",
+        lambda reading: reading.stats.beside,
+    ),
+    Row(
         "evenstep_requests_returned_total",
         "Times that a request came back from a failing worker before its first byte.",
         lambda reading: reading.stats.returned,
+    ),
+    Row(
+        "evenstep_requests_unreturned_total",
+        "Errors of workers, and times that they were too slow, that clients were told though "
+        "another worker could have been asked: more than --retry-budget allows.",
+        lambda reading: reading.stats.unreturned,
+    ),
+    Row(
+        "evenstep_worker_ejections_total",
+        "Times that a worker was given nothing for a while, since it had failed requests.",
+        lambda reading: reading.group.ejections,
     ),
     Row(
         "evenstep_requests_estimated_total",
@@ -175,6 +81,50 @@ GROUP_ROWS: Sequence[Row[GroupReading]] = (
         "Steps from a slot's becoming free to its next request's first step while others waited, "
         "on average over the last few hundred steps.",
         lambda reading: reading.decider.overcommit.bubble_steps,
+    ),
+)
+
+FEED_ROWS: Sequence[Row[Group]] = (
+    Row(
+        "evenstep_workers_draining",
+        "Workers that are given no more requests since their operator drains or removes them.",
+        lambda group: sum(worker.draining for worker in group.workers.values()),
+    ),
+    Row(
+        "evenstep_snapshot_gaps_total",
+        "State messages of workers that were lost on the way.",
+        lambda group: group.gaps,
+    ),
+    Row(
+        "evenstep_preemptions_total",
+        "Times that engines took a running request's KV away, as memory was full, and computed it "
+        "again later; of workers that tell snapshots.",
+        lambda group: group.preemptions,
+    ),
+)
+
+ENERGY_ROWS: Sequence[Row[Group]] = (
+    Row(
+        "evenstep_useful_energy_joules_total",
+        "Energy that workers spent on computing, by the calibrated --power-levels.",
+        lambda group: group.joules.useful_j,
+    ),
+    Row(
+        "evenstep_waiting_energy_joules_total",
+        "Energy that workers spent on waiting in steps for the fullest of them, by the calibrated "
+        "--power-levels and the time that a step takes for each KV token: what balancing can save.",
+        lambda group: group.joules.waiting_j,
+    ),
+    Row(
+        "evenstep_idle_energy_joules_total",
+        "Energy that workers spent between steps, with nothing to run.",
+        lambda group: group.joules.idle_j,
+    ),
+    Row(
+        "evenstep_undivided_energy_joules_total",
+        "Energy of steps that is known only as a whole: no --power-levels, or not known how long "
+        "workers waited. With the other three it is all that the workers' meters have counted.",
+        lambda group: group.joules.unknown_j,
     ),
 )
 
@@ -257,6 +207,11 @@ HISTOGRAMS: Sequence[tuple[str, str, Callable[[GroupStats], Histogram]]] = (
         lambda stats: stats.decision_objective,
     ),
     (
+        "evenstep_decision_moves",
+        "Changes whose cost bfio's search worked out in a round, of its budget (--solver-ms).",
+        lambda stats: stats.decision_moves,
+    ),
+    (
         "evenstep_pool_wait_seconds",
         "How long a request waits in the router before it is given to a worker.",
         lambda stats: stats.pool_wait_s,
@@ -271,6 +226,18 @@ HISTOGRAMS: Sequence[tuple[str, str, Callable[[GroupStats], Histogram]]] = (
         "evenstep_time_to_first_token_seconds",
         "From a request's arrival at the router to the first byte of its answer.",
         lambda stats: stats.ttft_s,
+    ),
+    (
+        "evenstep_inter_token_latency_seconds",
+        "Between two tokens of a streamed answer, as they are passed on; tokens that come together "
+        "count as one, and requests for several answers (n) do not count.",
+        lambda stats: stats.tokens.itl_s,
+    ),
+    (
+        "evenstep_time_per_output_token_seconds",
+        "From a streamed answer's first token to its last, by the tokens after the first, one an "
+        "event.",
+        lambda stats: stats.tokens.tpot_s,
     ),
 )
 
@@ -326,74 +293,50 @@ STEP_ROWS: Sequence[Row[StepTotals]] = (
         "Engine requests that had their first step.",
         lambda totals: totals.entered,
     ),
-)
-
-WORKER_ROWS: Sequence[Row[WorkerReading]] = (
     Row(
-        "evenstep_worker_up",
-        "1 if the worker may be given requests, 0 if it is down.",
-        lambda reading: int(reading.worker.live),
+        "evenstep_waiting_seconds_total",
+        "Time that workers waited in steps for the fullest of them, summed over workers: as "
+        "engines have timed it, else modelled from their loads and the time that a step takes for "
+        "each KV token. Divide by evenstep_timed_worker_seconds_total for the idle share.",
+        lambda totals: totals.waiting_s,
     ),
     Row(
-        "evenstep_snapshot_gaps_total",
-        "State messages of the worker that were lost on the way.",
-        lambda reading: reading.worker.gaps + _of_feed(reading, lambda feed: feed.gaps, 0),
-    ),
-)
-
-# What was known of a worker that is down is out of date: these have no value then.
-LIVE_WORKER_ROWS: Sequence[Row[WorkerReading]] = (
-    Row(
-        "evenstep_worker_load_tokens",
-        "KV tokens resident on the worker, those on their way to it included.",
-        lambda reading: reading.worker.load_tokens,
+        "evenstep_timed_worker_seconds_total",
+        "Time of steps, summed over workers, of which it is known how long workers waited in them.",
+        lambda totals: totals.timed_s,
     ),
     Row(
-        "evenstep_worker_requests",
-        "Engine requests that run on the worker, are queued there, or are on their way.",
-        lambda reading: reading.worker.requests,
-    ),
-    Row(
-        "evenstep_worker_in_flight",
-        "This router's requests that were sent to the worker and have not ended.",
-        lambda reading: reading.worker.in_flight,
-    ),
-    Row(
-        "evenstep_worker_foreign_requests",
-        "Engine requests on the worker that are surely not this router's, by the engine's own "
-        "metrics; 0 where snapshots tell all of them.",
-        lambda reading: reading.worker.foreign.requests,
-    ),
-    Row(
-        "evenstep_worker_slots",
-        "Requests that the worker runs at once.",
-        lambda reading: reading.worker.slots,
-    ),
-    Row(
-        "evenstep_worker_free_slots",
-        "Requests that the worker could start at its next step.",
-        lambda reading: reading.worker.free_slots,
-    ),
-    Row(
-        "evenstep_worker_snapshot_age_seconds",
-        "Time since the worker last told its state; no value where it does not.",
-        lambda reading: _of_feed(reading, lambda feed: reading.now_s - feed.received_s, None),
-    ),
-    Row(
-        "evenstep_worker_power_watts",
-        "Power that the worker last reported; no value where it does not.",
-        lambda reading: _of_feed(reading, lambda feed: feed.power_w, None),
+        "evenstep_measured_worker_seconds_total",
+        "Of evenstep_timed_worker_seconds_total, where engines have timed themselves how long they "
+        "waited; the rest is modelled.",
+        lambda totals: totals.measured_s,
     ),
 )
 
-STATE_SOURCE = (
-    "evenstep_worker_state_source",
-    "1 for where the worker's state is known from: its snapshots, else its engine's own metrics "
-    "with this router's counts, else these alone.",
-)
 BUILD = ("evenstep_build_info", "Always 1; the label says which version runs.")
+WORKERS = (
+    "evenstep_workers",
+    "Workers that may be given requests, by where their state is known from: their snapshots, else "
+    "their engine's own metrics, else this router's counts alone.",
+)
+ADMISSION_WORKERS = (
+    "evenstep_admission_workers",
+    "Workers whose snapshots tell who decides on admission there: a policy of the plug-in; engine: "
+    "their engine alone; ended: since a fault of the plug-in's policy, its engine alone.",
+)
+METERED_SECONDS = (
+    "evenstep_metered_seconds_total",
+    "What metered workers have done, summed over workers: idle between steps, waiting in steps for "
+    "the fullest, computing; unknown of steps of which it is not known how long they waited.",
+)
+FITTED_POWER = (
+    "evenstep_fitted_power_watts",
+    "Power of a worker's GPUs in each of these states, fitted to what the meters have counted; "
+    "evenstep calibrate makes --power-levels of it. No value while the meters do not tell.",
+)
 REQUESTS = (
     "evenstep_requests_total",
     "Requests by how they ended: completed; aborted by the client; failed in the engine; expired "
-    "in the queue; rejected because the queue was full; unserved because no worker was up.",
+    "in the queue; rejected because the queue was full, displaced from it by one of a key with "
+    "fewer waiting; unserved because no worker was up.",
 )

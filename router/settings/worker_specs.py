@@ -30,6 +30,8 @@ class _Table(BaseModel):
     snapshots: str | None = None
     server_key: str | None = None
     kv_bootstrap: str | None = None
+    power: str | None = None
+    service_rate: float | None = Field(default=None, gt=0, le=1e9, allow_inf_nan=False)
 
 
 def parse_worker(entry: object) -> WorkerSpec:
@@ -128,9 +130,10 @@ def _parse(name: str, entry: Mapping[str, object]) -> WorkerSpec:
 def _spec(table: _Table) -> WorkerSpec:
     if table.group.endswith(prefill_stage("")):
         raise ConfigError(f"group {table.group!r}: a name that ends so means prefill workers")
-    if table.snapshots is not None:
-        _check_endpoint(table.snapshots)
-        _check_security(table.snapshots, secured=table.server_key is not None)
+    for name, endpoint in (("snapshots", table.snapshots), ("power", table.power)):
+        if endpoint is not None:
+            _check_endpoint(name, endpoint)
+            _check_security(name, endpoint, secured=table.server_key is not None)
     if table.kv_bootstrap is not None:
         if table.role != "prefill":
             raise ConfigError("kv_bootstrap is for a worker with role=prefill")
@@ -145,6 +148,8 @@ def _spec(table: _Table) -> WorkerSpec:
         snapshots=table.snapshots,
         server_key=None if table.server_key is None else read_public_key(table.server_key),
         kv_bootstrap=table.kv_bootstrap and table.kv_bootstrap.rstrip("/"),
+        power=table.power,
+        service_rate=table.service_rate,
     )
 
 
@@ -169,15 +174,15 @@ def _address(url: str) -> str:
     return f"{host}:{port}"
 
 
-def _check_endpoint(endpoint: str) -> None:
+def _check_endpoint(name: str, endpoint: str) -> None:
     if not re.match(r"tcp://[\w.:%\[\]-]+:\d+$|ipc://.", endpoint):
-        raise ConfigError(f"snapshots {endpoint!r} should be tcp://HOST:PORT or ipc://PATH")
+        raise ConfigError(f"{name} {endpoint!r} should be tcp://HOST:PORT or ipc://PATH")
     full_endpoint(endpoint)
 
 
-def _check_security(endpoint: str, *, secured: bool) -> None:
+def _check_security(name: str, endpoint: str, *, secured: bool) -> None:
     if not secured and not is_local(endpoint):
         raise ConfigError(
-            f"snapshots {endpoint} can be read and forged by other machines: give server_key=, the "
+            f"{name} {endpoint} can be read and forged by other machines: give server_key=, the "
             "engine's public CURVE key, and --secret-key-file; or use an endpoint on 127.0.0.1"
         )

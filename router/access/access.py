@@ -1,0 +1,86 @@
+"""All keys of a router, and who is let in by them."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp
+
+from router.access.files import KEYS_VARIABLE, KeySource, key_source, keys_wanted
+from router.access.guard import KeyGuard
+from router.access.keys import KeyRing
+from router.access.limits import KeyLimits
+from router.decider import Clock
+from router.settings.serve import ServeSettings
+
+
+class Access:
+    """Clients' keys and operators' keys.
+
+    Args:
+        settings: which files they are in.
+        clock: seconds, monotonic.
+
+    Attributes:
+        clients: those of clients; None: anybody may ask.
+        operators: those that open the admin port; None: it is for this machine alone.
+        limits: counts the clients' requests.
+
+    Raises:
+        ConfigError: keys cannot be read.
+    """
+
+    def __init__(self, settings: ServeSettings, clock: Clock) -> None:
+        wanted = keys_wanted(settings.api_key_file)
+        self.clients = KeySource(settings.api_key_file, KEYS_VARIABLE) if wanted else None
+        self.operators = key_source(settings.admin_key_file)
+        self.limits = KeyLimits()
+        self._clock = clock
+        self._engines_keyed = settings.worker_api_key_file is not None
+        self._name()
+
+    @property
+    def read_again(self) -> frozenset[str]:
+        """Settings that are taken while it runs: where no keys were asked for, none ever are."""
+        sources = {"api_key_file": self.clients, "admin_key_file": self.operators}
+        return frozenset(name for name, source in sources.items() if source is not None)
+
+    def weight(self, tenant: str) -> float:
+        """Of a tenant's share."""
+        return 1.0 if self.clients is None else self.clients.weight(tenant)
+
+    def guard(self, app: ASGIApp) -> ASGIApp:
+        """The application, for those who may ask."""
+        if self.clients is None and not self._engines_keyed:
+            return app
+        return KeyGuard(app, self.clients, self.limits, self._clock)
+
+    def check(self, settings: ServeSettings) -> None:
+        """See that the keys can be read.
+
+        Raises:
+            ConfigError: they cannot.
+        """
+        self._read(settings)
+
+    def take(self, settings: ServeSettings) -> None:
+        """Read the keys again; requests under way go on, even if their keys are gone.
+
+        Raises:
+            ConfigError: they cannot be read; those that were there still count.
+        """
+        for source, ring in self._read(settings):
+            source.ring = ring
+        self._name()
+
+    def _read(self, settings: ServeSettings) -> list[tuple[KeySource, KeyRing]]:
+        return [
+            (source, source.read(file))
+            for source, file in (
+                (self.clients, settings.api_key_file),
+                (self.operators, settings.admin_key_file),
+            )
+            if source is not None
+        ]
+
+    def _name(self) -> None:
+        ring = KeyRing() if self.clients is None else self.clients.ring
+        self.limits.name(ring.by_name)

@@ -1,0 +1,160 @@
+"""API keys as they are written, and whose a key is that a client shows.
+
+A line each: ``NAME KEY [weight=2] [concurrency=32] [rate=10/s]``; empty lines and those that begin
+with ``#`` say nothing. Of a key only a hash is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from router.errors import ConfigError
+
+SHORTEST = 16
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+_KEY = re.compile(rf"[!-~]{{{SHORTEST},1024}}")
+_RATE = re.compile(r"(\d{1,9})/(s|min|h)")
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many requests in so many seconds, all at once if there have been none for that long."""
+
+    requests: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key, and what whoever has it may do.
+
+    Attributes:
+        name: stands for it in logs and metrics.
+        digest: its SHA-256.
+        weight: of its share where several keys' requests wait.
+        concurrency: requests that may be under way at once; None: any number.
+        rate: how often there may be one; None: at any rate.
+    """
+
+    name: str
+    digest: bytes
+    weight: float = 1.0
+    concurrency: int | None = None
+    rate: Rate | None = None
+
+
+class KeyRing:
+    """The keys that count, by name."""
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        self.by_name: Mapping[str, Key] = {key.name: key for key in keys}
+
+    def find(self, shown: bytes) -> Key | None:
+        """Whose key this is; all are looked at, whichever it is, each in constant time."""
+        digest, found = digest_of(shown), None
+        for key in self.by_name.values():
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+
+def digest_of(key: bytes) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key).digest()
+
+
+def parse_keys(text: str, source: str) -> Iterator[Key]:
+    """Read keys, one a line.
+
+    Args:
+        text: the lines.
+        source: where they stand, for messages; these quote no key.
+
+    Raises:
+        ConfigError: a line cannot be understood.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if words and not words[0].startswith("#"):
+            yield _parse(words, f"{source}, line {number}")
+
+
+def ring(keys: Iterable[Key], source: str) -> KeyRing:
+    """Keys of which there is at least one, none twice.
+
+    Raises:
+        ConfigError: there is none, or two have one name or one key.
+    """
+    names: dict[str, Key] = {}
+    digests: dict[bytes, Key] = {}
+    for key in keys:
+        if names.setdefault(key.name, key) is not key:
+            raise ConfigError(f"{source}: two keys are called {key.name!r}: give each its own name")
+        if (other := digests.setdefault(key.digest, key)) is not key:
+            raise ConfigError(f"{source}: {other.name!r} and {key.name!r} have one key")
+    if not names:
+        raise ConfigError(f"{source} holds no key: a line each, NAME KEY")
+    return KeyRing(names.values())
+
+
+def _parse(words: list[str], where: str) -> Key:
+    if len(words) < 2:
+        raise ConfigError(f"{where}: a key needs a name before it: NAME KEY")
+    name, key, *terms = words
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{where}: a name has letters, digits and . _ @ + - (64 at most)")
+    if not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"{where}: the key of {name!r} is not one of {SHORTEST} to 1024 printable ASCII "
+            "characters; make one with: openssl rand -hex 24"
+        )
+    given: dict[str, str] = {}
+    for term in terms:
+        what, equals, value = term.partition("=")
+        if not equals or what in given or what not in ("weight", "concurrency", "rate"):
+            raise ConfigError(
+                f"{where}: {name!r} may have weight=W, concurrency=N and rate=N/s (or /min, /h), "
+                f"each once, not {term[:40]!r}"
+            )
+        given[what] = value
+    return Key(
+        name,
+        digest_of(key.encode("ascii")),
+        _weight(given.get("weight", "1"), where),
+        _concurrency(given.get("concurrency"), where),
+        _rate(given.get("rate"), where),
+    )
+
+
+def _weight(value: str, where: str) -> float:
+    try:
+        weight = float(value)
+    except ValueError:
+        weight = math.nan
+    if not 1e-3 <= weight <= 1e3:
+        raise ConfigError(f"{where}: weight={value[:40]} is not a number from 0.001 to 1000")
+    return weight
+
+
+def _concurrency(value: str | None, where: str) -> int | None:
+    if value is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,8}", value):
+        raise ConfigError(f"{where}: concurrency={value[:40]} is not a whole number above 0")
+    return int(value)
+
+
+def _rate(value: str | None, where: str) -> Rate | None:
+    if value is None:
+        return None
+    found = _RATE.fullmatch(value)
+    if found is None or not int(found[1]):
+        raise ConfigError(f"{where}: rate={value[:40]} is not a rate, as in 10/s, 600/min or 90/h")
+    return Rate(int(found[1]), _SECONDS[found[2]])

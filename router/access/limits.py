@@ -1,0 +1,98 @@
+"""What each key has under way and has had of late, and whether it may have one request more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from router.access.keys import Key, Rate
+from router.errors import KeyLimitError
+
+NAMED = 64
+OTHERS = "other"
+
+_ROUNDING = 1e-9
+
+
+@dataclass(slots=True)
+class KeyCounts:
+    """Requests of a key since the start; ``limited``: refused, by the limit that it had reached."""
+
+    requests: int = 0
+    under_way: int = 0
+    limited: dict[str, int] = field(default_factory=lambda: {"concurrency": 0, "rate": 0})
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """Requests that a key may still make at once, as it was at a time."""
+
+    requests: float
+    at_s: float
+
+
+class KeyLimits:
+    """Counts the requests of all keys, and keeps them to their limits.
+
+    Attributes:
+        unauthorized: requests without a key that counts.
+    """
+
+    def __init__(self) -> None:
+        self.unauthorized = 0
+        self._under_way: dict[str, int] = {}
+        self._allowances: dict[str, _Allowance] = {}
+        self._counts: dict[str, KeyCounts] = {}
+
+    @property
+    def counts(self) -> Mapping[str, KeyCounts]:
+        """By name; those of all names beyond the first 64 together."""
+        return self._counts
+
+    def name(self, keys: Iterable[str]) -> None:
+        """There are these keys; the first ones are counted by name from now on."""
+        for key in keys:
+            self._counts.setdefault(self.label(key), KeyCounts())
+
+    def label(self, key: str) -> str:
+        """The name under which a key is counted."""
+        known = key in self._counts or len(self._counts.keys() - {OTHERS}) < NAMED
+        return key if known else OTHERS
+
+    def enter(self, key: Key, now_s: float) -> None:
+        """One request more; ``leave`` is to follow.
+
+        Raises:
+            KeyLimitError: the key has reached a limit.
+        """
+        counts = self._counts.setdefault(self.label(key.name), KeyCounts())
+        under_way = self._under_way.get(key.name, 0)
+        if key.concurrency is not None and under_way >= key.concurrency:
+            counts.limited["concurrency"] += 1
+            raise KeyLimitError(f"{key.concurrency} requests of key {key.name!r} are under way", 1)
+        if key.rate is not None and (wait_s := self._wait_s(key.name, key.rate, now_s)) > 0:
+            counts.limited["rate"] += 1
+            every = f"{key.rate.requests} requests in {key.rate.seconds:g} s"
+            raise KeyLimitError(f"key {key.name!r} has made its {every}", math.ceil(wait_s))
+        counts.requests += 1
+        counts.under_way += 1
+        self._under_way[key.name] = under_way + 1
+
+    def leave(self, key: Key) -> None:
+        """A request that was let in has ended."""
+        self._counts[self.label(key.name)].under_way -= 1
+        self._under_way[key.name] -= 1
+        if not self._under_way[key.name]:
+            del self._under_way[key.name]
+
+    def _wait_s(self, name: str, rate: Rate, now_s: float) -> float:
+        """How long the key has to wait for its next request; 0: it has just made it."""
+        each_s = rate.seconds / rate.requests
+        allowed = self._allowances.setdefault(name, _Allowance(rate.requests, now_s))
+        grown = allowed.requests + (now_s - allowed.at_s) / each_s
+        allowed.requests, allowed.at_s = min(float(rate.requests), grown), now_s
+        if allowed.requests < 1 - _ROUNDING:
+            return (1 - allowed.requests) * each_s
+        allowed.requests -= 1
+        return 0.0

@@ -1,0 +1,156 @@
+"""An admin port that is opened by a key: a header's for programs, the login page's for people.
+
+Who logs in gets a cookie, which no script can read and which no other site's page makes the browser
+send. It says whose it is and until when, signed with a secret of this process and the key itself:
+so it ends with either of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+from http import HTTPStatus
+from urllib.parse import parse_qs
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.access.files import KeySource
+from router.access.guard import shown_key
+from router.access.keys import Key
+from router.admin.hosts import guarded
+from router.admin.origin import is_foreign
+from router.admin.page import WEB
+from router.decider import Clock
+from router.errors import UnknownKeyError
+from router.proxy.answers import error_answer, send_answer
+
+log = logging.getLogger(__name__)
+
+SESSION_S = 12 * 3600
+_COOKIE = "evenstep_session"
+_FORM_BYTES = 4096
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_WRONG = '<p role="alert">That key is not known here.</p>'
+
+
+class Sessions:
+    """Makes cookies for keys, and knows whose a cookie is.
+
+    Args:
+        keys: those that count.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, keys: KeySource, clock: Clock) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._secret = secrets.token_bytes(32)
+
+    def begin(self, key: Key) -> str:
+        """A cookie's value."""
+        until_s = str(int(self._clock() + SESSION_S))
+        return f"{until_s}.{self._signature(until_s, key)}.{key.name}"
+
+    def find(self, cookie: str) -> Key | None:
+        """Whose it is, None if it has run out or is not one of ours."""
+        until_s, _, rest = cookie.partition(".")
+        signature, _, name = rest.partition(".")
+        key = self._keys.ring.by_name.get(name)
+        if key is None or not hmac.compare_digest(
+            self._signature(until_s, key).encode(), signature.encode("latin-1", "replace")
+        ):
+            return None
+        return key if int(until_s) > self._clock() else None
+
+    def _signature(self, until_s: str, key: Key) -> str:
+        said = f"{until_s} {key.name} ".encode("latin-1", "replace") + key.digest
+        return hmac.new(self._secret, said, hashlib.sha256).hexdigest()
+
+
+class KeyedOnly:
+    """Answers who shows a key, and tells browsers to load nothing foreign.
+
+    The application is told by whom it is asked (``operator`` of the scope). Open to all are the
+    login and the page's files under ``/web``, which are the same in every router.
+
+    Args:
+        app: what is guarded.
+        keys: those that open it.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeySource, clock: Clock) -> None:
+        self._app = app
+        self._keys = keys
+        self._sessions = Sessions(keys, clock)
+        self._form = (WEB / "login.html").read_text(encoding="utf-8")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        send = guarded(send, forms="'self'")
+        asked = scope["method"], scope["path"]
+        if asked == ("POST", "/login"):
+            await (await self._log_in(Request(scope, receive)))(scope, receive, send)
+            return
+        key = self._known(scope)
+        if key is not None or scope["path"].startswith("/web/"):
+            scope["operator"] = None if key is None else key.name
+            await self._app(scope, receive, send)
+        elif asked[1] == "/":
+            await self._login_page()(scope, receive, send)
+        else:
+            await send_answer(send, error_answer(_refusal(scope)))
+
+    def _known(self, scope: Scope) -> Key | None:
+        """Whose the request is; a cookie's alone only if no other origin's page has sent it."""
+        shown = shown_key(scope["headers"])
+        if shown is not None:
+            return self._keys.ring.find(shown)
+        client = HTTPConnection(scope)
+        if scope["method"] not in _SAFE and is_foreign(client):
+            return None
+        return self._sessions.find(client.cookies.get(_COOKIE, ""))
+
+    async def _log_in(self, request: Request) -> Response:
+        form = await _read(request)
+        key = None if form is None or is_foreign(request) else self._keys.ring.find(form)
+        if key is None:
+            return self._login_page(_WRONG)
+        log.info("admin port: %s has logged in", key.name)
+        answer = RedirectResponse("/", HTTPStatus.SEE_OTHER)
+        answer.set_cookie(
+            _COOKIE,
+            self._sessions.begin(key),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+    def _login_page(self, said: str = "") -> Response:
+        page = self._form.replace("<!-- said -->", said)
+        return HTMLResponse(page, HTTPStatus.UNAUTHORIZED, {"cache-control": "no-store"})
+
+
+def _refusal(scope: Scope) -> UnknownKeyError:
+    shown = shown_key(scope["headers"])
+    wrong = "wants a key" if shown is None else "does not know that key"
+    return UnknownKeyError(f"the admin port {wrong}: send Authorization: Bearer KEY")
+
+
+async def _read(request: Request) -> bytes | None:
+    """The key in a login form, None if there is none, or the form is longer than any."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _FORM_BYTES:
+            return None
+    keys = parse_qs(body.decode("latin-1"), max_num_fields=8).get("key", ())
+    return keys[0].strip().encode("utf-8", "replace") if len(keys) == 1 else None

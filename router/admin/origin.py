@@ -1,0 +1,32 @@
+"""Who asks on the admin port: whose key, from where; a page of another origin changes nothing."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+
+_CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
+
+
+def is_foreign(client: HTTPConnection) -> bool:
+    """Whether a browser says that a page of another origin is asking."""
+    origin = client.headers.get("origin")
+    return origin is not None and origin.partition("://")[2] != client.headers.get("host")
+
+
+def own_pages_only(request: Request) -> None:
+    """Of what a browser sends, let only that change something which a page of this port has sent.
+
+    Raises:
+        HTTPException: another page has.
+    """
+    if request.method not in _CHANGES_NOTHING and is_foreign(request):
+        raise HTTPException(403, "a page of another origin may change nothing here")
+
+
+def asked_by(request: Request) -> str:
+    """Who asks, for the log: the name of the key if there are keys, and the address."""
+    address = request.client.host if request.client else "nobody"
+    operator: str | None = request.scope.get("operator")
+    return address if operator is None else f"{operator}, {address}"

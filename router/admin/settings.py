@@ -1,0 +1,68 @@
+"""Settings of a running router through the admin port: those that need no new start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Request
+
+from router.admin.origin import asked_by, own_pages_only
+from router.errors import EvenstepError, InvalidRequestError
+from router.reload import Reload
+from router.settings.serve import ServeSettings
+from router.settings.sources import changed
+
+log = logging.getLogger(__name__)
+
+# These are changed where they are: in files, and at /workers.
+_ELSEWHERE = ("workers", "tls_cert", "tls_key", "api_key_file", "admin_key_file")
+
+
+def add_settings(
+    app: FastAPI, reload: Callable[[], Reload], prepare: Callable[[ServeSettings], object]
+) -> None:
+    """``/settings``.
+
+    Args:
+        app: gets the routes.
+        reload: has settings be changed.
+        prepare: called with those that are to be in force, off the event loop, for what takes long.
+    """
+    routes = APIRouter(prefix="/settings", dependencies=[Depends(own_pages_only)])
+
+    @routes.get("")
+    async def settings() -> dict[str, Any]:
+        """Those that can be changed, as they are."""
+        return _shown(reload())
+
+    @routes.patch("")
+    async def change(request: Request) -> dict[str, Any]:
+        """Some of them, as JSON; until the next start, or until their configuration is another."""
+        values = _read(await request.body())
+        log.info("admin (%s): change settings %s", asked_by(request), values)
+        try:
+            for name in sorted(values.keys() & set(_ELSEWHERE)):
+                raise InvalidRequestError(f"{name} cannot be changed here, but where it is read")
+            await asyncio.to_thread(prepare, changed(reload().settings, values))
+            reload().change(values)
+        except EvenstepError as error:
+            raise InvalidRequestError(str(error)) from None
+        return _shown(reload())
+
+    app.include_router(routes)
+
+
+def _shown(reload: Reload) -> dict[str, Any]:
+    names = reload.names - set(_ELSEWHERE)
+    return reload.settings.model_dump(mode="json", include=set(names))
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except ValueError as error:
+        raise InvalidRequestError(f"not a JSON object of settings: {error}") from None

@@ -1,0 +1,126 @@
+"""The workers through the admin port: list, add, drain and remove them while requests flow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from router.admin.origin import asked_by, own_pages_only
+from router.errors import ConfigError, InvalidRequestError
+from router.fleet import BusyError, Fleet, Member, UnknownWorkerError
+from router.settings.worker_specs import parse_worker
+from router.types import WorkerSpec
+
+log = logging.getLogger(__name__)
+
+_LONGEST_S = 3600.0
+
+Wait = Annotated[float, Query(ge=0, le=_LONGEST_S)]
+
+
+def add_workers(app: FastAPI, fleet: Fleet) -> None:
+    """``/workers``; every change is logged, with the address that asked for it."""
+    routes = APIRouter(prefix="/workers", dependencies=[Depends(own_pages_only)])
+    _add_listing(routes, fleet)
+    _add_draining(routes, fleet)
+    app.include_router(routes)
+
+
+def _add_listing(routes: APIRouter, fleet: Fleet) -> None:
+    @routes.get("")
+    async def workers() -> dict[str, Any]:
+        """All workers, and how they are."""
+        return _shown(fleet.members)
+
+    @routes.post("")
+    async def add(request: Request) -> JSONResponse:
+        """One more: a table as in the configuration file, as JSON; or a text as after --worker."""
+        spec = _read(await request.body())
+        _audit(request, f"add worker {spec.id}")
+        _do(lambda: fleet.add(spec))
+        member = next(each for each in reversed(fleet.members) if each.spec == spec)
+        waits = member.state == "joining"
+        return JSONResponse(_described(member), status_code=202 if waits else 201)
+
+    @routes.delete("/{worker_id:path}")
+    async def remove(
+        request: Request,
+        worker_id: str,
+        drain: bool = False,
+        force: bool = False,
+        wait_s: Wait = 0.0,
+    ) -> JSONResponse:
+        """Have one go, and those in lockstep with it."""
+        how = " by force" if force else ", drained" if drain else ""
+        _audit(request, f"remove worker {worker_id}{how}")
+        going = _do(lambda: fleet.remove(worker_id, drain=drain, force=force))
+        return await _concerned(fleet, going, wait_s)
+
+
+def _add_draining(routes: APIRouter, fleet: Fleet) -> None:
+    def concern(*, draining: bool) -> Callable[..., Awaitable[JSONResponse]]:
+        async def change(request: Request, worker_id: str, wait_s: Wait = 0.0) -> JSONResponse:
+            _audit(request, f"{'drain' if draining else 'undrain'} worker {worker_id}")
+            concerned = _do(lambda: fleet.drain(worker_id, draining=draining))
+            return await _concerned(fleet, concerned, wait_s if draining else 0.0)
+
+        return change
+
+    for action, draining in (("drain", True), ("undrain", False)):
+        routes.post("/{worker_id:path}/" + action)(concern(draining=draining))
+
+
+async def _concerned(fleet: Fleet, worker_ids: Sequence[str], wait_s: float) -> JSONResponse:
+    """Those concerned as they are after a while: 200 once nothing is under way, 202 till then."""
+    done = await fleet.empty(worker_ids, wait_s)
+    fleet.settle()
+    left = [member for member in fleet.members if member.spec.id in worker_ids]
+    gone = sorted(set(worker_ids) - {member.spec.id for member in left})
+    return JSONResponse({**_shown(left), "removed": gone}, status_code=200 if done else 202)
+
+
+def _do(change: Callable[[], Any]) -> Any:
+    """Make a change; its errors as HTTP has them."""
+    try:
+        return change()
+    except UnknownWorkerError as error:
+        raise HTTPException(404, str(error)) from None
+    except BusyError as error:
+        raise HTTPException(409, str(error)) from None
+    except ConfigError as error:
+        raise InvalidRequestError(str(error)) from None
+
+
+def _read(body: bytes) -> WorkerSpec:
+    text = body.strip()
+    try:
+        entry = msgspec.json.decode(text) if text[:1] in (b"{", b'"') else text.decode()
+    except ValueError as error:  # msgspec's and Unicode's are such
+        raise InvalidRequestError(f"neither JSON nor a text: {error}") from None
+    return _do(lambda: parse_worker(entry))  # type: ignore[no-any-return]
+
+
+def _audit(request: Request, what: str) -> None:
+    log.info("admin (%s): %s", asked_by(request), what)
+
+
+def _shown(members: Sequence[Member]) -> dict[str, Any]:
+    return {"workers": [_described(member) for member in members]}
+
+
+def _described(member: Member) -> dict[str, Any]:
+    spec = {key: value for key, value in asdict(member.spec).items() if key != "server_key"}
+    return {
+        **spec,
+        "state": member.state,
+        "reason": member.reason,
+        "requests": member.requests,
+        "estimated_service_rate": member.service_rate,
+    }

@@ -1,0 +1,161 @@
+"""Checks of a request's head, beyond those of the parser that takes it apart.
+
+llhttp sees to the framing: Content-Length with Transfer-Encoding, repeated and malformed lengths,
+bare line ends, folded lines, control characters and chunk sizes are its errors. What it lets pass
+though two servers could understand it in two ways (RFC 9112, 3.2, 6.1, 11.2) is refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from router.http.limits import HttpLimits
+from router.http.refusal import Refused
+
+Header = tuple[bytes, bytes]
+
+METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
+
+_VERSIONS = {"1.1": b" HTTP/1.1\r\n", "1.0": b" HTTP/1.0\r\n"}
+_ALLOW = b"allow: " + b", ".join(sorted(METHODS)) + b"\r\n"
+_HOST = re.compile(rb"(?:[\w.-]*|\[[0-9A-Fa-f:.]+\])(?::\d{0,5})?", re.ASCII)
+_BLANK = b" \t"
+_PLAIN = re.compile(rb"/(?:[^/#%][^#%]*)?")
+_ENCODED_CONTROL = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff])")
+
+
+def check_line(
+    method: bytes, target: bytes, version: str, raw: bytes | bytearray, *, ahead: bool
+) -> None:
+    """Refuse request lines that are not exactly what the parser has understood.
+
+    The parser forgives spaces, and takes RTSP for HTTP. It does not say where in the bytes a line
+    begins: that of a request behind another one is only looked for.
+
+    Args:
+        method: as parsed.
+        target: as parsed.
+        version: as parsed, as in ``"1.1"``.
+        raw: received since the request began; with ``ahead``, other requests may stand before it.
+        ahead: whether they may.
+
+    Raises:
+        Refused: 400, 405 or 505.
+    """
+    end = _VERSIONS.get(version)
+    if end is None:
+        raise Refused(505, f"HTTP/{version} is not spoken here: send HTTP/1.1")
+    if method not in METHODS:
+        raise Refused(405, f"{method.decode()} is not served here", _ALLOW)
+    line = method + b" " + target + end
+    if not raw.startswith(line) and not _behind(line, raw, ahead=ahead):
+        raise Refused(400, "the request line must be METHOD PATH HTTP/1.1, with single spaces")
+    if not _PLAIN.fullmatch(target):
+        _check_target(target)
+
+
+def _behind(line: bytes, raw: bytes | bytearray, *, ahead: bool) -> bool:
+    """Whether it may follow something; a client may send an empty line first (RFC 9112, 2.2)."""
+    return raw.startswith(b"\r\n" + line) or (ahead and line in raw)
+
+
+def _check_target(target: bytes) -> None:
+    if not target.startswith(b"/") or target.startswith(b"//") or b"#" in target:
+        raise Refused(400, "the request target must be a path with one / first, without a host")
+    if _ENCODED_CONTROL.search(target):
+        raise Refused(400, "the request target has an encoded control character")
+
+
+def check_fields(headers: Sequence[Header], version: str, limits: HttpLimits) -> bool:
+    """Refuse header fields that say what a body is, or for whom, in more than one way.
+
+    Args:
+        headers: names in lower case.
+        version: HTTP's, ``"1.0"`` or ``"1.1"``.
+        limits: ``max_body_bytes`` counts.
+
+    Returns:
+        Whether the client waits to be told that it may send the body.
+
+    Raises:
+        Refused: 400, 413, 417 or 501.
+    """
+    hosts, waits = 0, False
+    for name, value in headers:
+        if name in _CHECKS:
+            _CHECKS[name](value, version, limits)
+            hosts += name == b"host"
+            waits = waits or name == b"expect"
+    if hosts > 1 or (not hosts and version != "1.0"):
+        raise Refused(400, f"there must be one Host header, not {hosts or 'none'}")
+    return waits
+
+
+def check_size(target: bytes, headers: Sequence[Header], limits: HttpLimits) -> None:
+    """Refuse a head that is too long.
+
+    Raises:
+        Refused: 431.
+    """
+    # Each field has ": " and a line end; the request line "HTTP/1.1" and the method besides.
+    size = len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
+    if size > limits.max_header_bytes:
+        raise head_too_long(limits)
+
+
+def head_too_long(limits: HttpLimits) -> Refused:
+    """What is answered to too many bytes of header fields."""
+    return Refused(
+        431, f"request line and header fields may have {limits.max_header_bytes:,} bytes together"
+    )
+
+
+def too_many_headers(limits: HttpLimits) -> Refused:
+    """What is answered to too many header fields."""
+    return Refused(431, f"a request may have {limits.max_headers:,} header fields")
+
+
+def uri_too_long(limits: HttpLimits) -> Refused:
+    """What is answered to too long a path."""
+    return Refused(414, f"path and query may have {limits.max_uri_bytes:,} bytes together")
+
+
+def body_too_large(limits: HttpLimits) -> Refused:
+    """What is answered to too long a body."""
+    return Refused(413, f"a request's body may have {limits.max_body_bytes:,} bytes")
+
+
+def _host(value: bytes, version: str, limits: HttpLimits) -> None:
+    if not _HOST.fullmatch(value.rstrip(_BLANK)):
+        raise Refused(400, "the Host header is not NAME or NAME:PORT")
+
+
+def _length(value: bytes, version: str, limits: HttpLimits) -> None:
+    # Python reads no more than some thousand digits; the parser bounds those that count.
+    if int(value.lstrip(b"0") or b"0") > limits.max_body_bytes:
+        raise body_too_large(limits)
+
+
+def _coding(value: bytes, version: str, limits: HttpLimits) -> None:
+    if version == "1.0":
+        raise Refused(400, "HTTP/1.0 has no Transfer-Encoding: send Content-Length, or HTTP/1.1")
+    coding = value.rstrip(_BLANK).lower()
+    if coding != b"chunked":
+        # One that does not end in chunks has no end that could be known.
+        status = 501 if coding.endswith(b"chunked") and b"," in coding else 400
+        raise Refused(status, "the only Transfer-Encoding that is understood is chunked")
+
+
+def _expectation(value: bytes, version: str, limits: HttpLimits) -> None:
+    if value.rstrip(_BLANK).lower() != b"100-continue":
+        raise Refused(417, "the only Expect that is understood is 100-continue")
+
+
+# A proxy around it would be asked for every header field of every request.
+_CHECKS: dict[bytes, Callable[[bytes, str, HttpLimits], None]] = {
+    b"host": _host,
+    b"content-length": _length,
+    b"transfer-encoding": _coding,
+    b"expect": _expectation,
+}

@@ -1,0 +1,328 @@
+"""uvicorn's HTTP protocol with limits: what is refused, and what has become of whom it waits for.
+
+Bytes come in at ``data_received``, llhttp takes them apart, and its callbacks decide. A request has
+three stages: none of it is there, its head is being read, its body is. What is refused is answered
+after all that was asked for before it, and then nothing of the connection is understood any more:
+a message whose end is in doubt has no next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from router.http.counts import HttpCounts
+from router.http.deadline import Deadline
+from router.http.head import (
+    body_too_large,
+    check_fields,
+    check_line,
+    check_size,
+    head_too_long,
+    too_many_headers,
+    uri_too_long,
+)
+from router.http.limits import HttpLimits
+from router.http.refusal import Refused
+
+log = logging.getLogger(__name__)
+
+# Requests that may wait for the answer before theirs, and bytes of each one's body.
+_AHEAD = 8
+_AHEAD_BODY_BYTES = 65_536
+# Who has been refused may still be sending: what it sends is read for so long, since closing
+# before that would take the answer from it (RFC 9112, 9.6).
+_LINGER_S = 5.0
+# Connections beyond the limit that are still told so; more are just cut.
+_TOLD = 256
+
+
+# Stages of a request; an Enum's members take a lookup each, some twenty times a request.
+_BETWEEN, _HEAD, _BODY = range(3)
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection of a client.
+
+    Args:
+        limits: see ``HttpLimits``; uvicorn gives all but this and the next.
+        counts: told of each connection and refusal.
+        config: uvicorn's.
+        server_state: shared by all connections of a port.
+        app_state: see ASGI.
+        _loop: the event loop.
+    """
+
+    def __init__(
+        self,
+        limits: HttpLimits,
+        counts: HttpCounts,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits = limits
+        self._counts = counts
+        self._max_headers = limits.max_headers
+        self._reading = Deadline(self.loop, self._read_expired)
+        self._writing = Deadline(self.loop, self._cut)
+        self._stage = _BETWEEN
+        self._entered = False  # the stage, in these bytes
+        self._raw: bytes | bytearray = b""  # received since the head began, whole reads
+        self._first_read = 0  # bytes of the one it began in
+        self._clear = True  # nothing of a request has come in these bytes yet
+        self._ahead = False  # the head began behind something else
+        self._body_bytes = 0
+        self._dry_bytes = 0  # received since there was something of a body in them
+        self._running: RequestResponseCycle | None = None
+        self._refusal: Refused | None = None
+
+    # The connection.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._counts.connections += 1
+        if len(self.connections) <= self._limits.max_connections:
+            self._reading.set(self._limits.header_timeout_s)
+        elif len(self.connections) <= self._limits.max_connections + _TOLD:
+            message = f"{self._limits.max_connections:,} connections are open already; retry later"
+            self._refuse(Refused(503, message, b"retry-after: 1\r\n"))
+        else:
+            self._cut()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio; each of its requests is told, the one that runs and those behind it."""
+        self._counts.connections -= 1
+        self._reading.cancel()
+        self._writing.cancel()
+        for cycle in self._unanswered():
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.pipeline.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        if self._refusal is not None:
+            return
+        self._clear = self._stage == _BETWEEN
+        if self._stage == _HEAD:
+            self._raw += data
+        else:
+            self._raw = data
+        try:
+            self.parser.feed_data(data)
+            self._look(len(data))
+        except httptools.HttpParserError as error:
+            self._refuse(_reason(error))
+        except Refused as refused:
+            self._refuse(refused)
+
+    def shutdown(self) -> None:
+        """See uvicorn; who has been refused is not waited for."""
+        if self._refusal is not None and not any(self._unanswered()):
+            self._cut()
+        else:
+            super().shutdown()
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self._writing.set(self._limits.write_timeout_s)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self._writing.clear()
+        super().resume_writing()
+
+    # What the parser finds, in this order. What is raised here stops it.
+
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        self._stage, self._entered = _HEAD, True
+        self._first_read = len(self._raw)
+        self._ahead, self._clear = not self._clear, False
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See httptools."""
+        headers = self.headers
+        if len(headers) == self._max_headers:
+            raise too_many_headers(self._limits)
+        headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._check_head()
+        ahead = self._running is not None and not self.cycle.response_complete
+        if ahead and len(self.pipeline) == _AHEAD:
+            raise Refused(400, f"only {_AHEAD} requests may be sent ahead of their answers")
+        super().on_headers_complete()
+        # The application has those; what follows the body was not there to be checked.
+        self.headers = []
+        self._stage, self._entered = _BODY, True
+        self._body_bytes = self._dry_bytes = 0
+        if ahead:
+            self.flow.resume_reading()  # or the end of the connection would not be seen
+        else:
+            self._running = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._body_bytes += len(body)
+        self._dry_bytes = 0
+        if self._body_bytes > self._limits.max_body_bytes:
+            raise body_too_large(self._limits)
+        if self._body_bytes > _AHEAD_BODY_BYTES and self.cycle is not self._running:
+            message = f"ahead of another answer a body may have {_AHEAD_BODY_BYTES:,} bytes"
+            raise Refused(413, message)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        self._stage, self._entered = _BETWEEN, True
+        super().on_message_complete()
+
+    def _check_head(self) -> None:
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        check_line(method, self.url, version, self._raw, ahead=self._ahead)
+        if len(self.url) > self._limits.max_uri_bytes:
+            raise uri_too_long(self._limits)
+        if len(self._raw) > self._limits.max_header_bytes:
+            check_size(self.url, self.headers, self._limits)
+        if self.parser.should_upgrade():
+            raise Refused(400, "only HTTP/1.1 is spoken here: send no Upgrade")
+        self.expect_100_continue = check_fields(self.headers, version, self._limits)
+
+    def _look(self, received: int) -> None:
+        """After each read: the next deadline, and what has grown too long without an end."""
+        entered, self._entered = self._entered, False
+        if self._stage != _HEAD:
+            self._raw = b""  # nothing is held for as long as an answer takes
+        if self._stage == _BETWEEN:
+            if entered:
+                self._rest()
+        elif self._stage == _BODY:
+            if entered:
+                self._reading.set(self._limits.body_timeout_s)
+            self._bound_between_chunks(received)
+        else:
+            if entered:
+                self._reading.set(self._limits.header_timeout_s)
+                self._raw = bytearray(self._raw)
+            self._bound_head()
+
+    def _bound_head(self) -> None:
+        if len(self._raw) - self._first_read > self._limits.max_header_bytes:
+            raise head_too_long(self._limits)
+        if not self.headers and len(self.url) > self._limits.max_uri_bytes:
+            raise uri_too_long(self._limits)
+
+    def _bound_between_chunks(self, received: int) -> None:
+        self._dry_bytes += received
+        # The first read counts whole, whatever else was in it.
+        if self._dry_bytes > self._limits.max_header_bytes + received:
+            raise head_too_long(self._limits)
+
+    def _rest(self) -> None:
+        """A request is there whole: from its answer on, the next one is waited for."""
+        if self._running is None or self._running.response_complete:
+            self._reading.set(self._limits.keep_alive_timeout_s)
+        else:
+            self._reading.clear()
+
+    # Answers and ends.
+
+    def on_response_complete(self) -> None:
+        """See uvicorn; the next of those that wait is begun, or a refusal is answered."""
+        if self.pipeline and not self.transport.is_closing():
+            self._running = self.pipeline[-1][0]
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            self._reading.set(self._limits.write_timeout_s)
+        elif self._refusal is not None:
+            self._answer(self._refusal)
+        else:
+            self.flow.resume_reading()
+            if self._stage == _BETWEEN:
+                self._reading.set(self._limits.keep_alive_timeout_s)
+
+    def _refuse(self, refused: Refused) -> None:
+        """Answer it in its turn, and understand nothing more."""
+        self._refusal = refused
+        self._counts.refused[refused.status] += 1
+        log.debug("refused with %d: %s", refused.status, refused.message)
+        self._reading.clear()
+        self.flow.resume_reading()
+        if self._stage == _BODY:
+            self._take_back(self.cycle)
+        elif not any(self._unanswered()):
+            self._answer(refused)
+
+    def _take_back(self, cycle: RequestResponseCycle) -> None:
+        """Of a request that has been begun the rest is refused."""
+        if cycle is not self._running:
+            self.pipeline.popleft()
+            return
+        self._running = None
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if cycle.response_started:
+            self._close()
+        elif self._refusal is not None:
+            self._answer(self._refusal)
+
+    def _answer(self, refused: Refused) -> None:
+        self.transport.write(refused.answer(body=self.parser.get_method() != b"HEAD"))
+        self._close()
+
+    def _close(self) -> None:
+        """Send what there is to send and close; who does not read it is not waited for."""
+        unsent = self.transport.get_write_buffer_size() > 0
+        self._reading.set(self._limits.write_timeout_s if unsent else _LINGER_S)
+        if self._refusal is not None and self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def _cut(self) -> None:
+        self.transport.abort()
+
+    def _read_expired(self) -> None:
+        """The client has taken too long."""
+        if self._refusal is not None or self.transport.is_closing():
+            self._cut()
+        elif self._stage == _BETWEEN:
+            self._close()
+        else:
+            rest = "header fields" if self._stage == _HEAD else "body"
+            self._refuse(Refused(408, f"the request's {rest} did not come in time"))
+
+    def _unanswered(self) -> Iterator[RequestResponseCycle]:
+        """Requests that have been begun, or wait for that."""
+        if self._running is not None and not self._running.response_complete:
+            yield self._running
+        for cycle, _ in self.pipeline:
+            yield cycle
+
+
+def _reason(error: httptools.HttpParserError) -> Refused:
+    """Why the parser has stopped; what was raised in a callback is its error's context."""
+    raised = error.__context__
+    if isinstance(raised, Refused):
+        return raised
+    if raised is not None and not isinstance(raised, httptools.HttpParserError):
+        raise raised
+    return Refused(400, f"the request is not HTTP/1.1: {raised or error}")

@@ -1,0 +1,236 @@
+"""The lanes of all groups: who waits, rounds when they can change something, and who is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+from router.cluster import Cluster
+from router.decider import Clock, Decider
+from router.group import Group
+from router.lane import DispatchSettings, Lane, Waiter
+from router.overcommit import Overcommit
+from router.types import (
+    Assignment,
+    Dispatched,
+    EngineFailed,
+    Event,
+    FeedStale,
+    GaugesReceived,
+    PowerTold,
+    Request,
+    SnapshotReceived,
+    WorkerSpec,
+    prefill_stage,
+)
+
+# A worker that failed one request is down until its next health check: nobody is sent away for it.
+_GRACE_S = 1.0
+# Workers may all be replaced by others: until then who asks is told to try again.
+DISSOLVED_S = 60.0
+# Ranks of one barrier report within this of each other; a round waits for the last of them.
+_BARRIER_SKEW_S = 0.002
+
+
+class Lanes:
+    """Holds the pools, and starts the rounds; everything runs on one event loop.
+
+    Args:
+        cluster: told of those that are sent.
+        make: a lane for a group.
+        settings: see ``DispatchSettings``; also an attribute.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        make: Callable[[Group, DispatchSettings], Lane],
+        settings: DispatchSettings,
+        clock: Clock,
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self.settings = settings
+        self._make = make
+        self._lanes: dict[str, Lane] = {}
+        self._deciders: dict[str, Decider] = {}
+        self._lane_of: dict[str, tuple[Lane]] = {}
+        self._sent_s: dict[str, float] = {}
+        for group in cluster.groups.values():
+            for worker_id in group.workers:
+                self._open(worker_id)
+
+    @property
+    def deciders(self) -> Mapping[str, Decider]:
+        """Who decides, per group that is there."""
+        return MappingProxyType(self._deciders)
+
+    # workers and settings
+
+    def join(self, spec: WorkerSpec) -> None:
+        """See ``Cluster.join``."""
+        self._cluster.join(spec)
+        self._open(spec.id)
+
+    def leave(self, worker_id: str) -> None:
+        """See ``Cluster.leave``; who waits for its group waits on, for others to come."""
+        self._cluster.leave(worker_id)
+        (lane,) = self._lane_of.pop(worker_id)
+        self._note_change(lane)
+
+    def drain(self, worker_id: str, *, draining: bool) -> None:
+        """Give a worker no more requests; or some again."""
+        self._cluster.worker(worker_id).draining = draining
+        self._note_change(*self._lane_of[worker_id])
+
+    def amend(self, spec: WorkerSpec) -> None:
+        """See ``Cluster.amend``."""
+        self._cluster.amend(spec)
+        self._note_change(*self._lane_of[spec.id])
+
+    def set_lockstep(self, names: Collection[str]) -> None:
+        """See ``Cluster.set_lockstep``."""
+        self._cluster.set_lockstep(names)
+        for lane in self:
+            self._note_change(lane)
+
+    def configure(self, settings: DispatchSettings) -> None:
+        """Go by other settings from now on."""
+        before, self.settings = self.settings, settings
+        bounds = settings.pool_limit, settings.patience_s, settings.queue_timeout_s
+        for lane in self:
+            lane.budget.configure(settings.retry_share, settings.retry_min_per_s)
+            lane.pool.configure(*bounds)
+            if lane.group.serves is None:
+                lane.decider.dispatch = settings.dispatch
+            if before.overcommit != settings.overcommit:
+                lane.decider.overcommit = Overcommit(settings.overcommit)
+            self._note_change(lane)
+
+    def _open(self, worker_id: str) -> None:
+        """A worker is one of a group that may be new."""
+        group = self._cluster.group_of(worker_id)
+        if group.name not in self._lanes:
+            lane = self._lanes[group.name] = self._make(group, self.settings)
+            self._deciders[group.name] = lane.decider
+        self._lane_of[worker_id] = (self._lanes[group.name],)
+
+    def _note_change(self, lane: Lane) -> None:
+        """Other workers than before may take requests."""
+        lane.note_desertion(self._clock())
+        if lane.pool:
+            self.schedule(lane, hurry=True)
+
+    def dissolve(self) -> None:
+        """Forget groups that have had no worker for long, and have nobody waiting."""
+        until_s = self._clock() - DISSOLVED_S
+        for lane in list(self):
+            since_s = lane.deserted_s
+            if lane.group.serves is not None:
+                continue  # goes with the one behind it
+            if lane.group.workers or since_s is None or since_s > until_s:
+                continue
+            if self._cluster.dissolve(lane.group.name):
+                for name in self._lanes.keys() - self._cluster.groups.keys():
+                    del self._lanes[name], self._deciders[name]
+
+    # who is where
+
+    def get(self, group: str) -> Lane | None:
+        """A group's lane, None if it is not there any more."""
+        return self._lanes.get(group)
+
+    def __getitem__(self, group: str) -> Lane:
+        return self._lanes[group]
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes.values())
+
+    def concerned(self, event: Event) -> Iterable[Lane]:
+        """Those in which an event may have freed a slot."""
+        match event:
+            case SnapshotReceived() | GaugesReceived() | FeedStale() | EngineFailed():
+                return self._lane_of[event.worker_id]
+            case PowerTold():
+                return ()
+            case _:
+                return self._lanes.values()
+
+    def behind(self, lane: Lane) -> Lane | None:
+        """Where prompts are handed off, None where answers are given."""
+        return None if lane.group.serves is None else self._lanes[lane.group.serves.name]
+
+    def deserted(self, lane: Lane) -> Lane | None:
+        """Which lane nobody has served for a while: the one behind this one, or itself."""
+        since_s = self._clock() - _GRACE_S
+        for each in (self.behind(lane), lane):
+            if each is not None and each.deserted_s is not None and each.deserted_s <= since_s:
+                return each
+        return None
+
+    def wait(self, lane: Lane, request: Request, since_s: float) -> asyncio.Future[WorkerSpec]:
+        """A request waits for a worker, which the future is told."""
+        lane.pool.add(request)
+        worker: asyncio.Future[WorkerSpec] = asyncio.get_running_loop().create_future()
+        lane.waiters[request.id] = Waiter(worker, since_s)
+        self.schedule(lane, hurry=True)
+        return worker
+
+    def take_sent(self, request_id: str) -> float | None:
+        """When a request was sent; None if it was not, or this has been asked before."""
+        return self._sent_s.pop(request_id, None)
+
+    def schedule(self, lane: Lane, *, hurry: bool) -> None:
+        """Have a round soon: at the loop's next turn, or when all ranks will have reported."""
+        if lane.timer is not None:
+            if lane.hurried or not hurry:
+                return
+            lane.timer.cancel()
+        loop = asyncio.get_running_loop()
+        lane.hurried = hurry
+        if hurry:
+            lane.timer = loop.call_soon(self.hold_round, lane)
+        else:
+            lane.timer = loop.call_later(_BARRIER_SKEW_S, self.hold_round, lane)
+
+    def hold_round(self, lane: Lane) -> None:
+        """Send who can be sent now."""
+        if lane.timer is not None:
+            lane.timer.cancel()
+            lane.timer = None
+        if not self._has_room_behind(lane):
+            return
+        now = self._clock()
+        assignments = lane.decider.decide(now, self._clock)
+        for assignment in assignments:
+            self._send(lane, assignment, now)
+        if assignments:
+            self._schedule_prefills(lane)
+
+    def _has_room_behind(self, lane: Lane) -> bool:
+        """What the lane's workers do next can wait in the router; prompts are handed off there."""
+        behind = self.behind(lane)
+        if behind is None:
+            return True
+        prefilling = sum(worker.in_flight for worker in lane.group.workers.values())
+        return len(behind.pool) + prefilling < self.settings.pool_limit
+
+    def _schedule_prefills(self, lane: Lane) -> None:
+        """After a round: prefill workers are given one prompt in each, and room behind them."""
+        for prefills in (lane, self._lanes.get(prefill_stage(lane.group.name))):
+            if prefills is not None and prefills.group.serves is not None and prefills.pool:
+                self.schedule(prefills, hurry=True)
+
+    def _send(self, lane: Lane, assignment: Assignment, now: float) -> None:
+        request = lane.pool.remove(assignment.request_id)
+        waiter = lane.waiters.pop(assignment.request_id)
+        assert request is not None
+        self._cluster.apply(Dispatched(request.id, assignment.worker_id, now))
+        self._sent_s[request.id] = now
+        lane.stats.assigned += 1
+        lane.stats.estimated += not request.exact
+        lane.stats.pool_wait_s.observe(now - waiter.since_s)
+        if not waiter.worker.done():  # else its client has just left: it is about to be withdrawn
+            waiter.worker.set_result(self._cluster.worker(assignment.worker_id).spec)

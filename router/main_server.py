@@ -1,0 +1,164 @@
+"""The main port's server: it ends without losing anybody, and takes new settings while it runs.
+
+At the first SIGTERM or SIGINT it drains: each answer tells its client not to use the connection
+again, and ``/health`` says so too. After the drain delay nobody can connect any more; what comes on
+open connections is turned away (``front``), and open answers go on for the grace. Those that are
+left are cancelled, and say so to their clients. A second signal ends the grace, a third the
+process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterable, Iterator
+
+import uvicorn
+
+from router import systemd
+from router.lifecycle import Lifecycle
+
+log = logging.getLogger(__name__)
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_LOOK_S = 0.02
+# A terminal signals a whole process group, and what started us may pass that on: one wish, twice.
+_SAME_S = 0.2
+# An answer that is cut short has its last word to send; a client that reads nothing is not awaited.
+_LAST_WORD_S = 2.0
+# Who got the last byte of an answer may have the next request on its way on that connection.
+_LINGER_S = 0.5
+
+
+class MainServer(uvicorn.Server):
+    """Serves until a signal ends it.
+
+    Args:
+        config: see ``server_config``.
+        lifecycle: moved on as it ends.
+        reload: called at SIGHUP.
+        inherited: the socket is another process's too, who goes on listening.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        lifecycle: Lifecycle,
+        reload: Callable[[], None],
+        *,
+        inherited: bool = False,
+    ) -> None:
+        super().__init__(config)
+        self._lifecycle = lifecycle
+        self._reload = reload
+        self._inherited = inherited
+        self._asked = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._asked_s = 0.0
+        self._late: list[asyncio.Task[object]] = []
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See uvicorn; whoever was asked to end has ended well, so no signal is raised again."""
+        loop = asyncio.get_running_loop()
+        for number in _ENDING:
+            loop.add_signal_handler(number, self._end)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        yield
+
+    async def main_loop(self) -> None:
+        """See uvicorn; returns when no new requests are to be taken."""
+        await self.on_tick(0)
+        systemd.notify("READY=1")
+        await self._asked.wait()
+        systemd.notify("STOPPING=1")
+        delay_s = self._lifecycle.drain_delay_s
+        self._lifecycle.draining = True
+        # All answers that have not begun share this list.
+        self.server_state.default_headers.append((b"connection", b"close"))
+        log.info("ending: new requests are taken for another %g s", delay_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurried.wait(), delay_s)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        state, grace_s = self.server_state, self._lifecycle.grace_s
+        self._lifecycle.closed = True
+        self._close_listeners(sockets or [])
+        log.info("ending: %d open answers may go on for %g s", len(state.tasks), grace_s)
+        await self._until(lambda: not state.tasks, grace_s)
+        if state.tasks:
+            log.warning("ending: %d answers are cut short", len(state.tasks))
+            await self._cut_short()
+        await self._until(self._all_gone, _LINGER_S)
+        for connection in list(state.connections):
+            connection.transport.close()
+        await self._until(lambda: not state.connections, _LAST_WORD_S, hurried=False)
+        self._abort()
+        await self.lifespan.shutdown()
+
+    def _end(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if not self._asked.is_set():
+            self._asked.set()
+            self._asked_s = now_s
+        if now_s < self._asked_s + _SAME_S:
+            return
+        log.warning("ending at once")
+        self._hurried.set()
+        for number in _ENDING:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _close_listeners(self, sockets: Iterable[socket.socket]) -> None:
+        """Nobody can connect any more; who is connected already is heard."""
+        # Closed with the socket, those whom the kernel has connected would be reset.
+        waiting = [] if self._inherited else [one for each in sockets for one in _accepted(each)]
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        for connection in waiting:
+            taken = loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl)
+            self._late.append(loop.create_task(taken))
+
+    def _all_gone(self) -> bool:
+        return not self.server_state.connections and all(late.done() for late in self._late)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    async def _cut_short(self) -> None:
+        for task in self.server_state.tasks:
+            task.cancel("the router ends")
+        await self._until(lambda: not self.server_state.tasks, _LAST_WORD_S, hurried=False)
+        if self.server_state.tasks:
+            self._abort()
+            await self._until(lambda: not self.server_state.tasks, _LAST_WORD_S, hurried=False)
+
+    def _abort(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def _until(
+        self, condition: Callable[[], bool], longest_s: float, *, hurried: bool = True
+    ) -> None:
+        """Wait until it holds, or for so long; ``hurried``: until a second signal at most."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + longest_s
+        while not condition() and loop.time() < end_s:
+            if hurried and self._hurried.is_set():
+                return
+            await asyncio.sleep(_LOOK_S)
+
+
+def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Connections that wait to be accepted."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            yield connection

@@ -1,0 +1,304 @@
+"""Prometheus metrics: what the router has counted, read when somebody scrapes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import accumulate, chain
+from types import MappingProxyType
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.samples import Sample
+from prometheus_client.utils import floatToGoString
+
+from router.access.limits import KeyLimits
+from router.barrier import StepTotals
+from router.cluster import Cluster
+from router.decider import Clock, Decider
+from router.energy.levels import STATES
+from router.engines.agents import PowerAgents
+from router.engines.gauges import GaugeReader
+from router.engines.health import HealthMonitor
+from router.engines.snapshots import SnapshotClient
+from router.group import Group
+from router.http.counts import HttpCounts
+from router.lookahead import LookAhead
+from router.metrics import http as http_rows
+from router.metrics.keys import KEY_LIMITED, KEY_ROWS, UNAUTHORIZED, limited, readings
+from router.metrics.rows import GroupReading, Row, WorkerReading
+from router.metrics.table import (
+    ADMISSION_WORKERS,
+    BUILD,
+    ENERGY_ROWS,
+    FEED_ROWS,
+    FITTED_POWER,
+    GROUP_ROWS,
+    HISTOGRAMS,
+    LOOK_AHEAD_ROWS,
+    METERED_SECONDS,
+    PREFILL_ROWS,
+    REQUESTS,
+    STEP_ROWS,
+    WORKERS,
+)
+from router.metrics.workers import (
+    AGENT_ROWS,
+    GAUGE_ROWS,
+    HEALTH_ROWS,
+    LIVE_WORKER_ROWS,
+    SNAPSHOT_ROWS,
+    STATE_SOURCE,
+    WORKER_ROWS,
+)
+from router.types import ADMISSION_ENDED, Outcome, StateSource
+
+T = TypeVar("T")
+Labels = Sequence[str]
+
+_PIECE_SAMPLES = 128
+_number: Callable[[float], str] = floatToGoString
+
+
+class _Alone(CollectorRegistry):
+    """One metric as all that there is."""
+
+    def __init__(self, family: Metric) -> None:
+        super().__init__()
+        self._family = family
+
+    def collect(self) -> Iterator[Metric]:
+        """See ``prometheus_client``."""
+        yield self._family
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the workers' states come from; each counts what it does.
+
+    Attributes:
+        snapshots: the state stream.
+        agents: power agents' messages.
+        health: health checks; None where there are none (``evenstep observe``).
+        gauges: readings of engines' metrics; likewise.
+        limits: of API keys; likewise.
+        http: of the clients' port; likewise.
+    """
+
+    snapshots: SnapshotClient
+    agents: PowerAgents
+    health: HealthMonitor | None = None
+    gauges: GaugeReader | None = None
+    limits: KeyLimits | None = None
+    http: HttpCounts | None = None
+
+
+class Metrics:
+    """Renders what is known of the workers, and the counters of the router's parts.
+
+    Args:
+        cluster: groups and workers.
+        sources: see ``Sources``.
+        clock: the cluster's.
+        deciders: by group, with the counters of requests and rounds; none where nothing is routed.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        sources: Sources,
+        clock: Clock,
+        deciders: Mapping[str, Decider] = MappingProxyType({}),
+    ) -> None:
+        self._cluster = cluster
+        self._sources = sources
+        self._clock = clock
+        self._deciders = deciders
+        self._process = ProcessCollector(registry=CollectorRegistry())
+
+    async def render(self) -> bytes:
+        """All metrics in the Prometheus text format.
+
+        One metric at a time is read, and written in pieces; others may run between two of them: so
+        a scrape of hundreds of workers stops no stream for long.
+        """
+        parts = []
+        for family in chain(self._collect(), self._process.collect()):
+            for piece in _pieces(family):
+                parts.append(piece)
+                await asyncio.sleep(0)
+        return b"".join(parts)
+
+    def _collect(self) -> Iterator[Metric]:
+        sources, groups = self._sources, list(self._cluster.groups.values())
+        yield _family(*BUILD, ("version",), [((version("evenstep"),), 1)])
+        yield from _families(SNAPSHOT_ROWS, (), [((), sources.snapshots)])
+        yield from _families(AGENT_ROWS, (), [((), sources.agents)])
+        if sources.health is not None:
+            yield from _families(HEALTH_ROWS, (), [((), sources.health)])
+        if sources.gauges is not None:
+            yield from _families(GAUGE_ROWS, (), [((), sources.gauges)])
+        if self._deciders:
+            yield from self._routed()
+        if sources.limits is not None:
+            yield from self._keyed(sources.limits)
+        if sources.http is not None:
+            yield _family(*http_rows.CONNECTIONS, (), [((), sources.http.connections)])
+            yield _family(*http_rows.REFUSED, ("status",), http_rows.refused(sources.http))
+        named = [((group.name,), group) for group in groups]
+        yield _family(*WORKERS, ("group", "source"), _known(groups))
+        yield _family(*ADMISSION_WORKERS, ("group", "admission"), _admissions(groups))
+        yield from _families(FEED_ROWS, ("group",), named)
+        yield from _families(ENERGY_ROWS, ("group",), named)
+        yield _family(*METERED_SECONDS, ("group", "state"), _metered(groups))
+        yield _family(*FITTED_POWER, ("group", "state"), _fitted(groups))
+        yield from _families(STEP_ROWS, ("group", "pool"), _totals(groups))
+        workers = list(self._workers())
+        live = [(labels, reading) for labels, reading in workers if reading.worker.live]
+        names = ("group", "worker", "rank")
+        yield from _families(WORKER_ROWS, names, workers)
+        yield from _families(LIVE_WORKER_ROWS, names, live)
+        yield _family(*STATE_SOURCE, (*names, "source"), _sources(live))
+
+    def _routed(self) -> Iterator[Metric]:
+        """What there is where requests are routed."""
+        groups = [GroupReading(decider) for decider in self._deciders.values()]
+        yield _family(*REQUESTS, ("group", "outcome"), _outcomes(groups))
+        yield from _families(GROUP_ROWS, ("group",), [((r.group.name,), r) for r in groups])
+        prefills = [reading for reading in groups if reading.group.serves is not None]
+        yield from _families(PREFILL_ROWS, ("group",), [((r.group.name,), r) for r in prefills])
+        yield from _histograms(groups)
+        yield from _families(LOOK_AHEAD_ROWS, ("group",), _look_aheads(groups))
+
+    def _keyed(self, limits: KeyLimits) -> Iterator[Metric]:
+        """What there is of API keys."""
+        keys = readings(limits, self._deciders)
+        yield _family(*UNAUTHORIZED, (), [((), limits.unauthorized)])
+        yield from _families(KEY_ROWS, ("key",), keys)
+        yield _family(*KEY_LIMITED, ("key", "limit"), limited(keys))
+
+    def _workers(self) -> Iterator[tuple[Labels, WorkerReading]]:
+        now_s = self._clock()
+        for group in self._cluster.groups.values():
+            for worker in group.workers.values():
+                rank = "" if worker.spec.rank is None else str(worker.spec.rank)
+                yield (group.name, worker.spec.id, rank), WorkerReading(worker, now_s)
+
+
+def _outcomes(groups: Iterable[GroupReading]) -> Iterator[tuple[Labels, int]]:
+    for reading in groups:
+        name, stats = reading.group.name, reading.stats
+        for outcome in Outcome:
+            yield (name, outcome.value), stats.outcomes.get(outcome, 0)
+        yield (name, "rejected"), stats.rejected
+        yield (name, "unserved"), stats.unserved
+
+
+def _pieces(family: Metric) -> Iterator[bytes]:
+    """A metric as text: the heading as ``prometheus_client`` has it, then some samples at a time.
+
+    Its own lines take twice as long, for it looks at every label's name each time.
+    """
+    heading = Metric(family.name, family.documentation, family.type, family.unit)
+    yield generate_latest(_Alone(heading))
+    for first in range(0, len(family.samples), _PIECE_SAMPLES):
+        yield "".join(map(_line, family.samples[first : first + _PIECE_SAMPLES])).encode()
+
+
+def _line(sample: Sample) -> str:
+    labels = ",".join([f'{name}="{_escaped(v)}"' for name, v in sorted(sample.labels.items())])
+    braced = f"{{{labels}}}" if labels else ""
+    return f"{sample.name}{braced} {_number(sample.value)}\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _known(groups: Iterable[Group]) -> Iterator[tuple[Labels, int]]:
+    for group in groups:
+        counts = Counter(worker.source for worker in group.live_workers())
+        for source in StateSource:
+            yield (group.name, source.value), counts[source]
+
+
+def _admissions(groups: Iterable[Group]) -> Iterator[tuple[Labels, int]]:
+    for group in groups:
+        feeds = [worker.feed for worker in group.live_workers() if worker.feed is not None]
+        counts = Counter(feed.admission or "engine" for feed in feeds)
+        for admission in sorted({*counts, ADMISSION_ENDED, "engine"}):
+            yield (group.name, admission), counts[admission]
+
+
+def _metered(groups: Iterable[Group]) -> Iterator[tuple[Labels, float]]:
+    for group in groups:
+        for state, seconds in zip(STATES, group.level_fit.seconds, strict=True):
+            yield (group.name, state), seconds
+        yield (group.name, "unknown"), group.level_fit.unknown_s
+
+
+def _fitted(groups: Iterable[Group]) -> Iterator[tuple[Labels, float]]:
+    for group in groups:
+        found = group.level_fit.fitted()
+        for state, watts in zip(STATES, found.watts if found else (), strict=False):
+            yield (group.name, state), watts
+
+
+def _sources(workers: Iterable[tuple[Labels, WorkerReading]]) -> Iterator[tuple[Labels, int]]:
+    for labels, reading in workers:
+        yield (*labels, reading.worker.source.value), 1
+
+
+def _look_aheads(groups: Iterable[GroupReading]) -> list[tuple[Labels, LookAhead]]:
+    return [
+        ((reading.group.name,), reading.decider.look_ahead)
+        for reading in groups
+        if reading.decider.look_ahead is not None
+    ]
+
+
+def _totals(groups: Iterable[Group]) -> list[tuple[Labels, StepTotals]]:
+    return [
+        ((group.name, state.value), totals)
+        for group in groups
+        for state, totals in group.totals.items()
+    ]
+
+
+def _histograms(groups: Sequence[GroupReading]) -> Iterator[Metric]:
+    for name, text, read in HISTOGRAMS:
+        family = HistogramMetricFamily(name, text, labels=("group",))
+        for reading in groups:
+            histogram = read(reading.stats)
+            bounds = [*map(_number, histogram.bounds), "+Inf"]
+            buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+            family.add_metric((reading.group.name,), buckets, histogram.total)
+        yield family
+
+
+def _families(
+    rows: Sequence[Row[T]], names: Labels, subjects: Sequence[tuple[Labels, T]]
+) -> Iterator[Metric]:
+    for row in rows:
+        values = ((labels, row.read(subject)) for labels, subject in subjects)
+        yield _family(row.name, row.help, names, values)
+
+
+def _family(
+    name: str, text: str, names: Labels, values: Iterable[tuple[Labels, float | None]]
+) -> Metric:
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    family = kind(name, text, labels=names)
+    for labels, value in values:
+        if value is not None:
+            family.add_metric(labels, value)
+    return family

@@ -1,0 +1,188 @@
+"""Metrics of workers one by one, and of where their states are known from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import TypeVar
+
+from router.breaker import BreakerState
+from router.engines.agents import PowerAgents
+from router.engines.gauges import GaugeReader
+from router.engines.health import HealthMonitor
+from router.engines.snapshots import SnapshotClient
+from router.feed import Feed
+from router.metrics.rows import Row, WorkerReading
+
+T = TypeVar("T")
+
+
+_BREAKER = MappingProxyType(
+    {BreakerState.CLOSED: None, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
+)
+
+
+def _of_feed(reading: WorkerReading, read: Callable[[Feed], T], missing: T) -> T:
+    return missing if reading.worker.feed is None else read(reading.worker.feed)
+
+
+SNAPSHOT_ROWS: Sequence[Row[SnapshotClient]] = (
+    Row(
+        "evenstep_snapshots_received_total",
+        "State messages from engines that were understood.",
+        lambda client: client.received,
+    ),
+    Row(
+        "evenstep_snapshot_received_bytes_total",
+        "Size of all state messages from engines.",
+        lambda client: client.received_bytes,
+    ),
+    Row(
+        "evenstep_snapshots_broken_total",
+        "State messages that were not understood, for example those of another version.",
+        lambda client: client.broken,
+    ),
+    Row(
+        "evenstep_snapshots_refused_total",
+        "State messages of a stream that belongs to another worker than it is configured for.",
+        lambda client: client.refused,
+    ),
+    Row(
+        "evenstep_snapshot_handshakes_failed_total",
+        "Times that an engine and the router did not accept each other's CURVE keys.",
+        lambda client: client.handshakes_failed,
+    ),
+    Row(
+        "evenstep_snapshot_failures_total",
+        "State messages that were understood but led to an error in the router.",
+        lambda client: client.failures,
+    ),
+    Row(
+        "evenstep_snapshot_full_requests_total",
+        "Times that an engine was asked for its whole state, at the start or after a gap.",
+        lambda client: client.full_requests,
+    ),
+)
+
+AGENT_ROWS: Sequence[Row[PowerAgents]] = (
+    Row(
+        "evenstep_agent_messages_received_total",
+        "Messages of power agents (evenstep agent) that were understood.",
+        lambda agents: agents.received,
+    ),
+    Row(
+        "evenstep_agent_messages_broken_total",
+        "Messages of power agents that were not understood, or may be of several workers.",
+        lambda agents: agents.broken,
+    ),
+    Row(
+        "evenstep_agent_failures_total",
+        "Messages of power agents that were understood but led to an error in the router.",
+        lambda agents: agents.failures,
+    ),
+)
+
+HEALTH_ROWS: Sequence[Row[HealthMonitor]] = (
+    Row("evenstep_health_checks_total", "Health checks of engines.", lambda health: health.checks),
+    Row(
+        "evenstep_health_checks_failed_total",
+        "Health checks that an engine did not answer with success in time.",
+        lambda health: health.failed_checks,
+    ),
+    Row(
+        "evenstep_health_check_errors_total",
+        "Health checks that led to an error in the router.",
+        lambda health: health.errors,
+    ),
+)
+
+GAUGE_ROWS: Sequence[Row[GaugeReader]] = (
+    Row(
+        "evenstep_engine_metrics_reads_total",
+        "Times that an engine's own metrics were read, since its snapshots did not come.",
+        lambda gauges: gauges.reads,
+    ),
+    Row(
+        "evenstep_engine_metrics_reads_failed_total",
+        "Readings of an engine's own metrics that told nothing.",
+        lambda gauges: gauges.failed_reads,
+    ),
+)
+
+WORKER_ROWS: Sequence[Row[WorkerReading]] = (
+    Row(
+        "evenstep_worker_up",
+        "1 if the worker's engine can be used, 0 if it is down.",
+        lambda reading: int(reading.worker.live),
+    ),
+)
+
+# What was known of a worker that is down is out of date: these have no value then.
+LIVE_WORKER_ROWS: Sequence[Row[WorkerReading]] = (
+    Row(
+        "evenstep_worker_load_tokens",
+        "KV tokens resident on the worker, those on their way to it included.",
+        lambda reading: reading.worker.load_tokens,
+    ),
+    Row(
+        "evenstep_worker_requests",
+        "Engine requests that run on the worker, are queued there, or are on their way.",
+        lambda reading: reading.worker.requests,
+    ),
+    Row(
+        "evenstep_worker_in_flight",
+        "This router's requests that were sent to the worker and have not ended.",
+        lambda reading: reading.worker.in_flight,
+    ),
+    Row(
+        "evenstep_worker_foreign_requests",
+        "Engine requests on the worker that are surely not this router's, by the engine's own "
+        "metrics; no value where snapshots tell all of them.",
+        lambda reading: None if reading.worker.feed else reading.worker.foreign.requests,
+    ),
+    Row(
+        "evenstep_worker_slots",
+        "Requests that the worker runs at once; less evenstep_worker_requests, its free slots.",
+        lambda reading: reading.worker.slots,
+    ),
+    Row(
+        "evenstep_worker_snapshot_age_seconds",
+        "Time since the worker last told its state; no value where it does not.",
+        lambda reading: _of_feed(
+            reading, lambda feed: max(0.0, reading.now_s - feed.received_s), None
+        ),
+    ),
+    Row(
+        "evenstep_worker_admissible_kv_tokens",
+        "KV tokens of prompts that the worker would let in if nobody waited there; no value where "
+        "it does not tell, and while its breaker is not closed.",
+        lambda reading: (
+            _of_feed(reading, lambda feed: feed.admissible_tokens, None)
+            if reading.worker.breaker.state is BreakerState.CLOSED
+            else None
+        ),
+    ),
+    Row(
+        "evenstep_worker_breaker",
+        "2 while the worker is ejected since it has failed requests, 1 while trials decide whether "
+        "it comes back; no value while it is given requests as any other.",
+        lambda reading: _BREAKER[reading.worker.breaker.state],
+    ),
+    Row(
+        "evenstep_worker_power_watts",
+        "Power of the worker's GPUs, by its snapshots or else its agent; no value if unknown.",
+        lambda reading: reading.worker.power_w(reading.now_s),
+    ),
+    Row(
+        "evenstep_worker_service_rate",
+        "Requests that each slot of the worker completes per second, by its service_rate and what "
+        "it has completed so far; no value while neither tells.",
+        lambda reading: reading.worker.service.known_per_s,
+    ),
+)
+
+STATE_SOURCE = (
+    "evenstep_worker_state_source",
+    "Always 1; the label says where the worker's state is known from: its snapshots, else its "
+    "engine's own metrics with this router's counts, else these alone.",
+)

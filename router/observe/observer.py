@@ -1,0 +1,200 @@
+"""``evenstep observe``: what the barrier costs while somebody else balances.
+
+It hears the engines' snapshots and nothing else: no request passes through it, and no engine is
+asked for anything but the snapshots that its plug-in gives to all who listen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from router.access.files import key_source
+from router.admin.app import AddRoutes, add_metrics, create_admin
+from router.admin.footing import Footing
+from router.admin.health import add_health
+from router.admin.page import add_page
+from router.admin.recording import add_recording
+from router.admin.server import serving
+from router.admin.state import PageSource, read
+from router.admin.streams import Streams
+from router.barrier import StepTotals
+from router.cluster import Cluster
+from router.engines.agents import PowerAgents
+from router.engines.snapshots import SnapshotClient
+from router.group import Group
+from router.metrics.render import Metrics, Sources
+from router.observe.observed import Seen, SeenRequests, Share, share, total
+from router.recording.file import RecordFile
+from router.recording.recorder import Recorder, Setting
+from router.settings.serve import ServeSettings
+from router.types import PowerTold, SnapshotReceived, WorkerDown, WorkerUp
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.25
+
+Say = Callable[[str, Share], None]
+
+
+class Observer:
+    """Hears the snapshots of all workers and keeps account of their steps.
+
+    Args:
+        settings: workers, keys, power levels; what concerns routing is not looked at.
+
+    Attributes:
+        cluster: its state.
+        requests: those that have ended since the start.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        levels, keys = settings.levels, settings.keys
+        self._admin_keys = key_source(settings.admin_key_file)
+        self.requests = 0
+        # Without lockstep: nobody is down here because another one says nothing.
+        self.cluster = Cluster(settings.workers, power_levels=levels)
+        self._stale_s = settings.snapshot_stale_s
+        self._calibrated = levels is not None
+        self.recorder = Recorder(
+            self.cluster, Setting("observe", power_levels=levels), time.monotonic, time.time()
+        )
+        self._seen = {
+            name: SeenRequests(group, partial(self._ended, name))
+            for name, group in self.groups.items()
+        }
+        self._snapshots = SnapshotClient(
+            settings.workers,
+            self.apply,
+            lambda worker_id: self.cluster.worker(worker_id).full_wanted,
+            time.monotonic,
+            keys,
+        )
+        self._agents = PowerAgents(settings.workers, self._take_power, time.monotonic, keys)
+        self._files = [RecordFile(Path(settings.record), self.recorder)] if settings.record else []
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """Those whose workers wait for each other, by name; prefill workers step by themselves."""
+        return {name: group for name, group in self.cluster.groups.items() if group.serves is None}
+
+    async def run(
+        self,
+        stopped: asyncio.Event,
+        every_s: float,
+        say: Say,
+        admin: socket.socket | None = None,
+    ) -> None:
+        """Observe until told to stop.
+
+        Args:
+            stopped: set when it is to end.
+            every_s: time between two measurements.
+            say: takes each of them, by group.
+            admin: where the admin port listens; None: there is none.
+        """
+        self._snapshots.start()
+        streams = Streams()
+        app = create_admin(self._routes(streams), self._admin_keys)
+        async with asyncio.TaskGroup() as tasks, serving(app, streams, admin):
+            parts = (self._agents.run(), self._watch(), self._say(every_s, say))
+            files = (file.run() for file in self._files)
+            running = [tasks.create_task(part) for part in (*parts, *files)]
+            await stopped.wait()
+            for seen in self._seen.values():
+                seen.end()
+            for task in running:
+                task.cancel()
+        self._snapshots.close()
+
+    def apply(self, event: SnapshotReceived) -> None:
+        """Take in a snapshot; whoever sends one is there."""
+        worker, group = self.cluster.worker(event.worker_id), self.cluster.group_of(event.worker_id)
+        if not worker.live:
+            self.cluster.apply(WorkerUp(event.worker_id))
+        self.cluster.apply(event)
+        seen, snapshot = self._seen.get(group.name), event.snapshot
+        if seen is None:
+            group.departures.clear()
+        elif worker.feed is not None and worker.feed.sequence == snapshot.sequence:
+            seen.look(event.worker_id, snapshot, event.received_s)
+
+    def tick(self) -> None:
+        """Look whose snapshots have stopped."""
+        now_s = time.monotonic()
+        for group in self.cluster.groups.values():
+            for worker in group.live_workers():
+                if worker.feed is None or now_s - worker.feed.received_s > self._stale_s:
+                    reason = f"no snapshot for {self._stale_s:g} s"
+                    log.warning("%s: %s", worker.spec.id, reason)
+                    self.cluster.apply(WorkerDown(worker.spec.id, reason))
+                    if group.name in self._seen:
+                        self._seen[group.name].lose(worker.spec.id)
+
+    def _take_power(self, told: PowerTold) -> None:
+        self.cluster.apply(told)
+
+    def _ended(self, group: str, seen: Seen) -> None:
+        self.requests += 1
+        self.recorder.served(
+            group,
+            seen.worker_id,
+            (seen.prompt_tokens, seen.output_tokens),
+            (seen.first_s, None, seen.first_token_s),
+            "completed" if seen.complete else "lost",
+        )
+
+    async def _watch(self) -> None:
+        while True:
+            self.tick()
+            await asyncio.sleep(_TICK_S)
+
+    async def _say(self, every_s: float, say: Say) -> None:
+        before = {name: StepTotals() for name in self.groups}
+        while True:
+            await asyncio.sleep(every_s)
+            for name, group in self.groups.items():
+                now = group.every_step
+                say(name, share(now, before[name]))
+                before[name] = now
+
+    def _routes(self, streams: Streams) -> list[AddRoutes]:
+        metrics = Metrics(
+            self.cluster, Sources(self._snapshots, self._agents), time.monotonic
+        ).render
+        source = PageSource(
+            self.cluster,
+            time.monotonic,
+            footing=Footing(calibrated=self._calibrated),
+            problem=self._snapshots.problem,
+        )
+        return [
+            partial(add_metrics, render=metrics),
+            partial(add_health, cluster=self.cluster, problem=self._snapshots.problem),
+            partial(add_page, render=lambda: msgspec.json.encode(read(source)), streams=streams),
+            partial(add_recording, recorder=self.recorder, streams=streams),
+        ]
+
+
+def group_report(group: Group) -> dict[str, Any]:
+    """All of a group's steps so far, as a report has them; None: not known."""
+    measured, joules = total(group), group.joules
+    return {
+        "workers": len(group.workers),
+        "workers_up": len(group.live_workers()),
+        **asdict(measured),
+        "idle_share_source": measured.idle_share_source,
+        "useful_j": joules.useful_j,
+        "waiting_j": joules.waiting_j,
+        "idle_j": joules.idle_j,
+        "undivided_j": joules.unknown_j,
+    }

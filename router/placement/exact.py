@@ -1,0 +1,141 @@
+"""The mean response time of JFFC, exactly, where the states can be counted.
+
+How many requests each chain has is a Markov chain (section 3.2.2 of "Serving Chain-structured Jobs
+with Large Memory Footprints"): an arrival enters the fastest chain with a free slot, a departure
+leaves any. Only when all slots are busy is there a queue, and its length is geometric; so the
+states without a queue suffice. They are ordered by the number of requests, which changes by one at
+a time: a finite birth-and-death process, whose levels are eliminated from the top (Gaver, Jacobs
+and Latouche, "Finite birth-and-death models in randomly changing environments", 1984).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from router.workload import Floats
+
+MAX_STATES = 20_000
+"""Without a queue; with more there is no exact answer."""
+
+MAX_WORK = 2_000_000_000
+"""Multiplications, about a billion a second; each number of requests in the system takes the
+cube of its states; with more there is no exact answer."""
+
+State = tuple[int, ...]
+
+
+def exact_response_s(
+    rates: Sequence[float], slots: Sequence[int], arrival_rate: float
+) -> float | None:
+    """Mean response time of JFFC under Poisson arrivals and exponential work.
+
+    Args:
+        rates: mu, requests per second that one slot of each chain completes; any order.
+        slots: c, of each chain, as many as rates.
+        arrival_rate: lambda, requests per second; 0: the limit towards it.
+
+    Returns:
+        Seconds; infinite if arrivals are as fast as the chains or faster. None if there are more
+        than MAX_STATES, or more than MAX_WORK to do.
+    """
+    chains = _merged(rates, slots)
+    total = sum(mu * count for mu, count in chains)
+    if arrival_rate >= total:
+        return math.inf
+    if arrival_rate == 0:
+        return 1 / chains[0][0]
+    if not _small([count for _, count in chains]):
+        return None
+    return _occupancy(chains, arrival_rate) / arrival_rate
+
+
+def _merged(rates: Sequence[float], slots: Sequence[int]) -> list[tuple[float, int]]:
+    """Rates and slots, fastest first; chains of one speed are one to JFFC."""
+    of_rate: Counter[float] = Counter()
+    for rate, count in zip(rates, slots, strict=True):
+        of_rate[rate] += count
+    return sorted(((rate, count) for rate, count in of_rate.items() if count > 0), reverse=True)
+
+
+def _small(slots: Sequence[int]) -> bool:
+    if math.prod(count + 1 for count in slots) > MAX_STATES:
+        return False
+    sizes = np.ones(1)
+    for count in slots:
+        sizes = np.convolve(sizes, np.ones(count + 1))
+    return bool((sizes**3).sum() <= MAX_WORK)
+
+
+def _occupancy(chains: Sequence[tuple[float, int]], arrival_rate: float) -> float:
+    """E[Z], requests in the system."""
+    levels = _levels([count for _, count in chains])
+    full = len(levels) - 1
+    total = sum(rate * count for rate, count in chains)
+    load = arrival_rate / total
+    steps = _steps(chains, levels, arrival_rate)
+    share = np.ones(1)
+    weight, requests = 1.0, 0.0
+    for count, step in enumerate(steps, 1):
+        share = share @ step
+        # The largest weight so far is kept at 1 or below, whatever the load.
+        mass = float(share.sum())
+        weight, requests = weight + mass, requests + count * mass
+        if weight > 1:
+            share, requests, weight = share / weight, requests / weight, 1.0
+    queue = float(share.sum()) * load / (1 - load)
+    requests += queue * (full + 1 / (1 - load))
+    return requests / (weight + queue)
+
+
+def _levels(slots: Sequence[int]) -> list[list[State]]:
+    """All states without a queue, by their number of requests."""
+    levels: list[list[State]] = [[] for _ in range(sum(slots) + 1)]
+    for state in itertools.product(*(range(count + 1) for count in slots)):
+        levels[sum(state)].append(state)
+    return levels
+
+
+def _steps(
+    chains: Sequence[tuple[float, int]], levels: list[list[State]], arrival_rate: float
+) -> list[Floats]:
+    """R_n: probabilities of the states with n + 1 requests are those with n times R_n."""
+    slots = [count for _, count in chains]
+    rates = np.array([rate for rate, _ in chains])
+    index = [{state: at for at, state in enumerate(level)} for level in levels]
+    steps = []
+    back: Floats = np.zeros((1, 1))
+    for count in range(len(levels) - 1, 0, -1):
+        # What leaves a state; from the full one arrivals go to the queue, and come back.
+        out = np.array(levels[count]) @ rates + (arrival_rate if count < len(levels) - 1 else 0)
+        kernel = np.diag(out) - back
+        up = _up(slots, levels[count - 1], index[count], arrival_rate)
+        step = np.linalg.solve(kernel.T, up.T).T.astype(np.float64)
+        steps.append(step)
+        back = step @ _down(rates, levels[count], index[count - 1])
+    return steps[::-1]
+
+
+def _up(slots: Sequence[int], states: list[State], to: dict[State, int], rate: float) -> Floats:
+    moves = np.zeros((len(states), len(to)))
+    for at, state in enumerate(states):
+        free = next(chain for chain, busy in enumerate(state) if busy < slots[chain])
+        moves[at, to[_changed(state, free, 1)]] = rate
+    return moves
+
+
+def _down(rates: Floats, states: list[State], to: dict[State, int]) -> Floats:
+    moves = np.zeros((len(states), len(to)))
+    for at, state in enumerate(states):
+        for chain, busy in enumerate(state):
+            if busy:
+                moves[at, to[_changed(state, chain, -1)]] = busy * rates[chain]
+    return moves
+
+
+def _changed(state: State, chain: int, by: int) -> State:
+    return (*state[:chain], state[chain] + by, *state[chain + 1 :])

@@ -1,0 +1,188 @@
+"""How many slots to reserve when blocks are placed.
+
+Few reserved slots make short, fast chains; many let more requests in at once ("Serving
+Chain-structured Jobs with Large Memory Footprints", Figure 1). Which is better depends on the
+arrivals, so all numbers that change a placement are looked at; but few are worked out to the end,
+since what a placement promises at best is soon known (``ideal_rates``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from router.errors import PlacementError
+from router.placement.bounds import ResponseBounds, chain_bounds, response_bounds
+from router.placement.gbp_cr import Fleet, Layout, lay_out, placed, rooms
+from router.placement.gca import allocation
+from router.placement.ideal import ideal_end, ideal_rates
+from router.placement.model import Chain, Model, Placement, Server, total_rate
+from router.workload import Floats
+
+
+class Criterion(StrEnum):
+    """What is made smallest: a bound on the mean response time (section 3.2.3), or c K(c) (14)."""
+
+    LOWER = "lower"
+    UPPER = "upper"
+    SURROGATE = "surrogate"
+
+
+# Chains of GCA between two looks whether more can help.
+_LOOK_EVERY = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Chains, and what they promise.
+
+    Attributes:
+        reserved_slots: c, with which blocks were placed.
+        placement: where blocks lie.
+        disjoint: chains of GBP-CR.
+        overlapping: chains of GCA; empty if they were not asked for.
+        bounds: on the mean response time of the overlapping chains, or else of the disjoint ones.
+    """
+
+    reserved_slots: int
+    placement: Placement
+    disjoint: tuple[Chain, ...]
+    overlapping: tuple[Chain, ...]
+    bounds: ResponseBounds
+
+
+Cost = tuple[float, float]
+"""By which compositions are compared: the criterion, then the total rate, negative."""
+
+
+def compose(
+    model: Model,
+    servers: Sequence[Server],
+    rate: float,
+    load: float = 0.7,
+    criterion: Criterion = Criterion.LOWER,
+    overlapping: bool = True,
+) -> Composition:
+    """The best placement of blocks over all numbers of reserved slots, and its chains.
+
+    Args:
+        model: what is placed.
+        servers: in any order.
+        rate: lambda, requests per second that arrive; if no composition is fast enough, the fastest
+            is the best.
+        load: rho, the highest share of the chains' rate that arrivals may take.
+        criterion: what is best. LOWER and SURROGATE need a tenth of the time or less that UPPER
+            takes for a large fleet: what a placement promises at best says little of its worst.
+        overlapping: look at the chains of GCA; otherwise at those of GBP-CR alone.
+
+    Raises:
+        PlacementError: servers cannot hold the model and a request.
+    """
+    layouts = list(_layouts(model, Fleet.of(servers), rate, load))
+    if not layouts:
+        raise _too_small(model, servers)
+    asked = _Question(rate, criterion, overlapping)
+    promised = sorted(
+        ((asked.least_cost(layout, ideal_rates(layout)), layout) for layout in layouts),
+        key=lambda pair: (pair[0], pair[1].reserved),
+    )
+    lowest: Cost = (math.inf, math.inf)
+    best: Composition | None = None
+    for least, layout in promised:
+        if least >= lowest:
+            break
+        found = asked.composition(layout, lowest)
+        if found and (cost := asked.cost(layout, found)) < lowest:
+            lowest, best = cost, found
+    assert best is not None
+    return best
+
+
+def _layouts(model: Model, fleet: Fleet, rate: float, load: float) -> Iterator[Layout]:
+    """What GBP-CR makes of each number of reserved slots; those that change nothing are skipped."""
+    layout = lay_out(model, fleet, 1, rate, load)
+    while layout.ends:
+        yield layout
+        layout = lay_out(model, fleet, _next_reserved(layout, rate, load), rate, load)
+
+
+def _next_reserved(layout: Layout, rate: float, load: float) -> int:
+    """The next number at which a server holds fewer blocks, or fewer chains are enough."""
+    model, memory = layout.model, layout.fleet.memory_bytes
+    room = rooms(model, layout.fleet, layout.reserved)
+    able = room > 0
+    weights = model.block_bytes * room[able]
+    last = ((memory[able] - weights) // (model.slot_bytes * room[able])).min()
+    fewer = layout.scaled_rates[-2] if layout.enough else layout.scaled_rates[-1]
+    enough = rate / (load * fewer) if fewer else math.inf
+    return max(layout.reserved + 1, int(min(last + 1, enough)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is compared; as in compose."""
+
+    rate: float
+    criterion: Criterion
+    overlapping: bool
+
+    def composition(self, layout: Layout, lowest: Cost) -> Composition | None:
+        """The chains under a layout; None as soon as they cannot cost less."""
+        grouping = placed(layout)
+        found: list[Chain] = []
+        for chain, free in allocation(grouping.placement) if self.overlapping else ():
+            found.append(chain)
+            if len(found) % _LOOK_EVERY == 0:
+                rates = ideal_end(layout, found, free)
+                if self.least_cost(layout, rates) >= lowest:
+                    return None
+        used = found or grouping.chains
+        bounds = chain_bounds(used, self.rate)
+        placement, reserved = grouping.placement, layout.reserved
+        return Composition(reserved, placement, grouping.chains, tuple(found), bounds)
+
+    def cost(self, layout: Layout, composition: Composition) -> Cost:
+        """What a composition costs."""
+        values = {
+            Criterion.LOWER: composition.bounds.lower_s,
+            Criterion.UPPER: composition.bounds.upper_s,
+            Criterion.SURROGATE: _surrogate(layout),
+        }
+        rate = total_rate(composition.overlapping or composition.disjoint)
+        return values[self.criterion], -rate
+
+    def least_cost(self, layout: Layout, rates: Floats) -> Cost:
+        """What chains under a layout cost at least, whose slots are not faster than these."""
+        if self.criterion is Criterion.SURROGATE:
+            value = _surrogate(layout)
+        else:
+            value = response_bounds(rates, np.ones(len(rates), dtype=int), self.rate).lower_s
+        # Equal but for rounding is not more.
+        return value * (1 - 1e-9), -float(rates.sum()) * (1 + 1e-9)
+
+
+def _surrogate(layout: Layout) -> float:
+    """C K(c), by which (10) is scaled; infinite if its chains are not enough."""
+    return layout.reserved * len(layout.ends) if layout.enough else math.inf
+
+
+def _too_small(model: Model, servers: Sequence[Server]) -> PlacementError:
+    """What servers lack that hold as many blocks as they can, each with one slot."""
+    one = model.block_bytes + model.slot_bytes
+    room = int(rooms(model, Fleet.of(servers), 1).sum())
+    missing = model.blocks - room
+    return PlacementError(
+        f"{len(servers)} servers cannot hold the model and a request: they have room for {room} of "
+        f"its {model.blocks} blocks, and each takes {_gb(one)} with one slot; {_gb(missing * one)} "
+        "more are needed at least: add servers or memory, or shorten the requests",
+        missing_bytes=missing * one,
+        missing_blocks=missing,
+    )
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:,.3f} GB"

@@ -1,0 +1,290 @@
+"""Endpoints that generate nothing, beside the pool: their requests wait for nobody, take no slot.
+
+Each goes to the live worker that has the fewest requests of all kinds under way, and before its
+first byte to another one if that fails it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from typing import cast
+
+from fastapi import FastAPI, Request, Response
+from starlette.requests import HTTPConnection
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from router.engines.upstream import Response as EngineResponse
+from router.errors import (
+    AnsweredError,
+    EndingError,
+    EvenstepError,
+    NoWorkerError,
+    RequestTimeoutError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
+from router.group import Group
+from router.proxy import multipart, wishes
+from router.proxy.answers import (
+    Answer,
+    content_type,
+    error_answer,
+    header,
+    headers_down,
+    headers_up,
+    send_answer,
+    send_head,
+    told_in_stream,
+)
+from router.proxy.asked import Asked
+from router.proxy.bodies import with_field
+from router.proxy.context import AppContext
+from router.proxy.dialects import COMPLETIONS, MESSAGES
+from router.proxy.generation import target
+from router.proxy.identity import identity_of
+from router.proxy.judging import judge_answer, judge_failure
+from router.proxy.leaving import cancelled, client_left
+from router.proxy.parse import model_of, read_fields
+from router.request_log import note_sent
+from router.retry import may_differ_elsewhere
+from router.types import WorkerSpec
+from router.worker import Worker
+
+# As vLLM serves them (0.32), each where a model can do it.
+PATHS = (
+    *("/v1/embeddings", "/v2/embed", "/pooling", "/classify"),
+    *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech"),
+    *("/tokenize", "/detokenize", "/v1/messages/count_tokens"),
+)
+
+# A larger form is read beside the event loop, which others wait for.
+_LARGE_BYTES = 1024 * 1024
+
+
+class Aside:
+    """Requests aside, by worker.
+
+    Args:
+        context: what all routes share.
+    """
+
+    def __init__(self, context: AppContext) -> None:
+        self.context = context
+        self.in_flight = 0
+        self._sent: Counter[str] = Counter()
+
+    def choose(self, group: Group, tried: frozenset[str]) -> Worker:
+        """A worker for the next attempt; one that has been tried only if there is no other.
+
+        Raises:
+            NoWorkerError: there is none.
+        """
+        taking = [worker for worker in group.workers.values() if worker.takes]
+        if not taking:
+            raise NoWorkerError(f"no worker of group {group.name!r} is up; retry")
+        return min(
+            [worker for worker in taking if _let_in(worker)] or taking,
+            key=lambda worker: (worker.spec.id in tried, *self._busy(worker)),
+        )
+
+    def begin(self, group: Group, worker: Worker, attempt: str) -> None:
+        """A request is sent to a worker."""
+        self.context.dispatcher.deciders[group.name].stats.beside += 1
+        worker.breaker.sent(attempt)
+        worker.aside += 1
+        self.in_flight += 1
+        self._sent[worker.spec.id] += 1
+
+    def end(self, worker: Worker, attempt: str) -> None:
+        """It has ended."""
+        worker.breaker.gone(attempt)
+        worker.aside -= 1
+        self.in_flight -= 1
+
+    def _busy(self, worker: Worker) -> tuple[int, int]:
+        return worker.in_flight + worker.aside, self._sent[worker.spec.id]
+
+
+def _let_in(worker: Worker) -> bool:
+    """Whether a worker's breaker lets one more in; who has just been ejected gets trials first."""
+    return worker.breaker.capacity(1, worker.slots, worker.in_flight + worker.aside) > 0
+
+
+def add_aside(app: FastAPI, context: AppContext) -> Aside:
+    """Give an application these endpoints."""
+    aside = Aside(context)
+    for path in PATHS:
+        app.router.routes.append(Route(path, partial(_serve, aside), methods=["POST"]))
+    return aside
+
+
+async def _serve(aside: Aside, request: Request) -> Response:
+    models, cluster = aside.context.models, aside.context.dispatcher.cluster
+    body, model = await _read(aside, request)
+    group = cluster.groups[models.group(model)]
+    identity = identity_of(request.scope)
+    dialect = MESSAGES if request.url.path.startswith("/v1/messages/") else COMPLETIONS
+    timeout_s = wishes.timeout_s(request.headers, wishes.REQUEST_TIMEOUT)
+    asked = Asked(target(request), body, identity.client_id, dialect, timeout_s)
+    # Starlette only calls what it is given as an ASGI application, which this is.
+    return cast(Response, _Relay(aside, group, asked, identity.token))
+
+
+async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
+    """The body, its model no alias, and that model.
+
+    Raises:
+        InvalidRequestError: a body that cannot be read.
+    """
+    body, resolve = await request.body(), aside.context.models.resolve
+    kind = content_type(request.headers.raw)
+    if kind.lower().startswith(multipart.FORM):
+        large = len(body) > _LARGE_BYTES
+        find = partial(multipart.find_model, kind, body)
+        found = await asyncio.to_thread(find) if large else find()
+        if found is None or not found.value:
+            return body, None
+        model = resolve(found.value) or found.value
+        same = model == found.value
+        return body if same else multipart.with_model(body, found, model), model
+    named = model_of(read_fields(body))
+    meant = resolve(named)
+    return (with_field(body, "model", meant) if meant and meant != named else body), meant
+
+
+class _Relay:
+    """An ASGI application for one request whose body has been read."""
+
+    def __init__(self, aside: Aside, group: Group, asked: Asked, token: str) -> None:
+        self._aside = aside
+        self._context = aside.context.relay
+        self._group = group
+        self._asked = asked
+        self._token = token
+        self._deadlines = self._context.deadlines.within(asked.timeout_s)
+        self._tried: frozenset[str] = frozenset()
+        self._attempts_left = self._context.max_attempts
+        self._life: asyncio.Timeout
+        self._started = False
+        self._streams: EngineResponse | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it; give it up as soon as the client is gone."""
+        serving = asyncio.create_task(self._serve(HTTPConnection(scope), send))
+        leaving = asyncio.create_task(client_left(receive))
+        try:
+            await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # the server ends, and has waited long enough
+            if self._streams is None:
+                raise
+            self._streams.break_off(EndingError("the router is ending; retry"))
+            await asyncio.wait((serving,))
+        finally:
+            leaving.cancel()
+            await cancelled(serving)
+
+    async def _serve(self, client: HTTPConnection, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._deadlines.request_s) as self._life:
+                while not await self._attempt(client, send):
+                    pass
+        except TimeoutError:
+            if not self._life.expired():
+                raise
+            within = f"not answered within {self._deadlines.request_s:g} s"
+            await self._refuse(RequestTimeoutError(within), send)
+        except EvenstepError as error:
+            await self._refuse(error, send)
+
+    async def _refuse(self, error: EvenstepError, send: Send) -> None:
+        dialect = self._asked.dialect
+        if not self._started:
+            await send_answer(send, dialect.error(error_answer(error)))
+            return
+        event = dialect.error_event(*told_in_stream(error), 0)
+        await send({"type": "http.response.body", "body": event})
+
+    async def _attempt(self, client: HTTPConnection, send: Send) -> bool:
+        """Whether the client has its answer; else another worker may have a better one."""
+        chosen = self._aside.choose(self._group, self._tried)
+        worker = chosen.spec
+        attempt = f"{self._token}r{len(self._tried)}"
+        note_sent(client.scope, self._group.name, worker.id)
+        self._tried |= {worker.id}
+        self._attempts_left -= 1
+        self._aside.begin(self._group, chosen, attempt)
+        context = self._context
+        try:
+            async with context.attempts.watch(worker.id, self._deadlines) as note_started:
+                response = await self._post(worker, client)
+                try:
+                    self._judge(response, worker, attempt)
+                    await self._pass_on(response, note_started, send)
+                finally:
+                    response.close()
+        except AnsweredError:
+            return False
+        except UpstreamError as error:
+            judge_failure(context.port, context.trouble, worker.id, attempt, error)
+            if self._started or not self._may_retry(error):
+                raise
+            return False
+        finally:
+            self._aside.end(chosen, attempt)
+        return True
+
+    async def _post(self, worker: WorkerSpec, client: HTTPConnection) -> EngineResponse:
+        rank = worker.rank if worker.url in self._context.ranked else None
+        headers = headers_up(client.headers.raw, self._token, rank, self._asked.client_id)
+        target, body = self._asked.target, self._asked.body
+        return await self._context.client.request("POST", worker.url, target, headers, body)
+
+    def _judge(self, response: EngineResponse, worker: WorkerSpec, attempt: str) -> None:
+        """See what an answer says of its worker.
+
+        Raises:
+            AnsweredError: another worker is to be asked instead.
+        """
+        port, status = self._context.port, response.status
+        retry_after = header(response.headers, b"retry-after")
+        judge_answer(port, worker.id, attempt, status, retry_after, suspect=len(self._tried) > 1)
+        if self._attempts_left and may_differ_elsewhere(status) and self._may_ask_elsewhere():
+            raise AnsweredError(f"status {status}")
+        if status < HTTPStatus.BAD_REQUEST:
+            port.answered(worker.id, attempt)
+
+    def _may_retry(self, error: UpstreamError) -> bool:
+        """A worker that is lost fails no others; one that is slow may, which costs budget."""
+        slow = isinstance(error, UpstreamTimeoutError)
+        return self._attempts_left > 0 and (not slow or self._may_ask_elsewhere())
+
+    def _may_ask_elsewhere(self) -> bool:
+        return self._context.port.may_ask_elsewhere(self._group.name, self._tried)
+
+    async def _pass_on(
+        self, response: EngineResponse, note_started: Callable[[EngineResponse], None], send: Send
+    ) -> None:
+        headers = headers_down(response.headers)
+        if not content_type(response.headers).startswith(b"text/event-stream"):
+            body = await response.read()
+            self._life.reschedule(None)  # however slowly the client takes it
+            self._started = True
+            await send_answer(send, Answer(response.status, body, tuple(headers)))
+            return
+        stream = self._asked.dialect.stream()
+        async for chunk in response:
+            if not self._started:
+                note_started(response)
+                self._started, self._streams = True, response
+                await send_head(send, response.status, headers)
+            if events := stream.feed(chunk):
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        if not self._started:
+            await send_head(send, response.status, headers)
+        await send({"type": "http.response.body", "body": stream.rest()})

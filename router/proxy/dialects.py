@@ -1,0 +1,106 @@
+"""How endpoints that generate differ: in their streams' events, and in how they say an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from router.proxy.answers import Answer
+from router.proxy.bodies import with_field
+from router.proxy.events import EventStream, error_body
+
+
+class NamedEventStream(EventStream):
+    """See ``EventStream``: events have names, and end without a ``[DONE]``.
+
+    No text can look like an event's name: in JSON a line end is written with a backslash.
+
+    Args:
+        bearing: how the line ends that names an event which bears a token, as vLLM writes it.
+        bare: what the data of such an event holds if it bears none.
+        last: lines that name the last event of a stream.
+    """
+
+    def __init__(self, bearing: bytes, bare: bytes | None, last: tuple[bytes, ...]) -> None:
+        super().__init__()
+        self._bearing = bearing
+        self._bare = bare
+        self._last = last
+
+    def end(self, events: bytes) -> int | None:
+        """See ``EventStream``."""
+        found = [at for line in self._last if (at := events.find(line)) >= 0]
+        return min(found, default=None)
+
+    def _count(self, data: bytes) -> None:
+        self.events += data.startswith(b"data:") + data.count(b"\ndata:")
+        self.tokens += data.count(self._bearing)
+        if self._bare is not None:
+            self.tokens -= data.count(self._bare)
+        self.done = self.done or any(line in data for line in self._last)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What an endpoint that generates does in its own way.
+
+    Attributes:
+        stream: makes what reads an answer's events.
+        error_event: an error inside a stream, of its message, its type, its status and how many
+            events have gone before.
+        typed_errors: its clients know an error by ``"type": "error"``.
+        names_response: the engine calls a request what its body says, and not what a header does.
+    """
+
+    stream: Callable[[], EventStream]
+    error_event: Callable[[str, str, int, int], bytes]
+    typed_errors: bool = False
+    names_response: bool = False
+
+    def error(self, answer: Answer) -> Answer:
+        """An error of the router's own, in a form that the endpoint's clients know."""
+        return replace(answer, body=_typed(answer.body)) if self.typed_errors else answer
+
+    def body_up(self, body: bytes, request_id: str) -> bytes:
+        """What the engine is sent: the client's body, with the router's token where it belongs."""
+        return with_field(body, "request_id", f"resp_{request_id}") if self.names_response else body
+
+
+def _typed(body: bytes) -> bytes:
+    error = msgspec.json.decode(body)["error"]
+    told = {"type": error["type"], "message": error["message"]}
+    return msgspec.json.encode({"type": "error", "error": told})
+
+
+def _completion_error(message: str, kind: str, code: int, events: int) -> bytes:
+    return b"data: " + error_body(message, kind, code) + b"\n\n"
+
+
+def _messages_error(message: str, kind: str, code: int, events: int) -> bytes:
+    return b"event: error\ndata: " + _typed(error_body(message, kind, code)) + b"\n\n"
+
+
+def _responses_error(message: str, kind: str, code: int, events: int) -> bytes:
+    """Both what the interface has for it and what OpenAI's client raises an error at."""
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    told = {"type": "error", "sequence_number": events, "code": kind, "message": message}
+    data = msgspec.json.encode({**told, "param": None, "error": error})
+    return b"event: error\ndata: " + data + b"\n\n"
+
+
+def _response_stream() -> EventStream:
+    endings = (b"completed", b"incomplete", b"failed")
+    last = tuple(b"event: response." + ending + b"\n" for ending in endings)
+    return NamedEventStream(b".delta\n", None, last)
+
+
+def _message_stream() -> EventStream:
+    bare = b'"delta":{"type":"signature_delta"'
+    return NamedEventStream(b"block_delta\n", bare, (b"event: message_stop\n",))
+
+
+COMPLETIONS = Dialect(EventStream, _completion_error)
+RESPONSES = Dialect(_response_stream, _responses_error, names_response=True)
+MESSAGES = Dialect(_message_stream, _messages_error, typed_errors=True)

@@ -1,0 +1,36 @@
+"""When the tokens of a stream were passed on."""
+
+from __future__ import annotations
+
+from router.stats import TokenStats
+
+
+class TokenTimes:
+    """Of one stream, from its first token on.
+
+    Args:
+        stats: where they are counted.
+        answers: that come in it; between tokens of several there is no telling whose they are.
+    """
+
+    def __init__(self, stats: TokenStats, answers: int) -> None:
+        self._stats = stats
+        self._answers = answers
+        self._tokens = 0
+        self._first_s = self._last_s = 0.0
+
+    def passed(self, tokens: int, now_s: float) -> None:
+        """So many have been passed on by now, all together."""
+        if tokens <= self._tokens:
+            return
+        if not self._tokens:
+            self._first_s = now_s
+        elif self._answers == 1:
+            self._stats.itl_s.observe(now_s - self._last_s)
+        self._tokens, self._last_s = tokens, now_s
+
+    def end(self) -> None:
+        """That was the last; each answer has as many."""
+        tokens = self._tokens / self._answers
+        if tokens > 1:
+            self._stats.tpot_s.observe((self._last_s - self._first_s) / (tokens - 1))

@@ -1,0 +1,30 @@
+"""What an engine's whole answer says of how many tokens it took."""
+
+from __future__ import annotations
+
+import re
+
+# Inside a text the quotation marks would be escaped. Details of a count may stand between.
+_USAGE = re.compile(rb'"usage": ?\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}')
+_DETAILS = re.compile(rb"\{[^{}]*\}")
+_PROMPT = re.compile(rb'"(?:prompt|input)_tokens": ?(\d{1,9})\b')
+_CACHED = re.compile(rb'"cache_(?:read|creation)_input_tokens": ?(\d{1,9})\b')
+_OUTPUT = re.compile(rb'"(?:completion|output)_tokens": ?(\d{1,9})\b')
+
+
+def tokens_of(body: bytes) -> tuple[int, int] | None:
+    """Tokens of prompt and output, 0 for an output of which nothing is said.
+
+    Args:
+        body: of a completion, a chat, a response or a message. A message's ``input_tokens`` are
+            without those that were cached, all others' with them.
+    """
+    usage = _USAGE.search(body)
+    if usage is None:
+        return None
+    counts = _DETAILS.sub(b"", usage[1])
+    prompt, output = _PROMPT.search(counts), _OUTPUT.search(counts)
+    if prompt is None:
+        return None
+    cached = sum(map(int, _CACHED.findall(counts)))
+    return int(prompt[1]) + cached, 0 if output is None else int(output[1])

@@ -1,0 +1,41 @@
+"""How often something has happened of late."""
+
+from __future__ import annotations
+
+_SLICES = 10
+
+
+class Recent:
+    """A count that forgets what is older than a window, by a tenth of it at a time.
+
+    What is counted is remembered for nine to ten tenths of the window. Times are in seconds, of a
+    clock that does not go back.
+
+    Args:
+        window_s: how long ago still counts.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._slice_s = window_s / _SLICES
+        self._counts = [0] * _SLICES
+        self._newest = 0
+
+    def add(self, now_s: float) -> None:
+        """It has happened once more."""
+        self._forget(now_s)
+        self._counts[self._newest % _SLICES] += 1
+
+    def count(self, now_s: float) -> int:
+        """How often it has happened in the window that ends now."""
+        self._forget(now_s)
+        return sum(self._counts)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._counts = [0] * _SLICES
+
+    def _forget(self, now_s: float) -> None:
+        newest = max(self._newest, int(now_s / self._slice_s))
+        for number in range(max(self._newest, newest - _SLICES) + 1, newest + 1):
+            self._counts[number % _SLICES] = 0
+        self._newest = newest

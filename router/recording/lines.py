@@ -1,0 +1,374 @@
+"""Recordings: what a router or an observer saw, lengths and times alone, as lines of JSON.
+
+The first line is the header; then come steps, requests and news of workers as they happen, of those
+that have come since as well. There is no text in them, and no id of a request. Unknown keys are
+ignored; another schema is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+from router.errors import InputError
+from router.step_watch import ClosedStep
+
+SCHEMA = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+
+
+class RecordedWorker(msgspec.Struct, frozen=True):
+    """A worker; slots and memory are None until its engine has told them."""
+
+    id: str
+    rank: int | None = None
+    slots: int | None = None
+    kv_tokens: int | None = None
+
+
+class RecordedGroup(msgspec.Struct, frozen=True):
+    """A barrier domain, its workers in the order in which steps list them.
+
+    ``lockstep`` is whether all are down as soon as one is; None where an observer does not know.
+    """
+
+    lockstep: bool | None
+    workers: tuple[RecordedWorker, ...]
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    """What all other lines have in common.
+
+    Attributes:
+        recording: the schema.
+        evenstep: version that recorded it.
+        source: whether the router gave out the requests itself.
+        started_unix_s: wall clock at the start; all other times count from there.
+        policy, dispatch: of the router; None where somebody else balances.
+        power_levels: calibrated watts of a worker at rest, waiting in a step, computing.
+    """
+
+    recording: int = SCHEMA
+    evenstep: str
+    source: Literal["serve", "observe"]
+    started_unix_s: float
+    policy: str | None = None
+    dispatch: str | None = None
+    power_levels: tuple[float, float, float] | None = None
+    groups: dict[str, RecordedGroup]
+
+
+class WorkerLine(msgspec.Struct, frozen=True):
+    """What a worker's engine has told of itself since the header, or tells otherwise now.
+
+    A worker that the header does not have has come since then: the group's steps list it after all
+    others from here on. So has its group, of which ``lockstep`` is then told.
+    """
+
+    worker: str
+    group: str
+    slots: int | None
+    kv_tokens: int | None
+    rank: int | None = None
+    lockstep: bool | None = None
+
+
+class StepLine(msgspec.Struct, frozen=True, gc=False):
+    """A step that is over; lists have a place for each worker: the header's, then who came later.
+
+    Attributes:
+        step: its number; ranks that do not step together: of the furthest of them.
+        time_s: when it was over.
+        step_s: how long it took, in the engine's seconds.
+        loads: resident KV tokens, as the imbalance counts them: idle workers 0, those that have
+            something to run and have not made this step as their last one left them; None for a
+            worker that is down or says nothing, which counts for nothing.
+        running: engine requests that ran; likewise.
+        pool: requests that waited in the router.
+        queued: requests that waited in the engines.
+        together: all workers with something to run made this step together.
+        waiting_s: time that workers waited for the fullest, modelled, summed; None: not known.
+        waited_s: the same as the engines timed it themselves; None: they do not.
+        power_w: of each worker's GPUs; None: no worker's is known.
+        preemptions: since the step before.
+    """
+
+    step: int
+    group: str
+    time_s: float
+    step_s: float
+    loads: list[Count | None]
+    running: list[Count | None]
+    pool: Count = 0
+    queued: Count = 0
+    together: bool = True
+    waiting_s: float | None = None
+    waited_s: float | None = None
+    power_w: list[float | None] | None = None
+    preemptions: Count = 0
+
+    @property
+    def imbalance_tokens(self) -> int:
+        """G max L - sum L over the workers that count."""
+        loads = [load for load in self.loads if load is not None]
+        return len(loads) * max(loads, default=0) - sum(loads)
+
+
+class RequestLine(msgspec.Struct, frozen=True, gc=False):
+    """A request that has ended; times since the start.
+
+    Attributes:
+        request: numbers them in the order of their ends.
+        arrival_s: when it reached the router; when an observer saw it first.
+        dispatched_s: when it was given to the worker that ended it; None: never, or not seen.
+        worker: the one that ended it; None: it never left the pool.
+        prompt_tokens: of each of its prompts, as the engine counts them where it has told.
+        output_tokens: of all its engine requests together, as far as they are known.
+        outcome: see ``types.Outcome``; "lost" where an observer has not seen its end.
+        slots: engine requests that it became.
+    """
+
+    request: int
+    group: str
+    arrival_s: float
+    dispatched_s: float | None
+    first_token_s: float | None
+    ended_s: float
+    worker: str | None
+    prompt_tokens: Count
+    output_tokens: Count
+    outcome: str
+    slots: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+class DroppedLine(msgspec.Struct, frozen=True):
+    """So many lines are missing here, since who listens was too slow to take them."""
+
+    dropped: Count
+
+
+Line = Header | WorkerLine | StepLine | RequestLine | DroppedLine
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """All of a recording.
+
+    Attributes:
+        header: with all workers that came later, and what each told of itself last.
+        steps: lists have a place for each of them.
+        complete: False if it breaks off within a line.
+        dropped: lines that are missing.
+    """
+
+    header: Header
+    steps: tuple[StepLine, ...]
+    requests: tuple[RequestLine, ...]
+    complete: bool = True
+    dropped: int = 0
+
+
+class _Kind(msgspec.Struct):
+    """Tells lines apart: each kind has a key that the kinds before it lack."""
+
+    recording: int | None = None
+    step: int | None = None
+    request: int | None = None
+    worker: str | None = None
+    dropped: int | None = None
+
+
+_encoder = msgspec.json.Encoder()
+_kind = msgspec.json.Decoder(_Kind)
+_header = msgspec.json.Decoder(Header)
+_step = msgspec.json.Decoder(StepLine)
+_request = msgspec.json.Decoder(RequestLine)
+_worker = msgspec.json.Decoder(WorkerLine)
+_dropped = msgspec.json.Decoder(DroppedLine)
+
+
+def encode(line: Line) -> bytes:
+    """One line, with the newline that ends it."""
+    return _encoder.encode(line) + b"\n"
+
+
+def step_line(
+    group: str, workers: Iterable[str], closed: ClosedStep, time_s: float, pool: int
+) -> StepLine:
+    """A step as a line.
+
+    Args:
+        group: whose step it was.
+        workers: in the header's order.
+        closed: the step.
+        time_s: since the start of the recording.
+        pool: requests that waited in the router.
+    """
+    parts = [closed.parts.get(worker) for worker in workers]
+    power_w = [
+        None if part is None or part.power_w is None else round(part.power_w, 1) for part in parts
+    ]
+    return StepLine(
+        step=closed.step,
+        group=group,
+        time_s=round(time_s, 6),
+        step_s=round(closed.step_s, 9),
+        loads=[None if part is None else part.load_tokens for part in parts],
+        running=[None if part is None else part.running for part in parts],
+        pool=pool,
+        queued=sum(part.queued for part in parts if part is not None),
+        together=closed.together,
+        waited_s=None if closed.waited_s is None else round(closed.waited_s, 9),
+        waiting_s=None if closed.waiting_s is None else round(closed.waiting_s, 9),
+        power_w=None if power_w.count(None) == len(power_w) else power_w,
+        preemptions=closed.preemptions,
+    )
+
+
+def read(lines: Iterable[bytes], name: str) -> Recording:
+    """Read a recording as a whole; see ``read_lines``.
+
+    Raises:
+        InputError: see there.
+    """
+    reader = LineReader(name)
+    header: Header | None = None
+    dropped = 0
+    steps: list[StepLine] = []
+    requests: list[RequestLine] = []
+    for line in reader.read(lines):
+        match line:
+            case Header():
+                header = line
+            case StepLine():
+                steps.append(line)
+            case RequestLine():
+                requests.append(line)
+            case DroppedLine():
+                dropped += line.dropped
+            case _:
+                assert header is not None
+                header = _told(header, line)
+    assert header is not None
+    return Recording(
+        header,
+        tuple(_widened(step, len(header.groups[step.group].workers)) for step in steps),
+        tuple(requests),
+        reader.complete,
+        dropped,
+    )
+
+
+class LineReader:
+    """Reads the lines of one recording, one by one.
+
+    Args:
+        name: of the file, or where else they come from, for messages.
+
+    Attributes:
+        complete: False if it broke off within a line, which was left out then.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.complete = True
+        self._name = name
+
+    def read(self, lines: Iterable[bytes]) -> Iterator[Line]:
+        """The lines, the header first.
+
+        Args:
+            lines: each with its newline; the last may lack its own, and break off anywhere.
+
+        Raises:
+            InputError: no recording, or of another schema, or a broken line; names the line and
+                the mend.
+        """
+        workers: dict[str, set[str]] | None = None
+        for number, raw in enumerate(lines, start=1):
+            try:
+                if workers is None:
+                    header = _decoded_header(raw)
+                    workers = {
+                        name: {worker.id for worker in each.workers}
+                        for name, each in header.groups.items()
+                    }
+                    yield header
+                else:
+                    yield _decoded(raw, workers)
+            except ValueError as error:  # msgspec's and Unicode's are such
+                if workers is None:
+                    mend = "give a file that --record wrote"
+                elif raw.endswith(b"\n"):
+                    mend = "remove the line, or record anew"
+                else:
+                    self.complete = False
+                    return
+                raise InputError(f"{self._name}: line {number}: {error}; {mend}") from None
+        if workers is None:
+            raise InputError(f"{self._name}: is empty; give a file that --record wrote")
+
+
+def _decoded_header(raw: bytes) -> Header:
+    schema = _kind.decode(raw).recording
+    if schema is None:
+        raise ValueError("is not the header of a recording")
+    if schema != SCHEMA:
+        raise ValueError(f"schema {schema} of recordings, while this evenstep reads {SCHEMA}")
+    return _header.decode(raw)
+
+
+def _decoded(raw: bytes, workers: dict[str, set[str]]) -> Line:
+    """A line that is not the first.
+
+    Args:
+        raw: the line.
+        workers: of each group; who comes is added.
+    """
+    kind = _kind.decode(raw)
+    if kind.dropped is not None:
+        return _dropped.decode(raw)
+    line = _of_group(raw, kind)
+    if isinstance(line, WorkerLine):
+        workers.setdefault(line.group, set()).add(line.worker)
+    elif line.group not in workers:
+        raise ValueError(f"group {line.group!r} is not in the header")
+    if isinstance(line, StepLine):
+        for values in (line.loads, line.running, line.power_w):
+            if values is not None and len(values) != (number := len(workers[line.group])):
+                raise ValueError(f"{len(values)} values for {number} workers")
+    return line
+
+
+def _of_group(raw: bytes, kind: _Kind) -> StepLine | RequestLine | WorkerLine:
+    if kind.step is not None:
+        return _step.decode(raw)
+    if kind.request is not None:
+        return _request.decode(raw)
+    if kind.worker is not None:
+        return _worker.decode(raw)
+    raise ValueError("is no step, no request and no worker")
+
+
+def _told(header: Header, line: WorkerLine) -> Header:
+    group = header.groups.get(line.group) or RecordedGroup(line.lockstep, ())
+    workers = {each.id: each for each in group.workers}
+    before = workers.get(line.worker) or RecordedWorker(line.worker, line.rank)
+    workers[line.worker] = msgspec.structs.replace(
+        before, slots=line.slots, kv_tokens=line.kv_tokens
+    )
+    changed = RecordedGroup(group.lockstep, tuple(workers.values()))
+    return msgspec.structs.replace(header, groups={**header.groups, line.group: changed})
+
+
+def _widened(step: StepLine, workers: int) -> StepLine:
+    """With places for those who came after it."""
+    later = [None] * (workers - len(step.loads))
+    if not later:
+        return step
+    loads, running = [*step.loads, *later], [*step.running, *later]
+    power_w = None if step.power_w is None else [*step.power_w, *later]
+    return msgspec.structs.replace(step, loads=loads, running=running, power_w=power_w)

@@ -1,0 +1,274 @@
+"""What a router sees, as lines of a recording, for as many as listen; see ``recording``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, field
+from functools import partial
+from importlib.metadata import version
+from typing import Literal
+
+from router.cluster import Cluster
+from router.energy.joules import PowerLevels
+from router.group import Group
+from router.recording.lines import (
+    DroppedLine,
+    Header,
+    Line,
+    RecordedGroup,
+    RecordedWorker,
+    RequestLine,
+    WorkerLine,
+    encode,
+    step_line,
+)
+from router.step_watch import ClosedStep
+from router.types import Outcome, Request
+from router.worker import Worker
+
+# Of a group of 64 workers, about ten minutes.
+ROOM_BYTES = 16 << 20
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a header says besides the workers; see ``Header``."""
+
+    source: Literal["serve", "observe"]
+    policy: str | None = None
+    dispatch: str | None = None
+    power_levels: PowerLevels | None = None
+
+
+class Listener:
+    """Lines that wait to be taken; those for which there is no room are dropped, and counted.
+
+    Args:
+        room_bytes: what may wait.
+    """
+
+    def __init__(self, room_bytes: int = ROOM_BYTES) -> None:
+        self._room = room_bytes
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._dropped = 0
+
+    def put(self, line: bytes, *, needed: bool = False) -> None:
+        """One more line; there is always room for one that others cannot be read without."""
+        if self._bytes + len(line) > self._room and not needed:
+            self._dropped += 1
+        else:
+            self._lines.append(line)
+            self._bytes += len(line)
+
+    def take(self) -> bytes:
+        """All that waits, and how many lines were dropped since this was last called."""
+        if self._dropped:
+            self._lines.append(encode(DroppedLine(self._dropped)))
+        lines, self._lines = self._lines, []
+        self._bytes = self._dropped = 0
+        return b"".join(lines)
+
+
+class _Times:
+    """Of a request: when it was given to its worker, and when its answer began."""
+
+    __slots__ = ("dispatched_s", "first_byte_s")
+
+    def __init__(self, dispatched_s: float) -> None:
+        self.dispatched_s = dispatched_s
+        self.first_byte_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Of a group: whose figures its steps list, in this order; None for those that have left."""
+
+    lockstep: bool
+    workers: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """Makes lines of steps and requests while somebody listens; else it costs nothing.
+
+    Workers may come and go meanwhile: who comes is listed after the others from then on.
+
+    Args:
+        cluster: whose.
+        setting: for the header; may be another one for those who listen later.
+        clock: seconds, monotonic; that of the requests' arrivals.
+        started_unix_s: the wall clock now.
+    """
+
+    def __init__(
+        self, cluster: Cluster, setting: Setting, clock: Callable[[], float], started_unix_s: float
+    ) -> None:
+        self._cluster = cluster
+        self.setting = setting
+        self._clock = clock
+        self._started_unix_s = started_unix_s
+        self._started_s = clock()
+        self._listeners: list[Listener] = []
+        self._times: dict[str, _Times] = {}
+        self._requests = 0
+        self._known: dict[str, RecordedWorker] = {}
+        self._columns: dict[str, _Columns] = {}
+        self._look_s = 0.0
+
+    def listen(self, room_bytes: int = ROOM_BYTES) -> Listener:
+        """Lines from now on, the header first."""
+        listener = Listener(room_bytes)
+        if not self._listeners:
+            self._cluster.watchers.append(self)
+            for group in self._cluster.groups.values():
+                self._watch(group)
+        self._look(self._clock())
+        listener.put(encode(self._header()))
+        self._listeners.append(listener)
+        return listener
+
+    def leave(self, listener: Listener) -> None:
+        """No more lines for this one."""
+        self._listeners.remove(listener)
+        if not self._listeners:
+            self._cluster.watchers.remove(self)
+            self._times.clear()
+            self._columns.clear()
+            for group in self._cluster.groups.values():
+                group.watch(None)
+
+    def since_start(self, time_s: float) -> float:
+        """A time of the clock as the lines have it."""
+        return round(time_s - self._started_s, 6)
+
+    def served(
+        self,
+        group: str,
+        worker: str | None,
+        tokens: tuple[int, int],
+        times_s: tuple[float, float | None, float | None],
+        outcome: str,
+        slots: int = 1,
+    ) -> None:
+        """A request has ended just now.
+
+        Args:
+            group: of workers.
+            worker: the one that it was on.
+            tokens: of its prompt, and of its output.
+            times_s: of its arrival, its dispatch and its first token, by the clock.
+            outcome: how it ended.
+            slots: engine requests that it became.
+        """
+        arrival_s, *others = times_s
+        dispatched_s, first_token_s = (None if t is None else self.since_start(t) for t in others)
+        line = RequestLine(
+            request=self._requests,
+            group=group,
+            arrival_s=self.since_start(arrival_s),
+            dispatched_s=dispatched_s,
+            first_token_s=first_token_s,
+            ended_s=self.since_start(self._clock()),
+            worker=worker,
+            prompt_tokens=tokens[0],
+            output_tokens=tokens[1],
+            outcome=outcome,
+            slots=slots,
+        )
+        self._requests += 1
+        self._tell(line)
+
+    # what the cluster tells of its requests
+
+    def dispatched(self, request: Request) -> None:
+        """See ``Watcher.dispatched``."""
+        self._times[request.first_id] = _Times(self._clock())
+
+    def first_byte(self, request: Request) -> None:
+        """See ``Watcher.first_byte``."""
+        times = self._times.get(request.first_id)
+        if times is not None:
+            times.first_byte_s = self._clock()
+
+    def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
+        """See ``Watcher.ended``."""
+        times = self._times.pop(request.first_id, None)
+        tokens, name = (request.prompt_tokens, 0), None
+        if worker is not None:
+            complete = outcome is Outcome.COMPLETED
+            tokens, name = worker.served(request.id, complete=complete), worker.spec.id
+        dispatched_s = None if times is None or worker is None else times.dispatched_s
+        first_byte_s = None if times is None else times.first_byte_s
+        times_s = request.arrival_s, dispatched_s, first_byte_s
+        self.served(request.group, name, tokens, times_s, outcome.value, request.slots)
+
+    # steps and workers
+
+    def joined(self, group: Group) -> None:
+        """See ``Watcher.joined``."""
+        self._watch(group)
+        self._look(self._clock())
+
+    def _watch(self, group: Group) -> None:
+        self._columns.setdefault(group.name, _Columns(group.lockstep))
+        group.watch(partial(self._closed, group))
+
+    def _closed(self, group: Group, closed: ClosedStep) -> None:
+        now_s = self._clock()
+        if now_s >= self._look_s:
+            self._look(now_s)
+        time_s = now_s - self._started_s
+        workers = self._columns[group.name].workers
+        self._tell(step_line(group.name, workers, closed, time_s, group.waiting))
+
+    def _look(self, now_s: float) -> None:
+        """Tell what workers have told of themselves since the last look."""
+        self._look_s = now_s + _LOOK_S
+        for group in self._cluster.groups.values():
+            columns = self._columns[group.name].workers
+            columns += [worker_id for worker_id in group.workers if worker_id not in columns]
+            for worker in group.workers.values():
+                known = _described(worker, self._known.get(worker.spec.id))
+                if self._known.get(known.id) != known:
+                    self._known[known.id] = known
+                    self._tell(_news(known, group))
+
+    def _header(self) -> Header:
+        setting, levels = self.setting, self.setting.power_levels
+        routes = setting.source == "serve"
+        return Header(
+            evenstep=version("evenstep"),
+            source=setting.source,
+            started_unix_s=self._started_unix_s,
+            policy=setting.policy,
+            dispatch=setting.dispatch,
+            power_levels=None if levels is None else astuple(levels),
+            groups={
+                name: RecordedGroup(
+                    columns.lockstep if routes else None,
+                    tuple(map(self._known.__getitem__, columns.workers)),
+                )
+                for name, columns in self._columns.items()
+            },
+        )
+
+    def _tell(self, line: Line) -> None:
+        encoded, needed = encode(line), isinstance(line, WorkerLine)
+        for listener in self._listeners:
+            listener.put(encoded, needed=needed)
+
+
+def _news(worker: RecordedWorker, group: Group) -> WorkerLine:
+    told = worker.slots, worker.kv_tokens, worker.rank
+    return WorkerLine(worker.id, group.name, *told, group.lockstep)
+
+
+def _described(worker: Worker, before: RecordedWorker | None) -> RecordedWorker:
+    """A worker as it is known now; what it told once holds while it says nothing."""
+    spec, feed = worker.spec, worker.feed
+    slots = before.slots if before else None
+    kv_tokens = before.kv_tokens if before else None
+    if feed is not None and not feed.full_wanted:
+        slots, kv_tokens = feed.slots, feed.kv_tokens or None
+    return RecordedWorker(spec.id, spec.rank, spec.slots or slots, kv_tokens)

@@ -1,0 +1,148 @@
+"""One line of the log for each request, at its end: what was asked of whom, and how it went.
+
+Never a prompt, an answer, a key or a query: names, counts and times alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.types import Scope
+
+from router.decider import Clock
+from router.group import Group
+from router.logs import fields
+from router.proxy.identity import HEADER
+from router.types import Outcome, Request
+from router.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_LINE = "evenstep.line"
+_OPEN = "evenstep.lines"
+_LONGEST = 128
+
+
+@dataclass(slots=True)
+class RequestLine:
+    """What is known of a request; what is None does not concern it, or is not known.
+
+    Attributes:
+        began_s: when its head had been read.
+        request_id: as its client knows it.
+        outcome: of one that went to a pool.
+        attempts: how often it was given to a worker.
+        token: the router's own, of one that went to a pool.
+    """
+
+    method: str
+    path: str
+    began_s: float
+    status: int | None = None
+    request_id: str | None = None
+    model: str | None = None
+    group: str | None = None
+    worker: str | None = None
+    outcome: str | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    attempts: int | None = None
+    ttft_s: float | None = None
+    token: str | None = None
+
+    def begun(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """The head of the answer is being sent."""
+        self.status = status
+        self.request_id = next((v.decode("latin-1") for n, v in headers if n == HEADER), None)
+
+
+class RequestLog:
+    """Writes the lines; told by the cluster what becomes of requests in their pools.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._open: dict[str, RequestLine] = {}
+
+    def begin(self, scope: Scope) -> RequestLine:
+        """A request has come; its line can be found by its scope."""
+        line = scope[_LINE] = RequestLine(scope["method"], scope["path"], self._clock())
+        scope[_OPEN] = self._open
+        return line
+
+    def end(self, scope: Scope) -> None:
+        """It has ended: write its line, on debug level if it only looked at something."""
+        line: RequestLine = scope[_LINE]
+        if line.token is not None:
+            self._open.pop(line.token, None)
+        level = logging.DEBUG if line.method in {"GET", "HEAD"} else logging.INFO
+        if log.isEnabledFor(level):
+            shown = _shown(line, scope.get("tenant"), self._clock())
+            log.log(level, "request", extra=fields(**shown))
+
+    # what the cluster tells
+
+    def dispatched(self, request: Request) -> None:
+        """See ``Watcher.dispatched``."""
+        if (line := self._open.get(request.first_id)) is not None:
+            line.attempts = (line.attempts or 0) + 1
+
+    def first_byte(self, request: Request) -> None:
+        """See ``Watcher.first_byte``."""
+        if (line := self._open.get(request.first_id)) is not None:
+            line.ttft_s = self._clock() - line.began_s
+
+    def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
+        """See ``Watcher.ended``."""
+        if (line := self._open.get(request.first_id)) is None:
+            return
+        line.outcome = outcome.value
+        line.prompt_tokens = request.prompt_tokens
+        if worker is not None:
+            complete = outcome is Outcome.COMPLETED
+            line.worker = worker.spec.id
+            line.prompt_tokens, line.output_tokens = worker.served(request.id, complete=complete)
+
+    def joined(self, group: Group) -> None:
+        """See ``Watcher.joined``."""
+
+
+def _shown(line: RequestLine, key: str | None, now_s: float) -> dict[str, object]:
+    return {
+        "request_id": line.request_id,
+        "key": key,
+        "method": line.method,
+        "path": line.path[:_LONGEST],
+        "status": line.status,
+        "model": line.model and line.model[:_LONGEST],
+        "group": line.group,
+        "worker": line.worker,
+        "outcome": line.outcome,
+        "prompt_tokens": line.prompt_tokens,
+        "output_tokens": line.output_tokens,
+        "attempts": line.attempts,
+        "ttft_s": None if line.ttft_s is None else round(line.ttft_s, 6),
+        "duration_s": round(now_s - line.began_s, 6),
+    }
+
+
+def follow(scope: Scope, request: Request, model: str | None, name: str) -> None:
+    """A request goes to a pool: what becomes of it is told in its line."""
+    line: RequestLine | None = scope.get(_LINE)
+    if line is not None:
+        line.token, line.model, line.group = request.first_id, model, request.group
+        # Its client may leave before an answer could say it.
+        line.request_id = name
+        scope[_OPEN][line.token] = line
+
+
+def note_sent(scope: Scope, group: str, worker_id: str) -> None:
+    """A request that goes to no pool is sent to a worker."""
+    line: RequestLine | None = scope.get(_LINE)
+    if line is not None:
+        line.group, line.worker, line.attempts = group, worker_id, (line.attempts or 0) + 1

@@ -1,0 +1,46 @@
+"""Access: the keys of clients, of engines, and of those who look after the router."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+from pydantic_settings import BaseSettings
+
+from router.access.files import check_keys, read_key
+from router.settings.checks import checked
+
+
+class AccessSettings(BaseSettings):
+    """Files with keys."""
+
+    api_key_file: str | None = Field(
+        default=None,
+        description="File with the clients' API keys, a line each: NAME KEY [weight=W] "
+        "[concurrency=N] [rate=N/s]; EVENSTEP_API_KEYS may hold more, with ; between them. Unset: "
+        "anybody may ask.",
+    )
+    worker_api_key_file: str | None = Field(
+        default=None,
+        description="File with the engines' own API key (vLLM's --api-key), which they are sent.",
+    )
+    admin_key_file: str | None = Field(
+        default=None,
+        description="File with keys that open the admin port, a line each: NAME KEY; it may then "
+        "listen on any address.",
+    )
+
+    @field_validator("api_key_file", "admin_key_file")
+    @classmethod
+    def _usable_key_files(cls, value: str | None) -> str | None:
+        return None if value is None else checked(check_keys, value)
+
+    @field_validator("worker_api_key_file")
+    @classmethod
+    def _usable_worker_key(cls, value: str | None) -> str | None:
+        if value is not None:
+            checked(read_key, value)
+        return value
+
+    @property
+    def worker_key(self) -> str | None:
+        """The engines' own API key, read from its file."""
+        return None if self.worker_api_key_file is None else read_key(self.worker_api_key_file)

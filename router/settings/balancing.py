@@ -1,0 +1,100 @@
+"""Balancing: which policy decides, over which pool, and by what look-ahead."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings
+
+from router.policies import POLICIES
+from router.settings.worker_specs import unknown
+from router.types import Dispatch
+from router.workload import DEFAULT_CHUNK
+
+
+class BalancingSettings(BaseSettings):
+    """Policy, pool and look-ahead; times in seconds."""
+
+    policy: str = Field(default="bfio", description=f"Who goes where: {', '.join(POLICIES)}.")
+    dispatch: Dispatch = Field(
+        default=Dispatch.POOL,
+        validate_default=True,
+        description="A request leaves when a slot is free (pool) or on arrival (instant).",
+    )
+    pool_size: int = Field(default=1024, ge=1, description="Requests of a group that may wait.")
+    queue_timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for a slot.")
+    starvation_s: float = Field(
+        default=5.0, gt=0, description="A request that has waited longer goes before all others."
+    )
+    lookahead: Literal["auto", "none", "cap", "survival"] = Field(
+        default="auto",
+        description="What bfio goes by for coming ends: none, cap (max_tokens), survival (learned "
+        "lengths), or auto: the engine's own probabilities, else survival.",
+    )
+    horizon: int | None = Field(
+        default=None, ge=0, le=256, description="Steps that bfio looks ahead; unset: by the rule."
+    )
+    discount: float | None = Field(
+        default=None, gt=0, le=1, description="Weight gamma of a step against the one before."
+    )
+    tie_weight: float | None = Field(
+        default=None, ge=0, description="Weight mu of bfio's quadratic term, per token."
+    )
+    lead_tokens: float | None = Field(
+        default=None,
+        ge=0,
+        description="How far below the others bfio leaves a worker that it can fill; unset: by "
+        "the rule.",
+    )
+    solver_ms: float = Field(
+        default=1.0,
+        gt=0,
+        le=1000,
+        description="Time for bfio's search in a decision, shared by its tiers (deadlines).",
+    )
+    overcommit: int | None = Field(
+        default=None,
+        ge=0,
+        le=64,
+        description="Requests that may queue in an engine; unset: as its slot bubble asks for.",
+    )
+    drift: float = Field(
+        default=1.0,
+        ge=0,
+        description="Output tokens of a request in a step, accepted drafts included.",
+    )
+    window: int | None = Field(
+        default=None, ge=1, description="Tokens of the model's sliding window, if it has one."
+    )
+    window_share: float = Field(
+        default=1.0, ge=0, le=1, description="Fraction of the layers that have the window."
+    )
+    request_tokens: float = Field(
+        default=0.0, ge=0, description="Cost of running a request, in KV tokens' worth."
+    )
+    prefill_beta: float = Field(
+        default=0.0, ge=0, description="Cost of computing a prompt token, in KV tokens' worth."
+    )
+    prefill_chunk: int = Field(
+        default=DEFAULT_CHUNK,
+        ge=1,
+        description="Prompt tokens of a request that a step computes at most.",
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of policies that draw at random.")
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError(unknown("policy", value, POLICIES))
+        return value
+
+    @field_validator("dispatch")
+    @classmethod
+    def _possible_dispatch(cls, value: Dispatch, info: ValidationInfo) -> Dispatch:
+        policy = info.data.get("policy")
+        if policy is not None and value not in POLICIES[policy].dispatch:
+            able = " or ".join(sorted(form.value for form in POLICIES[policy].dispatch))
+            raise ValueError(f"policy {policy} can dispatch by {able} only, not by {value.value}")
+        return value

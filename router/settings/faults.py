@@ -1,0 +1,85 @@
+"""Faults: what is asked for anew, who is ejected, and how long a request may take."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import BaseSettings
+
+from router.breaker import BreakerSettings
+from router.deadlines import Deadlines
+
+
+class FaultSettings(BaseSettings):
+    """Retries, breakers and deadlines; times in seconds."""
+
+    retry_budget: float = Field(
+        default=0.2,
+        ge=0,
+        le=10,
+        description="Retries of answers (408, 429, 5xx, too slow) as a share of a group's "
+        "requests in the last 10 s.",
+    )
+    retry_min_per_s: float = Field(
+        default=10.0, ge=0, description="And so many a second at any rate, on average over 10 s."
+    )
+    breaker_failures: int = Field(
+        default=5, ge=1, description="Failures in a row that eject a worker."
+    )
+    breaker_share: float = Field(
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Or share of its requests that fail, of 10 at least in the window.",
+    )
+    breaker_window_s: float = Field(default=30.0, gt=0, description="Window of that share.")
+    breaker_open_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="How long a worker is ejected at first; twice as long each time, up to 60.",
+    )
+    breaker_trials: int = Field(
+        default=2, ge=1, description="Requests that must then succeed before it is back."
+    )
+    max_ejected: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="Share of a group's live workers that may be ejected, never the last; 0: none.",
+    )
+    slow_start_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="How long the slots of a worker that is back grow to all of them.",
+    )
+    request_timeout_s: float | None = Field(
+        default=None, gt=0, description="Longest life of a request, waiting included; unset: any."
+    )
+    first_byte_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Longest wait for an answer's first byte (the last one's, if it is not "
+        "streamed) from a worker, before another is asked; unset: any.",
+    )
+    stream_idle_timeout_s: float | None = Field(
+        default=300.0, gt=0, description="Longest silence of a worker in the midst of a stream."
+    )
+
+    @property
+    def breakers(self) -> BreakerSettings:
+        """When workers are ejected, and how they come back."""
+        return BreakerSettings(
+            failures=self.breaker_failures,
+            share=self.breaker_share,
+            window_s=self.breaker_window_s,
+            open_s=self.breaker_open_s,
+            trials=self.breaker_trials,
+            slow_start_s=self.slow_start_s,
+            max_ejected=self.max_ejected,
+        )
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """Of every request."""
+        return Deadlines(
+            self.request_timeout_s, self.first_byte_timeout_s, self.stream_idle_timeout_s
+        )

@@ -1,0 +1,58 @@
+"""Operation: how the router ends, its certificate, its log."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings
+
+from router.settings.checks import checked
+from router.tls import server_context
+
+
+class OperationSettings(BaseSettings):
+    """Ending, TLS and the log; times in seconds."""
+
+    drain_delay_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="After SIGTERM, how long new requests are still taken while /health says 503: "
+        "the time that a load balancer needs to notice.",
+    )
+    grace_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="How long open answers may then go on; what is left gets an error.",
+    )
+    tls_cert: str | None = Field(
+        default=None,
+        description="PEM file with the certificate and its chain: the port then speaks HTTPS.",
+    )
+    tls_key: str | None = Field(
+        default=None,
+        validate_default=True,
+        description="PEM file with its key, not encrypted; unset: it is in the same file.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severity that is logged: debug, info, warning, error."
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Lines of text for people, or of JSON."
+    )
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What clients are shown; None: the port speaks plain HTTP."""
+        return None if self.tls_cert is None else server_context(self.tls_cert, self.tls_key)
+
+    @field_validator("tls_key")
+    @classmethod
+    def _usable_certificate(cls, value: str | None, info: ValidationInfo) -> str | None:
+        cert = info.data.get("tls_cert")
+        if cert is not None:
+            checked(lambda key: server_context(cert, key), value)
+        elif value is not None:
+            raise ValueError("tls_key needs --tls-cert: the file with the certificate")
+        return value

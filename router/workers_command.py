@@ -1,0 +1,137 @@
+"""``evenstep workers``: the workers of a running router, through its admin port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from router.access.files import first_key
+from router.errors import ConfigError, InputError
+from router.json_file import STDOUT, json_option, write_json
+
+_TIMEOUT_S = 10.0
+_LONGEST_S = 3600.0
+# Of a line: a terminal breaks it, and nothing of it is left out.
+_WIDEST = 10_000
+
+Url = Annotated[str, typer.Option("--url", metavar="URL", help="The router's admin port.")]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--key-file", metavar="FILE", help="With a key of the router's --admin-key-file."),
+]
+JsonFile = Annotated[str | None, json_option("Write the router's answer; - is stdout.")]
+Spec = Annotated[str, typer.Argument(metavar="SPEC", help="URL[,key=value]..., as in --worker.")]
+WorkerId = Annotated[str, typer.Argument(metavar="ID", help="The worker's, as list shows it.")]
+Wait = Annotated[
+    float,
+    typer.Option(
+        min=0, max=_LONGEST_S, metavar="S", help="How long to wait until nothing is left on it."
+    ),
+]
+Drain = Annotated[bool, typer.Option("--drain", help="It may end what it has.")]
+Force = Annotated[bool, typer.Option("--force", help="What it has is ended, or begins elsewhere.")]
+
+
+def list_workers(url: Url, key_file: KeyFile = None, json_file: JsonFile = None) -> None:
+    """List the workers, and how they are."""
+    _show(_ask("GET", url, "", key_file), json_file)
+
+
+def add(spec: Spec, url: Url, key_file: KeyFile = None, json_file: JsonFile = None) -> None:
+    """Add a worker; it is given requests once it has answered a health check."""
+    added = _ask("POST", url, "", key_file, content=spec)
+    _show({"workers": [added]}, json_file)
+
+
+def remove(
+    worker_id: WorkerId,
+    url: Url,
+    drain: Drain = False,
+    force: Force = False,
+    wait: Wait = 0.0,
+    key_file: KeyFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Remove a worker, and all that step in lockstep with it."""
+    how = {"drain": drain, "force": force, "wait_s": wait}
+    answer = _ask("DELETE", url, f"/{quote(worker_id, safe='')}", key_file, wait, params=how)
+    _show(answer, json_file)
+
+
+def drain(
+    worker_id: WorkerId,
+    url: Url,
+    wait: Wait = 0.0,
+    key_file: KeyFile = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Give a worker no new requests, nor any that steps in lockstep with it."""
+    path = f"/{quote(worker_id, safe='')}/drain"
+    _show(_ask("POST", url, path, key_file, wait, params={"wait_s": wait}), json_file)
+
+
+def undrain(
+    worker_id: WorkerId, url: Url, key_file: KeyFile = None, json_file: JsonFile = None
+) -> None:
+    """Give a drained worker requests again."""
+    _show(_ask("POST", url, f"/{quote(worker_id, safe='')}/undrain", key_file), json_file)
+
+
+def _ask(
+    method: str, url: str, path: str, key_file: Path | None, wait_s: float = 0.0, **fields: Any
+) -> dict[str, Any]:
+    address = f"{url.rstrip('/')}/workers{path}"
+    headers = {} if key_file is None else {"authorization": f"Bearer {first_key(str(key_file))}"}
+    try:
+        answer = httpx.request(
+            method, address, headers=headers, timeout=_TIMEOUT_S + wait_s, trust_env=False, **fields
+        )
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+        raise ConfigError(f"--url: {url} is no URL; write http://HOST:PORT") from None
+    except httpx.HTTPError as error:
+        raise ConfigError(f"--url: nothing answers at {address} ({error})") from None
+    try:
+        said = answer.json()
+        if answer.is_success:
+            return dict(said)
+        reason = said["error"]["message"]
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(
+            f"--url: {address} answers {answer.status_code} as no admin port does; give the "
+            "router's --admin-port"
+        ) from None
+    raise InputError(reason)
+
+
+def _show(answer: Mapping[str, Any], json_file: str | None) -> None:
+    write_json(answer, json_file)
+    if json_file == STDOUT:
+        return
+    columns = ("worker", "group", "requests", "slots", "1/s of a slot", "URL", "state")
+    table = Table(*columns, box=None, pad_edge=False)
+    for worker in answer["workers"]:
+        state = f"{worker['state']}: {worker['reason']}" if worker["reason"] else worker["state"]
+        rate = worker["estimated_service_rate"]
+        cells = (
+            worker["id"],
+            worker["group"],
+            str(worker["requests"]),
+            "-" if worker["slots"] is None else str(worker["slots"]),
+            "-" if rate is None else f"{rate:.3g}",
+            worker["url"],
+            state,
+        )
+        table.add_row(*map(Text, cells))
+    console = Console(highlight=False, width=_WIDEST)
+    if answer["workers"]:
+        console.print(table)
+    for worker_id in answer.get("removed", ()):
+        console.print(f"{worker_id} has been removed", markup=False)
