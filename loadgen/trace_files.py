@@ -1,16 +1,14 @@
 """Published trace formats: CSV and JSON lines, plain or gzipped, recognised by their content.
 
-A new format is one row of ``FORMATS``.
+A new format is one row of ``FORMATS``. Recordings are known as well.
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import math
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,9 +17,10 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from loadgen.gzipped import Bytes, opened
+from loadgen.recordings import is_recording, recorded_requests
 from router.errors import InputError
 
-GZIP_MAGIC = b"\x1f\x8b"
 # Ten times the longest context that any model offers; what is above is no length.
 MAX_TOKENS = 100_000_000
 
@@ -114,22 +113,43 @@ def read_requests(path: Path) -> tuple[str, list[TraceRequest], int]:
     Returns:
         Name of the format, usable requests in the file's order, rows without output tokens.
     """
+    with opened(path, "trace file") as file:
+        if is_recording(file):
+            name, read = "recording", list(_recorded(path, file))
+        else:
+            name, read = _published(path, file)
+    requests = [request for request in read if request.output_tokens]
+    if not requests:
+        raise InputError(f"{path}: has no request with output tokens; give a trace with some")
+    return name, requests, len(read) - len(requests)
+
+
+def _recorded(path: Path, file: Bytes) -> Iterator[TraceRequest]:
+    """Engine requests; those of one request have shared its output evenly.
+
+    A client may ask for any number of them and get none: those without output are left out.
+    """
+    for line in recorded_requests(file, str(path)):
+        if max(line.prompt_tokens, line.output_tokens) > MAX_TOKENS:
+            raise InputError(
+                f"{path}: request {line.request} has more than {MAX_TOKENS} tokens; remove its line"
+            )
+        parts = min(line.slots, max(1, line.output_tokens))
+        for part in range(parts):
+            output_tokens = (line.output_tokens + part) // parts
+            yield TraceRequest(max(1, line.prompt_tokens), output_tokens, line.arrival_s)
+
+
+def _published(path: Path, file: Bytes) -> tuple[str, list[TraceRequest]]:
     requests: list[TraceRequest] = []
-    skipped = 0
-    with _open_text(path) as lines:
+    with _as_text(path, file) as lines:
         trace_format, rows = _table(path, enumerate(lines, start=1))
         for number, row in rows:
             try:
-                request = trace_format.read(row)
+                requests.append(trace_format.read(row))
             except ValueError as error:
                 raise _row_error(path, number, str(error)) from error
-            if request.output_tokens:
-                requests.append(request)
-            else:
-                skipped += 1
-    if not requests:
-        raise InputError(f"{path}: has no request with output tokens; give a trace with some")
-    return trace_format.name, requests, skipped
+    return trace_format.name, requests
 
 
 def _table(
@@ -233,16 +253,9 @@ def _time(row: Row, column: str, to_seconds: Callable[[object], float]) -> float
 
 
 @contextmanager
-def _open_text(path: Path) -> Iterator[io.TextIOWrapper]:
+def _as_text(path: Path, file: Bytes) -> Iterator[io.TextIOWrapper]:
     try:
-        with path.open("rb") as raw:
-            zipped = raw.peek(2).startswith(GZIP_MAGIC)
-            binary = cast("BinaryIO", gzip.GzipFile(fileobj=raw) if zipped else raw)
-            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as text:
-                yield text
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: broken gzip data ({error}); fetch the file again") from error
+        with io.TextIOWrapper(cast("BinaryIO", file), encoding="utf-8-sig", newline="") as text:
+            yield text
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not UTF-8 text ({error.reason}); give a CSV file") from error
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; give the path of a trace file") from error

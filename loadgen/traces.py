@@ -29,7 +29,7 @@ class Trace:
 
     Attributes:
         name: the file's name.
-        format: which row of ``trace_files.FORMATS`` the columns matched.
+        format: which row of ``trace_files.FORMATS`` the columns matched, or "recording".
         skipped_failures: rows without output tokens, which stand for failed requests.
     """
 
@@ -69,7 +69,7 @@ class Trace:
         timed = [(row.arrival_s, row) for row in self.requests if row.arrival_s is not None]
         if not timed:
             raise InputError(
-                f"{self.name}: has no arrival times; use --arrivals poisson:RATE or another one"
+                f"{self.name}: has no arrival times; use other --arrivals or another trace"
             )
         if count is not None and count > len(timed):
             raise InputError(
@@ -88,8 +88,8 @@ def load_trace(source: Path | str = "burstgpt") -> Trace:
     """Read a trace.
 
     Args:
-        source: a file in one of ``trace_files.FORMATS``, plain or gzipped, or a name of
-            ``BUNDLED``.
+        source: a file in one of ``trace_files.FORMATS`` or a recording, plain or gzipped, or a
+            name of ``BUNDLED``.
 
     Raises:
         InputError: the file cannot be read or a row is broken; names the file, the row (as a

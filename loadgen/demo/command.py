@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from loadgen import browser
+from loadgen.demo import page
 from loadgen.demo.budget import FIRST_SCALE, Allowance, Trial, calibrate, least_late
 from loadgen.demo.figures import steady_steps
 from loadgen.demo.processes import signals_as_interrupts
@@ -102,7 +104,8 @@ class Demo:
         mean_output = fmean(min(each.output_tokens, CAP_TOKENS) for each in trace.requests)
 
         def allowance() -> Allowance:
-            run_wall_s = (budget.seconds - PLOTTING_S - self._elapsed_s()) / len(plans)
+            ending_s = PLOTTING_S + (page.LASTS_S if browser.find() else 0.0)
+            run_wall_s = (budget.seconds - ending_s - self._elapsed_s()) / len(plans)
             return Allowance(run_wall_s, mean_output, CAP_TOKENS)
 
         if budget.requests is not None and budget.time_scale is not None:
@@ -131,6 +134,14 @@ class Demo:
         draw_loads(paths[0], panels, shaded)
         draw_power(paths[1], panels, caption)
         return paths
+
+    def photograph(self, plan: RunPlan) -> Sequence[Path]:
+        """Pictures of the status page in a run like this one; none if there can be none."""
+        try:
+            return page.photograph(plan, self._fleet, self._folder)
+        except browser.BrowserError as error:
+            self._console.print(f"No picture of the status page: {error}")
+            return ()
 
     def _all(self, plans: Sequence[RunPlan], requests: int, time_scale: float) -> list[DemoRun]:
         return [
@@ -176,7 +187,7 @@ def demo(
     try:
         with signals_as_interrupts():
             runs, trials = session.run(plans, trace, budget)
-            pictures = session.draw(runs)
+            pictures = [*session.draw(runs), *session.photograph(runs[-1].outcome.plan)]
     except KeyboardInterrupt:
         console.print("Interrupted; nothing was left running.")
         raise typer.Exit(EXIT_INTERRUPTED) from None

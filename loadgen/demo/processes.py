@@ -1,4 +1,4 @@
-"""Commands of ``evenstep`` as child processes that never outlive their block."""
+"""Programs as child processes that never outlive their block, ``evenstep`` above all."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ T = TypeVar("T")
 
 
 class Child:
-    """``evenstep ARGUMENTS`` in a process group of its own, ended with its ``with`` block.
+    """A program in a process group of its own, ended with its ``with`` block.
 
     Args:
-        arguments: subcommand and options.
+        arguments: subcommand and options of ``evenstep``, or of ``program``.
         log: takes its output.
+        program: another one's path.
     """
 
-    def __init__(self, arguments: Sequence[str], log: Path) -> None:
-        self._arguments = list(arguments)
+    def __init__(self, arguments: Sequence[str], log: Path, program: str | None = None) -> None:
+        evenstep = [sys.executable, "-m", "router.cli"]
+        self._command = [*(evenstep if program is None else [program]), *arguments]
+        self._name = f"evenstep {arguments[0]}" if program is None else Path(program).name
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -50,10 +53,9 @@ class Child:
         return self
 
     def _spawn(self, mask: set[signal.Signals]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "router.cli", *self._arguments]
         with self._log.open("wb") as log:
             return subprocess.Popen(
-                command,
+                self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -82,14 +84,22 @@ class Child:
         """
         deadline_s = time.monotonic() + timeout_s
         while (found := ready()) is None:
-            if self.exit_code is not None:
-                raise EvenstepError(f"{self._name} ended with {self.exit_code}: {self.last_words}")
+            self.check()
             if time.monotonic() > deadline_s:
                 raise EvenstepError(
                     f"{self._name} was not ready within {timeout_s:g} s: {self.last_words}"
                 )
             time.sleep(POLL_S)
         return found
+
+    def check(self) -> None:
+        """See that it runs.
+
+        Raises:
+            EvenstepError: it has ended.
+        """
+        if self.exit_code is not None:
+            raise EvenstepError(f"{self._name} ended with {self.exit_code}: {self.last_words}")
 
     def finish(self, timeout_s: float) -> int:
         """Wait for its end and return its exit code; after ``timeout_s`` it is interrupted."""
@@ -122,10 +132,6 @@ class Child:
     def _started(self) -> subprocess.Popen[bytes]:
         assert self._process is not None
         return self._process
-
-    @property
-    def _name(self) -> str:
-        return f"evenstep {self._arguments[0]}"
 
     @property
     def last_words(self) -> str:

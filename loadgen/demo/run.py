@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,25 +105,47 @@ def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outc
     Raises:
         EvenstepError: a process did not start, or the replay reported nothing.
     """
-    first_port = free_ports(fleet.ports)
-    record_file = folder / f"{plan.name}.csv.gz"
     report_file = folder / f"{plan.name}.json"
     report_file.unlink(missing_ok=True)
-    emulate = _emulate(plan, fleet, first_port, record_file)
-    with Child(emulate, folder / f"{plan.name}.fleet.log") as workers:
-        ready = workers.until(lambda: _json_file(_ready_file(record_file)), READY_TIMEOUT_S)
-        url = f"http://127.0.0.1:{first_port + fleet.ports - 1}"
-        serve = _serve(plan, [worker["spec"] for worker in ready["workers"]], url)
-        with Child(serve, folder / f"{plan.name}.router.log") as router:
-            router.until(lambda: _all_up(url, fleet.workers), READY_TIMEOUT_S)
-            replay = _replay(plan, fleet, url, report_file)
-            with Child(replay, folder / f"{plan.name}.replay.log") as client:
-                code = client.finish(timeout_s)
+    with serving(plan, fleet, folder / plan.name) as url:
+        replay = replay_arguments(plan, fleet, url, report_file)
+        with Child(replay, folder / f"{plan.name}.replay.log") as client:
+            code = client.finish(timeout_s)
     report = _json_file(report_file)
     if report is None:
         raise EvenstepError(f"evenstep replay ended with {code} and no report: {client.last_words}")
-    _ready_file(record_file).unlink()
+    record_file = _record_file(folder / plan.name)
     return Outcome(plan, report, read_record(record_file), record_file)
+
+
+@contextlib.contextmanager
+def serving(plan: RunPlan, fleet: Fleet, files: Path, *flags: str) -> Iterator[str]:
+    """A fresh fleet behind a fresh router, whose URL it yields, until the block ends.
+
+    Args:
+        plan: the run.
+        fleet: its fleet.
+        files: what its record and its logs are called, without their suffixes.
+        flags: further ones of the router.
+
+    Raises:
+        EvenstepError: a process did not start.
+    """
+    first_port = free_ports(fleet.ports)
+    record_file = _record_file(files)
+    emulate = _emulate(plan, fleet, first_port, record_file)
+    with Child(emulate, files.with_name(f"{files.name}.fleet.log")) as workers:
+        ready = workers.until(lambda: _json_file(_ready_file(record_file)), READY_TIMEOUT_S)
+        _ready_file(record_file).unlink()
+        url = f"http://127.0.0.1:{first_port + fleet.ports - 1}"
+        serve = [*_serve(plan, [worker["spec"] for worker in ready["workers"]], url), *flags]
+        with Child(serve, files.with_name(f"{files.name}.router.log")) as router:
+            router.until(lambda: _all_up(url, fleet.workers), READY_TIMEOUT_S)
+            yield url
+
+
+def _record_file(files: Path) -> Path:
+    return files.with_name(f"{files.name}.csv.gz")
 
 
 def _ready_file(record_file: Path) -> Path:
@@ -152,7 +175,8 @@ def _serve(plan: RunPlan, specs: Sequence[str], url: str) -> list[str]:
     ]
 
 
-def _replay(plan: RunPlan, fleet: Fleet, url: str, report_file: Path) -> list[str]:
+def replay_arguments(plan: RunPlan, fleet: Fleet, url: str, report_file: Path) -> list[str]:
+    """The replay of a run, as it is typed."""
     return [
         "replay",
         *("--url", url, "--arrivals", f"closed:{fleet.concurrency}"),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from loadgen.emulator.engine import EngineRequest
 from loadgen.emulator.generation import Generation
+from loadgen.emulator.named_shapes import MessageShape, ResponseShape
 from loadgen.emulator.shapes import ChoiceEnd, Shape
 from loadgen.emulator.text import OutputPlan
+from loadgen.emulator.wire import Wire
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +21,7 @@ class Choice:
     Attributes:
         shown_tokens: tokens that the engine has released to the client's stream.
         sent_tokens: tokens whose text was taken for sending.
+        confirmed_tokens: tokens whose text has been sent.
     """
 
     answer: Answer
@@ -27,6 +31,7 @@ class Choice:
     shown_tokens: int = 0
     sent_tokens: int = 0
     sent_chars: int = 0
+    confirmed_tokens: int = 0
     done: bool = False
     listed: bool = False
 
@@ -44,8 +49,17 @@ class Choice:
 
     def whole(self) -> ChoiceEnd:
         """All of a finished output."""
-        text = self.plan.text(0, self.request.generated_tokens)[: self.plan.end_chars]
+        self.sent_tokens = self.request.generated_tokens
+        text = self._text(self.sent_tokens)
         return ChoiceEnd(text, self.plan.finish_reason, self.plan.stop_reason)
+
+    @property
+    def confirmed_text(self) -> str:
+        """What has been sent."""
+        return self._text(self.confirmed_tokens)
+
+    def _text(self, tokens: int) -> str:
+        return self.plan.text(0, tokens)[: self.plan.end_chars]
 
 
 @dataclass(slots=True, eq=False)
@@ -53,19 +67,21 @@ class Answer:
     """All outputs of one client's request, and the one coroutine that waits for them.
 
     Attributes:
-        transport: the client's connection.
+        wire: the client's connection.
         choices: filled when the engine requests are made.
         gone: nobody waits for the answer any more.
         failed: the engine gave up on it.
+        complete: the whole of it has been sent.
         kv_transfer_params: of the KV that its first output left behind.
     """
 
     generation: Generation
-    shape: Shape
-    transport: asyncio.WriteTransport
+    shape: Shape | MessageShape | ResponseShape
+    wire: Wire
     choices: list[Choice] = field(default_factory=list)
     gone: bool = False
     failed: bool = False
+    complete: bool = False
     kv_transfer_params: dict[str, object] | None = None
     _changed: list[Choice] = field(default_factory=list)
     _waiter: asyncio.Future[None] | None = None
@@ -105,14 +121,19 @@ class Answer:
         self._wake()
 
     def tear(self) -> None:
-        """Write half of a next event to an open stream, in place of what was about to be sent."""
+        """Write half of a next event to an open stream, in place of all that was yet to be sent."""
         self._changed.clear()
         choice = next((choice for choice in self.choices if not choice.done), None)
-        if not self.generation.stream or choice is None or self.transport.is_closing():
-            return
-        event = self.shape.delta(choice.index, choice.plan.text(0, 1))
-        chunk = b"%x\r\n%b\r\n" % (len(event), event)
-        self.transport.write(chunk[: len(chunk) // 2])
+        if self.generation.stream and choice is not None:
+            event = self.shape.delta(choice.index, choice.plan.text(0, 1))
+            self.wire.tear(b"%x\r\n%b\r\n" % (len(event), event))
+
+    def confirm(self, choices: Iterable[Choice]) -> None:
+        """What was taken of these has been written; it was sent if there is still a connection."""
+        if not self.wire.struck and not self.gone:
+            for choice in choices:
+                choice.confirmed_tokens = choice.sent_tokens
+            self.complete = self.finished and not self.failed
 
     async def changes(self) -> list[Choice]:
         """Wait for choices that have something new; several steps may have merged.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable
 
@@ -11,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from loadgen.emulator import asgi
 from loadgen.emulator.answer import Answer
+from loadgen.emulator.beside import BESIDE
+from loadgen.emulator.conversations import parse_message, parse_response
 from loadgen.emulator.generation import (
     Generation,
     Limits,
@@ -18,9 +21,10 @@ from loadgen.emulator.generation import (
     parse_chat,
     parse_completion,
 )
-from loadgen.emulator.listener import TRANSPORT
+from loadgen.emulator.listener import WIRE
 from loadgen.emulator.metrics import render_metrics
-from loadgen.emulator.shapes import DONE, error_body, error_event
+from loadgen.emulator.sent import Sent, SentLog
+from loadgen.emulator.shapes import error_body
 from loadgen.emulator.stepper import Lateness
 from loadgen.emulator.worker import EmulatedWorker
 
@@ -30,6 +34,8 @@ METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _PARSERS: dict[str, Callable[[bytes, Limits], Generation]] = {
     "/v1/completions": parse_completion,
     "/v1/chat/completions": parse_chat,
+    "/v1/messages": parse_message,
+    "/v1/responses": parse_response,
 }
 
 
@@ -39,10 +45,12 @@ class WorkerApp:
     Args:
         worker: the engine behind it.
         lateness: shown in the metrics.
+        sent: told what was sent of every answer.
     """
 
-    def __init__(self, worker: EmulatedWorker, lateness: Lateness) -> None:
+    def __init__(self, worker: EmulatedWorker, lateness: Lateness, sent: SentLog) -> None:
         self._worker = worker
+        self._sent = sent
         self._lateness = lateness
         self._pages: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/health": lambda: (b"", asgi.JSON),
@@ -59,12 +67,18 @@ class WorkerApp:
         except asgi.ClientGoneError:
             return
         await self._worker.until_answering()
-        if not self._worker.model.live:
+        if not self._worker.model.live:  # its connections are about to be reset
+            await asgi.until_gone(receive)
             return
         try:
             await self._route(scope, body, receive, send)
         except RejectedError as rejected:
-            await asgi.respond(send, error_body(rejected), status=rejected.status)
+            await asgi.respond(
+                send,
+                error_body(rejected),
+                status=rejected.status,
+                retry_after_s=rejected.retry_after_s,
+            )
 
     async def _route(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -74,16 +88,37 @@ class WorkerApp:
             await asgi.respond(send, page, content_type=content_type)
         elif path in _PARSERS:
             _allow(method, "POST")
-            self._check(scope)
-            generation = _PARSERS[path](body, self._worker.settings.limits)
-            await self._generate(scope, generation, receive, send)
+            began_s = time.monotonic()
+            request = asgi.header(scope, b"x-request-id") or uuid.uuid4().hex
+            try:
+                await self._fail_on_purpose(receive)
+                self._check(scope)
+                generation = _PARSERS[path](body, self._worker.settings.limits)
+                answer = await self._generate(request, generation, scope, (receive, send))
+            except RejectedError as rejected:
+                self._note(request, began_s, rejected.status)
+                raise
+            self._note(request, began_s, 200, answer)
+        elif path in BESIDE:
+            _allow(method, "POST")
+            await self._fail_on_purpose(receive)
+            await asgi.respond(send, BESIDE[path](body, self._worker.settings.limits))
         else:
             raise RejectedError("Not Found", status=404)
 
-    def _check(self, scope: Scope) -> None:
+    async def _fail_on_purpose(self, receive: Receive) -> None:
         fault = self._worker.fault
-        if fault is not None and fault.kind == "error":
-            raise RejectedError("emulated fault", status=fault.status)
+        if fault is None or fault.kind != "error":
+            return
+        if fault.delay_s:
+            gone = asyncio.ensure_future(asgi.until_gone(receive))
+            await asyncio.wait([gone], timeout=fault.delay_s)
+            gone.cancel()
+        raise RejectedError(
+            "emulated fault", status=fault.status, retry_after_s=fault.retry_after_s
+        )
+
+    def _check(self, scope: Scope) -> None:
         rank = asgi.header(scope, b"x-data-parallel-rank")
         if rank is not None and rank != str(self._worker.rank):
             raise RejectedError(
@@ -92,17 +127,37 @@ class WorkerApp:
             )
 
     async def _generate(
-        self, scope: Scope, generation: Generation, receive: Receive, send: Send
-    ) -> None:
-        x_request_id = asgi.header(scope, b"x-request-id") or uuid.uuid4().hex
-        transport = scope["extensions"][TRANSPORT]["transport"]
-        answer = self._worker.submit(generation, x_request_id, transport)
+        self, request: str, generation: Generation, scope: Scope, client: tuple[Receive, Send]
+    ) -> Answer:
+        receive, send = client
+        wire = scope["extensions"][WIRE]["wire"]
+        wire.bear(lambda: self._worker.fault)
+        answer = self._worker.submit(generation, request, wire)
         gone = asyncio.ensure_future(asgi.until_gone(receive))
         gone.add_done_callback(lambda _: self._worker.abandon(answer))
         try:
             await (_stream if generation.stream else _whole)(answer, send)
         finally:
             gone.cancel()
+            wire.bare()
+        return answer
+
+    def _note(
+        self, request: str, began_s: float, status: int, answer: Answer | None = None
+    ) -> None:
+        choices = [] if answer is None else answer.choices
+        self._sent.write(
+            Sent(
+                request=request,
+                rank=self._worker.rank,
+                began_s=began_s,
+                ended_s=time.monotonic(),
+                status=status,
+                complete=answer is not None and answer.complete,
+                tokens=tuple(choice.confirmed_tokens for choice in choices),
+                texts=tuple(choice.confirmed_text for choice in choices),
+            )
+        )
 
     def _models(self) -> bytes:
         limits = self._worker.settings.limits
@@ -137,14 +192,16 @@ async def _stream(answer: Answer, send: Send) -> None:
         events = [head, *(choice.take() for choice in changed)]
         head = b""
         if answer.failed:
-            await asgi.send_events(send, [*events, error_event(_failure()), DONE], more=False)
+            await asgi.send_events(send, [*events, answer.shape.fail(_failure())], more=False)
             return
         if answer.finished:
             break
         await asgi.send_events(send, events)
-    if answer.generation.include_usage:
-        events.append(answer.shape.usage(answer.prompt_tokens, answer.completion_tokens))
-    await asgi.send_events(send, [*events, DONE], more=False)
+        answer.confirm(changed)
+    counts = answer.prompt_tokens, answer.completion_tokens
+    end = answer.shape.close(*counts, include_usage=answer.generation.include_usage)
+    await asgi.send_events(send, [*events, end], more=False)
+    answer.confirm(answer.choices)
 
 
 async def _whole(answer: Answer, send: Send) -> None:
@@ -159,6 +216,7 @@ async def _whole(answer: Answer, send: Send) -> None:
         ends, answer.prompt_tokens, answer.completion_tokens, answer.kv_transfer_params
     )
     await asgi.respond(send, body)
+    answer.confirm(answer.choices)
 
 
 def _failure() -> RejectedError:

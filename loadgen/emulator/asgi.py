@@ -36,10 +36,17 @@ async def until_gone(receive: Receive) -> None:
 
 
 async def respond(
-    send: Send, body: bytes, *, status: int = 200, content_type: bytes = JSON
+    send: Send,
+    body: bytes,
+    *,
+    status: int = 200,
+    content_type: bytes = JSON,
+    retry_after_s: int | None = None,
 ) -> None:
     """Send a whole answer."""
     headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(retry_after_s).encode()))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -66,6 +66,9 @@ _StreamInterval = Annotated[
 _Record = Annotated[
     Path | None, _flag("--record", "Write a row per step, .csv or .csv.gz.", "FILE")
 ]
+_Answers = Annotated[
+    Path | None, _flag("--answers", "Write a line of JSON per answer: what was sent of it.", "FILE")
+]
 _ControlPort = Annotated[
     int | None, _flag("--control-port", "Fault port [after the last worker's].", "N")
 ]
@@ -123,6 +126,12 @@ _Admission = Annotated[
         "POLICY|JSON",
     ),
 ]
+_TimeWaits = Annotated[
+    bool,
+    typer.Option(
+        "--time-waits", help="Workers tell how long they waited for the others in each step."
+    ),
+]
 _Host = Annotated[
     str, _flag("--host", "Address to listen on; state streams stay on 127.0.0.1.", "H")
 ]
@@ -147,6 +156,7 @@ class EmulateOptions:
     seed: _Seed = 0
     stream_interval: _StreamInterval = 1
     record: _Record = None
+    answers: _Answers = None
     control_port: _ControlPort = None
     snapshot_port: _SnapshotPort = None
     snapshots: _Snapshots = True
@@ -158,6 +168,7 @@ class EmulateOptions:
     kv_expiry: _KvExpiry = None
     kv_load_failure: _KvLoadFailure = None
     admission: _Admission = None
+    time_waits: _TimeWaits = False
     host: _Host = "127.0.0.1"
     json: _Json = None
 
@@ -186,8 +197,10 @@ class EmulateOptions:
             stream_interval=self.stream_interval,
             control_port=self.control_port,
             record=self.record,
+            answers=self.answers,
             prefill=self._prefill(),
             admission=self._admission(),
+            time_waits=self.time_waits,
         )
         if not self.snapshots:
             return settings
@@ -279,6 +292,7 @@ def _ready_text(fleet: EmulatedFleet) -> str:
             f"{settings.workers} emulated workers (no model, no GPU), {together}, "
             f"{settings.time_scale:g} wall seconds per engine second",
             *_prefilling(settings.ranks - settings.workers),
+            *([f"Who enters: {settings.admission.policy}"] if settings.admission else []),
             f"Fault port: {fleet.control.url}",
             "For evenstep serve:",
             *(f"  --worker {fleet.worker_spec(rank)}" for rank in range(settings.ranks)),

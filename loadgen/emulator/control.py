@@ -21,13 +21,6 @@ from router.errors import EvenstepError
 _ACTION = re.compile(r"/workers/(\d+)/(fault|restore)")
 
 
-class _FaultBody(msgspec.Struct, forbid_unknown_fields=True):
-    kind: str
-    factor: float = 2.0
-    status: int = 500
-    mid_event: bool = False
-
-
 class Controlled(Protocol):
     """What the fault port acts on."""
 
@@ -87,12 +80,6 @@ class ControlApp:
 
 def _fault(body: bytes) -> Fault:
     try:
-        parsed = msgspec.json.decode(body, type=_FaultBody)
+        return msgspec.json.decode(body, type=Fault)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RejectedError(str(error)) from error
-    return Fault(
-        kind=parsed.kind,  # type: ignore[arg-type]
-        factor=parsed.factor,
-        status=parsed.status,
-        mid_event=parsed.mid_event,
-    )

@@ -1,9 +1,9 @@
 """One engine with continuous batching, as a pure model: no clock, no I/O, no text.
 
 As in vLLM: requests wait in order of (priority, arrival), enter while a slot and KV memory are
-free, grow by one token per step, and when the memory would overflow the request admitted last is
-preempted: it waits again, keeps its tokens, and recomputes them when it returns. Who enters and who
-is preempted may be decided otherwise (``queues``).
+free, grow by a token a step, and when the memory would overflow the last one admitted is preempted:
+it waits again, keeps its tokens, and recomputes them when it returns. Who enters and who is
+preempted, others may decide (``queues``).
 
 With a chunk, prompts take steps (chunked prefill): a step computes so many tokens at most, one of
 each request that decodes, the rest of prompts in the order of their admission. A prompt has memory
@@ -82,7 +82,7 @@ class Engine:
         chunk: the most tokens that a step computes, above ``slots``; None for no bound.
         lease_s: how long KV stays that nobody fetches, engine seconds.
         recompute: whether a prompt whose KV cannot be fetched is computed here; else it fails.
-        watermark: share of the memory that stays free as requests enter beside others, as vLLM's.
+        watermark: share of the blocks that stays free as requests enter beside others, as vLLM's.
         prefill_first: a step computes prompts, or it decodes, as vLLM did before its V1; else
             running requests go first and prompts fill the step, as in vLLM since and in Sarathi.
         eviction: who loses memory that overflows, and with what loss.
@@ -92,6 +92,7 @@ class Engine:
         load_tokens: of the running requests.
         fetching_tokens: memory of requests whose KV is on its way, or came and waits for a slot.
         kept: KV of requests that have ended.
+        admission: the policy that decides; None: its own order.
         generated_total: tokens generated.
         lost_total: of these, those that evictions threw away.
         failed_loads_total: requests whose KV could not be fetched.
@@ -118,19 +119,18 @@ class Engine:
         self.load_tokens = 0
         self.fetching_tokens = 0
         self.waiting_tokens = 0
-        self.preemptions_total = 0
-        self.generated_total = 0
-        self.lost_total = 0
-        self.failed_loads_total = 0
+        self.preemptions_total = self.failed_loads_total = 0
+        self.generated_total = self.lost_total = 0
         self._block_tokens = block_tokens
         # Of the running requests' last blocks, what holds no token.
         self._slack_tokens = 0
         self._chunk = sys.maxsize if chunk is None else chunk
         self._recompute = recompute
-        self._watermark_tokens = int(watermark * kv_tokens)
+        self._watermark_tokens = int(watermark * (kv_tokens // block_tokens)) * block_tokens
         self._prefill_first = prefill_first
         self._eviction = eviction or Eviction()
         self._queue = queue or EngineOrder()
+        self.admission = self._queue.admission
         self._paused: Set[str] = frozenset()
         self._waiting: dict[str, EngineRequest] = {}
         self._fetching: list[EngineRequest] = []
@@ -165,7 +165,7 @@ class Engine:
     @property
     def admissible_tokens(self) -> int:
         """Prompt tokens that would still be let in."""
-        return max(0, self._queue.admissible_tokens(self._memory()) - self._watermark_tokens)
+        return max(0, min(self._queue.admissible_tokens(self._memory()), self._free_tokens()))
 
     @property
     def unfinished(self) -> bool:
@@ -314,8 +314,7 @@ class Engine:
     def _end_fetches(self, now_s: float) -> list[str]:
         """See which transfers have ended; returns the requests that end with theirs."""
         failed = []
-        over = [request for request in self._fetching if request.fetched_s <= now_s]
-        for request in over:
+        for request in [each for each in self._fetching if each.fetched_s <= now_s]:
             self._fetching.remove(request)
             fetch, request.fetch = request.fetch, None
             assert fetch is not None
@@ -384,9 +383,10 @@ class Engine:
         return tokens + -tokens % self._block_tokens
 
     def _fits(self, request: EngineRequest) -> bool:
-        spare_tokens = self._watermark_tokens if self.running else 0
-        free_tokens = self.kv_tokens - self.used_tokens - spare_tokens
-        return self._rounded(request.load_tokens) <= free_tokens
+        return self._rounded(request.load_tokens) <= self._free_tokens()
+
+    def _free_tokens(self) -> int:
+        return self.kv_tokens - self.used_tokens - bool(self.running) * self._watermark_tokens
 
     def _held_back(self) -> Set[str]:
         """Running requests that the queue does not let go on."""

@@ -2,41 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
+
+import msgspec
 
 from router.errors import InputError
 
-FaultKind = Literal["kill", "hang", "slow", "garbage", "error", "refuse"]
-FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
-_ERROR_STATUSES = (500, 429)
+EngineFaultKind = Literal["kill", "hang", "slow", "garbage", "error", "refuse"]
+WireFaultKind = Literal["stall", "reset", "close", "corrupt", "endless_head", "drip"]
+FaultKind = EngineFaultKind | WireFaultKind
+FAULT_KINDS: tuple[str, ...] = (*get_args(EngineFaultKind), *get_args(WireFaultKind))
+
+_TORN = ("kill", "hang", "stall", "reset", "close")
+_ERROR_STATUSES = range(400, 600)
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fault, with its parameters.
 
+    The whole worker: kill (connections reset, socket closed, state lost, snapshots stop), hang
+    (steps stop, nothing answers), slow (speed divided by ``factor``), garbage (bytes that are not
+    HTTP), error (completions answer ``status``), refuse (socket closed, streams go on).
+
+    Answers to completions alone, while health checks succeed: stall (nothing more comes, the
+    connection stays), reset, close (the connection ends), corrupt (bytes that are no chunk,
+    and the end), endless_head (header lines without one), drip (``bytes_per_s``, events in pieces).
+
     Attributes:
-        kind: kill (connections reset, socket closed, state lost, snapshots stop), hang (steps stop,
-            nothing answers), slow (speed divided by ``factor``), garbage (bytes that are not HTTP),
-            error (completions answer ``status``), refuse (socket closed, streams go on).
+        kind: one of ``FAULT_KINDS``.
         factor: for slow.
-        status: for error, 500 or 429.
-        mid_event: for kill: open streams get half an event first.
+        status: for error, 400 to 599.
+        delay_s: for error: how long the answer takes.
+        retry_after_s: for error: its Retry-After, None for none.
+        mid_event: for kill, hang, stall, reset and close: half an event comes first.
+        after_events: for stall, reset, close and corrupt: events of a stream that pass; an answer
+            that is not streamed is one.
+        bytes_per_s: for drip and endless_head.
 
     Raises:
         InputError: a kind or a parameter that does not exist.
     """
 
-    kind: FaultKind
+    kind: str
     factor: float = 2.0
     status: int = 500
+    delay_s: float = 0.0
+    retry_after_s: int | None = None
     mid_event: bool = False
+    after_events: int = 0
+    bytes_per_s: float = 10_000.0
 
     def __post_init__(self) -> None:
         if self.kind not in FAULT_KINDS:
             raise InputError(f"unknown fault {self.kind!r}; known: {', '.join(FAULT_KINDS)}")
-        if self.factor <= 0:
-            raise InputError(f"factor must be above 0, got {self.factor}")
         if self.status not in _ERROR_STATUSES:
-            raise InputError(f"status must be 500 or 429, got {self.status}")
+            raise InputError(f"status must be from 400 to 599, got {self.status}")
+        for name in ("factor", "bytes_per_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("delay_s", "after_events", "retry_after_s"):
+            if (getattr(self, name) or 0) < 0:
+                raise InputError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.mid_event and self.kind not in _TORN:
+            raise InputError(f"mid_event goes with {', '.join(_TORN)}, not with {self.kind}")
+
+    @property
+    def on_the_wire(self) -> bool:
+        """Whether it concerns answers on their way, and nothing else."""
+        return self.kind in get_args(WireFaultKind)

@@ -13,6 +13,7 @@ from loadgen.emulator.handoff import KeptKv
 from loadgen.emulator.listener import Listener
 from loadgen.emulator.metrics import handoff_totals
 from loadgen.emulator.record import RecordWriter
+from loadgen.emulator.sent import SentLog
 from loadgen.emulator.settings import EmulatorSettings
 from loadgen.emulator.state_stream import StateStream
 from loadgen.emulator.stepper import Lateness, Stepper, step_record
@@ -34,6 +35,7 @@ class EmulatedFleet:
     def __init__(self, settings: EmulatorSettings) -> None:
         self.settings = settings
         self.lateness = Lateness()
+        self._sent = SentLog(settings.answers)
         kept: dict[str, KeptKv] = {}
         self.workers = [
             EmulatedWorker(rank, settings, self._stream(rank), kept)
@@ -86,6 +88,7 @@ class EmulatedFleet:
                 worker.stream.stop()
         if self._record is not None:
             self._record.close()
+        self._sent.close()
 
     def worker_spec(self, rank: int, host: str | None = None) -> str:
         """What to hand to ``evenstep serve --worker``.
@@ -131,7 +134,7 @@ class EmulatedFleet:
         worker, listener = self.workers[rank], self.listeners[rank]
         if fault.kind in ("kill", "refuse"):
             listener.refuse()
-        if fault.mid_event and fault.kind == "kill":
+        if fault.mid_event and not fault.on_the_wire:
             for answer in worker.answers:
                 answer.tear()
         worker.take_fault(fault)
@@ -207,7 +210,7 @@ class EmulatedFleet:
     def _listener(self, worker: EmulatedWorker) -> Listener:
         settings = self.settings
         return Listener(
-            WorkerApp(worker, self.lateness),
+            WorkerApp(worker, self.lateness, self._sent),
             settings.host,
             settings.worker_port(worker.rank),
             lambda: worker.garbled,

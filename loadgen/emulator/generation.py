@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -31,13 +31,21 @@ class RejectedError(Exception):
         message: for the client.
         param: the offending field.
         status: HTTP status.
+        retry_after_s: when to come again, if that is said.
     """
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        status: int = 400,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,8 @@ class Generation:
         caps: output tokens at which those of each prompt end at the latest.
         predicted_tokens: those at which the client says that they end.
         kv_transfer: what is to become of its KV, or where that is.
+        form: of its answer.
+        name: what its client calls it in its body, where the endpoint takes that.
     """
 
     chat: bool
@@ -71,6 +81,8 @@ class Generation:
     stream: bool
     include_usage: bool
     kv_transfer: KvTransfer | None = None
+    form: Literal["plain", "message", "response"] = "plain"
+    name: str | None = None
 
 
 class _StreamOptions(msgspec.Struct):

@@ -7,8 +7,6 @@ which ``uvicorn.Server`` keeps to itself.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable
 
 import uvicorn
@@ -16,36 +14,38 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from loadgen.emulator.wire import GARBAGE, Wire
 from router.errors import ConfigError
 
-TRANSPORT = "evenstep.transport"
+WIRE = "evenstep.wire"
 
 EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - only if the user says so
 """Hosts that mean all of a machine's addresses, each with the one that reaches it from itself."""
 
 _BACKLOG = 2048
 _CLOSE_TIMEOUT_S = 0.5
-_GARBAGE = b"\x00\xff\x16\x03garbage \xc3\x28\r\n\r\n" * 4
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol; the application finds the transport in its scope."""
+    """uvicorn's protocol on a ``Wire``, which the application finds in its scope."""
 
     def __init__(self, config: uvicorn.Config, state: ServerState, garbage: Callable[[], bool]):
         super().__init__(config, state, {})
         self._garbage = garbage
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(Wire(transport))
+
     def data_received(self, data: bytes) -> None:
         if self._garbage():
-            self.transport.write(_GARBAGE)
+            self.transport.write(GARBAGE)
             self.transport.close()
         else:
             super().data_received(data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport}}
+        self.scope["extensions"] = {WIRE: {"wire": self.transport}}
 
 
 class Listener:
@@ -118,11 +118,9 @@ class Listener:
     def reset(self) -> None:
         """Cut every connection with a TCP reset."""
         for connection in list(self._state.connections):
-            transport = connection.transport
-            transport.get_extra_info("socket").setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
-            )
-            transport.abort()
+            wire = connection.transport
+            assert isinstance(wire, Wire)
+            wire.reset()
 
     def cut(self) -> None:
         """Stop accepting and close every connection."""

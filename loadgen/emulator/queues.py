@@ -22,10 +22,12 @@ class Queue(Protocol):
     A request whose KV is being fetched has entered, as it holds its memory.
 
     Attributes:
+        admission: the policy that decides; None: the engine's own order.
         run: ids of running requests that go on in the step that was opened last; None: all do.
         wake_s: when to open another step although nothing has happened; None: no need.
     """
 
+    admission: str | None
     run: Set[str] | None
     wake_s: float | None
 
@@ -65,6 +67,7 @@ class Queue(Protocol):
 class EngineOrder:
     """vLLM's own: by priority, then arrival; who lost its memory has its place back."""
 
+    admission: str | None = None
     run: Set[str] | None = None
     wake_s: float | None = None
 
@@ -118,6 +121,7 @@ class PolicyOrder:
 
     def __init__(self, policy: Admission) -> None:
         self.policy = policy
+        self.admission: str | None = policy.name
         self.ledger = ledger_of(policy)
         self.run: Set[str] | None = None
         self.wake_s: float | None = None

@@ -23,6 +23,12 @@ class Schedule:
     failed: tuple[str, ...] = ()
     wake_s: float | None = None
 
+    @property
+    def empty(self) -> bool:
+        """Nothing is computed, and nothing happened to anybody."""
+        computed = self.prefill_tokens or self.decode_tokens
+        return not (computed or self.preempted or self.failed)
+
 
 class Budget:
     """Tokens that a step may still compute, and what it computes."""

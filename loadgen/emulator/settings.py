@@ -37,8 +37,10 @@ class EmulatorSettings:
         control_port: of the fault port; None: the port after the last worker's.
         snapshots: the ZMQ endpoint of each worker's state stream; empty for none.
         record: where to write a row per step of the workers that answer.
+        answers: where to write a line per request that was answered.
         prefill: what prompts cost and how KV moves; None: prompts cost nothing, KV stays.
         admission: who enters an engine, of every worker; None: as the engine does by itself.
+        time_waits: workers tell how long they waited for the others in a step.
 
     Raises:
         ConfigError: settings that make no sense; names the option.
@@ -62,8 +64,10 @@ class EmulatorSettings:
     control_port: int | None = None
     snapshots: tuple[str, ...] = ()
     record: Path | None = None
+    answers: Path | None = None
     prefill: PrefillSettings | None = None
     admission: AdmissionSettings | None = None
+    time_waits: bool = False
 
     def __post_init__(self) -> None:
         for option, value in (

@@ -83,6 +83,14 @@ class Shape:
         counts = _encode(_usage(prompt_tokens, completion_tokens))
         return self._head + b'],"usage":' + counts + b"}\n\n"
 
+    def close(self, prompt_tokens: int, completion_tokens: int, *, include_usage: bool) -> bytes:
+        """The events that end a stream, with what counts tokens if that is asked for."""
+        return (self.usage(prompt_tokens, completion_tokens) if include_usage else b"") + DONE
+
+    def fail(self, rejected: RejectedError) -> bytes:
+        """The events with which a stream that fails ends."""
+        return b"data: " + error_body(rejected) + b"\n\n" + DONE
+
     def whole(
         self,
         ends: Sequence[ChoiceEnd],
@@ -177,11 +185,6 @@ def error_body(rejected: RejectedError) -> bytes:
         "code": rejected.status,
     }
     return _encode({"error": error})
-
-
-def error_event(rejected: RejectedError) -> bytes:
-    """The event with which a stream that fails ends, but for ``DONE``."""
-    return b"data: " + error_body(rejected) + b"\n\n"
 
 
 def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:

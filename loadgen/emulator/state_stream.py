@@ -7,6 +7,7 @@ import errno
 import time
 from collections.abc import Sequence
 
+import msgspec
 import zmq
 
 from engine_patches.report import SnapshotPublisher, StepReport
@@ -84,14 +85,20 @@ class StateStream:
             self._publisher.poll()
 
     def report_step(
-        self, part: WorkerStep, step: int, step_s: float, finished: Sequence[str]
+        self,
+        part: WorkerStep,
+        step: int,
+        times_s: tuple[float, float | None],
+        finished: Sequence[str],
     ) -> None:
-        """Publish the state after a step."""
+        """Publish the state after a step, which took so long; of that it waited, if it tells."""
         if self._publisher is not None:
-            self._publisher.publish(_report(part.worker, step, step_s, part, finished))
+            step_s, waited_s = times_s
+            report = _report(part.worker, step, step_s, part, finished)
+            self._publisher.publish(msgspec.structs.replace(report, waited_s=waited_s))
 
     def report_rest(self, model: WorkerModel, step: int, finished: Sequence[str]) -> None:
-        """Publish that there is nothing to do any more; no step was taken."""
+        """Publish that there is nothing to do now; no step was taken."""
         if self._publisher is not None and not self._silent:
             self._publisher.publish(_report(model, step, 0.0, None, finished))
 
@@ -128,6 +135,7 @@ def _report(
         slots=engine.slots,
         kv_groups=(KvGroup(1, engine.used_tokens, engine.kv_tokens),),
         admissible_kv_tokens=engine.admissible_tokens,
+        admission=engine.admission,
         scheduled_prefill_tokens=part.schedule.prefill_tokens if part else 0,
         scheduled_decode_tokens=part.schedule.decode_tokens if part else 0,
         preemptions_total=engine.preemptions_total,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from engine_patches.report import HEARTBEAT_S
 from loadgen.emulator.record import StepRecord
 from loadgen.emulator.stepping import Step, StepGroup
 from loadgen.emulator.timer import StepTimer, engine_now_s
@@ -35,7 +37,7 @@ class Lateness:
 
 
 class Stepper:
-    """Keeps one group stepping on an absolute schedule; sleeps while nobody has work.
+    """Keeps one group stepping on an absolute schedule; sleeps while nobody has work, or may begin.
 
     Args:
         group: the workers' models.
@@ -76,17 +78,45 @@ class Stepper:
             timer.close()
 
     async def _sleep(self) -> None:
-        slept_s = time.monotonic()
+        """Until somebody has work; meters go on meanwhile, and tell."""
+        slept_s = self._rest()
+        while not self.group.unfinished:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._until(lambda: self.group.unfinished)
+            now_s = time.monotonic()
+            self.group.rest((now_s - slept_s) / self._time_scale)
+            slept_s = now_s
+            if not self.group.unfinished:
+                self._tell_rest()
+
+    async def _hold(self, wake_s: float) -> None:
+        """No step is taken before then, unless something changes."""
+        held_s = self._rest()
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wake_s * self._time_scale - held_s):
+                await self._changed.wait()
+        self.group.rest((time.monotonic() - held_s) / self._time_scale)
+
+    def _rest(self) -> float:
+        """Begin to take no steps; returns since when."""
+        since_s = time.monotonic()
         self.group.rest(0.0)
+        self._tell_rest()
+        return since_s
+
+    def _tell_rest(self) -> None:
         for worker in self._workers.values():
-            if worker.model.live:
+            if worker.model.live and not worker.hung:
                 worker.report_rest()
-        await self._until(lambda: self.group.unfinished)
-        self.group.rest((time.monotonic() - slept_s) / self._time_scale)
 
     async def _step(self, timer: StepTimer, begun_s: float) -> float:
-        """Take one step that is due to begin at ``begun_s``; returns when the next one is."""
+        """Take one step that is due to begin at ``begun_s``, or none; returns when the next is."""
         step = self.group.begin(engine_now_s(self._time_scale))
+        if step.wake_s is not None:
+            await self._hold(step.wake_s)
+            return time.monotonic()
         length_s = step.seconds * self._time_scale
         due_s = begun_s + length_s
         await timer.until(due_s)

@@ -33,6 +33,7 @@ class WorkerStep:
 
     Attributes:
         engine: the worker's at that time; it has another one when it was restarted since.
+        needed_s: for the step; the rest of it it waits for the others.
     """
 
     worker: WorkerModel
@@ -42,6 +43,7 @@ class WorkerStep:
     running: int
     waiting: int
     power_w: float
+    needed_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,16 @@ class Step:
     number: int
     seconds: float
     parts: tuple[WorkerStep, ...]
+
+    @property
+    def wake_s(self) -> float | None:
+        """When to go on, as all wait and admission lets nobody in; None: it is a step."""
+        held = [part for part in self.parts if part.engine.unfinished]
+        wakes = [part.schedule.wake_s for part in held if not part.engine.used_tokens]
+        known = [wake_s for wake_s in wakes if wake_s is not None]
+        if len(known) < len(held) or not all(part.schedule.empty for part in self.parts):
+            return None
+        return min(known, default=None)
 
 
 class StepGroup:
@@ -105,10 +117,11 @@ class StepGroup:
                 running=len(worker.engine.running),
                 waiting=worker.engine.waiting,
                 power_w=worker.power_w,
+                needed_s=self._needed_s(worker, schedule),
             )
             for worker, schedule in zip(live, schedules, strict=True)
         )
-        return Step(self.steps + 1, self._seconds(parts), parts)
+        return Step(self.steps + 1, max((part.needed_s for part in parts), default=0.0), parts)
 
     def finish(self, step: Step, now_s: float = 0.0) -> list[list[EngineRequest]]:
         """End the step: a token for all whose prompt is done; returns who ended, part by part."""
@@ -123,11 +136,7 @@ class StepGroup:
             worker.power_w = self._power.idle_w if worker.live else 0.0
             worker.energy_j += worker.power_w * seconds
 
-    def _seconds(self, parts: Sequence[WorkerStep]) -> float:
-        return max(map(self._needed_s, parts), default=0.0)
-
-    def _needed_s(self, part: WorkerStep) -> float:
-        speed = part.worker.speed
-        prefill_s = self._prefill_token_s * part.schedule.prefill_tokens / speed
-        engine = part.engine
+    def _needed_s(self, worker: WorkerModel, schedule: Schedule) -> float:
+        speed, engine = worker.speed, worker.engine
+        prefill_s = self._prefill_token_s * schedule.prefill_tokens / speed
         return prefill_s + self._step_time.seconds(engine.batch_tokens, len(engine.batch), speed)

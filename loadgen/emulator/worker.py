@@ -12,12 +12,14 @@ from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.faults import Fault
 from loadgen.emulator.generation import Generation
 from loadgen.emulator.handoff import Fetch, KeptKv
+from loadgen.emulator.named_shapes import MessageShape, ResponseShape
 from loadgen.emulator.settings import EmulatorSettings
 from loadgen.emulator.shapes import CHAT, COMPLETION, Shape
 from loadgen.emulator.state_stream import StateStream
 from loadgen.emulator.stepping import WorkerModel, WorkerStep
 from loadgen.emulator.timer import engine_now_s
 from loadgen.emulator.transfer_params import KvTransfer, kept_params
+from loadgen.emulator.wire import Wire
 
 
 class EmulatedWorker:
@@ -31,7 +33,7 @@ class EmulatedWorker:
 
     Attributes:
         engine_id: another one at every start of its engine.
-        on_change: called when there is new work, or a fault came or went.
+        on_change: called when there is new work or less, or a fault came or went.
         step: the last step that it took part in.
     """
 
@@ -78,12 +80,11 @@ class EmulatedWorker:
         """Wait while the worker hangs."""
         await self._answering.wait()
 
-    def submit(
-        self, generation: Generation, x_request_id: str, transport: asyncio.WriteTransport
-    ) -> Answer:
+    def submit(self, generation: Generation, x_request_id: str, wire: Wire) -> Answer:
         """Queue the engine requests of a client's request, named as vLLM names them."""
-        answer_id = f"{'chatcmpl' if generation.chat else 'cmpl'}-{x_request_id}"
-        answer = Answer(generation, self._shape(generation, answer_id), transport)
+        prefix = "chatcmpl" if generation.chat else "cmpl"
+        answer_id = generation.name or f"{prefix}-{x_request_id}"
+        answer = Answer(generation, self._shape(generation, answer_id), wire)
         for prompt, tokens in enumerate(generation.prompt_tokens):
             parent = answer_id if generation.chat else f"{answer_id}-{prompt}"
             parent = f"{parent}-{uuid.uuid4().hex[:8]}"
@@ -104,6 +105,7 @@ class EmulatedWorker:
                 del self._choices[request_id]
                 self.model.engine.abort(request_id)
                 self._ended.append(request_id)
+        self.on_change()
 
     def fail(self, request_ids: Sequence[str]) -> None:
         """End the answers to engine requests that have failed; their other outputs end with them.
@@ -124,10 +126,11 @@ class EmulatedWorker:
         finished += [request.id for request in ended]
         self._told_tokens = part.engine.used_tokens
         if self.stream is not None:
-            self.stream.report_step(part, step, step_s, finished)
+            waited_s = step_s - part.needed_s if self.settings.time_waits else None
+            self.stream.report_step(part, step, (step_s, waited_s), finished)
 
     def report_rest(self) -> None:
-        """Publish that there is nothing to do any more."""
+        """Publish that there is nothing to do now."""
         finished = self._take_ended()
         self._told_tokens = self.model.engine.used_tokens
         if self.stream is not None:
@@ -249,9 +252,15 @@ class EmulatedWorker:
             engine_now_s(self.settings.time_scale),
         )
 
-    def _shape(self, generation: Generation, answer_id: str) -> Shape:
-        phrasing = CHAT if generation.chat else COMPLETION
-        return Shape(phrasing, answer_id, self.settings.model, int(time.time()))
+    def _shape(
+        self, generation: Generation, answer_id: str
+    ) -> Shape | MessageShape | ResponseShape:
+        model, created = self.settings.model, int(time.time())
+        if generation.form == "message":
+            return MessageShape(answer_id, model, sum(generation.prompt_tokens))
+        if generation.form == "response":
+            return ResponseShape(answer_id, model, created)
+        return Shape(CHAT if generation.chat else COMPLETION, answer_id, model, created)
 
     def _take_ended(self) -> list[str]:
         ended, self._ended = self._ended, []

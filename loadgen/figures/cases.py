@@ -1,22 +1,42 @@
-"""One case of a study: a simulation and how often it is repeated; how it is typed and cached."""
+"""Decode workers behind one policy, as a trial: how it is typed, named and run."""
 
 from __future__ import annotations
 
+import hashlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 
+import numpy as np
+
+from loadgen.figures.fingerprints import Code, decode_code
 from loadgen.figures.samples import Key
+from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, SEEDS, Run
 from loadgen.simulator.config import DecodeConfig, flag
+from loadgen.simulator.decode import simulate
+from loadgen.simulator.handoff import PrefillResult
 from loadgen.simulator.lengths import LengthSource, TraceLengths
 from loadgen.simulator.prefill import PrefillConfig
+from loadgen.simulator.results import StepRecords
 from loadgen.traces import BUNDLED, load_trace
+from router.forecast import Outlook
+from router.policies import POLICIES, PolicySettings
+from router.policy import Policy
 from router.tuning import Parameters
-from router.types import Dispatch
+from router.types import Assignment, Dispatch, Request, WorkerView
 
-SEEDS = 5
 PARAMETERS = tuple(each.name for each in fields(Parameters))
+# What is kept of a run, with the look-ahead's parameters and skill.
+_KEPT = (
+    *("avg_imbalance_tokens", "throughput_tok_s", "tpot_mean_s", "ttft_mean_s", "ttft_p99_s"),
+    *("energy_j", "mean_load_tokens", "max_load_tokens", "mean_admitted_prompt_tokens"),
+    *("max_pool_wait_steps", "slot_bubble_steps", "steps", "completed", "waiting_at_end"),
+)
+_CHOSEN = (*PARAMETERS, "skill")
+# And of one with prefill workers.
+_PREFILL_METRICS = tuple(each.name for each in fields(PrefillResult))
+BEFORE_REFILL = "imbalance_before_refill_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +56,88 @@ class Case:
     seeds: int = SEEDS
     before_refill: bool = False
     keep_records: bool = False
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """See ``Trial``, as for the others."""
+        prefill = _PREFILL_METRICS if self.config.prefill is not None else ()
+        before = (BEFORE_REFILL,) if self.before_refill else ()
+        return (*_KEPT, *_CHOSEN, *prefill, *before)
+
+    @property
+    def command(self) -> str | None:
+        """What repeats the first seed."""
+        return command_line(self.config)
+
+    @property
+    def differs(self) -> Mapping[str, object]:
+        """Settings that are not the defaults of ``DecodeConfig``."""
+        return differing(self.config)
+
+    @property
+    def code(self) -> Code:
+        """Modules that a run goes through."""
+        prefill_workers = self.config.prefill is not None
+        return decode_code(self.config.policy, prefill_workers=prefill_workers)
+
+    def depends_on(self, seed: int) -> list[object]:
+        """All that a run follows from, but the code."""
+        shown = (self.before_refill or None, self.keep_records)
+        return [settings(self.config), seed, *shown, _lengths_sum(self.config.lengths)]
+
+    def run(self, seed: int) -> Run:
+        """One simulation."""
+        config = replace(self.config, seed=seed)
+        watched = BeforeRefill(POLICIES[config.policy].make(PolicySettings(seed=seed)))
+        result = simulate(
+            config,
+            policy=watched if self.before_refill else None,
+            keep_records=self.keep_records and seed == 0,
+        )
+        report = result.report()
+        run: Run = {name: report[name] for name in _KEPT}
+        run |= {name: result.parameters[name] for name in _CHOSEN}
+        if result.prefill is not None:
+            run |= result.prefill.report()
+        if self.before_refill:
+            run[BEFORE_REFILL] = float(np.mean(watched.imbalances))
+        if result.records is not None:
+            kept = result.records
+            run["records"] = {name: getattr(kept, name).tolist() for name in StepRecords.__slots__}
+        return run
+
+    def shortened(self) -> Case:
+        """Fewer steps and seeds."""
+        steps = max(40, self.config.steps // QUICK_SHARE)
+        warmup = min(self.config.warmup, steps // 4)
+        small: DecodeConfig = replace(self.config, steps=steps, warmup=warmup)
+        return replace(self, config=small, seeds=min(self.seeds, QUICK_SEEDS))
+
+
+class BeforeRefill:
+    """A policy whose workers are looked at before it fills their slots.
+
+    Args:
+        policy: decides.
+
+    Attributes:
+        imbalances: G max L - sum L at each decision, in tokens.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.imbalances: list[int] = []
+
+    def assign(
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
+    ) -> Sequence[Assignment]:
+        """See ``policy.Policy.assign``."""
+        loads = [worker.load_tokens for worker in workers]
+        self.imbalances.append(len(loads) * max(loads) - sum(loads))
+        return self._policy.assign(waiting, workers, outlook)
 
 
 @cache
@@ -59,9 +161,8 @@ def differing(config: DecodeConfig) -> dict[str, object]:
     return required | found
 
 
-def command_line(case: Case) -> str | None:
-    """What repeats the first seed of a case; None where flags cannot say it."""
-    config = case.config
+def command_line(config: DecodeConfig) -> str | None:
+    """What simulates it with the first seed; None where flags cannot say it."""
     if config.known_profile is not None:
         return None
     default = DecodeConfig(policy="bfio", lengths=config.lengths)
@@ -116,6 +217,7 @@ def _prefill_flags(prefill: PrefillConfig) -> Iterator[str]:
         yield f"--kv-transfer-time {transfer.latency_s:g},{transfer.per_token_s:g}"
 
 
-def with_seed(case: Case, seed: int) -> DecodeConfig:
-    """The configuration of one repetition."""
-    return replace(case.config, seed=seed)
+def _lengths_sum(lengths: LengthSource) -> str:
+    if not isinstance(lengths, TraceLengths):
+        return lengths.name
+    return hashlib.sha256(lengths.prompts.tobytes() + lengths.outputs.tobytes()).hexdigest()

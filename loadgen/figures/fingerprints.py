@@ -6,21 +6,19 @@ import ast
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import router.policies
-from loadgen.figures.cases import Case, settings
-from loadgen.simulator.config import DecodeConfig
-from loadgen.simulator.lengths import TraceLengths
 from router.policies import POLICIES
 
-_PROGRAM = frozenset(
+_PROGRAM = tuple(
     f"router.policies.{name}"
     for name in ("bfio", "compiled", "filling", "kernels", "local_search", "search", "solver")
 )
-_LOOKING = frozenset(
+_LOOKING = tuple(
     f"router.{name}" for name in ("forecast", "lookahead", "signals", "survival", "tuning")
 )
 # Prefill workers, whose engines are the emulated ones.
@@ -29,72 +27,92 @@ _PREFILLING = (
     *("loadgen.emulator.", "engine_patches."),
 )
 _COMPUTE = ("router.", "loadgen.simulator.", "loadgen.step_model", *_PREFILLING)
+# One engine and who enters it, beside the emulated engine.
+_ADMISSION = tuple(
+    f"loadgen.simulator.{name}" for name in ("admission", "predictions", "scenarios")
+)
+_ADMITTING = (
+    *_ADMISSION,
+    *(f"loadgen.emulator.{name}" for name in ("engine", "handoff", "queues", "schedule")),
+    "engine_patches.admission",
+    *(f"router.{name}" for name in ("forecast", "signals", "survival", "workload")),
+)
 # What follows live engines; the simulator has its own.
-_LIVE = frozenset(
+_LIVE = tuple(
     f"router.{name}"
     for name in (
         *("barrier", "cluster", "config", "feed", "foreign", "overcommit", "running"),
-        *("token_rate", "wire", "worker"),
+        *("service_rate", "token_rate", "wire", "worker"),
     )
 )
+# Chains of servers: what places them, and what simulates them.
+_CHAINS = ("router.placement.", "loadgen.chains.")
+_CHAINED = (*_CHAINS, "router.policies.", "router.types")
 # What only talks, or is not part of a simulation.
 _ASIDE = (
-    ".cli",
-    "command",
-    ".table",
-    ".tune",
-    ".instances",
-    ".calibration",
-    ".exact",
-    ".exact_model",
+    *("cli", "command", "table", ".tune"),
+    *(".instances", ".calibration", ".exact", ".exact_model"),
 )
 
 
-def fingerprint(case: Case, config: DecodeConfig) -> str:
-    """Of one run."""
-    parts = [
-        settings(config),
-        config.seed,
-        case.before_refill or None,
-        case.keep_records,
-        _lengths_sum(config),
-        _code_sum(config.policy, config.prefill is not None),
-    ]
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Modules that a simulation goes through.
 
+    Attributes:
+        prefixes: of their names.
+        unused: names, and beginnings of names, of those that it passes by all the same.
+    """
 
-def _lengths_sum(config: DecodeConfig) -> str:
-    lengths = config.lengths
-    if not isinstance(lengths, TraceLengths):
-        return lengths.name
-    return hashlib.sha256(lengths.prompts.tobytes() + lengths.outputs.tobytes()).hexdigest()
+    prefixes: tuple[str, ...]
+    unused: tuple[str, ...] = ()
 
 
 @cache
-def _code_sum(policy: str, prefill_workers: bool) -> str:
-    """Of the modules that a policy's simulation runs through, with prefill workers or without."""
-    unused = frozenset() if policy == "bfio" else _PROGRAM
+def decode_code(policy: str, *, prefill_workers: bool) -> Code:
+    """Of the simulator of decode workers, by their policy and whether there are prefill workers."""
+    unused = [*_LIVE, *_ADMISSION, *_CHAINS]
+    if policy != "bfio":
+        unused += _PROGRAM
     if not POLICIES[policy].looks_ahead:
-        unused |= _LOOKING
+        unused += _LOOKING
+    if not prefill_workers:
+        unused += _PREFILLING
+    return Code(_COMPUTE, tuple(unused))
+
+
+ADMISSION_CODE = Code(_ADMITTING)
+
+
+def chain_code(*modules: str) -> Code:
+    """Of chains of servers, with the modules that compute beside it."""
+    return Code((*_CHAINED, *modules), _PROGRAM)
+
+
+def fingerprint(depends_on: Sequence[object], code: Code) -> str:
+    """Of one run, by all that it follows from."""
+    text = json.dumps([*depends_on, _sum(code)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@cache
+def _sum(code: Code) -> str:
     digest = hashlib.sha256()
-    for name, path in sorted(_sources()):
-        if name not in unused and (prefill_workers or not name.startswith(_PREFILLING)):
+    for name, path in sorted(_sources().items()):
+        if name.startswith(code.prefixes) and not name.startswith(code.unused):
             digest.update(f"{name}\n{_bare(path)}\n".encode())
     return digest.hexdigest()
 
 
-def _sources() -> Iterator[tuple[str, Path]]:
+def _sources() -> dict[str, Path]:
     """Modules and their files; a policy's are found though they are not imported yet."""
     folder = Path(next(iter(router.policies.__path__)))
     found = {f"router.policies.{path.stem}": path for path in folder.glob("*.py")}
-    for name in list(sys.modules):
-        path = getattr(sys.modules[name], "__file__", None)
-        if path and name.startswith(_COMPUTE) and name != "router.policies":
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if path and name != "router.policies":
             found[name] = Path(path)
-    for name, path in found.items():
-        if name not in _LIVE and not name.endswith(_ASIDE):
-            yield name, path
+    return {name: path for name, path in found.items() if not name.endswith(_ASIDE)}
 
 
 @cache

@@ -10,11 +10,11 @@ from typing import Any
 
 from loadgen.figures.cases import settings
 from loadgen.figures.claims import Claim
-from loadgen.figures.laboratory import QUICK_SEEDS, QUICK_SHARE
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.studies import STUDIES
 from loadgen.figures.study import config
 from loadgen.figures.tables import Table
+from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE
 from router.errors import InputError
 
 JSON_NAME, MARKDOWN_NAME = "figures.json", "figures.md"
@@ -56,7 +56,7 @@ def _default_settings() -> dict[str, object]:
 
 def _study(name: str, outcomes: Outcomes, quick: bool) -> Document:
     study = STUDIES[name]
-    claims = [] if quick else study.claims(outcomes)
+    claims = [] if quick else claims_of(name, outcomes)
     return {
         "title": study.title,
         "conditions": study.conditions,
@@ -147,7 +147,7 @@ def claims_table(outcomes: Mapping[str, Outcomes]) -> Table:
 
 def claims_of(name: str, outcomes: Outcomes) -> Sequence[Claim]:
     """Those of one study."""
-    return STUDIES[name].claims(outcomes)
+    return list(STUDIES[name].claims(outcomes))
 
 
 def markdown(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -39,7 +39,7 @@ class Study:
     conditions: str
     measure: Callable[[Laboratory], Outcomes]
     tables: Callable[[Outcomes], Sequence[Table]]
-    claims: Callable[[Outcomes], Sequence[Claim]] = lambda _: ()
+    claims: Callable[[Outcomes], Iterable[Claim]] = lambda _: ()
     draw: Callable[[Outcomes, Path], None] | None = None
     words: Callable[[Outcomes], str] | None = None
 

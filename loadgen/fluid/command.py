@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from engine_patches.admission.fluid import Flow
+from engine_patches.admission.fluid import Flow, StepCost
 from engine_patches.admission.thresholds import Thresholds
 from loadgen.fluid.report import Question, answered, report
 from loadgen.fluid.table import answer_table
@@ -21,13 +21,16 @@ from router.json_file import STDOUT, write_json
 # Lengths and types with which sums stay exact, and the answer comes within seconds.
 _MAX_LENGTH = 1_000_000
 _MAX_TYPES = 1000
-_MAX_RATE = 1e9
+_RATES = (1e-9, 1e9)
+_MAX_STEP_S = 1e9
 _MAX_TOKENS = 10**12
 _SEGMENTS = (1, 2, 5, 10, 20, 50)
 
 _Rates = Annotated[
     list[str],
-    flag("--rates", "Requests per second of each type; again: for another period, (15).", "R,…"),
+    flag(
+        "--rates", "Requests per second of each type; given again: of another period, (15).", "R,…"
+    ),
 ]
 _Lengths = Annotated[
     str,
@@ -109,7 +112,7 @@ class FluidOptions:
         different = len({flow.decode_steps for flow in periods[0]})
         return Question(
             periods=periods,
-            cost=load_step_cost(self.step_time),
+            cost=_cost(self.step_time),
             capacity_tokens=self.capacity,
             thresholds=_counts("--thresholds", self.thresholds, "types", len(periods[0])),
             nested_thresholds=_nested(self.nested_thresholds, different),
@@ -148,8 +151,13 @@ def _length(text: str) -> _Length:
         raise ConfigError(
             f"--lengths takes IN:OUT or IN:A-B, separated by commas, got {text!r}"
         ) from error
-    if not (1 <= found[0] <= _MAX_LENGTH and 0 <= found[1] <= found[2] <= _MAX_LENGTH):
-        raise ConfigError(f"--lengths: {text!r} is not within 1:0 and {_MAX_LENGTH}:{_MAX_LENGTH}")
+    if not (1 <= found[0] <= _MAX_LENGTH and found[2] <= _MAX_LENGTH):
+        raise ConfigError(
+            f"--lengths takes prompts of 1 to {_MAX_LENGTH} tokens and up to {_MAX_LENGTH} decode "
+            f"steps, got {text!r}"
+        )
+    if found[1] > found[2]:
+        raise ConfigError(f"--lengths takes IN:A-B with A up to B, got {text!r}")
     return found[0], range(found[1], found[2] + 1)
 
 
@@ -159,19 +167,28 @@ def _flows(text: str, lengths: list[_Length], total_rate: float | None) -> tuple
         raise ConfigError(
             f"--rates and --lengths: {len(rates)} rates for {len(lengths)} types; give one for each"
         )
-    if not all(0 < rate <= _MAX_RATE for rate in rates):
-        raise ConfigError(f"--rates must be above 0 and up to {_MAX_RATE:g}, got {text!r}")
+    if not all(_RATES[0] <= rate <= _RATES[1] for rate in rates):
+        raise ConfigError(f"--rates must be from {_RATES[0]:g} to {_RATES[1]:g}, got {text!r}")
     if sum(len(out) for _, out in lengths) > _MAX_TYPES:
         raise ConfigError(f"--lengths: more than {_MAX_TYPES} types; give wider classes")
     if total_rate is not None:
-        if not 0 < total_rate <= _MAX_RATE:
-            raise ConfigError(f"--total-rate must be above 0 and up to {_MAX_RATE:g}")
+        if not _RATES[0] <= total_rate <= _RATES[1]:
+            raise ConfigError(
+                f"--total-rate must be from {_RATES[0]:g} to {_RATES[1]:g}, got {total_rate:g}"
+            )
         rates = [rate * total_rate / sum(rates) for rate in rates]
     return tuple(
         Flow(rate / len(out), prompt, steps)
         for rate, (prompt, out) in zip(rates, lengths, strict=True)
         for steps in out
     )
+
+
+def _cost(text: str) -> StepCost:
+    cost = load_step_cost(text)
+    if max(astuple(cost)) > _MAX_STEP_S:
+        raise ConfigError(f"--step-time: no cost may be above {_MAX_STEP_S:g} s, got {text!r}")
+    return cost
 
 
 def _counts(option: str, text: str | None, what: str, most: int) -> Thresholds:
@@ -199,5 +216,7 @@ def _nested(text: str | None, different: int) -> Thresholds:
 def _segments(text: str | None, different: int) -> tuple[int, ...]:
     counts = _counts("--segments", text, "", 0) or (*_SEGMENTS, different)
     if text is not None and max(counts) > different:
-        raise ConfigError(f"--segments: there are {different} different lengths, got {text!r}")
+        raise ConfigError(
+            f"--segments: give {different} at most, the number of different lengths, got {text!r}"
+        )
     return tuple(sorted({n for n in counts if n <= different}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +20,14 @@ from engine_patches.admission.thresholds import (
     Segment,
     Thresholds,
     equal_segments,
-    least_nested,
     least_wait,
-    nested_conditions,
-    wait_conditions,
     worst_of,
 )
+from engine_patches.admission.validity import Validity, nested_validity, wait_validity
+from router.json_file import finite
+
+# Sums that are meant to be whole may be so much above, relatively.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +71,13 @@ class Check:
 
     Attributes:
         policy: whose they are.
-        given: as given.
-        conditions: of the paper.
-        nearest: the least valid ones that are nowhere below; None: there are none.
-        memory_tokens: what the given ones need.
+        found: whether they are valid.
+        memory_tokens: what they need.
     """
 
     policy: str
-    given: Thresholds
-    conditions: tuple[Condition, ...]
-    nearest: Thresholds | None
+    found: Validity
     memory_tokens: float
-
-    @property
-    def valid(self) -> bool:
-        """All conditions hold strictly."""
-        return all(condition.holds for condition in self.conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +112,9 @@ class Answer:
     def short_tokens(self, needed: float) -> float | None:
         """By what the capacity falls short; None where it was not told."""
         capacity = self.question.capacity_tokens
-        return None if capacity is None else max(0.0, needed - capacity)
+        if capacity is None:
+            return None
+        return needed - capacity if needed > capacity * (1 + ROUNDING) else 0.0
 
 
 def answered(question: Question) -> Answer:
@@ -143,14 +137,11 @@ def _checks(question: Question) -> Iterator[Check]:
     if given := question.thresholds:
         flows = question.flows
         batch = combined(given, [flow.everywhere for flow in flows])
-        conditions = tuple(wait_conditions(given, flows, cost))
-        yield Check("wait", given, conditions, least_wait(flows, cost, given), batch.kv_tokens)
+        yield Check("wait", wait_validity(given, flows, cost), batch.kv_tokens)
     if given := question.nested_thresholds:
         segments = question.cut(len(given))
         memory = nested_memory(given, segments, question.steps, question.delta)
-        nested = tuple(nested_conditions(given, segments, cost))
-        nearest = least_nested(segments, cost, given)
-        yield Check("nested_wait", given, nested, nearest, memory.tokens)
+        yield Check("nested_wait", nested_validity(given, segments, cost), memory.tokens)
 
 
 def report(answer: Answer) -> dict[str, Any]:
@@ -176,9 +167,9 @@ def report(answer: Answer) -> dict[str, Any]:
 def _memory(answer: Answer, tokens: float | None) -> dict[str, Any]:
     short = None if tokens is None else answer.short_tokens(tokens)
     return {
-        "memory_tokens": _finite(tokens),
+        "memory_tokens": finite(tokens),
         "enough_memory": None if short is None else short == 0,
-        "short_tokens": _finite(short),
+        "short_tokens": finite(short),
     }
 
 
@@ -188,9 +179,9 @@ def _period(answer: Answer, flows: Sequence[Flow], found: Equilibrium) -> dict[s
     return {
         "stable": found.stable,
         "load": found.load,
-        "step_s": _finite(found.step_s),
+        "step_s": finite(found.step_s),
         "throughput_tok_s": found.decode_tok_s,
-        "requests": [_finite(count) for count in found.requests],
+        "requests": [finite(count) for count in found.requests],
         "sustainable_share": share,
     } | _memory(answer, found.memory_tokens)
 
@@ -205,15 +196,15 @@ def _plan(answer: Answer, count: int, plan: NestedPlan | None) -> dict[str, Any]
         "thresholds": plan.thresholds,
         "batch_tokens": memory.batch_tokens,
         "queue_tokens": memory.queue_tokens,
-        "buffer_tokens": _finite(memory.buffer_tokens),
+        "buffer_tokens": finite(memory.buffer_tokens),
     } | _memory(answer, memory.tokens)
 
 
 def _check(answer: Answer, check: Check) -> dict[str, Any]:
     return {
         "policy": check.policy,
-        "thresholds": check.given,
-        "valid": check.valid,
+        "thresholds": check.found.thresholds,
+        "valid": not check.found.missed,
         "conditions": [
             {
                 "condition": each.what,
@@ -221,14 +212,10 @@ def _check(answer: Answer, check: Check) -> dict[str, Any]:
                 "limit": each.limit,
                 "verdict": verdict(each),
             }
-            for each in check.conditions
+            for each in check.found.conditions
         ],
-        "nearest": check.nearest,
+        "nearest": check.found.nearest,
     } | _memory(answer, check.memory_tokens)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def verdict(condition: Condition) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine_patches.admission.fluid import Equilibrium, Flow, sustainable_share
-from loadgen.fluid.report import Answer, Check, verdict
+from loadgen.fluid.report import ROUNDING, Answer, Check, verdict
 from loadgen.replay.table import number
 
 # Types that are shown one by one.
@@ -38,32 +38,32 @@ def _equilibrium(answer: Answer, flows: Sequence[Flow], found: Equilibrium) -> I
     question = answer.question
     if not found.stable:
         yield (
-            f"unstable: the load is {found.load:.1%}, and requests pile up whoever enters when; "
-            f"below {1 / found.load:.1%} of these rates it is stable"
+            f"unstable: the load is {_percent(found.load)}, and requests pile up whoever enters "
+            f"when; below {_percent(1 / found.load)} of these rates it is stable"
         )
     else:
         yield (
-            f"stable: the load is {found.load:.1%}; in equilibrium a step takes "
+            f"stable: the load is {_percent(found.load)}; in equilibrium a step takes "
             f"{number(found.step_s * 1e3)} ms, {number(sum(found.requests))} requests run, and "
             f"M* = {_tokens(found.memory_tokens)}"
         )
         yield f"throughput* = {number(float(found.decode_tok_s))} decode tokens per second"
     if question.capacity_tokens is None:
         return
-    yield f"M* in memory: {_fits(answer, found.memory_tokens)}"
-    share = sustainable_share(flows, question.cost, question.capacity_tokens)
-    if share < 1:
-        yield f"{_tokens(question.capacity_tokens)} of memory sustain {share:.1%} of these rates"
+    yield f"M*: {_fits(answer, found.memory_tokens)}"
+    if answer.short_tokens(found.memory_tokens):
+        share = sustainable_share(flows, question.cost, question.capacity_tokens)
+        held = _tokens(question.capacity_tokens)
+        yield f"{held} of memory sustain {_percent(share)} of these rates"
 
 
 def _wait(answer: Answer) -> Iterator[str]:
     if answer.wait is None:
-        yield "WAIT: no thresholds are valid at these rates"
+        yield "WAIT as printed: no thresholds are valid at these rates"
         return
     batch = answer.batch_tokens(answer.wait)
-    yield f"WAIT: a full batch of the least thresholds, (11), holds {_tokens(batch)}: " + _fits(
-        answer, batch
-    )
+    held = f"a full batch of the least thresholds, (11), holds {_tokens(batch)}"
+    yield f"WAIT as printed: {held}: {_fits(answer, batch)}"
 
 
 def _types(answer: Answer) -> Table:
@@ -85,7 +85,8 @@ def _types(answer: Answer) -> Table:
 def _segments(answer: Answer) -> RenderableType:
     question, best = answer.question, answer.best
     if best is None:
-        return Text("Nested WAIT: no thresholds are valid at these rates with so many segments")
+        none = "no thresholds are valid at these rates with so many segments"
+        return Text(f"Nested WAIT as printed: {none}")
     columns = ("segments", "batch M_pi", "queues", "buffers", "tokens in all", "thresholds n_k")
     table = Table(*columns, box=None, pad_edge=False)
     for count, plan in answer.plans.items():
@@ -94,27 +95,28 @@ def _segments(answer: Answer) -> RenderableType:
             continue
         memory = plan.memory
         figures = (memory.batch_tokens, memory.queue_tokens, memory.buffer_tokens, memory.tokens)
-        mark = " least" if plan is best else ""
+        mark = " (least memory)" if plan is best else ""
         table.add_row(str(count), *map(number, figures), _listed(plan.thresholds) + mark)
     table.caption = (
-        f"Nested WAIT, not above in {question.steps:g} steps but with a probability of "
-        f"{question.delta:g}: {_fits(answer, best.memory.tokens)}"
+        f"Nested WAIT as printed, memory exceeded within {question.steps:g} steps with a "
+        f"probability of at most {question.delta:g}: {_fits(answer, best.memory.tokens)}"
     )
     table.caption_justify = "left"
     return table
 
 
 def _check(answer: Answer, check: Check) -> Iterator[str]:
-    yield f"given thresholds of {check.policy}: {_listed(check.given)}"
-    for each in check.conditions:
+    found = check.found
+    yield f"given thresholds of {check.policy}: {_listed(found.thresholds)}"
+    for each in found.conditions:
         if not each.holds:
-            yield f"  {verdict(each)}: {each.what}: {each.value:.6g} against {each.limit:.6g}"
-    if check.valid:
+            yield f"  {verdict(each)}: {each}"
+    if not found.missed:
         yield f"  valid; {_tokens(check.memory_tokens)}: {_fits(answer, check.memory_tokens)}"
-    elif check.nearest is None:
+    elif found.nearest is None:
         yield "  not valid, and no greater ones are at these rates"
     else:
-        yield f"  not valid: the nearest that are, raised: {_listed(check.nearest)}"
+        yield f"  not valid: the nearest that are, raised: {_listed(found.nearest)}"
 
 
 def _fits(answer: Answer, needed: float) -> str:
@@ -123,11 +125,19 @@ def _fits(answer: Answer, needed: float) -> str:
         return "give --kv-tokens to compare"
     if not short:
         return "enough memory"
+    if short == math.inf:
+        return "no memory is enough"
     return f"not enough memory, short by {_tokens(short)}"
 
 
 def _tokens(value: float) -> str:
-    return f"{math.ceil(value):,} tokens" if math.isfinite(value) else "any number of tokens"
+    if not math.isfinite(value):
+        return "any number of tokens"
+    return f"{math.ceil(value * (1 - ROUNDING)):,} tokens"
+
+
+def _percent(share: float) -> str:
+    return f"{number(100 * share)}%"
 
 
 def _listed(thresholds: Sequence[int]) -> str:

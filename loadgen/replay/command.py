@@ -26,8 +26,9 @@ from loadgen.replay.results import Conditions, Report, Run, parse_goodput, summa
 from loadgen.replay.table import replay_table
 from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
 from loadgen.traces import BUNDLED, Trace, load_trace
+from router.access.files import first_key
 from router.engines.upstream import HttpClient
-from router.errors import ConfigError, InputError, UpstreamError
+from router.errors import ConfigError, UpstreamError
 from router.json_file import STDOUT, json_option, write_json
 
 EXIT_FAILED = 1
@@ -148,11 +149,7 @@ def _base_url(url: str) -> str:
 def _authorization(file: Path | None) -> tuple[tuple[bytes, bytes], ...]:
     if file is None:
         return ()
-    try:
-        key = file.read_bytes().split()[0]
-    except (OSError, IndexError) as error:
-        raise InputError(f"--api-key-file: no key in {file} ({error}); put one there") from error
-    return ((b"authorization", b"Bearer " + key),)
+    return ((b"authorization", b"Bearer " + first_key(str(file)).encode()),)
 
 
 async def _measure(settings: ReplaySettings) -> Report:

@@ -85,7 +85,10 @@ def _cluster(report: Report) -> list[Table]:
 def _notes(report: Report) -> list[Text]:
     notes = [f"Times are wall seconds / {report['time_scale']:g}. Seed {report['seed']}."]
     if report["cluster"] is None:
-        notes.append("No cluster figures: the server shows no metrics of an Evenstep router.")
+        notes.append(
+            "No cluster figures: the server is no Evenstep router that is told of its workers' "
+            "steps (snapshots= of a worker)."
+        )
     if report["steady"] is None:
         notes.append("Too short for a steady window.")
     if report["lengths_revealed"]:

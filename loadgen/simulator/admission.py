@@ -24,21 +24,21 @@ from loadgen.simulator.predictions import Prediction
 from loadgen.simulator.scenarios import Requests, Scenario
 from router.errors import ConfigError, InputError
 
-# So many times the output of all requests was thrown away.
+# So many times the output of all requests was thrown away; or the memory, while none ended.
 _ENDLESS = 20
 _RATES_PER_S = (1e-6, 1e6)
 _REQUESTS = (1, 5_000_000)
 
 
 class EvictionKind(StrEnum):
-    """What a request that returns has left of its output."""
+    """What a request that returns has left of its output; one that was cleared has nothing."""
 
     KEEP = "keep"
     RESTART = "restart"
 
 
 class Order(StrEnum):
-    """What a step computes first."""
+    """What a step computes first; Sarathi does as vLLM, in the smaller chunks of its scenario."""
 
     VLLM = "vllm"
     SARATHI = "sarathi"
@@ -137,11 +137,16 @@ class AdmissionConfig:
         costly = max(0.0, batch.kv_tokens - self.free_tokens)
         return self.scenario.cost.step_s(Batch(costly, batch.requests, batch.prompt_tokens))
 
+    @property
+    def effective_eviction(self) -> EvictionKind:
+        """Of this policy."""
+        return EvictionKind.RESTART if clearing_of(self.settings) else self.eviction
+
     def engine(self) -> Engine:
         """A new one."""
         scenario, settings = self.scenario, self.settings
-        clearing = clearing_of(settings)
-        restart = self.eviction is EvictionKind.RESTART or clearing > 0
+        restart = self.effective_eviction is EvictionKind.RESTART
+        rng = np.random.default_rng([self.seed, 3])
         return Engine(
             scenario.slots,
             scenario.kv_tokens,
@@ -149,7 +154,7 @@ class AdmissionConfig:
             chunk=scenario.chunk,
             watermark=self.watermark,
             prefill_first=self.order is Order.PREFILL_FIRST,
-            eviction=Eviction(restart, clearing, np.random.default_rng([self.seed, 3])),
+            eviction=Eviction(restart, clearing_of(settings), rng),
             queue=PolicyOrder(make_admission(settings)),
         )
 
@@ -162,7 +167,7 @@ class AdmissionConfig:
             "requests": self.count,
             "seed": self.seed,
             "prediction": str(self.prediction),
-            "eviction": str(self.eviction),
+            "eviction": str(self.effective_eviction),
             "order": str(self.order),
             "watermark": self.watermark,
             "max_num_queued_reqs": self.limits.requests,
@@ -198,16 +203,18 @@ class _Simulation:
         self._recorder = AdmissionRecorder(requests, config.scenario.kv_tokens)
         self._coming = _engine_requests(requests, config)
         self._next = next(self._coming, None)
+        self._taken: list[EngineRequest] = []
         # Without a first token, and so in prefill as vLLM counts.
         self._prompt_tokens = 0
         self._unbegun: dict[str, EngineRequest] = {}
         self._beginning: dict[str, EngineRequest] = {}
         self._most_lost = _ENDLESS * int(requests.output_tokens.sum())
+        self._lost_at_end = 0
         self._now_s = 0.0
 
     def run(self) -> AdmissionResult:
         engine = self._engine
-        while self._next is not None or engine.unfinished:
+        while self._next is not None or self._taken or engine.unfinished:
             self._arrive()
             if engine.unfinished:
                 self._step()
@@ -219,15 +226,22 @@ class _Simulation:
         )
 
     def _arrive(self) -> None:
+        self._take(math.nextafter(self._now_s, math.inf))
+        for request in self._taken:
+            self._engine.add(request)
+        self._taken.clear()
+
+    def _take(self, until_s: float) -> None:
+        """Take or refuse who comes before then, as those are counted who are inside now."""
         engine = self._engine
-        while self._next is not None and self._next.arrived_s <= self._now_s:
+        while self._next is not None and self._next.arrived_s < until_s:
             request, self._next = self._next, next(self._coming, None)
-            inside = len(engine.running) + engine.waiting
+            inside = len(engine.running) + engine.waiting + len(self._taken)
             if self._limits.refuse(inside, self._prompt_tokens):
                 continue
             self._unbegun[request.id] = request
             self._prompt_tokens += request.prompt_tokens
-            engine.add(request)
+            self._taken.append(request)
 
     def _step(self) -> None:
         engine, recorder = self._engine, self._recorder
@@ -242,16 +256,21 @@ class _Simulation:
         seconds = self._config.step_s(batch)
         recorder.step(seconds, engine.used_tokens)
         self._now_s += seconds
+        self._take(self._now_s)
         ended = engine.advance(self._now_s)
         self._see_first_tokens(schedule)
         for request in ended:
             recorder.ended(int(request.id), self._now_s)
+            self._lost_at_end = engine.lost_total
 
     def _check_progress(self) -> None:
-        if self._engine.lost_total > self._most_lost:
+        lost = self._engine.lost_total
+        since_end = _ENDLESS * self._config.scenario.kv_tokens
+        if lost > self._most_lost or lost - self._lost_at_end > since_end:
             raise EndlessError(
-                f"{_ENDLESS} times the output of all requests was thrown away: the same ones are "
-                "evicted again and again; leave more memory free, or clear fewer"
+                f"{_ENDLESS} times the output of all requests was thrown away, or the whole memory "
+                "so often without a request that ended: the same ones are evicted again and "
+                "again; leave more memory free, or clear fewer"
             )
 
     def _hold(self, schedule: Schedule) -> None:
@@ -266,6 +285,7 @@ class _Simulation:
             until_s = min(until_s, self._next.arrived_s)
         if not self._now_s < until_s < math.inf:
             raise EndlessError("requests wait, nobody runs, and the policy lets nobody in")
+        self._recorder.hold(until_s - self._now_s, self._engine.used_tokens)
         self._now_s = until_s
 
     def _see_first_tokens(self, schedule: Schedule) -> None:

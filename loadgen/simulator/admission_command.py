@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from rich.console import Console
 
-from engine_patches.admission import ADMISSIONS, DEFAULT
-from engine_patches.admission.settings import AdmissionSettings
+from engine_patches.admission import ADMISSIONS, DEFAULT, AdmissionRow
+from engine_patches.admission.settings import AdmissionSettings, known_names
 from loadgen.admission_settings import admission_settings, parse_object, told_warnings
 from loadgen.options import command_of
 from loadgen.simulator.admission import (
@@ -29,11 +30,11 @@ from router.json_file import STDOUT, write_json
 _SARATHI_CHUNK = 512
 _PREDICTED = ("predict", "margin")
 
-_Policy = Annotated[str, flag("--policy", f"One of {', '.join(ADMISSIONS)}.", "P")]
+_Policy = Annotated[str, flag("--policy", "Who enters: one of those above.", "P")]
 _Settings = Annotated[
     str, flag("--settings", 'The policy\'s settings as in the plug-in: {"headroom": 0.1}.', "JSON")
 ]
-_Scenario = Annotated[str, flag("--scenario", f"One of {', '.join(SCENARIOS)}.", "NAME")]
+_Scenario = Annotated[str, flag("--scenario", "Engine and requests: one of those above.", "NAME")]
 _Rate = Annotated[float | None, flag("--rate", "Requests per second [the scenario's].", "R")]
 _Requests = Annotated[int | None, flag("--requests", "How many come [the scenario's].", "N")]
 _Seed = Annotated[int, flag("--seed", "Of lengths, arrivals and errors.", "S")]
@@ -139,12 +140,15 @@ class AdmissionOptions:
         if twice := given.keys() & {"policy", *_PREDICTED}:
             raise ConfigError(f"--settings: give {sorted(twice)[0]} as an option of its own")
         if self.policy not in ADMISSIONS:
-            raise ConfigError(f"--policy {self.policy!r} is none of {', '.join(ADMISSIONS)}")
+            names = known_names(self.policy, list(ADMISSIONS))
+            raise ConfigError(f"--policy: there is no policy {self.policy!r}; {names}")
         keys = ADMISSIONS[self.policy].keys
         told: dict[str, object] = {"predict": prediction.setting, "margin": self.margin}
         known = {key: value for key, value in told.items() if key in keys}
         if self.margin and "margin" not in keys:
             raise ConfigError(f"--margin does nothing for --policy {self.policy}")
+        if self.margin:
+            admission_settings("--margin", {"policy": self.policy, "margin": self.margin})
         return admission_settings("--settings", {"policy": self.policy} | known | given)
 
     def _scenario(self) -> Scenario:
@@ -164,5 +168,16 @@ def admission(options: AdmissionOptions) -> None:
     """Simulate one engine under KV pressure, and who enters it, in virtual time."""
     with told_warnings():
         result = simulate_admission(options.config())
-    Console(stderr=options.json_file == STDOUT).print(admission_table(result))
+    console = Console(stderr=options.json_file == STDOUT)
+    console.print(admission_table(result), highlight=False, soft_wrap=True)
     write_json(result.report(), options.json_file)
+
+
+def _listed(title: str, rows: Mapping[str, AdmissionRow] | Mapping[str, Scenario]) -> str:
+    lines = (f"  {name:17}{row.summary}" for name, row in rows.items())
+    return "\n".join(["\b", f"{title}:", *lines])
+
+
+admission.__doc__ = "\n\n".join(
+    [str(admission.__doc__), _listed("Policies", ADMISSIONS), _listed("Scenarios", SCENARIOS)]
+)

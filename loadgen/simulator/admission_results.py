@@ -94,8 +94,13 @@ class AdmissionRecorder:
             return
         self._steps += 1
         self._busy_s += seconds
-        self._held_token_s += seconds * used_tokens
         self._most_tokens = max(self._most_tokens, used_tokens)
+        self.hold(seconds, used_tokens)
+
+    def hold(self, seconds: float, used_tokens: int) -> None:
+        """So much memory is held for so long, whether anybody computes or not."""
+        if self._at_warmup is not None:
+            self._held_token_s += seconds * used_tokens
 
     def first_token(self, request: int, now_s: float) -> None:
         """A request has its first token; only the first time counts."""

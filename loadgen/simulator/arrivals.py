@@ -74,12 +74,13 @@ class Arrivals:
 class Stream(Protocol):
     """Requests that come, each given out once."""
 
-    def due(self, now_s: float, waiting: int) -> list[Job]:
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
         """Those that have come since they were asked for last.
 
         Args:
             now_s: the time.
             waiting: requests that wait already.
+            inside: requests that wait or run already.
         """
         ...
 
@@ -100,9 +101,31 @@ class FullStream:
         self._lengths = enumerate(lengths)
         self._kept = kept
 
-    def due(self, now_s: float, waiting: int) -> list[Job]:
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
         """See ``Stream.due``."""
         drawn = islice(self._lengths, max(0, self._kept - waiting))
+        return [Job(number, *lengths, now_s) for number, lengths in drawn]
+
+    def next_s(self) -> float:
+        """See ``Stream.next_s``."""
+        return 0.0
+
+
+class ClosedStream:
+    """So many requests wait or run at any time, as with clients that each wait for their answer.
+
+    Args:
+        lengths: endless.
+        clients: how many.
+    """
+
+    def __init__(self, lengths: Iterator[tuple[int, int]], clients: int) -> None:
+        self._lengths = enumerate(lengths)
+        self._clients = clients
+
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
+        """See ``Stream.due``."""
+        drawn = islice(self._lengths, max(0, self._clients - inside))
         return [Job(number, *lengths, now_s) for number, lengths in drawn]
 
     def next_s(self) -> float:
@@ -121,7 +144,7 @@ class TimedStream:
         self._jobs = iter(jobs)
         self._next = next(self._jobs, None)
 
-    def due(self, now_s: float, waiting: int) -> list[Job]:
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
         """See ``Stream.due``."""
         due = []
         while self._next is not None and self._next.arrival_s <= now_s:

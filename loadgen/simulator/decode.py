@@ -17,7 +17,8 @@ from loadgen.simulator.engines import Engines, Residence
 from loadgen.simulator.front import Front
 from loadgen.simulator.prefill import Prefill
 from loadgen.simulator.results import DecodeResult, Recorder
-from router.types import Dispatch, Policy
+from router.policy import Policy
+from router.types import Dispatch
 
 Clock = Callable[[], float]
 
@@ -88,7 +89,7 @@ class _Simulation:
         if idle_s is None:
             return False
         engines, recorder = self._engines, self._recorder
-        for job in self._stream.due(self._now_s, self._waiting()):
+        for job in self._stream.due(self._now_s, self._waiting(), self._inside()):
             self._front.arrive(job, step)
         if self._prefill and step == self._config.warmup:
             self._prefill.meter.restart()
@@ -116,6 +117,10 @@ class _Simulation:
         if self._config.dispatch is Dispatch.POOL:
             return self._front.waiting
         return self._front.waiting + int(self._engines.queued.sum())
+
+    def _inside(self) -> int:
+        """Requests that wait or run, wherever they are."""
+        return self._front.waiting + int((self._engines.queued + self._engines.running).sum())
 
     def _rest(self) -> float | None:
         """Skip to the next arrival if nobody is there; None if none will come."""

@@ -19,10 +19,11 @@ from router import rounds
 from router.forecast import NO_CAP, Outlook
 from router.lookahead import LookAhead
 from router.policies import POLICIES, PolicySettings
+from router.policy import Policy
 from router.pool import Pool
 from router.reservations import Reservations
 from router.signals import Departure
-from router.types import Dispatch, Policy, Request, WorkerView
+from router.types import Dispatch, Request, WorkerView
 from router.worker import UNBOUNDED
 
 GROUP = "default"
@@ -155,7 +156,8 @@ class Front:
         requests = (engines.running + engines.queued).tolist()
         instant = config.dispatch is Dispatch.INSTANT
         capacity = [UNBOUNDED if instant else room - here for here in requests]
-        columns = (self._ids, tokens, requests, capacity, engines.waiting, usage)
+        room_told, slots = [None] * config.workers, [config.slots] * config.workers
+        columns = (self._ids, tokens, requests, capacity, engines.waiting, usage, room_told, slots)
         return [WorkerView(*row) for row in zip(*columns, strict=True)]
 
     def _outlook(self, step: int) -> Outlook | None:

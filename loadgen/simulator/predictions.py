@@ -57,15 +57,13 @@ class Prediction:
 
     def __str__(self) -> str:
         """As it is written on the command line."""
-        return (
-            f"{self.kind}:{self.value:g}" if self.kind in ("quantile", "lognormal") else self.kind
-        )
+        return f"{self.kind}:{self.value}" if self.kind in ("quantile", "lognormal") else self.kind
 
     @property
     def setting(self) -> str:
         """As policies call it."""
         if self.kind == "quantile":
-            return f"quantile:{self.value:g}"
+            return str(self)
         return "cap" if self.kind == "cap" else "hint"
 
     def hints(self, output_tokens: Ints, cap_tokens: int, seed: int) -> list[int | None]:

@@ -181,7 +181,7 @@ class Prefill:
         """Requests whose prompts are not computed yet."""
         return self._coming + len(self._queue) + len(self._computing)
 
-    def due(self, now_s: float, waiting: int) -> list[Job]:
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
         """See ``Stream.due``: those whose prompts have been computed, in that order."""
         self._run(now_s, waiting)
         ready, self._ready = self._ready, []

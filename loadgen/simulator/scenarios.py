@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from engine_patches.admission.fluid import StepCost
+from engine_patches.admission.settings import known_names
 from router.errors import ConfigError
 from router.workload import Floats, Ints
 
@@ -244,7 +245,8 @@ def scenario_of(name: str) -> Scenario:
         ConfigError: there is none of that name.
     """
     if name not in SCENARIOS:
-        raise ConfigError(f"--scenario {name!r} is none of {', '.join(SCENARIOS)}")
+        known = known_names(name, list(SCENARIOS))
+        raise ConfigError(f"--scenario: there is no scenario {name!r}; {known}")
     return SCENARIOS[name]
 
 

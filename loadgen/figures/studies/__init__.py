@@ -7,10 +7,18 @@ from types import MappingProxyType
 
 from loadgen.figures.studies import (
     arrivals,
+    chain_blocks,
+    chain_caches,
+    chain_overall,
+    chain_policies,
+    chain_reserve,
+    chain_trace,
+    clearing,
     deadlines,
     dispatch,
     handoff,
     horizon,
+    kv_pressure,
     prefill,
     release,
     request_cost,
@@ -18,6 +26,7 @@ from loadgen.figures.studies import (
     table1,
     theorems,
     trajectories,
+    wait,
 )
 from loadgen.figures.study import Study
 
@@ -35,5 +44,14 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
         "request_cost": request_cost.STUDY,
         "prefill": prefill.STUDY,
         "handoff": handoff.STUDY,
+        "kv_pressure": kv_pressure.STUDY,
+        "clearing": clearing.STUDY,
+        "wait": wait.STUDY,
+        "chain_blocks": chain_blocks.STUDY,
+        "chain_caches": chain_caches.STUDY,
+        "chain_policies": chain_policies.STUDY,
+        "chain_reserve": chain_reserve.STUDY,
+        "chain_overall": chain_overall.STUDY,
+        "chain_trace": chain_trace.STUDY,
     }
 )

@@ -139,7 +139,7 @@ STUDY = Study(
     ),
     measure=_measure,
     tables=_tables,
-    claims=lambda outcomes: list(_claims(outcomes)),
+    claims=_claims,
     draw=_draw,
     words=lambda _: (
         "Above its own capacity a policy's queue grows for as long as the run lasts: TTFT there is "

@@ -231,7 +231,7 @@ STUDY = Study(
     ),
     measure=_measure,
     tables=_tables,
-    claims=lambda outcomes: list(_claims(outcomes)),
+    claims=_claims,
     draw=_draw,
     words=_words,
 )

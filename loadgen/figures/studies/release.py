@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from loadgen.figures.cases import Case, trace_lengths
+from loadgen.figures.cases import BEFORE_REFILL, Case, trace_lengths
 from loadgen.figures.claims import Claim, within
-from loadgen.figures.laboratory import BEFORE_REFILL, Laboratory
+from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import GREEDY, GREEDY_ORACLE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, Column, Table
@@ -96,7 +96,7 @@ STUDY = Study(
     ),
     measure=_measure,
     tables=_tables,
-    claims=lambda outcomes: list(_claims(outcomes)),
+    claims=_claims,
     words=lambda _: (
         f"At G=64 {REQUESTS:,} requests are assigned in some 740 steps, while loads still grow; "
         "how many the release was given there is not known."

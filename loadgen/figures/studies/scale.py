@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from loadgen.figures.cases import SEEDS, Case
+from loadgen.figures.cases import Case
 from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_least, at_most, within
 from loadgen.figures.laboratory import Laboratory
@@ -21,6 +21,7 @@ from loadgen.figures.tables import (
     Table,
     metric_table,
 )
+from loadgen.figures.trials import SEEDS
 from loadgen.simulator.config import DecodeConfig
 
 WORKERS = (16, 32, 64, 128, 256)
@@ -159,6 +160,6 @@ STUDY = Study(
     ),
     measure=_measure,
     tables=_tables,
-    claims=lambda outcomes: list(_claims(outcomes)),
+    claims=_claims,
     draw=_draw,
 )

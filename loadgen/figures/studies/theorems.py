@@ -14,13 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.figures.cases import SEEDS, Case
+from loadgen.figures.cases import Case
 from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_least
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
 from loadgen.figures.tables import IMBALANCE, Table, shown
+from loadgen.figures.trials import SEEDS
 from loadgen.intervals import Estimate, estimate
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.lengths import LawLengths
@@ -168,6 +169,6 @@ STUDY = Study(
     ),
     measure=_measure,
     tables=_tables,
-    claims=lambda outcomes: list(_claims(outcomes)),
+    claims=_claims,
     draw=_draw,
 )

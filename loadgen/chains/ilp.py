@@ -1,0 +1,64 @@
+"""The fewest job servers for a total rate, proven by HiGHS: what GCA is compared with.
+
+Program (7) of "Serving Chain-structured Jobs with Large Memory Footprints" for a placement and the
+chains that GCA finds in it ("Optimal ILP" in section 4.1.2): as few slots in all as complete so
+many requests per second, within the memory that blocks leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import highspy
+import numpy as np
+
+from router.errors import InputError
+from router.placement.model import Chain, Placement
+from router.policies.exact_model import Rows
+
+
+def fewest_slots(
+    chains: Sequence[Chain], placement: Placement, total_rate: float
+) -> tuple[Chain, ...]:
+    """The same chains with other slots, those with none left out.
+
+    Args:
+        chains: of GCA.
+        placement: whose memory they share.
+        total_rate: requests per second that all slots complete, at least.
+
+    Raises:
+        InputError: no slots complete so many.
+    """
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs.silent()
+    highs.passModel(_program(chains, placement, total_rate))
+    highs.run()
+    if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        raise InputError(
+            f"the chains cannot complete {total_rate:g} requests per second within their "
+            "servers' memory; lower --rate, raise --target-load, or reserve other slots"
+        )
+    slots = np.rint(highs.getSolution().col_value).astype(int).tolist()
+    return tuple(
+        replace(chain, slots=count) for chain, count in zip(chains, slots, strict=True) if count
+    )
+
+
+def _program(chains: Sequence[Chain], placement: Placement, total_rate: float) -> highspy.HighsLp:
+    """Columns: slots of each chain. Rows: the total rate, then each server's memory."""
+    lp, rows, size = highspy.HighsLp(), Rows(), len(chains)
+    lp.num_col_ = size
+    lp.col_cost_ = np.ones(size)
+    lp.col_lower_, lp.col_upper_ = np.zeros(size), np.full(size, highspy.kHighsInf)
+    lp.integrality_ = [highspy.HighsVarType.kInteger] * size
+    rates = np.array([chain.service_rate for chain in chains])
+    rows.add((range(size), rates), lower=total_rate)
+    blocks = np.zeros((len(placement.servers), size))
+    for column, chain in enumerate(chains):
+        blocks[list(chain.servers), column] = chain.blocks
+    for server in np.flatnonzero(blocks.any(axis=1)).tolist():
+        rows.add((range(size), blocks[server]), upper=placement.block_slots(server))
+    rows.into(lp)
+    return lp

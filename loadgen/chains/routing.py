@@ -1,0 +1,128 @@
+"""Requests on their own ways: each takes the fastest path that has memory for it as it begins.
+
+How PETALS and BPRR serve, which compose no chains ahead ("Serving Chain-structured Jobs with Large
+Memory Footprints", section 4.1.3). Here who finds no path waits in one queue, first come first
+served, and paths are chosen knowing all free memory: PETALS's clients do not know it, and wait at
+servers that are full. So both do better here than they would.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
+
+import numpy as np
+
+from loadgen.chains.served import Served
+from loadgen.chains.work import Work
+from router.errors import InputError
+from router.placement.model import Placement
+
+_MOST_REMEMBERED = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Servers that hold all blocks together.
+
+    Attributes:
+        used: of each server the pairs of a request and a block that a request takes of it.
+        service_s: mean time that a request spends on it.
+    """
+
+    used: tuple[tuple[int, int], ...]
+    service_s: float
+
+
+class Paths:
+    """The fastest path by what memory is free.
+
+    Args:
+        placement: which blocks lie where.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self._blocks = placement.model.blocks
+        self._hops = _hops(placement)
+        self._known: dict[tuple[int, ...], Path | None] = {}
+
+    def fastest(self, free: Sequence[int]) -> Path | None:
+        """The fastest one, if there is any.
+
+        Args:
+            free: of each server the pairs of a request and a block for which it has memory.
+        """
+        key = tuple(free)
+        if key in self._known:
+            return self._known[key]
+        if len(self._known) >= _MOST_REMEMBERED:
+            self._known.clear()
+        path = self._known[key] = self._shortest(key)
+        return path
+
+    def _shortest(self, free: Sequence[int]) -> Path | None:
+        reached_s = [inf] * (self._blocks + 1)
+        reached_s[0] = 0.0
+        last: list[tuple[int, int]] = [(-1, 0)] * (self._blocks + 1)
+        for begin, end, server, time_s in self._hops:
+            arrived_s = reached_s[begin] + time_s
+            if arrived_s < reached_s[end] and free[server] >= end - begin:
+                reached_s[end] = arrived_s
+                last[end] = server, end - begin
+        if reached_s[-1] == inf:
+            return None
+        used = []
+        at = self._blocks
+        while at:
+            used.append(last[at])
+            at -= last[at][1]
+        return Path(tuple(reversed(used)), reached_s[-1])
+
+
+def _hops(placement: Placement) -> list[tuple[int, int, int, float]]:
+    """From one block to another, by which server, in what time; in the order of the first."""
+    ends = {held.stop for held in placement.held if held}
+    return [
+        (begin, held.stop, at, server.time_s(held.stop - begin))
+        for begin in sorted({0} | ends)
+        for at, (server, held) in enumerate(zip(placement.servers, placement.held, strict=True))
+        if begin in held
+    ]
+
+
+def simulate_routing(placement: Placement, work: Work) -> Served:
+    """Serve all requests to the last, each on the fastest path that is free as it begins.
+
+    Raises:
+        InputError: no path has memory for a single request.
+    """
+    paths = Paths(placement)
+    free = [placement.block_slots(server) for server in range(len(placement.servers))]
+    if paths.fastest(free) is None:
+        raise InputError(
+            "no path through all blocks has memory for a request; reserve more slots per block"
+        )
+    arrival_s, size = work.arrival_s.tolist(), work.size.tolist()
+    waiting_s, service_s = np.zeros(len(size)), np.zeros(len(size))
+    ends: list[tuple[float, int, Path]] = []
+    queue: deque[int] = deque()
+    coming = deque(enumerate(arrival_s))
+    while coming or ends:
+        if coming and (not ends or coming[0][1] < ends[0][0]):
+            number, now_s = coming.popleft()
+            queue.append(number)
+        else:
+            now_s, _, path = heappop(ends)
+            for server, blocks in path.used:
+                free[server] += blocks
+        while queue and (found := paths.fastest(free)):
+            first = queue.popleft()
+            for server, blocks in found.used:
+                free[server] -= blocks
+            waiting_s[first] = now_s - arrival_s[first]
+            service_s[first] = size[first] * found.service_s
+            heappush(ends, (now_s + size[first] * found.service_s, first, found))
+    return Served(waiting_s, service_s)

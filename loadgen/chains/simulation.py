@@ -1,0 +1,200 @@
+"""Requests through chains, event by event: who goes where is decided by the router's policies."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+import numpy as np
+
+from loadgen.chains.served import Served
+from loadgen.chains.work import Work
+from router.errors import ConfigError
+from router.placement.model import Chain
+from router.policies import POLICIES, PolicySettings
+from router.policy import Policy
+from router.settings.worker_specs import unknown
+from router.types import Dispatch, Request, WorkerView
+from router.worker import UNBOUNDED
+
+# These choose by what they see alone: in a state seen before, they choose as before.
+BY_VIEWS_ALONE = frozenset({"fcfs", "jffc", "jsq", "least_tokens", "sa_jsq", "sed"})
+_MOST_REMEMBERED = 500_000
+_COUNT_BITS = 24  # of a chain's requests in the number that stands for a state
+_ANY = Request("any", "default", prompt_tokens=1)
+
+
+def simulate_chains(
+    chains: Sequence[Chain],
+    policy: str,
+    work: Work,
+    dispatch: Dispatch = Dispatch.POOL,
+    seed: int = 0,
+) -> Served:
+    """Serve all requests to the last.
+
+    From the pool, a request waits in one queue until a chain has a free slot; at once, it is given
+    to a chain as it comes, and waits there. Either way the first to come is the first to begin.
+
+    Args:
+        chains: where requests may go.
+        policy: a name of ``POLICIES``.
+        work: the requests.
+        dispatch: when the policy chooses.
+        seed: of the policy's own draws.
+
+    Raises:
+        ConfigError: such a policy is not for chains, or not for this form of dispatch.
+    """
+    check_policy(policy, dispatch)
+    made = POLICIES[policy].make(PolicySettings(seed=seed))
+    state = _State(chains, made, dispatch, remembers=policy in BY_VIEWS_ALONE)
+    run = _from_pool if dispatch is Dispatch.POOL else _at_once
+    waiting_s, service_s = run(
+        state,
+        [chain.slots for chain in chains],
+        [chain.service_s for chain in chains],
+        work.arrival_s.tolist(),
+        work.size.tolist(),
+    )
+    return Served(np.array(waiting_s), np.array(service_s))
+
+
+def check_policy(policy: str, dispatch: Dispatch) -> None:
+    """See that a policy can serve chains.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    known = [name for name, row in POLICIES.items() if not row.looks_ahead]
+    if policy not in POLICIES:
+        raise ConfigError(f"--policy: {unknown('policy', policy, known)}")
+    if policy not in known:
+        raise ConfigError(
+            f"--policy: {policy!r} is none for chains, which have no common steps to look ahead "
+            f"at; there are {', '.join(known)}"
+        )
+    offered = POLICIES[policy].dispatch
+    if dispatch not in offered:
+        forms = " or ".join(sorted(form.value for form in offered))
+        raise ConfigError(
+            f"--dispatch {dispatch.value}: {policy} has no such form; give --dispatch {forms}"
+        )
+
+
+class _State:
+    """How many requests each chain has, and the policy's choice in that state.
+
+    Attributes:
+        units: what one request more in each chain adds to the number that stands for a state.
+        chosen: choices that are known, by that number.
+    """
+
+    def __init__(
+        self, chains: Sequence[Chain], policy: Policy, dispatch: Dispatch, *, remembers: bool
+    ) -> None:
+        self._chains = chains
+        self._policy = policy
+        self._dispatch = dispatch
+        self._remembers = remembers
+        self._seen: dict[tuple[int, int], WorkerView] = {}
+        self.units = [1 << _COUNT_BITS * at for at in range(len(chains))]
+        self.chosen: dict[int, int] = {}
+
+    def choose(self, key: int) -> int:
+        """The chain of the next request, by the policy."""
+        mask = (1 << _COUNT_BITS) - 1
+        counts = [(key >> _COUNT_BITS * at) & mask for at in range(len(self._chains))]
+        views = [self._view(at, count) for at, count in enumerate(counts)]
+        (assignment,) = self._policy.assign([_ANY], views)
+        chain = int(assignment.worker_id)
+        if self._remembers:
+            if len(self.chosen) >= _MOST_REMEMBERED:
+                self.chosen.clear()
+            self.chosen[key] = chain
+        return chain
+
+    def _view(self, at: int, count: int) -> WorkerView:
+        view = self._seen.get((at, count))
+        if view is None:
+            chain = self._chains[at]
+            instant = self._dispatch is Dispatch.INSTANT
+            view = self._seen[at, count] = WorkerView(
+                id=str(at),
+                load_tokens=count,
+                requests=count,
+                capacity=UNBOUNDED if instant else chain.slots - count,
+                waiting=max(0, count - chain.slots),
+                service_rate=chain.service_rate,
+                slots=chain.slots,
+            )
+        return view
+
+
+def _from_pool(
+    state: _State,
+    slots: list[int],
+    mean_s: list[float],
+    arrival_s: list[float],
+    size: list[float],
+) -> tuple[list[float], list[float]]:
+    """One queue: whoever is first in it goes where the policy says as soon as a slot is free."""
+    waiting_s, service_s = [0.0] * len(size), [0.0] * len(size)
+    ends: list[tuple[float, int]] = []
+    queue: deque[int] = deque()
+    known, units, choose = state.chosen.get, state.units, state.choose
+    key, free = 0, sum(slots)
+    arrivals = iter(enumerate(arrival_s))
+    number, at_s = next(arrivals, (-1, 0.0))
+    while number >= 0 or ends:
+        if number >= 0 and (not ends or at_s < ends[0][0]):
+            now_s = at_s
+            queue.append(number)
+            number, at_s = next(arrivals, (-1, 0.0))
+        else:
+            now_s, chain = heappop(ends)
+            key -= units[chain]
+            free += 1
+        if queue and free:
+            first = queue.popleft()
+            found = known(key)
+            chain = choose(key) if found is None else found
+            key += units[chain]
+            free -= 1
+            waiting_s[first] = now_s - arrival_s[first]
+            service_s[first] = taken_s = size[first] * mean_s[chain]
+            heappush(ends, (now_s + taken_s, chain))
+    return waiting_s, service_s
+
+
+def _at_once(
+    state: _State,
+    slots: list[int],
+    mean_s: list[float],
+    arrival_s: list[float],
+    size: list[float],
+) -> tuple[list[float], list[float]]:
+    """A queue for each chain. Who comes waits until the slot that is free first, in that order.
+
+    So each chain is known by the ends of the requests in its slots and of those that wait, and a
+    request's beginning is known as it comes.
+    """
+    waiting_s, service_s = [0.0] * len(size), [0.0] * len(size)
+    ends: list[tuple[float, int]] = []
+    slot_free_s: list[list[float]] = [[0.0] * count for count in slots]
+    known, units, choose = state.chosen.get, state.units, state.choose
+    key = 0
+    for number, now_s in enumerate(arrival_s):
+        while ends and ends[0][0] <= now_s:
+            key -= units[heappop(ends)[1]]
+        found = known(key)
+        chain = choose(key) if found is None else found
+        key += units[chain]
+        begin_s = max(now_s, heappop(slot_free_s[chain]))
+        taken_s = size[number] * mean_s[chain]
+        waiting_s[number] = begin_s - now_s
+        service_s[number] = taken_s
+        heappush(slot_free_s[chain], begin_s + taken_s)
+        heappush(ends, (begin_s + taken_s, chain))
+    return waiting_s, service_s

@@ -1,0 +1,1 @@
+"""``evenstep diagnose``: does balancing matter on this cluster?"""

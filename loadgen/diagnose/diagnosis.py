@@ -1,0 +1,148 @@
+"""A recording's diagnosis: findings, verdict, prospects, energy; and all of it as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loadgen.diagnose.comparison import Comparison
+from loadgen.diagnose.energy import Energy, energy
+from loadgen.diagnose.findings import Findings, findings
+from loadgen.diagnose.prospects import Prospect, Prospects
+from loadgen.diagnose.simulated import prospects
+from loadgen.diagnose.verdict import Verdict, Word, final_verdict, first_verdict
+from loadgen.diagnose.window import Window
+from router.policies import POLICIES
+
+SCHEMA = 1
+EXTRAPOLATED = "what a day of minutes like this one would come to"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Diagnosis:
+    """What a window shows.
+
+    Attributes:
+        prospects: None where they would say nothing, or cannot be had: see ``verdict``.
+        energy: None without steps.
+    """
+
+    window: Window
+    found: Findings
+    verdict: Verdict
+    prospects: Prospects | None
+    energy: Energy | None
+
+    @property
+    def advice(self) -> Prospect | None:
+        """The policy to switch to, if that would pay."""
+        if self.prospects is None or self.verdict.word is not Word.BALANCING_PAYS:
+            return None
+        return self.prospects.best
+
+    @property
+    def extra_tok_s(self) -> float | None:
+        """Tokens per second that it would win; None: no such advice."""
+        if self.advice is None:
+            return None
+        return self.advice.predicted.throughput_tok_s - self.found.waiting.throughput_tok_s
+
+    @property
+    def simulation_error(self) -> dict[str, float] | None:
+        """Simulated / measured - 1 of the policy in force; None: that is not known."""
+        current = None if self.prospects is None else self.prospects.current
+        measured = self.found.waiting.figures
+        if current is None or measured is None:
+            return None
+        simulated, seen = asdict(current.simulated), asdict(measured)
+        return {name: simulated[name] / seen[name] - 1 for name in seen if seen[name]}
+
+
+def diagnose_window(
+    window: Window,
+    price_per_kwh: float | None = None,
+    policies: Collection[str] = tuple(POLICIES),
+    seed: int = 0,
+) -> Diagnosis:
+    """Diagnose; the same window gives the same.
+
+    Args:
+        window: of a recording.
+        price_per_kwh: of electricity.
+        policies: to simulate.
+        seed: of the simulations.
+    """
+    found = findings(window)
+    verdict, seen = first_verdict(found), None
+    if verdict is None:
+        seen = prospects(window, found, policies, seed)
+        verdict = final_verdict(found, seen)
+    advised = seen if verdict.word is Word.BALANCING_PAYS else None
+    return Diagnosis(window, found, verdict, seen, energy(window, found, advised, price_per_kwh))
+
+
+def report(diagnosis: Diagnosis, compared: Comparison | None = None) -> dict[str, Any]:
+    """Everything, JSON-able; what is not known is null."""
+    window, found, seen = diagnosis.window, diagnosis.found, diagnosis.prospects
+    advice = diagnosis.advice
+    return {
+        "diagnosis": SCHEMA,
+        "verdict": diagnosis.verdict.word.value,
+        "reasons": list(diagnosis.verdict.reasons),
+        "conditions": {
+            "source": window.source,
+            "group": window.group,
+            "other_groups": list(window.others),
+            "policy": window.policy,
+            "dispatch": window.dispatch.value if window.dispatch else None,
+            "seconds": window.elapsed_s,
+            "time_scale": window.time_scale,
+            "steps": window.steps,
+            "complete": window.complete,
+        },
+        "barrier": asdict(found.barrier),
+        "waiting": asdict(found.waiting),
+        "load": asdict(found.load),
+        "memory": asdict(found.memory),
+        "simulation": seen and {"mode": seen.mode, "requests": seen.requests, "steps": seen.steps},
+        "simulation_error": diagnosis.simulation_error,
+        "policies": [_row(each) for each in seen.all] if seen else [],
+        "advice": advice and {"policy": advice.policy, "dispatch": advice.dispatch.value},
+        "extra_tok_s": diagnosis.extra_tok_s,
+        "energy": _energy(diagnosis.energy),
+        "comparison": compared and _comparison(compared),
+    }
+
+
+def _row(prospect: Prospect) -> dict[str, Any]:
+    return asdict(prospect) | {"dispatch": prospect.dispatch.value}
+
+
+def _energy(used: Energy | None) -> dict[str, Any] | None:
+    if used is None:
+        return None
+    return asdict(used) | {
+        "per_day_is": EXTRAPOLATED,
+        "per_day_cost": used.money(used.per_day_j),
+        "waiting_per_day_cost": used.money(used.waiting_per_day_j),
+        "saved_per_day_cost": used.money(used.saved_per_day_j),
+    }
+
+
+def _comparison(compared: Comparison) -> dict[str, Any]:
+    changes = {
+        name: asdict(each)
+        | {
+            "predicted_gain": each.predicted_gain,
+            "measured_gain": each.measured_gain,
+            "gain_error": each.gain_error,
+        }
+        for name, each in compared.changes.items()
+    }
+    return {
+        "before": compared.before,
+        "policy": compared.policy,
+        "changes": changes,
+        "load_changed": list(compared.load),
+    }

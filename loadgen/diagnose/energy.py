@@ -1,0 +1,122 @@
+"""Joules and money a day: what the minute would come to if every one were like it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.diagnose.findings import MOSTLY, Findings
+from loadgen.diagnose.prospects import Prospect, Prospects
+from loadgen.diagnose.window import Window
+from loadgen.step_model import PowerModel
+from router.energy.joules import PowerLevels
+
+DAY_S = 86400.0
+JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """Of the group's workers, in their steps, per day.
+
+    Attributes:
+        power_is: ``measured``, or ``modelled``: by calibrated levels, else by the P(u) of the paper
+            with the watts of ``PowerModel``.
+        power_w: mean, of all workers together, in steps.
+        per_day_j: at the share of the time that the engines step.
+        waiting_per_day_j: of these, spent waiting for the fullest; None: without calibrated levels
+            nobody knows.
+        saved_per_day_j: for the same tokens, with the policy that a switch would go to; always
+            modelled. None: no switch would pay. Below 0: it takes more.
+        price_per_kwh: None: not given, and money is not known.
+    """
+
+    power_is: str
+    power_w: float
+    per_day_j: float
+    waiting_per_day_j: float | None
+    saved_per_day_j: float | None
+    price_per_kwh: float | None
+
+    def money(self, joules: float | None) -> float | None:
+        """What joules cost; None: not known."""
+        if joules is None or self.price_per_kwh is None:
+            return None
+        return joules / JOULES_PER_KWH * self.price_per_kwh
+
+
+def energy(
+    window: Window, found: Findings, prospects: Prospects | None, price_per_kwh: float | None
+) -> Energy | None:
+    """Joules of the window, scaled to a day; None without steps.
+
+    Args:
+        window: with power, if somebody measured it.
+        found: its figures.
+        prospects: what the policies would do, if a switch would pay.
+        price_per_kwh: of electricity, in any currency.
+    """
+    if not window.steps:
+        return None
+    idle_share = found.waiting.idle_share
+    model_w = _model_w(window, idle_share)
+    measured_w = _measured_w(window)
+    power_w = model_w if measured_w is None else measured_w
+    per_day_j = power_w * DAY_S * found.barrier.stepping_share
+    waiting_j = saved_j = None
+    if window.levels is not None and idle_share is not None:
+        levels = window.levels
+        waiting_j = per_day_j * levels.spin_w * idle_share / _mean_w(levels, idle_share)
+    if prospects is not None:
+        saved_j = per_day_j * (1 - _relative(window, found, prospects, model_w))
+    return Energy(
+        power_is="modelled" if measured_w is None else "measured",
+        power_w=power_w,
+        per_day_j=per_day_j,
+        waiting_per_day_j=waiting_j,
+        saved_per_day_j=saved_j,
+        price_per_kwh=price_per_kwh,
+    )
+
+
+def _measured_w(window: Window) -> float | None:
+    """Mean power in steps; None unless nearly every worker told it at nearly every step."""
+    known = ~np.isnan(window.power_w)
+    if known.sum() < MOSTLY * window.counted.sum():
+        return None
+    each_w = np.where(known, window.power_w, 0.0).sum(axis=0) / np.maximum(1, known.sum(axis=0))
+    filled_w = np.where(known, window.power_w, each_w)
+    total_w = np.where(window.counted, filled_w, 0.0).sum(axis=1)
+    return float(total_w @ window.step_s / window.step_s.sum())
+
+
+def _model_w(window: Window, idle_share: float | None) -> float:
+    """Mean power in steps of all workers, by calibrated levels or by the paper's P(u)."""
+    if window.levels is not None and idle_share is not None:
+        workers = float(window.counted.sum(axis=1) @ window.step_s / window.step_s.sum())
+        return workers * _mean_w(window.levels, idle_share)
+    used = window.loads / np.maximum(1, window.peak_tokens)[:, np.newaxis]
+    watts = np.where(window.counted, PowerModel().watts(used), 0.0).sum(axis=1)
+    return float(watts @ window.step_s / window.step_s.sum())
+
+
+def _mean_w(levels: PowerLevels, idle_share: float) -> float:
+    return levels.spin_w * idle_share + levels.busy_w * (1 - idle_share)
+
+
+def _relative(window: Window, found: Findings, prospects: Prospects, model_w: float) -> float:
+    """Energy per token with the best policy, against now, by the model."""
+    best, now = prospects.best, found.waiting
+    if window.levels is not None:
+        assert now.idle_share is not None
+        power = _mean_w(window.levels, best.predicted.idle_share)
+        power /= _mean_w(window.levels, now.idle_share)
+        return power * now.throughput_tok_s / best.predicted.throughput_tok_s
+    return best.energy_j_per_token / _now_j_per_token(prospects.current, found, model_w)
+
+
+def _now_j_per_token(current: Prospect | None, found: Findings, model_w: float) -> float:
+    if current is not None:
+        return current.energy_j_per_token
+    return model_w / found.waiting.throughput_tok_s

@@ -1,0 +1,226 @@
+"""What each policy would have done with the recorded requests, by simulation.
+
+The same workers and slots, the step time that was fitted to the recorded steps, the requests that
+ended in the window. Those that end in a window are as those that arrive, if the load goes on as it
+is, so they are played in a circle: where requests waited, as many are kept in the system as were;
+else each arrives when it did, those from before the window at its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count, cycle
+
+import numpy as np
+
+from loadgen.diagnose.findings import Figures, Findings, Load
+from loadgen.diagnose.prospects import Mode, Prospect, Prospects
+from loadgen.diagnose.window import Window
+from loadgen.simulator.arrivals import ClosedStream, Job, Stream, TimedStream
+from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.decode import simulate
+from loadgen.simulator.lengths import TraceLengths
+from loadgen.simulator.oracle import Knowledge
+from loadgen.simulator.results import StepRecords
+from loadgen.step_model import PowerModel, StepTime
+from loadgen.traces import Trace, TraceRequest
+from router.policies import POLICIES
+from router.types import Dispatch
+
+# As ``evenstep serve`` by default: what it goes by, and when a request goes before all others.
+_LOOKAHEAD = "survival"
+_STARVATION_S = 5.0
+# From a decision to the request's first step in an engine that does not wait for it.
+_DELAY_STEPS = 1
+# With shorter outputs a delay of a good step empties more than 2 % of the slots' time, and the
+# router has requests queue in the engines, few of them (``router.overcommit``).
+_SHORT_OUTPUT_TOKENS = 65
+_MOST_QUEUED = 2
+# Until the first requests, which all begin at once, no longer show.
+_WARMUP_LIVES = 4
+_WARMUP_STEPS = (300, 4000)
+_MEASURED_STEPS = (1500, 6000)
+# Of the steps, those in which requests wait: from here on the cluster is kept full, not at a rate.
+FULL_SHARE = 0.5
+# BF-IO chooses among those that wait: one at a time leaves it nothing to choose.
+_POOL_ONLY = frozenset({"bfio"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    figures: Figures
+    energy_j_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What the simulations have in common."""
+
+    window: Window
+    mode: Mode
+    clients: int
+    slots: int
+    workers: int
+    step_time: StepTime
+    deadline_steps: int
+    overcommit: int
+    warmup: int
+    steps: int
+
+
+def prospects(
+    window: Window, found: Findings, policies: Collection[str] = tuple(POLICIES), seed: int = 0
+) -> Prospects:
+    """Simulate policies; the same window and seed give the same.
+
+    Args:
+        window: with completed requests.
+        found: its figures, with a fitted step time, known slots and a known idle share.
+        policies: names of ``POLICIES``, at least one; the one in force is simulated as well.
+        seed: of policies that draw at random.
+    """
+    setting, measured = _setting(window, found), found.waiting.figures
+    assert measured is not None
+    outcomes = {
+        (policy, dispatch): _simulated(setting, policy, dispatch, seed)
+        for policy, row in POLICIES.items()
+        for dispatch in sorted(row.dispatch, key=str)
+        if (policy, dispatch) == (window.policy, window.dispatch)
+        or (policy in policies and (dispatch is Dispatch.POOL or policy not in _POOL_ONLY))
+    }
+    current = None
+    if window.policy is not None and window.dispatch is not None:
+        current = outcomes.get((window.policy, window.dispatch))
+    rows = [
+        Prospect(
+            policy,
+            dispatch,
+            outcome is current,
+            outcome.figures,
+            _predicted(measured, outcome.figures, current),
+            outcome.energy_j_per_token,
+        )
+        for (policy, dispatch), outcome in outcomes.items()
+    ]
+    chosen = [row for row in rows if row.current or row is _better(rows, row.policy)]
+    chosen.sort(key=lambda row: -row.simulated.throughput_tok_s)
+    return Prospects(setting.mode, len(window.completed), setting.steps, tuple(chosen))
+
+
+def _better(rows: Sequence[Prospect], policy: str) -> Prospect:
+    forms = [row for row in rows if row.policy == policy]
+    return max(forms, key=lambda row: row.simulated.throughput_tok_s)
+
+
+def _setting(window: Window, found: Findings) -> _Setting:
+    load, fitted = found.load, found.barrier.fitted
+    assert fitted is not None
+    assert load.slots is not None
+    assert load.output_tokens is not None
+    lives = math.ceil(_WARMUP_LIVES * load.output_tokens)
+    wall_step_s = found.waiting.step_s * window.time_scale
+    return _Setting(
+        window=window,
+        mode="full" if load.waiting_share >= FULL_SHARE else "arrivals",
+        clients=max(1, round(load.inside)),
+        slots=max(1, round(load.slots)),
+        workers=load.workers,
+        step_time=StepTime(max(fitted.base_s, 1e-9), fitted.per_token_s),
+        deadline_steps=max(1, round(_STARVATION_S / wall_step_s)),
+        overcommit=_overcommit(window, load),
+        warmup=_between(_WARMUP_STEPS, lives),
+        steps=_between(_MEASURED_STEPS, window.steps),
+    )
+
+
+def _overcommit(window: Window, load: Load) -> int:
+    """Requests that the router has queue in each engine: as it did, else as it would."""
+    if window.dispatch is Dispatch.POOL:
+        return min(_MOST_QUEUED, round(float(window.queued.mean()) / load.workers))
+    assert load.output_tokens is not None
+    return int(load.output_tokens < _SHORT_OUTPUT_TOKENS)
+
+
+def _between(bounds: tuple[int, int], value: int) -> int:
+    return min(max(value, bounds[0]), bounds[1])
+
+
+def _simulated(setting: _Setting, policy: str, dispatch: Dispatch, seed: int) -> _Outcome:
+    pool = dispatch is Dispatch.POOL
+    config = DecodeConfig(
+        policy=policy,
+        lengths=_lengths(setting.window),
+        workers=setting.workers,
+        slots=setting.slots,
+        pool=max(1, setting.clients),
+        steps=setting.warmup + setting.steps,
+        warmup=setting.warmup,
+        seed=seed,
+        dispatch=dispatch,
+        dispatch_delay=_DELAY_STEPS if pool else 0,
+        overcommit=setting.overcommit if pool else 0,
+        deadline_steps=setting.deadline_steps if pool else 0,
+        knowledge=Knowledge.parse(_LOOKAHEAD if POLICIES[policy].looks_ahead else "none"),
+        step_time=setting.step_time,
+    )
+    records = simulate(config, stream=_stream(setting), keep_records=True).records
+    assert records is not None
+    return _outcome(records, setting.step_time)
+
+
+def _lengths(window: Window) -> TraceLengths:
+    rows = tuple(TraceRequest(*lengths) for _, lengths in _parts(window))
+    return TraceLengths.of(Trace("recorded", "recording", rows))
+
+
+def _parts(window: Window) -> list[tuple[float, tuple[int, int]]]:
+    """Arrival and lengths of what requests became in the engines."""
+    return [
+        (each.arrival_s, (each.prompt_tokens, max(1, each.output_tokens // each.slots)))
+        for each in window.completed
+        for _ in range(each.slots)
+    ]
+
+
+def _stream(setting: _Setting) -> Stream:
+    if setting.mode == "full":
+        rows = [lengths for _, lengths in _parts(setting.window)]
+        return ClosedStream(cycle(rows), setting.clients)
+    return TimedStream(_in_a_circle(setting.window))
+
+
+def _in_a_circle(window: Window) -> Iterator[Job]:
+    """The window's arrivals, again and again; those from before it at its end."""
+    length_s = window.elapsed_s
+    timed = sorted((at_s % length_s, lengths) for at_s, lengths in _parts(window))
+    numbers = count()
+    for turn in count():
+        for at_s, lengths in timed:
+            yield Job(next(numbers), *lengths, turn * length_s + at_s)
+
+
+def _outcome(records: StepRecords, step_time: StepTime) -> _Outcome:
+    busy_s, tokens = float(records.seconds.sum()), float(records.tokens.sum())
+    imbalance = records.imbalance_tokens
+    idle_s = step_time.per_token_s * float(imbalance.sum())
+    power = PowerModel()
+    energy_j = float(records.power_w(power).sum(axis=1) @ records.seconds)
+    return _Outcome(
+        Figures(
+            imbalance_tokens=float(imbalance.mean()),
+            idle_share=idle_s / (records.loads.shape[1] * busy_s),
+            throughput_tok_s=tokens / busy_s,
+            step_s=float(np.mean(records.seconds)),
+        ),
+        energy_j / max(1.0, tokens),
+    )
+
+
+def _predicted(measured: Figures, simulated: Figures, current: _Outcome | None) -> Figures:
+    if current is None:
+        return simulated
+    now, new, old = map(asdict, (measured, simulated, current.figures))
+    scaled = {name: now[name] * new[name] / old[name] if old[name] else new[name] for name in now}
+    return Figures(**scaled)

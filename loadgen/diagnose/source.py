@@ -1,0 +1,96 @@
+"""Where a recording comes from, if from no file: a running router's or observer's admin port."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from router.errors import ConfigError, InputError
+from router.recording.lines import Recording, read
+
+_CONNECT_S = 5.0
+# The stream may be silent for as long as nothing happens.
+_GRACE_S = 30.0
+
+
+def recording_from(url: str, seconds: float, key: str | None = None) -> Recording:
+    """Listen to a router or an observer.
+
+    Args:
+        url: of its admin port.
+        seconds: for how long.
+        key: that opens the port, if it wants one.
+
+    Raises:
+        ConfigError: nobody listens there, or it is no admin port.
+        InputError: what came is no recording.
+    """
+    address = f"{_base(url)}/recording"
+    with _connected(address):
+        timeout = httpx.Timeout(seconds + _GRACE_S, connect=_CONNECT_S)
+        lines = []
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        with httpx.stream(
+            *("GET", address),
+            params={"seconds": f"{seconds:g}"},
+            headers=headers,
+            timeout=timeout,
+        ) as answer:
+            if answer.status_code == httpx.codes.UNAUTHORIZED:
+                raise ConfigError(f"--url: {address} wants a key: give --key-file")
+            if answer.status_code != httpx.codes.OK:
+                raise ConfigError(
+                    f"--url: {address} answers {answer.status_code}; give the admin port of "
+                    "evenstep serve or observe (--admin-port)"
+                )
+            lines = list(_lines(answer.iter_bytes()))
+    return read(lines, address)
+
+
+def earlier_report(file: Path) -> dict[str, Any]:
+    """An earlier diagnosis.
+
+    Raises:
+        InputError: there is no such file, or it is no JSON object.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--before: {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"--before: {file} is no JSON ({error!s:.80})") from error
+    if not isinstance(found, dict):
+        raise InputError(f"--before: {file} is no diagnosis that --json wrote")
+    return found
+
+
+def _base(url: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url: {url!r} is no URL; write http://HOST:PORT of an admin port")
+    return url.rstrip("/")
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[None]:
+    try:
+        yield
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"--url: {address}: {error or type(error).__name__}; start evenstep serve or observe "
+            "with --admin-port there, or correct the URL"
+        ) from error
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Lines with their newlines; the last may lack its own."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+    if rest:
+        yield rest

@@ -1,0 +1,143 @@
+"""A diagnosis in words: questions that an operator asks, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loadgen.diagnose.diagnosis import EXTRAPOLATED, Diagnosis
+from loadgen.diagnose.energy import JOULES_PER_KWH, Energy
+from loadgen.diagnose.findings import Barrier, Load, Memory, Waiting
+from loadgen.diagnose.prospects import Prospects
+from loadgen.diagnose.verdict import Word, memory_short, too_little, unsteady
+
+HEADLINES = {
+    Word.BALANCING_PAYS: "Balancing pays here.",
+    Word.ALREADY_EVEN: "Balancing would win nothing more here: loads are as even as they get.",
+    Word.CHEAP_ATTENTION: "Balancing does not matter here: a step costs the same for any load.",
+    Word.NO_BARRIER: "Balancing does not matter here: there is no barrier.",
+    Word.KV_STARVED: "KV memory is what is short here, not balance.",
+    Word.TOO_LITTLE_LOAD: "Balancing does not matter here: there is too little load.",
+    Word.ONE_WORKER: "Balancing does not matter here: there is one worker.",
+    Word.TOO_SHORT: "Too little was recorded to tell.",
+}
+
+
+def answers(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
+    """Questions, each with its answer; none where there are no steps."""
+    found = diagnosis.found
+    if not found.steps:
+        return
+    yield "Is there a barrier?", _barrier(found.barrier)
+    yield "How much is waiting?", _waiting(found.waiting, found.barrier)
+    yield "Is KV memory short?", _memory(found.memory)
+    yield "Is there load enough?", _load(found.load)
+    if diagnosis.prospects is not None:
+        yield "What is simulated?", _simulation(diagnosis, diagnosis.prospects)
+    if diagnosis.extra_tok_s is not None:
+        yield "What would it win?", _extra(diagnosis, diagnosis.extra_tok_s)
+    if diagnosis.energy is not None:
+        yield "Joules and money?", energy_words(diagnosis.energy)
+
+
+def _barrier(barrier: Barrier) -> str:
+    together, fitted = barrier.together_share, barrier.fitted
+    if together is None:
+        return "Not known: no two workers had something to run at once."
+    said = f"{together:.0%} of the steps were made together by all that were busy."
+    if not barrier.there:
+        return f"No: {said}"
+    said = f"Yes: {said}"
+    if fitted is None:
+        return f"{said} The time of a step does not follow the load of the fullest worker."
+    return (
+        f"{said} A step takes {fitted.base_s * 1e3:.2f} ms + {fitted.per_token_s * 1e9:.1f} ns per "
+        f"KV token of the fullest worker, which explains {fitted.explained:.0%} of how it varies."
+    )
+
+
+def _waiting(waiting: Waiting, barrier: Barrier) -> str:
+    loads = (
+        f"Imbalance {waiting.imbalance_tokens:,.0f} tokens; a worker holds "
+        f"{waiting.mean_load_tokens:,.0f} on average, the fullest {waiting.max_load_tokens:,.0f}."
+    )
+    if waiting.idle_share is None:
+        return f"{'Not known.' if barrier.there else 'None waits for another.'} {loads}"
+    return f"{waiting.idle_share:.1%} of the workers' time ({waiting.idle_share_is}). {loads}"
+
+
+def _memory(memory: Memory) -> str:
+    used = "Its size is not known."
+    if memory.used_mean is not None:
+        used = f"{memory.used_mean:.0%} of it is used on average, {memory.used_max:.0%} at most."
+    held = ""
+    if memory.held_share is not None:
+        held = f" {memory.held_share:.1%} of the slots are held empty while requests wait."
+    short = "Yes" if memory_short(memory) else "No"
+    return f"{short}. {used} {memory.preemptions:,} preemptions.{held}"
+
+
+def _load(load: Load) -> str:
+    used = "How many slots are used is not known"
+    if load.slots_used is not None:
+        used = f"{load.slots_used:.0%} of the slots are used"
+    steady = ""
+    if unsteady(load):
+        steady = (
+            f" The load was not steady, {load.second_half:.0%} as many tokens in the second half "
+            "as in the first: what is predicted is for one that is."
+        )
+    enough = "No" if too_little(load) else "Yes"
+    return (
+        f"{enough}. {used}; requests waited at {load.waiting_share:.0%} of the steps, "
+        f"{load.waiting:,.1f} on average. {load.completed:,} got their answer, {load.failed:,} did "
+        f"not.{steady}"
+    )
+
+
+def _simulation(diagnosis: Diagnosis, seen: Prospects) -> str:
+    how = "kept as full as it was" if seen.mode == "full" else "each arriving when it did"
+    said = f"The {seen.requests:,} recorded requests in a circle, {how}, in {seen.steps:,} steps."
+    error = diagnosis.simulation_error
+    if error is None:
+        return f"{said} Who balanced is not known: the baseline is what was measured."
+    shares = (("idle share", "idle_share"), ("imbalance", "imbalance_tokens"))
+    off = ", ".join(f"{text} {error[key]:+.1%}" for text, key in shares if key in error)
+    return (
+        f"{said} Of the policy in force it is off by: {off}, tokens/s "
+        f"{error['throughput_tok_s']:+.1%}. Predicted is what was measured, times the ratio of the "
+        "simulated."
+    )
+
+
+def _extra(diagnosis: Diagnosis, extra_tok_s: float) -> str:
+    assert diagnosis.advice is not None
+    seen = diagnosis.prospects
+    said = f"{extra_tok_s:+,.0f} tokens/s with {diagnosis.advice.name}"
+    if seen is not None and seen.mode == "full":
+        return f"{said}."
+    return f"{said}, if more requests came; those that come get their tokens that much sooner."
+
+
+def energy_words(used: Energy) -> str:
+    """What a day takes, and what of it a switch would save."""
+    parts = [
+        f"{used.power_w:,.0f} W ({used.power_is}), {_amount(used, used.per_day_j)} a day: "
+        f"{EXTRAPOLATED}."
+    ]
+    if used.waiting_per_day_j is None:
+        parts.append("What waiting takes of it is unknown without --power-levels of the router.")
+    else:
+        parts.append(f"Waiting takes {_amount(used, used.waiting_per_day_j)} of it.")
+    if used.saved_per_day_j is not None:
+        less = "less" if used.saved_per_day_j >= 0 else "more"
+        amount = _amount(used, abs(used.saved_per_day_j))
+        parts.append(f"The same tokens would take {amount} {less} (modelled).")
+    if used.price_per_kwh is None:
+        parts.append("Money is unknown without --price.")
+    return " ".join(parts)
+
+
+def _amount(used: Energy, joules: float) -> str:
+    amount = f"{joules / JOULES_PER_KWH:,.1f} kWh"
+    money = used.money(joules)
+    return amount if money is None else f"{amount} (cost {money:,.2f})"

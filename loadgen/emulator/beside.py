@@ -1,0 +1,87 @@
+"""What a vLLM server answers beside generating, as far as clients are tested with it: emulated."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from loadgen.emulator.generation import Limits, RejectedError
+from loadgen.emulator.text import estimate_text_tokens
+
+_DIMENSIONS = 8
+
+_encode = msgspec.json.encode
+
+
+class _Asked(msgspec.Struct, kw_only=True):
+    model: str | None = None
+
+
+class _Embeddings(_Asked):
+    input: str | list[str | int | list[int]]
+
+
+class _Text(_Asked):
+    prompt: str
+
+
+class _Tokens(_Asked):
+    tokens: list[int]
+
+
+Asked = TypeVar("Asked", bound=_Asked)
+
+
+def embed(body: bytes, limits: Limits) -> bytes:
+    """``/v1/embeddings``: a short vector that only looks like one, the same for the same input."""
+    asked = _decode(body, _Embeddings, limits)
+    ids = isinstance(asked.input, list) and all(isinstance(one, int) for one in asked.input)
+    inputs = [asked.input] if ids or isinstance(asked.input, str) else asked.input
+    vectors = [
+        {"object": "embedding", "index": index, "embedding": _vector(str(one))}
+        for index, one in enumerate(inputs)
+    ]
+    tokens = sum(
+        len(one) if isinstance(one, list) else estimate_text_tokens(str(one)) for one in inputs
+    )
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
+    return _encode({"object": "list", "model": limits.model, "data": vectors, "usage": usage})
+
+
+def tokenize(body: bytes, limits: Limits) -> bytes:
+    """``/tokenize``: characters, by their numbers."""
+    tokens = [ord(character) for character in _decode(body, _Text, limits).prompt]
+    lengths = {"count": len(tokens), "max_model_len": limits.max_model_len}
+    return _encode({**lengths, "tokens": tokens, "token_strs": None})
+
+
+def detokenize(body: bytes, limits: Limits) -> bytes:
+    """``/detokenize``: the way back."""
+    tokens = _decode(body, _Tokens, limits).tokens
+    if not all(0 <= token < 0xD800 for token in tokens):
+        raise RejectedError("tokens out of range", "tokens")
+    return _encode({"prompt": "".join(map(chr, tokens))})
+
+
+BESIDE: dict[str, Callable[[bytes, Limits], bytes]] = {
+    "/v1/embeddings": embed,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+}
+
+
+def _vector(text: str) -> list[float]:
+    return [zlib.crc32(f"{index}/{text}".encode()) / 2**32 for index in range(_DIMENSIONS)]
+
+
+def _decode(body: bytes, kind: type[Asked], limits: Limits) -> Asked:
+    try:
+        asked = msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RejectedError(str(error)) from error
+    if asked.model not in (None, "", limits.model):
+        raise RejectedError(f"The model `{asked.model}` does not exist.", "model", 404)
+    return asked

@@ -1,0 +1,183 @@
+"""Answers whose events have names, as vLLM (0.32) gives them: messages and responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from loadgen.emulator.generation import RejectedError
+from loadgen.emulator.shapes import ChoiceEnd
+
+_encode = msgspec.json.encode
+_STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
+
+
+def _event(name: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode({"type": name, **fields}))
+
+
+class MessageShape:
+    """See ``Shape``: a message, of one block of text.
+
+    Args:
+        answer_id: of the message.
+        model: its name.
+        prompt_tokens: of the prompt.
+    """
+
+    def __init__(self, answer_id: str, model: str, prompt_tokens: int) -> None:
+        self._head = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
+        self._prompt_tokens = prompt_tokens
+        self._end = ChoiceEnd("", "stop", None)
+
+    def first(self, choices: int) -> bytes:
+        """Events that go out before the first token."""
+        unknown: dict[str, object] = {"content": [], "stop_reason": None, "stop_sequence": None}
+        message = {**self._head, **unknown, "usage": self._usage(0)}
+        block = {"type": "text", "text": ""}
+        return _event("message_start", message=message) + _event(
+            "content_block_start", index=0, content_block=block
+        )
+
+    def delta(self, index: int, text: str) -> bytes:
+        """The event for more text."""
+        return _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+
+    def last(self, index: int, end: ChoiceEnd) -> bytes:
+        """The events for the last text."""
+        self._end = end
+        return self.delta(0, end.text) + _event("content_block_stop", index=0)
+
+    def close(self, prompt_tokens: int, completion_tokens: int, *, include_usage: bool) -> bytes:
+        """The events that end the stream."""
+        usage = self._usage(completion_tokens)
+        return _event("message_delta", delta=self._stop(self._end), usage=usage) + _event(
+            "message_stop"
+        )
+
+    def fail(self, rejected: RejectedError) -> bytes:
+        """The event with which a stream that fails ends."""
+        return _event("error", error={"type": "internal_error", "message": rejected.message})
+
+    def whole(
+        self,
+        ends: Sequence[ChoiceEnd],
+        prompt_tokens: int,
+        completion_tokens: int,
+        kv_transfer_params: dict[str, object] | None,
+    ) -> bytes:
+        """The body of an answer that is not streamed."""
+        (end,) = ends
+        content = [{"type": "text", "text": end.text}]
+        usage = self._usage(completion_tokens)
+        return _encode({**self._head, "content": content, **self._stop(end), "usage": usage})
+
+    def _usage(self, completion_tokens: int) -> dict[str, int]:
+        return {"input_tokens": self._prompt_tokens, "output_tokens": completion_tokens}
+
+    def _stop(self, end: ChoiceEnd) -> dict[str, object]:
+        reason = "stop_sequence" if end.stop_reason else _STOP_REASONS[end.finish_reason]
+        return {"stop_reason": reason, "stop_sequence": end.stop_reason}
+
+
+class ResponseShape:
+    """See ``Shape``: a response, of one item of text.
+
+    Args:
+        answer_id: of the response.
+        model: its name.
+        created: seconds since 1970.
+    """
+
+    def __init__(self, answer_id: str, model: str, created: int) -> None:
+        self._head = {"id": answer_id, "object": "response", "created_at": created, "model": model}
+        self._head |= {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        self._item_id = f"msg_{answer_id}"
+        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._sequence = 0
+        self._text: list[str] = []
+        self._cut = False
+
+    def first(self, choices: int) -> bytes:
+        """Events that go out before the first token."""
+        response = {**self._head, "status": "in_progress", "output": [], "usage": None}
+        item = self._item("in_progress", [])
+        return (
+            self._event("response.created", response=response)
+            + self._event("response.in_progress", response=response)
+            + self._event("response.output_item.added", output_index=0, item=item)
+            + self._event("response.content_part.added", **self._place, part=_part(""))
+        )
+
+    def delta(self, index: int, text: str) -> bytes:
+        """The event for more text."""
+        self._text.append(text)
+        return self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
+
+    def last(self, index: int, end: ChoiceEnd) -> bytes:
+        """The events for the last text."""
+        self._cut = end.finish_reason == "length"
+        events = self.delta(0, end.text)
+        text = "".join(self._text)
+        return (
+            events
+            + self._event("response.output_text.done", **self._place, text=text, logprobs=[])
+            + self._event("response.content_part.done", **self._place, part=_part(text))
+            + self._event(
+                "response.output_item.done", output_index=0, item=self._item("completed", [text])
+            )
+        )
+
+    def close(self, prompt_tokens: int, completion_tokens: int, *, include_usage: bool) -> bytes:
+        """The event that ends the stream."""
+        text = "".join(self._text)
+        response = self._response(text, prompt_tokens, completion_tokens)
+        return self._event("response.completed", response=response)
+
+    def fail(self, rejected: RejectedError) -> bytes:
+        """The event with which a stream that fails ends."""
+        error = {"code": str(rejected.status), "message": rejected.message, "param": None}
+        return self._event("error", **error)
+
+    def whole(
+        self,
+        ends: Sequence[ChoiceEnd],
+        prompt_tokens: int,
+        completion_tokens: int,
+        kv_transfer_params: dict[str, object] | None,
+    ) -> bytes:
+        """The body of an answer that is not streamed."""
+        (end,) = ends
+        self._cut = end.finish_reason == "length"
+        return _encode(self._response(end.text, prompt_tokens, completion_tokens))
+
+    def _response(self, text: str, prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
+        usage = {
+            "input_tokens": prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+        cut = {"reason": "max_output_tokens"} if self._cut else None
+        return {
+            **self._head,
+            "status": "incomplete" if self._cut else "completed",
+            "incomplete_details": cut,
+            "output": [self._item("completed", [text])],
+            "usage": usage,
+        }
+
+    def _item(self, status: str, texts: Sequence[str]) -> dict[str, object]:
+        content = [_part(text) for text in texts]
+        item = {"type": "message", "id": self._item_id, "role": "assistant"}
+        return {**item, "status": status, "content": content}
+
+    def _event(self, name: str, **fields: object) -> bytes:
+        self._sequence += 1
+        return _event(name, sequence_number=self._sequence - 1, **fields)
+
+
+def _part(text: str) -> dict[str, object]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,0 +1,122 @@
+"""Who gets the cache of placed blocks: greedy allocation beside others, Figure 4 of the paper.
+
+The paper is "Serving Chain-structured Jobs with Large Memory Footprints", section 4.1.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from loadgen.figures.chain_cases import DEPLOYMENTS, Computed, deployment, worst_ratio
+from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.figures.claims import Claim, at_most
+from loadgen.figures.laboratory import Laboratory
+from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.study import Study
+from loadgen.figures.tables import Column, Table, metric_table
+from router.placement.gbp_cr import gbp_cr
+from router.placement.gca import gca
+from router.placement.model import Chain, total_rate
+
+SERVERS, RESERVED = 40, 4
+SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 90)
+LIGHT = 30
+GREEDY, OPTIMAL, LEAST = "gca", "ilp", "lower_bound"
+_DISJOINT = "disjoint"
+COLUMNS = (
+    Column("disjoint, c slots each", _DISJOINT, 1.0, 1),
+    Column("gca", GREEDY, 1.0, 1),
+    Column("ILP over gca's chains", OPTIMAL, 1.0, 1),
+    Column("lower bound", LEAST, 1.0, 1),
+)
+
+
+def allocated(seed: int, share: int) -> dict[str, float | None]:
+    """Job servers, slots of chains, that complete a rate together; None where no number does.
+
+    Args:
+        seed: of the deployment.
+        share: of what all chains of GCA complete, in percent: the rate that is needed.
+    """
+    model, servers = deployment(seed, servers=SERVERS)
+    from loadgen.chains.ilp import fewest_slots  # HiGHS, which only this needs
+
+    grouping = gbp_cr(model, servers, RESERVED, math.inf)
+    chains = gca(grouping.placement)
+    needed = share / 100 * total_rate(chains)
+    disjoint = grouping.chains
+    return {
+        _DISJOINT: job_servers(disjoint, [RESERVED] * len(disjoint), needed),
+        GREEDY: job_servers(chains, [chain.slots for chain in chains], needed),
+        OPTIMAL: sum(chain.slots for chain in fewest_slots(chains, grouping.placement, needed)),
+        LEAST: math.ceil(needed / chains[0].service_rate),
+    }
+
+
+def job_servers(chains: Sequence[Chain], slots: Sequence[int], needed: float) -> int | None:
+    """The fewest slots, the fastest chains' first, that complete a rate in requests/s."""
+    count, left = 0, needed
+    pairs = sorted(zip(chains, slots, strict=True), key=lambda pair: pair[0].service_s)
+    for chain, most in pairs:
+        here = min(most, math.ceil(left / chain.service_rate - 1e-9))
+        count, left = count + here, left - here * chain.service_rate
+        if left <= 1e-9 * needed:
+            return count
+    return None
+
+
+def _key(share: int) -> tuple[str]:
+    return (f"{share} %",)
+
+
+def _measure(laboratory: Laboratory) -> Outcomes:
+    metrics = tuple(column.metric for column in COLUMNS)
+    return laboratory.run(
+        [Computed(_key(share), allocated, metrics, {"share": share}) for share in SHARES]
+    )
+
+
+def _named(outcomes: Outcomes) -> list[tuple[str, Sample]]:
+    return [(f"{share} %", outcomes[_key(share)]) for share in SHARES]
+
+
+def _tables(outcomes: Outcomes) -> list[Table]:
+    return [metric_table("Job servers needed", "rate needed", _named(outcomes), COLUMNS)]
+
+
+def _claims(outcomes: Outcomes) -> Iterator[Claim]:
+    samples = [outcomes[_key(share)] for share in SHARES]
+    ratio = max(worst_ratio(each, GREEDY, _DISJOINT) for each in samples)
+    text = "all rates: job servers, gca / disjoint with c slots, worst deployment"
+    yield at_most(text, ratio, 1)
+    light = [outcomes[_key(share)] for share in SHARES if share <= LIGHT]
+    ratio = max(worst_ratio(each, GREEDY, OPTIMAL) for each in light)
+    yield at_most(f"rates to {LIGHT} %: job servers, gca / ILP, worst deployment", ratio, 1)
+
+
+def _draw(outcomes: Outcomes, path: Path) -> None:
+    figure, (axes,) = panels(1)
+    for style, column in enumerate(COLUMNS):
+        estimates = [sample.of(column.metric) for _, sample in _named(outcomes)]
+        draw_line(axes, Line(column.title, SHARES, estimates, style=style))
+    finish(axes, "rate needed, % of what gca's chains complete", "job servers")
+    legend(axes)
+    save(figure, path, f"J={SERVERS}, c={RESERVED}; mean of {DEPLOYMENTS} deployments")
+
+
+STUDY = Study(
+    title="Chains: who gets the cache (Figure 4 of the paper on chains)",
+    conditions=(
+        f"BLOOM-176B on {SERVERS} servers, all of them chained by gbp_cr with c={RESERVED}. Job "
+        "servers: slots of chains. Needed are so many, the fastest first, as complete the rate "
+        "together, which is a share of what all chains of gca complete; the lower bound takes all "
+        f"to be as fast as the fastest. Computed, not simulated; {DEPLOYMENTS} deployments. A "
+        "dash: all of them are too few on every deployment."
+    ),
+    measure=_measure,
+    tables=_tables,
+    claims=_claims,
+    draw=_draw,
+)

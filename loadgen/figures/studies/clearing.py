@@ -1,0 +1,160 @@
+"""MC-SF beside the baselines of its paper: arXiv 2502.07115, Figure 5 and the search for alpha."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
+from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.figures.claims import Claim, at_least, at_most
+from loadgen.figures.laboratory import Laboratory
+from loadgen.figures.samples import Outcomes
+from loadgen.figures.study import Study
+from loadgen.figures.tables import Table, shown
+from loadgen.intervals import Estimate, estimate
+from loadgen.simulator.admission_command import AdmissionOptions
+
+_RATES = (50, 10)
+_COUNTS = (2000, 4000, 6000, 8000, 10_000)
+_LATENCY = "latency_mean_s"
+_PAPER_RATIO: Mapping[int, float] = MappingProxyType({50: 3.0, 10: 8.0})
+# The smallest alpha without a loop in the paper, and those tried here.
+_PAPER_ALPHA: Mapping[int, float] = MappingProxyType({50: 0.21, 10: 0.24})
+_ALPHAS = tuple(percent / 100 for percent in range(5, 17))
+_AS_PRECISE = 0.01
+
+_MC_SF = "MC-SF, true lengths"
+_PAIRS = ((0.3, 1.0), (0.25, 1.0), (0.2, 0.2), (0.2, 0.1), (0.1, 0.2), (0.1, 0.1))
+
+
+def _clearing(alpha: float, beta: float) -> AdmissionOptions:
+    return AdmissionOptions("alpha_beta", json.dumps({"alpha": alpha, "beta": beta}))
+
+
+def _name(alpha: float, beta: float) -> str:
+    return f"alpha {alpha:g}, beta {beta:g}" if beta < 1 else f"alpha {alpha:g}"
+
+
+_BASELINES: Mapping[str, AdmissionOptions] = MappingProxyType(
+    {_name(*pair): _clearing(*pair) for pair in _PAIRS}
+)
+_WAYS: Mapping[str, AdmissionOptions] = MappingProxyType(
+    {
+        _MC_SF: AdmissionOptions("memory_checked", '{"ageing": 0}'),
+        "memory_checked (with ageing)": AdmissionOptions("memory_checked"),
+        **_BASELINES,
+        "headroom (default)": AdmissionOptions("headroom"),
+        "vLLM's order": AdmissionOptions("off"),
+    }
+)
+
+
+def _measure(laboratory: Laboratory) -> Outcomes:
+    return laboratory.run([*_latencies(), *_loops()])
+
+
+def _latencies() -> Iterator[AdmissionCase]:
+    for rate in _RATES:
+        for way, options in _WAYS.items():
+            for count in _COUNTS:
+                placed = replace(options, rate=float(rate), requests=count)
+                yield AdmissionCase((str(rate), way, str(count)), placed)
+
+
+def _loops() -> Iterator[AdmissionCase]:
+    for rate in _RATES:
+        for alpha in _ALPHAS:
+            options = replace(_clearing(alpha, 1.0), rate=float(rate), requests=_COUNTS[-1])
+            yield AdmissionCase((str(rate), "loop", f"{alpha:g}"), options)
+
+
+def _slope(outcomes: Outcomes, rate: int, way: str) -> Estimate | None:
+    """Seconds of mean latency by which 1,000 more requests raise it; None where a run loops."""
+    rows = [outcomes[str(rate), way, str(count)].values[_LATENCY] for count in _COUNTS]
+    by_seed = [list(column) for column in zip(*rows, strict=True)]
+    if any(value is None for column in by_seed for value in column):
+        return None
+    thousands = [count / 1000 for count in _COUNTS]
+    return estimate([float(np.polyfit(thousands, np.array(col), 1)[0]) for col in by_seed])
+
+
+def _ratio(outcomes: Outcomes, rate: int) -> float:
+    """Least slope of the six baselines, beside MC-SF's."""
+    found = [_slope(outcomes, rate, way) for way in _BASELINES]
+    ours = _slope(outcomes, rate, _MC_SF)
+    slopes = [each.mean for each in found if each is not None]
+    return min(slopes, default=math.nan) / ours.mean if ours is not None else math.nan
+
+
+def _looping(outcomes: Outcomes, rate: int, alpha: float) -> int:
+    """Runs that never end."""
+    return int(sum(outcomes[str(rate), "loop", f"{alpha:g}"].each(ENDLESS)))
+
+
+def loop_free_alpha(outcomes: Outcomes, rate: int) -> float:
+    """The least of those tried from which on no run loops; not a number: there is none."""
+    looping = [alpha for alpha in _ALPHAS if _looping(outcomes, rate, alpha)]
+    return min((a for a in _ALPHAS if a > max(looping, default=0)), default=math.nan)
+
+
+def _tables(outcomes: Outcomes) -> list[Table]:
+    header = ["policy", *(f"{count:,} requests" for count in _COUNTS), "slope, s per 1,000"]
+    tables = []
+    for rate in _RATES:
+        rows = []
+        for way in _WAYS:
+            cells = [outcomes[str(rate), way, str(count)].of(_LATENCY) for count in _COUNTS]
+            latencies = ["–" if each is None else shown(each, 1, 1) for each in cells]
+            slope = _slope(outcomes, rate, way)
+            rows.append([way, *latencies, "–" if slope is None else shown(slope, 1, 3)])
+        tables.append(Table(header, rows, f"Mean latency in seconds, {rate} requests/s"))
+    rows = [
+        [f"{rate}/s", *(f"{_looping(outcomes, rate, alpha)}" for alpha in _ALPHAS)]
+        for rate in _RATES
+    ]
+    title = "Runs of 5 in which a clearing of all is followed by the same again, without end"
+    return [*tables, Table(["", *(f"alpha {alpha:g}" for alpha in _ALPHAS)], rows, title)]
+
+
+def _claims(outcomes: Outcomes) -> Iterator[Claim]:
+    for rate in _RATES:
+        text = f"{rate}/s: slope of the mean latency, best of the six baselines / MC-SF"
+        yield at_least(text, _ratio(outcomes, rate), _PAPER_RATIO[rate])
+        found = loop_free_alpha(outcomes, rate)
+        text = f"{rate}/s: least alpha without a loop, distance from {_PAPER_ALPHA[rate]:g}"
+        off = abs(found - _PAPER_ALPHA[rate])
+        yield at_most(text, off, _AS_PRECISE, f"found {found:g}")
+
+
+def _draw(outcomes: Outcomes, path: Path) -> None:
+    figure, every_axes = panels(2)
+    for axes, rate in zip(every_axes, _RATES, strict=True):
+        for style, way in enumerate([_MC_SF, *_BASELINES]):
+            ys = [outcomes[str(rate), way, str(count)].of(_LATENCY) for count in _COUNTS]
+            draw_line(axes, Line(way, _COUNTS, ys, 1.0, style))
+        finish(axes, "requests", "mean latency, s", f"{rate} requests/s")
+    legend(every_axes[0])
+    save(figure, path, "simulated; chat70b, 16,492 KV tokens, outputs known, cleared ones restart")
+
+
+STUDY = Study(
+    title="MC-SF and clearing (arXiv 2502.07115, Figure 5)",
+    conditions=(
+        "chat70b. alpha: a share of the memory that new requests leave free; on overflow all are "
+        "cleared, or each with probability beta, and begin anew. The paper's lengths are real "
+        "conversations' and its step times Vidur's; here lengths are lognormal of the same mean "
+        "and median, and step times linear. The slope is that of a line through the mean "
+        "latencies of 2,000 to 10,000 requests."
+    ),
+    measure=_measure,
+    tables=_tables,
+    claims=_claims,
+    draw=_draw,
+)

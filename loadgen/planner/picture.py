@@ -1,0 +1,40 @@
+"""A picture of a placement. Needs the extra ``plots``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from loadgen.figures.charts import COLOURS, finish, panels, save
+from loadgen.planner.report import Answer, Memory
+
+# Servers that are drawn, and how high the picture is with so many.
+_MOST = 60
+_INCHES = 0.28
+
+
+def draw_placement(path: Path, answer: Answer) -> None:
+    """Which blocks lie on which server, one colour a chain, the fastest on top (PNG)."""
+    drawn = answer.memory[:_MOST]
+    figure, (axes,) = panels(1, height=max(2.4, 1.4 + _INCHES * len(drawn)))
+    colour = {e.name: COLOURS[1 + i % (len(COLOURS) - 1)] for i, e in enumerate(answer.engines)}
+    for row, memory in enumerate(drawn):
+        axes.barh(
+            row,
+            len(memory.blocks),
+            left=memory.blocks.start,
+            color=colour[memory.engine.name],
+            edgecolor="white",
+        )
+    axes.set_yticks(range(len(drawn)), [_label(memory) for memory in drawn], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, answer.plan.question.footing.model.blocks)
+    finish(axes, "block of the model", "", answer.model_name)
+    left = len(answer.memory) - len(drawn)
+    cut = f"; {left} further servers not drawn" if left else ""
+    save(figure, path, f"one colour a chain; its slots, GB of weights + KV on the server{cut}")
+
+
+def _label(memory: Memory) -> str:
+    weights, kv = memory.weights_bytes / 1e9, memory.kv_bytes / 1e9
+    name, slots = memory.machine.name, memory.engine.chain.slots
+    return f"{name}, {slots} slots, {weights:.1f} + {kv:.1f} GB"

@@ -1,0 +1,86 @@
+"""What would make a plan feasible that is not: fewer requests, shorter ones, more servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from loadgen.planner.config import Machine
+from loadgen.planner.planned import Question, disjoint, most_sustained, sustained_rate
+from router.errors import PlacementError
+
+# With more servers than this only the rate is looked at, since each trial takes long.
+_MOST_SERVERS = 32
+_MOST_MORE = 64
+# Shares of the lengths that are tried.
+_SHARES = 64
+
+
+def remedies(question: Question, *, fits: bool) -> list[str]:
+    """In words, each enough by itself.
+
+    Args:
+        question: what is not feasible.
+        fits: the servers can hold the model.
+    """
+    found = []
+    if fits:
+        found.append(f"a rate below {most_sustained(question):.4g} requests/s")
+    if len(question.machines) <= _MOST_SERVERS:
+        found += _shorter(question)
+        found += _more_servers(question)
+    return found
+
+
+def feasible(question: Question) -> bool:
+    """Whether engines hold the model and keep up with the arrivals."""
+    try:
+        return question.rate < sustained_rate(question, disjoint(question))
+    except PlacementError:
+        return False
+
+
+def _shorter(question: Question) -> Iterator[str]:
+    if not feasible(_with_share(question, 1)):
+        return
+    # The more is cut off, the better: the least cut is looked for.
+    cut = _least(lambda cut: feasible(_with_share(question, _SHARES - cut)), _SHARES - 1)
+    if cut is not None:
+        lengths = _with_share(question, _SHARES - cut).footing.lengths
+        yield (
+            f"requests {cut / _SHARES:.0%} shorter, of {lengths.input_tokens:,.0f} + "
+            f"{lengths.output_tokens:,.0f} tokens, {lengths.slot_tokens:,.0f} to a slot"
+        )
+
+
+def _with_share(question: Question, share: int) -> Question:
+    lengths = question.footing.lengths.scaled(share / _SHARES)
+    return replace(question, footing=replace(question.footing, lengths=lengths))
+
+
+def _more_servers(question: Question) -> Iterator[str]:
+    for machine in {each.kind: each for each in question.machines}.values():
+        more = _more_like(question, machine)
+        if more is not None:
+            yield f"{more} more like {machine.kind}"
+
+
+def _more_like(question: Question, machine: Machine) -> int | None:
+    def enough(more: int) -> bool:
+        added = [replace(machine, name=f"{machine.kind}+{n}") for n in range(more)]
+        return feasible(replace(question, machines=[*question.machines, *added]))
+
+    return _least(enough, _MOST_MORE)
+
+
+def _least(enough: Callable[[int], bool], most: int) -> int | None:
+    """The least number from 1 up that is enough, if one up to ``most`` is; doubled, then halved."""
+    low, high = 0, 1
+    while not enough(high):
+        if high == most:
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,158 @@
+"""A plan as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadgen.planner.cautions import cautions, step_ratio
+from loadgen.planner.config import Machine
+from loadgen.planner.planned import Option, Plan, prompt_rate, sustained_rate
+from loadgen.planner.vllm import Engine
+from router.json_file import finite
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A plan, and all that is said of it.
+
+    Attributes:
+        plan: which chains.
+        model_name: what ``vllm serve`` is given.
+        engines: the disjoint chains, as they run.
+        remedies: what would make it feasible; empty if it is.
+    """
+
+    plan: Plan
+    model_name: str
+    engines: tuple[Engine, ...]
+    remedies: Sequence[str]
+
+    @property
+    def unused(self) -> list[Machine]:
+        """Servers in no chain."""
+        used = {server for chain in self.plan.disjoint.chains for server in chain.servers}
+        machines = self.plan.question.machines
+        return [machine for index, machine in enumerate(machines) if index not in used]
+
+    @property
+    def cautions(self) -> list[str]:
+        """What to expect less of."""
+        return list(cautions(self.plan, self.engines))
+
+    @property
+    def memory(self) -> list[Memory]:
+        """Of each server in a chain, by chain and stage."""
+        return [
+            _memory(self, engine, stage)
+            for engine in self.engines
+            for stage in range(len(engine.stages))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a server holds as vLLM loads it.
+
+    Attributes:
+        engine: its chain.
+        machine: which one it is.
+        blocks: that it computes.
+        weights_bytes: of these, and of embeddings and output layer if they are its.
+        kv_bytes: of the chain's slots.
+        usable_bytes: that both together must fit in.
+    """
+
+    engine: Engine
+    machine: Machine
+    blocks: range
+    weights_bytes: int
+    kv_bytes: int
+    usable_bytes: int
+
+
+def _memory(answer: Answer, engine: Engine, stage: int) -> Memory:
+    footing = answer.plan.question.footing
+    chain, machine = engine.chain, engine.stages[stage]
+    first = sum(chain.blocks[:stage])
+    held = range(first, first + chain.blocks[stage])
+    ends = footing.model.end_bytes(stage == 0, stage == len(engine.stages) - 1)
+    return Memory(
+        engine=engine,
+        machine=machine,
+        blocks=held,
+        weights_bytes=len(held) * footing.model.block_bytes + ends,
+        kv_bytes=len(held) * chain.slots * footing.slot_kv_blocks * footing.kv_block_bytes,
+        usable_bytes=footing.usable_bytes(machine),
+    )
+
+
+def report(answer: Answer) -> dict[str, Any]:
+    """JSON-able; null for what is infinite. The top level is what engines run."""
+    plan = answer.plan
+    question = plan.question
+    lengths, model = question.footing.lengths, question.footing.model
+    return {
+        "rate": question.rate,
+        **_option(plan.disjoint, question.rate),
+        "exact_s": plan.exact_s if plan.stable else None,
+        "sustained_rate": sustained_rate(question, plan.disjoint),
+        "chains": [_engine(answer, engine) for engine in answer.engines],
+        "overlapping": _option(plan.overlapping, question.rate)
+        | {"chains": [*map(plan.overlapping.placement.named, plan.overlapping.chains)]},
+        "memory": [_held(each) for each in answer.memory],
+        "unused_servers": [machine.name for machine in answer.unused],
+        "cautions": answer.cautions,
+        "remedies": list(answer.remedies),
+        "parameters": {
+            "model": answer.model_name,
+            "blocks": model.blocks,
+            "block_bytes": model.block_bytes,
+            "slot_bytes": plan.disjoint.placement.model.slot_bytes,
+            "input_tokens": lengths.input_tokens,
+            "output_tokens": lengths.output_tokens,
+            "slot_tokens": lengths.slot_tokens,
+            "load": question.footing.engine.load,
+        },
+    }
+
+
+def _option(option: Option, rate: float) -> dict[str, Any]:
+    return {
+        "reserved_slots": option.reserved_slots,
+        "service_s": option.service_s,
+        "lower_s": finite(option.bounds.lower_s),
+        "upper_s": finite(option.bounds.upper_s),
+        "stable": rate < option.unstable_above,
+        "unstable_above": option.unstable_above,
+    }
+
+
+def _engine(answer: Answer, engine: Engine) -> dict[str, Any]:
+    question = answer.plan.question
+    return {
+        "worker": engine.name,
+        "url": engine.url,
+        **answer.plan.disjoint.placement.named(engine.chain),
+        "kv_cache_memory_bytes": engine.kv_cache_bytes,
+        "max_model_len": engine.max_model_len,
+        "prompt_rate": prompt_rate(question, engine.chain),
+        "full_step_ratio": step_ratio(question, engine.chain),
+        "commands": [
+            {"host": each.host, "environment": dict(each.environment), "arguments": each.arguments}
+            for each in engine.launches
+        ],
+    }
+
+
+def _held(memory: Memory) -> dict[str, Any]:
+    return {
+        "server": memory.machine.name,
+        "worker": memory.engine.name,
+        "first_block": memory.blocks.start,
+        "blocks": len(memory.blocks),
+        "weights_bytes": memory.weights_bytes,
+        "kv_bytes": memory.kv_bytes,
+        "usable_bytes": memory.usable_bytes,
+    }

@@ -1,0 +1,137 @@
+"""How long a request is with a server, from what GPUs can do: footnote 11 of the paper.
+
+"Serving Chain-structured Jobs with Large Memory Footprints": prompts are bound by compute, decode
+steps by reading a block's weights, and either is proportional to the blocks. Beside the paper a
+decode step also reads the request's own KV. vLLM passes every token through every stage, so a
+request's round trips to a server are as many as its output tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadgen.planner.config import GB, EngineTable, Machine, TimesTable
+from loadgen.planner.model_files import ModelNumbers
+from router.placement.model import Model, Server
+
+# Of one server, each for one request in one block: 2,500 requests in 80 blocks, more than any runs.
+_MOST_BLOCK_SLOTS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of requests.
+
+    Attributes:
+        input_tokens, output_tokens: means.
+        slot_tokens: for which a slot has memory.
+        source: where they are from, in words.
+    """
+
+    input_tokens: float
+    output_tokens: float
+    slot_tokens: float
+    source: str
+
+    @property
+    def context_tokens(self) -> float:
+        """Mean over a request's decode steps."""
+        return self.input_tokens + self.output_tokens / 2
+
+    def scaled(self, share: float) -> Lengths:
+        """The same, shorter or longer."""
+        return Lengths(
+            self.input_tokens * share,
+            max(1.0, self.output_tokens * share),
+            self.slot_tokens * share,
+            self.source,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """What servers are planned for.
+
+    Attributes:
+        model: in numbers.
+        lengths: of its requests.
+        engine, times: see there.
+    """
+
+    model: ModelNumbers
+    lengths: Lengths
+    engine: EngineTable
+    times: TimesTable
+
+    @property
+    def slot_kv_blocks(self) -> int:
+        """Blocks of vLLM's KV cache that a slot takes."""
+        return math.ceil(self.lengths.slot_tokens / self.engine.block_size)
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Of one of these in one block of the model."""
+        return math.ceil(self.engine.block_size * self.model.kv_bytes_per_token)
+
+    def placed_model(self, memory_bytes: int) -> Model:
+        """What is placed.
+
+        Args:
+            memory_bytes: of the largest server; slots are not smaller than makes sense there.
+        """
+        numbers = self.model
+        slot_bytes = self.slot_kv_blocks * self.kv_block_bytes
+        least = -(-memory_bytes // _MOST_BLOCK_SLOTS)
+        return Model(numbers.blocks, numbers.block_bytes, max(slot_bytes, least))
+
+    def usable_bytes(self, machine: Machine) -> int:
+        """For weights and KV."""
+        engine = self.engine
+        share = machine.memory_gb * engine.gpu_memory_utilization - engine.reserve_gb
+        return max(0, int(share * GB))
+
+    def server(self, machine: Machine, memory_bytes: int) -> Server:
+        """One GPU with the means of its times."""
+        return Server(machine.name, memory_bytes, self._hop_s(machine), self._block_s(machine))
+
+    def prompt_s(self, machine: Machine) -> float:
+        """In which a prompt is computed in one block, without the overhead."""
+        work = self.lengths.input_tokens * self.model.flops_per_token
+        return work / (machine.tflops * 1e12 * self.times.compute_efficiency)
+
+    def token_s(self, machine: Machine, requests: float) -> float:
+        """Of a decode step in one block, with so many requests in it: weights and their KV."""
+        kv = requests * self.lengths.context_tokens * self.model.kv_bytes_per_token
+        bandwidth = machine.bandwidth_gb_s * GB * self.times.bandwidth_efficiency
+        return (self.model.read_bytes + kv) / bandwidth
+
+    def _block_s(self, machine: Machine) -> float:
+        steps = self.lengths.output_tokens - 1
+        decode_s = steps * self.token_s(machine, 1)
+        return self.times.block_overhead_s + self.prompt_s(machine) + decode_s
+
+    def _hop_s(self, machine: Machine) -> float:
+        trips_s = self.lengths.output_tokens * (machine.rtt_s + self.times.hop_overhead_s)
+        if machine.network_gbit_s is None:
+            return trips_s
+        bits = 8 * self.lengths.input_tokens * self.model.hidden_bytes
+        return trips_s + bits / (machine.network_gbit_s * GB)
+
+
+def charged(
+    footing: Footing, machines: Sequence[Machine], firsts: set[int], lasts: set[int]
+) -> list[Server]:
+    """Servers, less the memory of embeddings and output layer where the ends may lie."""
+    return [
+        footing.server(
+            machine,
+            max(
+                0,
+                footing.usable_bytes(machine)
+                - footing.model.end_bytes(index in firsts, index in lasts),
+            ),
+        )
+        for index, machine in enumerate(machines)
+    ]

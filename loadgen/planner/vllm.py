@@ -1,0 +1,190 @@
+"""Chains as ``vllm serve`` commands.
+
+A pipeline-parallel instance of vLLM is a chain that shares no GPU with another one: stage by stage
+``VLLM_PP_LAYER_PARTITION`` says how many layers each holds. All stages have the same number of
+blocks in their KV cache, the least that any of them has memory for, so that a chain's slots are
+those of its tightest server; ``--kv-cache-memory-bytes`` is one figure for every stage, and those
+with fewer layers take less of it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from loadgen.planner.config import Machine
+from loadgen.planner.planned import Plan
+from loadgen.planner.times import Footing
+from router.placement.model import Chain
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One command, on one host.
+
+    Attributes:
+        host: where it runs.
+        environment: set for it.
+        arguments: of ``vllm``, ``serve`` first.
+        node, nodes: which of those that make the chain together.
+    """
+
+    host: str
+    environment: Mapping[str, str]
+    arguments: tuple[str, ...]
+    node: int = 0
+    nodes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A chain that runs.
+
+    Attributes:
+        name: of the worker that it is to the router.
+        chain: what it is made of.
+        stages: its servers, in order.
+        port: of its first server's host, where it listens.
+        kv_cache_bytes: of a stage, at most.
+        max_model_len: tokens of one request, at most.
+        launches: commands, that of the head last, since it needs the others.
+    """
+
+    name: str
+    chain: Chain
+    stages: tuple[Machine, ...]
+    port: int
+    kv_cache_bytes: int
+    max_model_len: int
+    launches: tuple[Launch, ...]
+
+    @property
+    def url(self) -> str:
+        """Where the router finds it."""
+        host = self.stages[0].host
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+def engines(plan: Plan, model_name: str) -> tuple[Engine, ...]:
+    """The disjoint chains, the fastest first.
+
+    Args:
+        plan: which chains.
+        model_name: what ``vllm serve`` is given.
+    """
+    question = plan.question
+    meeting = question.footing.engine.master_port
+    taken: dict[str, int] = {}
+    found = []
+    for index, chain in enumerate(plan.disjoint.chains):
+        stages = tuple(question.machines[server] for server in chain.servers)
+        head = stages[0].host
+        port = question.footing.engine.port + taken.get(head, 0)
+        taken[head] = taken.get(head, 0) + 1
+        flags = [model_name, "--port", str(port), *_flags(question.footing, chain)]
+        found.append(
+            Engine(
+                name=f"chain-{index + 1}",
+                chain=chain,
+                stages=stages,
+                port=port,
+                kv_cache_bytes=kv_cache_bytes(question.footing, chain),
+                max_model_len=max_model_len(question.footing, chain),
+                launches=tuple(_launches(chain, stages, flags, meeting + index)),
+            )
+        )
+    return tuple(found)
+
+
+def kv_cache_bytes(footing: Footing, chain: Chain) -> int:
+    """KV cache of the stage with the most layers; vLLM keeps one block of it for itself."""
+    blocks = chain.slots * footing.slot_kv_blocks + 1
+    return blocks * footing.kv_block_bytes * max(chain.blocks)
+
+
+def max_model_len(footing: Footing, chain: Chain) -> int:
+    """The longest request that the chain has memory for, or the model was made for."""
+    held = chain.slots * footing.slot_kv_blocks * footing.engine.block_size
+    return min(held, footing.model.max_tokens or held)
+
+
+def _flags(footing: Footing, chain: Chain) -> Iterator[str]:
+    engine = footing.engine
+    yield from ("--pipeline-parallel-size", str(len(chain.servers)))
+    yield from ("--max-num-seqs", str(chain.slots))
+    yield from ("--max-model-len", str(max_model_len(footing, chain)))
+    yield from ("--block-size", str(engine.block_size))
+    yield from ("--kv-cache-memory-bytes", str(kv_cache_bytes(footing, chain)))
+    yield from ("--gpu-memory-utilization", f"{engine.gpu_memory_utilization:g}")
+    if engine.kv_cache_dtype != "auto":
+        yield from ("--kv-cache-dtype", engine.kv_cache_dtype)
+
+
+def _launches(
+    chain: Chain, stages: Sequence[Machine], flags: Sequence[str], master_port: int
+) -> Iterator[Launch]:
+    nodes = _nodes(stages)
+    for number in reversed(range(len(nodes))):
+        node = nodes[number]
+        visible = ",".join(str(machine.device) for machine in node)
+        environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible}
+        if len(stages) > 1:
+            environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, chain.blocks))
+        together: list[str] = []
+        if len(nodes) > 1:
+            together = ["--distributed-executor-backend", "mp", "--nnodes", str(len(nodes))]
+            together += ["--node-rank", str(number), "--master-addr", stages[0].host]
+            together += ["--master-port", str(master_port)]
+            together += ["--headless"] if number else []
+        yield Launch(node[0].host, environment, ("serve", *flags, *together), number, len(nodes))
+
+
+def _nodes(stages: Sequence[Machine]) -> list[list[Machine]]:
+    """Stages that one command starts: vLLM wants as many on each node, in the order of stages."""
+    nodes = [list(run) for _, run in groupby(stages, key=lambda machine: machine.host)]
+    if len({len(node) for node in nodes}) > 1:
+        nodes = [[machine] for machine in stages]
+    return nodes
+
+
+def script(engine: Engine, launch: Launch) -> str:
+    """A shell script for one command; what it is given further goes to vLLM."""
+    lines = ["#!/bin/sh", *(f"# {line}" for line in _comments(engine, launch))]
+    lines += [f"export {name}={shlex.quote(v)}" for name, v in launch.environment.items()]
+    serve, model, *flags = launch.arguments
+    lines.append(f"exec vllm {serve} {shlex.quote(model)} \\")
+    lines += [f"    {part} \\" for part in _pairs(flags)]
+    return "\n".join([*lines, '    "$@"']) + "\n"
+
+
+def _pairs(flags: Sequence[str]) -> Iterator[str]:
+    """Each flag with its value."""
+    line: list[str] = []
+    for part in flags:
+        if part.startswith("--") and line:
+            yield " ".join(line)
+            line = []
+        line.append(shlex.quote(part))
+    if line:
+        yield " ".join(line)
+
+
+def _comments(engine: Engine, launch: Launch) -> Iterator[str]:
+    held = ", ".join(
+        f"{machine.name} {blocks} layers"
+        for machine, blocks in zip(engine.stages, engine.chain.blocks, strict=True)
+    )
+    yield f"{engine.name}, {engine.chain.slots} slots: {held}."
+    yield f"To be run on {launch.host}; its GPUs are {launch.environment['CUDA_VISIBLE_DEVICES']}."
+    if launch.nodes > 1:
+        yield (
+            f"Node {launch.node} of {launch.nodes}: all must run, with the same vLLM and the model "
+            "at the same place; they talk over the network unprotected."
+        )
+    if len(engine.stages) > 1 and any(machine.sliced for machine in engine.stages):
+        yield (
+            "MIG slices have no peer-to-peer and no CUDA IPC between them: NCCL, by which vLLM's "
+            "stages talk, may refuse slices of one GPU. Try it before you rely on it."
+        )
