@@ -1,0 +1,119 @@
+"""Decisions: how the policy decides, how long it takes, and what it looks at."""
+
+from __future__ import annotations
+
+from dashboards.panel import Board, Panel, Query, Row, mean, of_group, quantiles, rate
+
+
+def _parameter(title: str, text: str, name: str) -> Panel:
+    return Panel(title, text, "short", (Query(of_group(name, "max")),), width=6)
+
+
+ROUNDS = Row(
+    "Rounds",
+    (
+        Panel(
+            "Time of a decision",
+            "How long a round takes to assign requests, the look-ahead included. Above a tenth of "
+            "a step it delays others: lower --solver-ms.",
+            "s",
+            quantiles("evenstep_decision_seconds"),
+        ),
+        Panel(
+            "Rounds",
+            "Rounds per second in which requests were assigned.",
+            "ops",
+            (Query(rate("evenstep_rounds_total")),),
+        ),
+        Panel(
+            "Policy errors",
+            "Rounds per second in which the policy failed and a simpler one stood in. Should be 0; "
+            "the router's log has the error.",
+            "ops",
+            (Query(rate("evenstep_policy_errors_total")),),
+        ),
+        Panel(
+            "Requests to choose from, and chosen",
+            "Average per round: waiting when it began, and assigned. With one to choose from a "
+            "joint decision is no better than one after the other.",
+            "short",
+            (
+                Query(mean("evenstep_decision_candidates"), "{{group}} waiting"),
+                Query(mean("evenstep_decision_admitted"), "{{group}} assigned"),
+            ),
+        ),
+        Panel(
+            "Objective of bfio (KV tokens)",
+            "What the chosen assignment comes to, on average: imbalance, weighted over the "
+            "look-ahead. Only with --policy bfio.",
+            "short",
+            (Query(mean("evenstep_decision_objective_tokens")),),
+        ),
+        Panel(
+            "Moves of bfio's search",
+            "Changes that it weighed in a round, on average; as many as --solver-ms buys, or until "
+            "none is better. Only with --policy bfio.",
+            "short",
+            (Query(mean("evenstep_decision_moves")),),
+        ),
+    ),
+)
+
+LOOK_AHEAD = Row(
+    "Look-ahead of bfio (only with --policy bfio)",
+    (
+        _parameter(
+            "Horizon (steps)",
+            "Steps that bfio looks ahead beyond the coming one; 0 while nothing is known of ends.",
+            "evenstep_horizon_steps",
+        ),
+        _parameter(
+            "Discount",
+            "Weight of a step of the look-ahead against the one before it.",
+            "evenstep_discount",
+        ),
+        _parameter(
+            "Weight of the quadratic term (per token)",
+            "How much an even spread counts among assignments of equal imbalance.",
+            "evenstep_tie_weight",
+        ),
+        _parameter(
+            "Lead (KV tokens)",
+            "How far below the others bfio leaves a worker that it can fill.",
+            "evenstep_lead_tokens",
+        ),
+    ),
+)
+
+KNOWLEDGE = Row(
+    "What decisions go by",
+    (
+        Panel(
+            "Skill of the forecast",
+            "1: ends of requests are known for certain; 0: no better than their base rate; below "
+            "0: worse. The look-ahead grows with it. Only with --policy bfio.",
+            "short",
+            (Query(of_group("evenstep_forecast_skill", "max")),),
+        ),
+        Panel(
+            "Bytes taken for a token",
+            "Learned from what engines have counted; sizes prompts that no engine has seen yet.",
+            "short",
+            (Query(of_group("evenstep_bytes_per_token", "max")),),
+        ),
+        Panel(
+            "Prompts whose size was a guess",
+            "Requests per second that were given to a worker before any engine had counted their "
+            "prompt. All of them where prompts come as text.",
+            "reqps",
+            (Query(rate("evenstep_requests_estimated_total")),),
+        ),
+    ),
+)
+
+DECISIONS = Board(
+    "decisions",
+    "Decisions",
+    "How long do decisions take, how many requests do they choose from, and what do they know?",
+    (ROUNDS, LOOK_AHEAD, KNOWLEDGE),
+)

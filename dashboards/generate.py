@@ -1,0 +1,49 @@
+"""Write the JSON of every dashboard and the table of all metrics beside this file.
+
+python -m dashboards.generate            # write what has changed
+python -m dashboards.generate --check    # write nothing; exit 1 if a file is not up to date
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dashboards.admission import ADMISSION
+from dashboards.decisions import DECISIONS
+from dashboards.energy import ENERGY
+from dashboards.fleet import FLEET
+from dashboards.grafana import render
+from dashboards.metrics_doc import metrics_text
+from dashboards.panel import Board
+from dashboards.worker import WORKERS
+
+BOARDS: Sequence[Board] = (FLEET, WORKERS, ENERGY, ADMISSION, DECISIONS)
+FOLDER = Path(__file__).resolve().parent
+
+
+def stale() -> dict[Path, str]:
+    """The files that do not hold what their board or table says, and what they should hold."""
+    texts = {FOLDER / f"{board.name}.json": render(board) for board in BOARDS}
+    texts[FOLDER / "METRICS.md"] = metrics_text()
+    return {path: text for path, text in texts.items() if _content(path) != text}
+
+
+def main() -> None:
+    """See the module."""
+    changed = stale()
+    if "--check" in sys.argv[1:]:
+        names = ", ".join(path.name for path in changed)
+        sys.exit(f"not up to date: {names}; run python -m dashboards.generate" if names else 0)
+    for path, text in changed.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.name}")
+
+
+def _content(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+if __name__ == "__main__":
+    main()

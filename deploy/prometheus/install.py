@@ -1,0 +1,75 @@
+"""Lay Debian's Prometheus beside the CPU engine, without installing it: no service, no root.
+
+    python -m deploy.prometheus.install    # unpack it if it is not there; print its folder
+
+One that is on the PATH goes before. Debian and its kin only; elsewhere install Prometheus 2.42 or
+newer as your system does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from deploy.engine.build import BuildError, cache_folder, ensure, is_complete, say
+
+ADVICE = "install prometheus (Debian: apt-get install prometheus), or run make prometheus"
+
+
+def folder() -> Path:
+    """Where it is unpacked."""
+    return cache_folder() / "prometheus"
+
+
+def find(program: str) -> str | None:
+    """Path of ``prometheus`` or ``promtool``: on the PATH, else where this file has put it."""
+    own = folder() / "usr" / "bin" / program
+    return shutil.which(program) or (str(own) if is_complete(folder()) else None)
+
+
+def unpack(into: Path) -> None:
+    """Download Debian's package and unpack it.
+
+    Raises:
+        BuildError: there is no apt here, or it does not know the package.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    download = ("apt-get", "-qq", "download", "prometheus")
+    if not _succeeds(into, *download) and not (
+        _succeeds(into, "apt-get", "-qq", "update") and _succeeds(into, *download)
+    ):
+        raise BuildError(
+            "apt-get cannot download prometheus (message above); put prometheus and promtool on "
+            "the PATH"
+        )
+    package = next(into.glob("prometheus_*.deb"))
+    if not _succeeds(into, "dpkg-deb", "-x", package.name, "."):
+        raise BuildError(f"{package.name} could not be unpacked; is the disk full?")
+    package.unlink()
+
+
+def _succeeds(cwd: Path, *command: str) -> bool:
+    try:
+        return subprocess.run(command, cwd=cwd, stdout=sys.stderr, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+def main() -> int:
+    """Print the folder of ``prometheus`` and ``promtool``, made first if need be."""
+    if find("prometheus") is None or find("promtool") is None:
+        try:
+            ensure(folder(), unpack)
+        except BuildError as error:
+            say(str(error))
+            return 1
+    program = find("prometheus")
+    assert program is not None
+    print(Path(program).parent)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
