@@ -32,3 +32,24 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules under vLLM's names, as far as the plug-in asks for them."""
     for name, module in plugin_engine.vllm_modules().items():
         monkeypatch.setitem(sys.modules, name, module)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--chaos-seed", type=int, default=1, help="what the chaos tests go by [1]")
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Callable[[object], None]:
+    """Print what a test has found, also if it passes."""
+
+    def shown(text: object) -> None:
+        with capsys.disabled():
+            print(f"\n{text}")  # noqa: T201
+
+    return shown
+
+
+@pytest.fixture
+def chaos_seed(request: pytest.FixtureRequest) -> int:
+    """Everything that is random in a chaos test follows from it."""
+    return int(request.config.getoption("--chaos-seed"))

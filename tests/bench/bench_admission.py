@@ -3,7 +3,8 @@
     python tests/bench/bench_admission.py [--running 64] [--waiting 256] [--steps 2000] [--json F]
 
 Every policy decides for an engine that runs so many requests while so many wait: the ledger's
-events and the decision of each step, prompts of 40 and outputs of 85 tokens on average (lognormal).
+events, evictions too, and the decision of each step, prompts of 40 and outputs of 85 tokens on
+average (lognormal).
 Times are CPU time of one thread; of each step the shortest of several runs, so that what else the
 machine does hardly counts.
 """
@@ -58,13 +59,17 @@ class Bench:
         """One step; seconds of CPU that admission took."""
         ledger, now_s = self.ledger, self.ledger.steps * STEP_S
         new = [self._ticket(now_s) for _ in range(self._waiting - len(ledger.waiting))]
-        free = self._slots - len(ledger.running)
-        memory = Memory(self._capacity, self._used(), free, BLOCK)
+        evicted, used = self._overflow()
+        free = self._slots - len(ledger.running) + len(evicted)
+        memory = Memory(self._capacity, used, free, BLOCK)
         began = time.thread_time()
         for ticket in new:
             ledger.arrived(ticket)
+        for id_ in evicted:
+            ledger.preempted(id_)
         admit = self._policy.admit(ledger, memory, now_s).admit
-        self._enter(ledger.waiting[:free] if admit is None else admit, memory)
+        if not evicted:
+            self._enter(ledger.waiting[:free] if admit is None else admit, memory)
         ledger.stepped()
         took = time.thread_time() - began
         ended = [id_ for id_, end in self._outputs.items() if self._over(id_, end)]
@@ -88,9 +93,21 @@ class Bench:
         ticket = self.ledger.running.get(id_)
         return ticket is not None and self.ledger.generated_tokens(ticket) >= output
 
+    def _overflow(self) -> tuple[list[str], int]:
+        """Who loses memory, the last to enter first, and what the others hold."""
+        evicted, used = [], self._used()
+        for id_, ticket in reversed(self.ledger.running.items()):
+            if used <= self._capacity:
+                break
+            evicted.append(id_)
+            used -= self._held(ticket)
+        return evicted, used
+
     def _used(self) -> int:
-        sizes = (self.ledger.size_tokens(one) for one in self.ledger.running.values())
-        return sum(-(-size // BLOCK) * BLOCK for size in sizes)
+        return sum(map(self._held, self.ledger.running.values()))
+
+    def _held(self, ticket: Ticket) -> int:
+        return -(-self.ledger.size_tokens(ticket) // BLOCK) * BLOCK
 
     def _ticket(self, now_s: float) -> Ticket:
         prompt, output = np.ceil(self._random.lognormal((3.0, 3.8), (1.0, 1.1))).astype(int)

@@ -72,7 +72,8 @@ def row(way: str, runs: dict[str, list[Pressed]]) -> str:
     more = paired(
         [run.throughput_tok_s for run in each], [run.throughput_tok_s for run in runs[VLLM]]
     )
-    cells.append(f"{more.mean:+.1%} ± {more.half_width or 0.0:.1%}")
+    interval = "" if more.half_width is None else f" ± {more.half_width:.1%}"
+    cells.append(f"{more.mean:+.1%}{interval}")
     cells.append(", ".join(f"{run.whole_s:.1f}" for run in each))
     return "| " + " | ".join(map(str, cells)) + " |"
 

@@ -28,10 +28,10 @@ import zmq
 
 from engine_patches.report import Row, SnapshotPublisher, StepReport
 from router.cluster import Cluster
-from router.config import ServeSettings
 from router.engines.snapshots import SnapshotClient
-from router.server import _dispatcher, _full_wanted
+from router.settings.serve import ServeSettings
 from router.types import Arrived, Dispatched, KvGroup, Request, WorkerSpec, WorkerUp
+from router.wiring import dispatcher as make_dispatcher
 
 PUBLISHERS = 4
 MEAN_OUTPUT = 200
@@ -123,9 +123,9 @@ async def ingest(endpoints: dict[int, str], running: int, seconds: float) -> dic
     )
     settings = ServeSettings(workers=specs, policy="bfio")
     cluster = Cluster(specs)
-    dispatcher = _dispatcher(settings, cluster)
+    dispatcher = make_dispatcher(settings, cluster)
     client = SnapshotClient(
-        specs, dispatcher.apply, lambda i: _full_wanted(cluster, i), time.monotonic
+        specs, dispatcher.apply, lambda i: cluster.worker(i).full_wanted, time.monotonic
     )
     for number, spec in zip(endpoints, specs, strict=True):
         dispatcher.apply(WorkerUp(spec.id))

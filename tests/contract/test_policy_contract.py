@@ -1,4 +1,4 @@
-"""What every policy of the table keeps: ``types.Policy.assign``, as ``rounds`` relies on it."""
+"""What every policy of the table keeps: ``policy.Policy.assign``, as ``rounds`` relies on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from router import rounds
 from router.policies import POLICIES, PolicySettings
-from router.types import Assignment, Dispatch, Policy, Request, WorkerView
+from router.policy import Policy
+from router.types import Assignment, Dispatch, Request, WorkerView
 from router.worker import UNBOUNDED
 from tests.support.core import request, requests, views
 

@@ -65,7 +65,7 @@ def test_small_requests_do_not_keep_a_large_one_out_for_ever(policy: str) -> Non
             for number, running in enumerate(ends)
         ]
         tiers = pool.tiers(now_s, 100, rounds.gap_tokens(views))
-        for id_, worker in rounds.assign(chooser, tiers, views, overdue=pool.overdue(now_s)):
+        for id_, worker in rounds.assign(chooser, tiers, views, overdue=pool.overdue(now_s, tiers)):
             if id_ == token(0):
                 return
             pool.remove(id_)
@@ -121,7 +121,7 @@ class World:
         if not self.pool or not capacity:
             return
         tiers = self.pool.tiers(self.now_s, capacity, rounds.gap_tokens(views))
-        overdue = self.pool.overdue(self.now_s)
+        overdue = self.pool.overdue(self.now_s, tiers)
         for request_id, worker_id in rounds.assign(self.policy, tiers, views, overdue=overdue):
             one = self.pool.remove(request_id)
             assert one is not None

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from loadgen.figures.command import picture_name
 from loadgen.figures.report import claims_of, markdown, outcomes_of, score
 from loadgen.figures.studies import STUDIES as ALL_STUDIES
@@ -60,6 +62,9 @@ def test_the_kept_run_shows_what_is_claimed() -> None:
 
 FIGURES = ROOT / "tests/data/figures"
 STUDIES: dict[str, Any] = json.loads((FIGURES / "figures.json").read_text())
+ADMISSION = README.partition("\n**Simulated** (`evenstep figures")[2].partition("\nIn plain words")[
+    0
+]
 SECTION = README.partition("\n## Simulated figures\n")[2].partition("\n## ")[0]
 
 
@@ -77,12 +82,23 @@ def test_claims_are_judged_by_the_kept_figures() -> None:
         assert judged == [(claim["claim"], claim["met"]) for claim in study["claims"]]
 
 
-def test_the_simulated_figures_of_the_readme_are_the_kept_ones() -> None:
+@pytest.mark.parametrize("section", [SECTION, ADMISSION], ids=["routing", "admission"])
+def test_the_simulated_figures_of_the_readme_are_the_kept_ones(section: str) -> None:
     kept = {line.replace("**", "") for line in (FIGURES / "figures.md").read_text().splitlines()}
-    shown = [line.replace("**", "") for line in SECTION.splitlines() if line.startswith("|")]
+    shown = [line.replace("**", "") for line in section.splitlines() if line.startswith("|")]
     assert shown
     assert [line for line in shown if line not in kept] == []
+
+
+def test_the_readme_says_how_many_claims_are_met() -> None:
     assert score(outcomes_of(STUDIES)) in SECTION
+
+
+def test_the_preemptions_of_the_readme_are_those_of_the_engines() -> None:
+    runs = json.loads((ROOT / "tests/data/admission/engine.json").read_text())["runs"]
+    counts = [", ".join(str(run["preemptions"]) for run in each) for each in runs.values()]
+    assert len(counts) == 4
+    assert [each for each in counts if f"| {each} |" not in README] == []
 
 
 def test_pictures_of_the_readme_exist() -> None:

@@ -87,6 +87,8 @@ class Live:
         )
         self.engines = {worker_id: Engine(SLOTS, 1 << 30) for worker_id in self.ids}
         self.jobs: dict[str, Job] = {}
+        for worker_id, engine in self.engines.items():  # as every engine does at first
+            self.cluster.apply(SnapshotReceived(worker_id, full(engine, 0, [], []), 0.0))
 
     def arrive(self, job: Job, step: int) -> None:
         request = Request(token(job.number), "default", job.prompt_tokens, arrival_s=step)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.browser import find
 from loadgen.emulator.record import read_record
 from tests.support.server import wait_until
 
@@ -45,7 +46,12 @@ def test_small_demo(tmp_path: Path) -> None:
     assert "not a GPU's gain" in done.stderr
     assert summary["conditions"]["requests"] == 500
     assert summary["calibration"] == []
-    for name in ("loads.png", "power.png"):
+    pictures = ["loads.png", "power.png"]
+    if find() is None:
+        assert "No picture of the status page: no Chromium here" in done.stderr
+    else:
+        pictures += ["page.png", "page-dark.png"]
+    for name in pictures:
         assert (out / name).stat().st_size > 10_000
     for run in summary["runs"]:
         steps = read_record(out / run["record"])

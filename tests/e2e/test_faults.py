@@ -144,6 +144,7 @@ async def test_no_worker_left(tmp_path: Path) -> None:
         await client.aclose()
 
 
+@pytest.mark.slow
 async def test_thousand_requests_with_aborts(tmp_path: Path) -> None:
     """Every tenth client leaves: while it waits, before its first byte, or in mid-answer."""
     rng = random.Random(1)

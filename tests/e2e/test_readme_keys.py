@@ -14,7 +14,7 @@ import pytest
 from zmq.auth import load_certificate
 
 from engine_patches.settings import Settings, read_settings
-from router.config import load_settings
+from router.settings.sources import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 

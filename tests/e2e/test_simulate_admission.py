@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from engine_patches.admission import ADMISSIONS
+from loadgen.simulator.scenarios import SCENARIOS
+
 COMMAND = [sys.executable, "-m", "router.cli", "simulate", "admission"]
 KEYS = """evictions_per_1k throughput_tok_s latency_mean_s latency_p99_s ttft_mean_s ttft_p99_s
     completed kv_used_mean kv_used_max preemptions refused parameters"""
@@ -85,13 +88,14 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--policy", "fcfs"), "--policy 'fcfs' is none of"),
-        (("--scenario", "chat"), "--scenario 'chat' is none of chat70b"),
+        (("--policy", "fcfs"), "--policy: there is no policy 'fcfs'; known: alpha_beta"),
+        (("--scenario", "chat"), "--scenario: there is no scenario 'chat'; known: chat70b"),
         (("--settings", '{"headrom": 0.1}'), "did you mean headroom?"),
         (("--settings", "[1]"), "--settings takes an object"),
         (("--settings", "{"), "--settings is no JSON"),
         (("--settings", '{"policy": "off"}'), "--settings: give policy as an option of its own"),
         (("--margin", "0.1"), "--margin does nothing for --policy headroom"),
+        (("--margin", "2", "--policy", "memory_checked"), "--margin: margin 2.0 is not from 0 to"),
         (("--step-time", "0,1"), "--step-time takes d0,d1[,db[,dp]]"),
         (("--kv-tokens", "500"), "--kv-tokens 500 is too small"),
         (("--requests", "0"), "--requests must be from 1 to 5e+06, got 0"),
@@ -113,6 +117,13 @@ def test_what_is_printed_in_the_paper_warns_and_ends() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("warning: strict: requests that run pause until")
     assert "300" in done.stdout.split("completed")[1].split("\n")[0]
+
+
+def test_help_says_what_every_policy_and_scenario_is() -> None:
+    told = [line.split() for line in admission("--help").stdout.splitlines()]
+
+    assert all([name, *row.summary.split()] in told for name, row in ADMISSIONS.items())
+    assert all([name, *row.summary.split()] in told for name, row in SCENARIOS.items())
 
 
 def test_sarathi_computes_prompts_in_smaller_chunks() -> None:

@@ -1,109 +1,118 @@
-"""A minute of everything at once: load, clients that leave, workers that fail and come back."""
+"""Ten minutes of everything at once: load, clients that leave, workers that fail, new settings."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import re
+import contextlib
+import itertools
+import signal
 import time
-from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
+import httpx
 import pytest
 
-from router.engines.upstream import HttpClient
-from tests.support.chaos import Seen, ask, assert_idle, body, cluster, live
+from tests.support.chaos import workers_of
+from tests.support.chaos_run import (
+    RANKS,
+    TOGETHER_S,
+    WARM_UP,
+    Load,
+    account,
+    chaotic,
+    files_open,
+    memory_mb,
+    settle,
+    under_faults,
+)
+from tests.support.chaos_schedule import ALL, Ask, asks, strikes
 from tests.support.fleet import Fleet
-from tests.support.server import Server, wait_until
+from tests.support.server import Server, free_port
+from tests.support.slopes import slope
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-SECONDS = 60
-CLIENTS = 32
-FAULTS = ("kill", "refuse", "slow", "error", "garbage")
-# Room for caches and for what Python does not give back; a leak per request would be far more.
-GROWTH_MB = 40
-
-
-async def test_nothing_leaks_under_random_faults(tmp_path: Path) -> None:
-    rng = random.Random(7)
-    with cluster(tmp_path) as (fleet, router):
-        client = HttpClient()
-        outcomes: Counter[str] = Counter()
-        await _load(client, router, 2, rng, outcomes)
-        before_mb = resident_mb(router)
-        async with asyncio.timeout(SECONDS + 60):
-            ended = asyncio.Event()
-            faults = asyncio.create_task(_faults(fleet, rng, ended))
-            await _load(client, router, SECONDS, rng, outcomes)
-            ended.set()
-            assert await faults > SECONDS // 4
-        wait_until(lambda: live(router) == [0, 1, 2], 60, "all workers are up again")
-        await asyncio.to_thread(assert_idle, fleet, router)
-        assert resident_mb(router) - before_mb < GROWTH_MB
-        last = await ask(client, router, Seen(), body(5))
-        assert last.complete
-        await client.aclose()
-    assert outcomes["complete"] > 1000
-    assert outcomes["left"] > 100
-    assert outcomes["500"] > 0
-    assert outcomes["broken off"] > 0
-    assert set(outcomes) <= {"complete", "left", "broken off", "429", "500", "502", "503"}, outcomes
+SECONDS = 600
+# Caches fill at first: histories, curves of lengths, what Python keeps for later.
+SETTLING_S = 200
+EVERY_S = 2.0
+OPERATE_EVERY_S = 10.0
+POLICIES = ("bfio", "least_tokens", "jsq", "balance_route")
+# A kilobyte that every request left behind would be more than five times as much.
+MOST_MB_PER_MINUTE = 1.0
 
 
-async def _load(
-    client: HttpClient, router: Server, seconds: float, rng: random.Random, seen: Counter[str]
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 300)
+async def test_chaos_for_ten_minutes_leaves_memory_flat(
+    tmp_path: Path, chaos_seed: int, say: Callable[[object], None]
 ) -> None:
-    end_s = time.monotonic() + seconds
-    async with asyncio.TaskGroup() as clients:
-        for _ in range(CLIENTS):
-            clients.create_task(_one_client(client, router, end_s, rng, seen))
+    config, admin_port = tmp_path / "evenstep.toml", free_port()
+    config.write_text("")
+    flags = ("--config", str(config), "--admin-port", str(admin_port))
+    with chaotic(tmp_path, *flags) as (fleet, router, record):
+        load, requests = Load(router), asks(chaos_seed)
+        await load.run(itertools.islice(requests, WARM_UP))
+        open_files, began_s, ended = files_open(router), time.monotonic(), asyncio.Event()
+        watching = asyncio.create_task(_memory(router, ended))
+        operating = asyncio.create_task(_operate(router, fleet, config, admin_port, ended))
+        async with under_faults(fleet, load, strikes(chaos_seed, ALL, RANKS)) as struck:
+            await load.run(_until(began_s + SECONDS, requests))
+        ended.set()
+        memory, changes = await watching, await operating
+        await asyncio.to_thread(settle, fleet, load, open_files)
+        told = account(chaos_seed, load, record, struck, time.monotonic() - began_s)
+    late = [(at_s / 60, mb) for at_s, mb in memory if at_s >= SETTLING_S]
+    growth = slope(late)
+    say(told)
+    say(
+        f"settings read again, a worker removed and added: {changes} times\n"
+        f"router's memory: {memory[0][1]:.0f} MB at first, {late[0][1]:.0f} MB after "
+        f"{SETTLING_S} s, {late[-1][1]:.0f} MB at the end; since then "
+        f"{growth.mean:+.2f} ± {growth.half_width:.2f} MB a minute (95 %)"
+    )
+    assert growth.half_width is not None
+    assert growth.mean + growth.half_width < MOST_MB_PER_MINUTE
+    assert told.ends["complete"] > told.ends.total() / 2
+    assert told.overlap_s < TOGETHER_S
+    assert set(told.struck) == set(ALL)
 
 
-async def _one_client(
-    client: HttpClient, router: Server, end_s: float, rng: random.Random, seen: Counter[str]
-) -> None:
-    while time.monotonic() < end_s:
-        request = body(rng.randint(1, 30), stream=rng.random() < 0.7)
-        leaves_after_s = rng.uniform(0, 0.2) if rng.random() < 0.1 else None
-        answer = Seen()
-        try:
-            async with asyncio.timeout(leaves_after_s):
-                await ask(client, router, answer, request)
-        except TimeoutError:
-            seen["left"] += 1
-        else:
-            seen[_outcome(answer)] += 1
+def _until(end_s: float, requests: Iterator[Ask]) -> Iterator[Ask]:
+    return itertools.takewhile(lambda _: time.monotonic() < end_s, requests)
 
 
-def _outcome(answer: Seen) -> str:
-    if answer.status != 200:
-        return str(answer.status)
-    if not answer.body.startswith(b"data:"):
-        return "complete"
-    if answer.complete:
-        return "complete"
-    assert answer.errors == 1, answer.body
-    assert answer.events[-1]["error"]["code"] == 502
-    return "broken off"
+async def _passed(ended: asyncio.Event, seconds: float) -> bool:
+    """Wait so long; false if the run has ended before."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(ended.wait(), seconds)
+    return not ended.is_set()
 
 
-async def _faults(fleet: Fleet, rng: random.Random, ended: asyncio.Event) -> int:
-    """Break one worker after the other; returns how many it were."""
+async def _operate(
+    router: Server, fleet: Fleet, config: Path, admin_port: int, ended: asyncio.Event
+) -> int:
+    """What operators do meanwhile: another policy, and a worker that goes and comes; how often."""
     count = 0
-    while not ended.is_set():
-        rank = rng.randrange(len(fleet.workers))
-        await asyncio.to_thread(fleet.fault, rank, rng.choice(FAULTS))
-        count += 1
-        await asyncio.sleep(rng.uniform(0.1, 1.0))
-        await asyncio.to_thread(fleet.restore, rank)
-        await asyncio.sleep(rng.uniform(0.1, 0.5))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{admin_port}", timeout=60) as admin:
+        told = await asyncio.to_thread(workers_of, router)
+        workers = [(worker["id"], spec) for worker, spec in zip(told, fleet.workers, strict=True)]
+        while await _passed(ended, OPERATE_EVERY_S):
+            policy = POLICIES[count % len(POLICIES)]
+            await asyncio.to_thread(config.write_text, f'policy = "{policy}"\n')
+            router.process.send_signal(signal.SIGHUP)
+            worker_id, spec = workers[count % len(workers)]
+            path = f"/workers/{quote(worker_id, safe='')}?force=true"
+            for answer in (await admin.delete(path), await admin.post("/workers", content=spec)):
+                assert answer.is_success, answer.text
+            count += 1
     return count
 
 
-def resident_mb(server: Server) -> float:
-    """Memory of the server's process."""
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) / 1024
+async def _memory(router: Server, ended: asyncio.Event) -> list[tuple[float, float]]:
+    """Seconds and MB."""
+    began_s = time.monotonic()
+    found = [(0.0, memory_mb(router))]
+    while await _passed(ended, EVERY_S):
+        found.append((time.monotonic() - began_s, memory_mb(router)))
+    return found

@@ -6,15 +6,18 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Iterator
 
+import openai
 import pytest
 
 from router.engines.upstream import HttpClient
+from tests.support import relaying
 from tests.support.engine import Installation, SharedEngine, installation
+from tests.support.engine_clients import GROUP, client_of
 from tests.support.peers import Peers
 from tests.support.plugin_stream import Routers
-from tests.support.relaying import One, routed
+from tests.support.relaying import One
 from tests.support.scripted import TIMEOUT_S, scripted
-from tests.support.server import Server
+from tests.support.server import Server, running_router
 from tests.support.splitting import Pair
 
 
@@ -25,7 +28,7 @@ def engine_installation() -> Installation:
     if found is not None:
         return found
     reason = "the CPU engine has not been built: run `make engine`"
-    if os.environ.get("EVENSTEP_REQUIRE_ENGINE") == "1":
+    if os.environ.get("REQUIRE_ENGINE") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
 
@@ -44,6 +47,29 @@ def engine(shared_engine: SharedEngine) -> Server:
     return shared_engine.server()
 
 
+@pytest.fixture(scope="module")
+def router(engine: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The router before that engine."""
+    worker = f"{engine.url},group={GROUP},slots=8"
+    folder = tmp_path_factory.mktemp("router")
+    with running_router(folder, "--worker", worker) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def direct(engine: Server) -> Iterator[openai.OpenAI]:
+    """A client of that engine."""
+    with client_of(engine) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def routed(router: Server) -> Iterator[openai.OpenAI]:
+    """A client of that router."""
+    with client_of(router) as client:
+        yield client
+
+
 @pytest.fixture
 def routers() -> Iterator[Routers]:
     """Those who read an engine's state stream, or try to."""
@@ -55,7 +81,7 @@ def routers() -> Iterator[Routers]:
 @pytest.fixture
 async def one() -> AsyncIterator[One]:
     """A router before one engine."""
-    async with routed() as (router, (engine,)):
+    async with relaying.routed() as (router, (engine,)):
         yield router, engine
 
 
@@ -71,5 +97,5 @@ async def peers() -> AsyncIterator[Peers]:
 @pytest.fixture
 async def pair() -> AsyncIterator[Pair]:
     """A router before a prefill worker a and a decode worker b."""
-    async with routed(2, prefills=1, kept_s=30.0) as (router, (prefill, decode)):
+    async with relaying.routed(2, prefills=1, kept_s=30.0) as (router, (prefill, decode)):
         yield router, prefill, decode

@@ -9,8 +9,8 @@ from importlib.metadata import version
 import httpx
 import pytest
 
-from router.app import COMPLETION_PATHS
 from router.policies.bfio import BfIo
+from router.proxy.generation import ENDPOINTS
 from router.types import Outcome
 from tests.support.core import requests, views
 from tests.support.scripted import ScriptedServer, scripted, soon, until
@@ -31,12 +31,17 @@ def assert_error(
 ) -> None:
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
-    (error,) = answer.json().values()
+    said = answer.json()
+    error = said.pop("error")
+    if answer.request.url.path == "/v1/messages":
+        assert said == {"type": "error"}
+        error |= {"param": param, "code": status}
+    assert answer.headers["x-request-id"].startswith("es-")
     assert message in error.pop("message")
     assert error == {"type": kind, "param": param, "code": status}
 
 
-@pytest.mark.parametrize("path", COMPLETION_PATHS)
+@pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize(
     ("body", "message", "param"),
     [
@@ -57,7 +62,7 @@ async def test_bad_requests(
     assert engine.connections == 0
 
 
-@pytest.mark.parametrize("path", COMPLETION_PATHS)
+@pytest.mark.parametrize("path", ENDPOINTS)
 async def test_an_unknown_model(one: One, path: str) -> None:
     answer = await one[0].http.post(path, json={"model": "huge"})
 
@@ -78,7 +83,7 @@ async def test_an_unknown_path(one: One) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [(method, path, "POST") for method in ("GET", "PUT", "DELETE") for path in COMPLETION_PATHS]
+    [(method, path, "POST") for method in ("GET", "PUT", "DELETE") for path in ENDPOINTS]
     + [("POST", path, "GET") for path in ("/v1/models", "/health", "/version", "/metrics")],
 )
 async def test_a_wrong_method(one: One, method: str, path: str, allowed: str) -> None:

@@ -11,7 +11,7 @@ from engine_patches.admission import read_admission
 from loadgen.emulator.command import EmulateOptions
 from loadgen.emulator.queues import PolicyOrder
 from router.errors import ConfigError
-from tests.support.emulated import client, emulated, eventually, reading
+from tests.support.emulated import TIMEOUT_S, client, emulated, eventually, reading
 
 KV_TOKENS = 200
 
@@ -93,6 +93,37 @@ async def test_clients_may_say_how_long_their_answers_are(tmp_path: Path) -> Non
     ]
 
 
+async def test_a_closed_gate_takes_no_steps(tmp_path: Path) -> None:
+    """One waits for a second; it takes the last of four to open at once."""
+    admission = read_admission({"policy": "wait", "thresholds": [4], "hold_s": 1.0})
+    async with emulated(tmp_path, admission=admission) as fleet, client(fleet) as http:
+        worker = fleet.workers[0]
+        await ask(http, 5, 1)
+        assert worker.step == 1
+        await asyncio.gather(*(ask(http, 5, 1) for _ in range(4)))
+        assert worker.step == 2
+
+
+async def test_who_gives_up_before_a_closed_gate_is_forgotten_at_once(tmp_path: Path) -> None:
+    """A second of the engine is half an hour here."""
+    admission = read_admission({"policy": "wait", "thresholds": [2], "hold_s": 1.0})
+    settings: dict[str, Any] = {"workers": 1, "admission": admission, "time_scale": 1800}
+    async with (
+        emulated(tmp_path, **settings) as fleet,
+        client(fleet) as http,
+        reading(fleet) as reader,
+    ):
+        asked = asyncio.create_task(ask(http, 5, 1))
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (await reader.next()).waiting:
+                pass
+            asked.cancel()
+            snapshot = await reader.next()
+            while snapshot.waiting:
+                snapshot = await reader.next()
+        assert snapshot.finished
+
+
 def test_the_command_takes_a_name_or_settings() -> None:
     named = EmulateOptions(admission="headroom").settings().admission
     given = EmulateOptions(admission='{"policy": "headroom", "headroom": 0.1}').settings().admission
@@ -101,7 +132,7 @@ def test_the_command_takes_a_name_or_settings() -> None:
     assert given == read_admission({"policy": "headroom", "headroom": 0.1})
     assert EmulateOptions().settings().admission is None
     for wrong, message in (
-        ("headrom", "--admission: policy 'headrom' is not known.*did you mean headroom"),
+        ("headrom", "--admission: there is no policy 'headrom'.*did you mean headroom"),
         ('{"policy": "headroom", "headroom": 2}', "--admission: headroom 2 is not from 0 to 0.5"),
         ("{", "--admission is no JSON"),
     ):

@@ -207,6 +207,7 @@ async def test_what_the_fault_port_refuses(fleet: EmulatedFleet) -> None:
     for path, body, status in (
         ("/workers/0/fault", {"kind": "slow", "factor": -1}, 400),
         ("/workers/0/fault", {"kind": "slow", "speed": 1}, 400),
+        ("/workers/0/fault", {"kind": "corrupt", "mid_event": True}, 400),
         ("/workers/0/fault", {}, 400),
         ("/workers/7/fault", {"kind": "kill"}, 404),
         ("/workers/0/melt", {}, 404),

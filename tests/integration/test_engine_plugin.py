@@ -18,6 +18,7 @@ import httpx
 import pytest
 import zmq
 
+from loadgen.recordings import load_recording
 from router.feed import Feed, request_token
 from router.types import Snapshot
 from router.wire import decode
@@ -25,7 +26,7 @@ from tests.support.core import token
 from tests.support.engine import MODEL, Installation, running_engine
 from tests.support.engine_python import ROOT, real_engines, real_schedulers
 from tests.support.engine_stat_log_entry import install
-from tests.support.server import Server, free_port, wait_until
+from tests.support.server import Server, free_port, running, wait_until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -67,6 +68,7 @@ class Watched:
     server: Server
     stream: Stream
     stat_file: Path
+    endpoint: str
 
     @property
     def counts(self) -> list[dict[str, Any]]:
@@ -124,7 +126,7 @@ def watched(
             reader.start()
             try:
                 wait_until(lambda: bool(stream.snapshots), WAIT_S, "a first heartbeat")
-                yield Watched(server, stream, folder / "stats.jsonl")
+                yield Watched(server, stream, folder / "stats.jsonl", endpoint)
             finally:
                 stop.set()
                 reader.join()
@@ -207,6 +209,26 @@ def test_every_request_is_found_again_by_its_token(watched: Watched) -> None:
     assert {one.slots for one in messages} == {SLOTS}
 
 
+def test_an_observer_sees_every_request_and_its_length(watched: Watched, tmp_path: Path) -> None:
+    file, report = tmp_path / "seen.jsonl.gz", tmp_path / "report.json"
+    worker = f"{watched.server.url},id=w,group=g,snapshots={watched.endpoint}"
+    lengths, port = [1, 2, 9, 30, 17, 1, 40, 5, 12, 3], free_port()
+    command = [sys.executable, "-m", "router.cli", "observe", "--worker", worker]
+    command += ["--record", str(file), "--json", str(report), "--admin-port", str(port)]
+    with running(command, port, tmp_path / "observe.log") as observer:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(watched.complete, range(60, 70), [[3]] * 10, lengths))
+        watched.rest()
+        observer.process.terminate()
+        assert observer.process.wait(WAIT_S) == 0
+    seen = load_recording(file)
+    assert sorted(line.output_tokens for line in seen.requests) == sorted(lengths)
+    assert {line.outcome for line in seen.requests} == {"completed"}
+    told = json.loads(report.read_text())
+    assert sum(step.step_s for step in seen.steps) < told["seconds"]
+    assert told["requests"] == len(lengths)
+
+
 def test_a_client_that_hangs_up_is_told(watched: Watched) -> None:
     first = len(watched.stream.snapshots)
     body = {"model": MODEL, "prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}
@@ -287,6 +309,7 @@ def test_a_replay_gets_the_lengths_of_its_trace(watched: Watched, tmp_path: Path
     assert told["total_output_tokens"] == sum(min(length, 50) for length in lengths)
 
 
+@pytest.mark.slow
 def test_real_schedulers_under_memory_pressure(engine_installation: Installation) -> None:
     """Both flavours, without a model: the asynchronous one runs on no CPU engine."""
     report = real_schedulers(engine_installation, "check", 600)
@@ -297,6 +320,7 @@ def test_real_schedulers_under_memory_pressure(engine_installation: Installation
         assert min(seen.values()) > 0
 
 
+@pytest.mark.slow
 def test_end_probabilities_are_the_models(engine_installation: Installation) -> None:
     """Beside the log-probabilities that vLLM returns itself; random weights, so no skill."""
     report = real_engines(engine_installation, "ends", 80)

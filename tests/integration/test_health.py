@@ -75,7 +75,7 @@ class Watched:
         self.monitor = HealthMonitor(
             specs,
             self.apply,
-            lambda worker_id, models: self.models.put_nowait((worker_id, models)),
+            lambda worker_id, models: self.models.put_nowait((worker_id, tuple(models))),
             self.silent.append,
             interval_s=interval_s,
             timeout_s=timeout_s,
@@ -198,7 +198,7 @@ async def test_an_engine_that_is_gone_before_it_says_its_models_has_not_failed_y
     async with watched.running():
         assert await watched.next() == WorkerUp("w")
         assert watched.models.empty()
-        (state,) = watched.monitor._engines.values()
+        (state,) = watched.monitor._watches.engines.values()
         assert state.failures == 0
 
 
@@ -316,3 +316,41 @@ async def test_proxies_of_the_environment_are_not_used(
     watched = Watched([WorkerSpec("w", engine.url)])
     async with watched.running():
         assert await watched.next() == WorkerUp("w")
+
+
+async def test_workers_that_come_and_go(engine: Engine, watched: Watched) -> None:
+    assert await watched.next() == WorkerUp("w")
+    watched.monitor.join(WorkerSpec("again", engine.url, rank=1))
+    assert await watched.next() == WorkerUp("again")
+    assert [watched.models.get_nowait()[0] for _ in range(2)] == ["w", "again"]
+    watched.monitor.leave("w")
+    engine.health = 500
+    down = await watched.next()
+    assert isinstance(down, WorkerDown)
+    assert down.worker_id == "again"
+    watched.monitor.join(WorkerSpec("late", engine.url, rank=2))
+    assert await watched.next() == WorkerDown("late", down.reason)
+    watched.monitor.leave("again")
+    watched.monitor.leave("late")
+    watched.monitor.probe_now("late", "told late")
+    engine.health = 200
+    watched.monitor.join(WorkerSpec("new", engine.url))
+    assert await watched.next() == WorkerUp("new")
+    assert watched.events.empty()
+
+
+async def test_an_answer_that_comes_after_its_worker_has_left_changes_nothing(
+    engine: Engine,
+) -> None:
+    engine.free.clear()
+    watched = Watched([WorkerSpec("w", engine.url)])
+    async with watched.running():
+        await until_asked(engine, 1)
+        watched.monitor.leave("w")
+        watched.monitor.join(WorkerSpec("w", engine.url))
+        await until_asked(engine, 1)
+        engine.free.set()
+        assert await watched.next() == WorkerUp("w")
+        await until_asked(engine, 3)
+    assert watched.events.empty()
+    assert watched.models.qsize() == 1

@@ -14,6 +14,7 @@ import zmq
 
 from engine_patches.compat import EngineView
 from engine_patches.end_table import EndWriter, table_path
+from engine_patches.power.source import PowerReading
 from engine_patches.report import HEARTBEAT_S, UNREAD_MESSAGES
 from engine_patches.reporter import Reporter
 from engine_patches.settings import PlugInError, Settings
@@ -85,7 +86,7 @@ def test_a_step_scheduled_ahead_keeps_its_number(engine: Engine, routers: Router
     first = engine.schedule()
     engine.reporter.scheduled(first, 0.0)
     second = engine.schedule()
-    engine.reporter.scheduled(second, 0.1)
+    engine.reporter.scheduled(second, 0.0)
     for output in (first, second):
         engine.reporter.idled()
         engine.reporter.stepped(output, engine.update_from_output(output))
@@ -180,23 +181,24 @@ class Meter:
     """Of one GPU."""
 
     lost = False
+    memory_hidden = False
 
     def cross_check(self, kv_bytes: int, blocks: int) -> tuple[bool, str]:
-        if self.lost:
+        if self.memory_hidden:
             raise OSError
         return kv_bytes < 0, f"{blocks} blocks"
 
-    def read(self) -> tuple[float, float]:
+    def read(self, now_s: float) -> PowerReading:
         if self.lost:
             raise OSError
-        return 300.0, 12.0
+        return PowerReading(300.0, 12.0)
 
 
 def test_power_and_energy_are_told_while_they_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routers: Routers
 ) -> None:
     meter = Meter()
-    monkeypatch.setattr("engine_patches.reporter.open_meter", lambda *_: meter)
+    monkeypatch.setattr("engine_patches.reporter.open_source", lambda *_: meter)
     reporter = Reporter(EngineView(FakeScheduler()), Settings(f"ipc://{tmp_path}/s"))
     dealer = routers.asker(reporter.endpoint)
 
@@ -209,6 +211,30 @@ def test_power_and_energy_are_told_while_they_can_be_read(
     wait_until(lambda: told(None, None), WAIT_S, "they are told no more")
     assert not reporter.failed
     reporter.close()
+
+
+def test_a_driver_that_hangs_keeps_no_router_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routers: Routers
+) -> None:
+    hanging, back = threading.Event(), threading.Event()
+
+    class HangingMeter(Meter):
+        reads = 0
+
+        def read(self, now_s: float) -> PowerReading:
+            self.reads += 1
+            if self.reads > 1:
+                hanging.set()
+                back.wait()
+            return super().read(now_s)
+
+    monkeypatch.setattr("engine_patches.reporter.open_source", lambda *_: HangingMeter())
+    reporter = Reporter(EngineView(FakeScheduler()), Settings(f"ipc://{tmp_path}/s"))
+    dealer = routers.asker(reporter.endpoint)
+    assert hanging.wait(WAIT_S)
+    assert ask_full(dealer).power_w == 300.0
+    reporter.close()
+    back.set()
 
 
 def test_end_probabilities_are_told(tmp_path: Path, routers: Routers) -> None:
@@ -242,7 +268,7 @@ def test_a_probability_waits_for_a_step_that_is_told(tmp_path: Path, routers: Ro
 
 
 @pytest.mark.parametrize(
-    ("lost", "said"),
+    ("hidden", "said"),
     [
         (False, "evenstep: 101 blocks"),
         (True, "evenstep: NVML does not tell how much memory the engine holds"),
@@ -252,12 +278,12 @@ def test_memory_that_is_not_there_is_said(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    lost: bool,
+    hidden: bool,
     said: str,
 ) -> None:
     meter = Meter()
-    meter.lost = lost
-    monkeypatch.setattr("engine_patches.reporter.open_meter", lambda *_: meter)
+    meter.memory_hidden = hidden
+    monkeypatch.setattr("engine_patches.reporter.open_source", lambda *_: meter)
     Reporter(EngineView(FakeScheduler()), Settings(f"ipc://{tmp_path}/s")).close()
     assert caplog.records[0].getMessage() == said
 

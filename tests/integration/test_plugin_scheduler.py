@@ -64,7 +64,7 @@ def test_a_scheduler_works_as_before_and_tells(ours: Any, flavour: str, tmp_path
 def test_settings_that_cannot_be_used_keep_the_engine_from_starting(
     ours: Any, flavour: str
 ) -> None:
-    with pytest.raises(PlugInError, match=r"evenstep has no key endpoint; known: snapshots"):
+    with pytest.raises(PlugInError, match=r"evenstep has no key 'endpoint'; known: snapshots"):
         getattr(ours, flavour)(evenstep={"endpoint": "tcp://127.0.0.1:5600"})
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from typing import Any
 
 import httpx
 import pytest
 
+from router.recording.lines import read
+from router.recording.recorder import Recorder, Setting
 from router.types import Outcome
 from tests.support.relaying import One, RawClient, routed
 from tests.support.scripted import (
@@ -25,6 +28,7 @@ from tests.support.scripted import (
 from tests.support.serving import serving
 
 TOKENS = token_events(5)
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 # answers pass unchanged
@@ -45,10 +49,35 @@ async def test_whole_answers_pass_unchanged(one: One, status: int) -> None:
     direct, relayed = await ask(engine.url), await ask(router.url)
 
     assert (relayed.status_code, relayed.content) == (direct.status_code, direct.content)
-    assert dict(relayed.headers) == dict(direct.headers)
+    own = {"x-request-id": relayed.headers["x-request-id"]}
+    assert dict(relayed.headers) == {**direct.headers, **own}
     assert router.outcomes == {Outcome.FAILED if status >= 500 else Outcome.COMPLETED: 1}
     assert not router.troubles
     await router.settled()
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+async def test_the_times_of_a_streams_tokens_are_counted(one: One, answers: int) -> None:
+    router, engine = one
+    role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":6}}\n\n'
+    tokens = token_events(6)
+    async with RawClient(router) as client:
+        await client.post(n=answers)
+        exchange = await engine.next()
+        await exchange.start_stream()
+        for event_ in (role, *tokens[:-1], tokens[-1] + usage, DONE):
+            await exchange.chunks(event_)
+            await client.read_until(event_)
+        await exchange.end_stream()
+        await client.read_to_end()
+    await router.settled()
+
+    found = router.dispatcher.token_stats("default")
+    assert sum(found.itl_s.counts) == (5 if answers == 1 else 0)
+    assert sum(found.tpot_s.counts) == 1
+    if answers == 1:
+        assert found.tpot_s.total * 5 == pytest.approx(found.itl_s.total)
 
 
 async def test_streams_pass_unchanged_however_they_are_cut(one: One) -> None:
@@ -126,6 +155,8 @@ async def test_what_the_engine_is_told(one: One) -> None:
                 "X-Session-ID": "s",
                 "X-Data-Parallel-Rank": "7",
                 "X-Request-Id": "client-1",
+                "Traceparent": TRACE,
+                "Tracestate": "vendor=1",
                 "Accept-Encoding": "gzip",
                 "Expect": "100-continue",
             },
@@ -135,13 +166,16 @@ async def test_what_the_engine_is_told(one: One) -> None:
 
     assert (exchange.method, exchange.body) == ("POST", body)
     assert exchange.target == "/v1/completions?debug=1&x=%20"
-    assert re.fullmatch(r"es-[0-9a-f]{20}", exchange.headers["x-request-id"])
+    assert re.fullmatch(r"es-[0-9a-f]{20}\.client-1", exchange.headers["x-request-id"])
     assert exchange.headers["host"] == f"127.0.0.1:{engine.port}"
     assert exchange.headers["authorization"] == "Bearer k"
     assert exchange.headers["x-session-id"] == "s"
+    assert exchange.headers["traceparent"] == TRACE
+    assert exchange.headers["tracestate"] == "vendor=1"
     assert not {"x-data-parallel-rank", "accept-encoding", "expect"} & set(exchange.headers)
-    await exchange.answer(b"{}")
-    await soon(asked)
+    await exchange.answer(b"{}", X_Request_Id="engine's")
+    answer = await soon(asked)
+    assert answer.headers.get_list("x-request-id") == ["client-1"]
 
 
 async def test_ranks_behind_one_url_are_told_apart_by_the_router() -> None:
@@ -228,6 +262,18 @@ async def test_what_an_engine_counts_in_a_prompt_is_learned(
     await soon(asked)
     rate = router.dispatcher.cluster.groups["default"].token_rate
     assert (rate.bytes_per_token < 2) is learned
+
+
+async def test_a_whole_answer_says_how_long_its_output_is(one: One) -> None:
+    router, engine = one
+    recorder = Recorder(router.dispatcher.cluster, Setting("serve"), time.monotonic, 0.0)
+    listener = recorder.listen()
+    asked = router.post(prompt="x")
+    usage = {"prompt_tokens": 9, "total_tokens": 16, "completion_tokens": 7, "details": None}
+    await (await engine.next()).answer(json.dumps({"text": "y", "usage": usage}).encode())
+    await soon(asked)
+    (line,) = read(listener.take().splitlines(keepends=True), "lines").requests
+    assert (line.prompt_tokens, line.output_tokens) == (9, 7)
 
 
 # back-pressure

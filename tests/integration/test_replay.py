@@ -334,7 +334,7 @@ async def test_command_interrupted() -> None:
         (("--arrivals", "closed"), "--arrivals: 'closed' is unknown"),
         (("--arrivals", "trace", "--url", "http://127.0.0.1:9"), "--url: cannot connect"),
         (("--time-scale", "0"), "--time-scale: 0.0 is not above 0"),
-        (("--api-key-file", "none"), "--api-key-file: no key in none"),
+        (("--api-key-file", "none"), "cannot read the key file none"),
         (("--step-time", "5"), "--step-time: '5' is not C,t_l"),
         (("--json", "no/x.json", "--url", "http://127.0.0.1:9"), "--json: cannot write no/x.json"),
     ],

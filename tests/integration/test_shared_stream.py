@@ -14,6 +14,7 @@ import zmq
 from router.engines import snapshots, streams
 from router.engines.snapshots import SnapshotClient
 from router.engines.streams import SILENCE_S
+from router.errors import ConfigError
 from router.types import Snapshot, SnapshotReceived, WorkerSpec
 from router.wire import encode
 from tests.support.scripted import TIMEOUT_S, until
@@ -273,3 +274,39 @@ async def test_a_message_that_cannot_be_read_names_who_may_have_sent_it(
     await engines["b"].send(b"\xc1")
     await until(lambda: router.client.broken == 1)
     assert caplog.records[-1].getMessage().startswith("a or another: snapshot refused: ")
+
+
+async def test_streams_of_workers_that_come_and_go(
+    tmp_path: Path, endpoints: dict[str, str], router: Router, engines: dict[str, Engine]
+) -> None:
+    await introduced(router, engines)
+    engines["c"] = Engine(f"ipc://{tmp_path}/c")
+    router.client.join(WorkerSpec("c", "http://c:1", snapshots=f"ipc://{tmp_path}/c"))
+    router.client.join(WorkerSpec("mute", "http://m:1"))
+    await engines["c"].subscribed()
+    await engines["c"].answer(of("c", "full", 7))
+    await until(lambda: ("c", "epoch-c", 7) in router.arrived)
+    for worker in ("mute", "c", "a"):
+        router.client.leave(worker)
+    await engines["b"].send(of("a", "delta", 2), of("b", "delta", 2))
+    await until(lambda: ("b", "epoch-b", 2) in router.arrived)
+    assert ("b", "epoch-a", 2) not in router.arrived  # said before it left, and read late
+    router.client.join(WorkerSpec("a", "http://a:1", snapshots=endpoints["a"]))
+    await engines["a"].answer(of("a", "full", 5))
+    await until(lambda: ("a", "epoch-a", 5) in router.arrived)
+    await until(lambda: not router.client._streams["a"].channel.gone & {"epoch-a"})
+    router.client.leave("a")
+    router.client.leave("b")
+    assert not router.client._readers
+    router.client.join(WorkerSpec("b", "http://b:1", snapshots=endpoints["b"]))
+    await engines["b"].answer(of("b", "full", 9))
+    await until(lambda: ("b", "epoch-b", 9) in router.arrived)
+
+
+async def test_a_worker_whose_stream_cannot_be_had_does_not_join(router: Router) -> None:
+    with pytest.raises(ConfigError, match="server_key, and the router has no keys"):
+        router.client.join(WorkerSpec("c", "http://c:1", server_key="k" * 40))
+    with pytest.raises(ConfigError, match="snapshots 'ipc://xxx"):
+        router.client.join(WorkerSpec("c", "http://c:1", snapshots="ipc://" + 200 * "x"))
+    assert list(router.client._streams) == list(WORKERS)
+    assert all(len(c.streams) == len(WORKERS) for c in router.client._channels.values())

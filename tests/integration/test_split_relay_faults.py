@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from router.breaker import BreakerSettings
 from router.proxy import mooncake
 from router.types import EngineFailed, WorkerUp
 from tests.support.relaying import routed
 from tests.support.scripted import (
     DONE,
     Exchange,
+    ScriptedServer,
     event,
     scripted,
     soon,
@@ -313,3 +316,57 @@ async def test_a_bootstrap_server_that_says_nothing_of_use(
         assert (await soon(asked)).status_code == 200
         assert (router.troubles, prefill.idle) == (["a"], True)
         await router.settled()
+
+
+@pytest.mark.parametrize("status", [408, 500, 503])
+async def test_a_prompt_that_is_answered_with_an_error_is_computed_elsewhere(status: int) -> None:
+    async with routed(3, prefills=2, kept_s=30.0) as (router, (one, other, decode)):
+        asked = router.post()
+        await (await one.next()).answer(b'{"error": "m"}', status)
+        await computed(await other.next())
+        await (await decode.next()).answer(ANSWER)
+        assert (await soon(asked)).content == ANSWER
+        assert (router.troubles, stats(router).returned) == ([], 1)
+        await router.settled()
+
+
+async def test_a_prompt_that_several_fail_speaks_against_the_first_of_them() -> None:
+    breakers = BreakerSettings(failures=1, max_ejected=1)
+    async with routed(4, prefills=3, kept_s=30.0, breakers=breakers) as (router, engines):
+        asked = router.post()
+        for engine in engines[:2]:
+            await (await engine.next()).answer(b'{"error": "m"}', 500)
+        await (await engines[3].next()).answer(ANSWER)
+        assert (await soon(asked)).content == ANSWER
+        assert [w.spec.id for w in router.workers if w.breaker.ejected] == ["a"]
+        await router.settled()
+
+
+@pytest.mark.parametrize("failing", ["prefill", "decode"])
+async def test_who_fails_at_once_does_not_draw_what_is_split(failing: str) -> None:
+    """It looks idle, and is the first in the order."""
+    breakers = BreakerSettings(failures=2)
+    async with routed(4, prefills=2, kept_s=30.0, breakers=breakers) as (router, engines):
+        bad = engines[0 if failing == "prefill" else 2]
+
+        async def answer(engine: ScriptedServer) -> None:
+            while True:
+                exchange = await engine.next()
+                if engine is bad:
+                    await exchange.answer(b'{"error": "m"}', 500)
+                elif engine in engines[:2]:
+                    await computed(exchange)
+                else:
+                    await exchange.answer(ANSWER)
+
+        answering = [asyncio.create_task(answer(engine)) for engine in engines]
+        for _ in range(12):
+            assert (await soon(router.post())).content == ANSWER
+        for task in answering:
+            task.cancel()
+        ejected = {w.spec.id for w in router.workers if w.breaker.ejected}
+        assert ejected == {"a" if failing == "prefill" else "c"}
+        assert stats(router).fallbacks == 0
+        groups = router.dispatcher.cluster.groups
+        failed = stats(router).returned + stats(router).repeated_prefills
+        assert (failed, sum(group.ejections for group in groups.values())) == (2, 1)

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from router.engines.gauges import GaugeReader
-from router.types import Gauges, GaugesReceived, WorkerSpec
+from router.foreign import Gauges
+from router.types import GaugesReceived, WorkerSpec
 from tests.support.chaos import SLOTS, body, workers_of
 from tests.support.engine import metric
 from tests.support.fleet import running_fleet
@@ -56,6 +57,29 @@ async def test_ranks_behind_one_url_are_read_at_once() -> None:
             await exchange.answer(TEXT % (0, 3) + TEXT % (1, 1), kind="text/plain")
             assert await soon(reader.arrived.get()) == GaugesReceived("w0", Gauges(3), 42.0)
             assert await soon(reader.arrived.get()) == GaugesReceived("w1", Gauges(1), 42.0)
+
+
+async def test_gauges_of_workers_that_come_and_go() -> None:
+    async with scripted(2) as (one, other):
+        first = WorkerSpec("w0", one.url, rank=0)
+        async with Reader([first]) as reader:
+            reader.wanted |= {"w1", "v"}
+            reader.reader.join(WorkerSpec("w1", one.url, rank=1))
+            reader.reader.join(WorkerSpec("v", other.url))
+            await (await one.next()).answer(TEXT % (0, 3) + TEXT % (1, 1), kind="text/plain")
+            await soon(reader.arrived.get())
+            assert await soon(reader.arrived.get()) == GaugesReceived("w1", Gauges(1), 42.0)
+            exchange = await other.next()
+            reader.reader.leave("v")
+            reader.reader.leave("w0")
+            await exchange.answer(TEXT % (0, 9), kind="text/plain")
+            for _ in range(2):
+                await (await one.next()).answer(TEXT % (0, 3) + TEXT % (1, 2), kind="text/plain")
+                assert await soon(reader.arrived.get()) == GaugesReceived("w1", Gauges(2), 42.0)
+            reader.reader.leave("w1")
+            assert reader.arrived.empty()
+            reader.reader.join(first)
+            reader.wanted = {"w0"}
 
 
 async def test_an_engine_is_left_in_peace_while_nothing_is_wanted_of_it() -> None:

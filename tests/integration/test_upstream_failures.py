@@ -148,3 +148,15 @@ async def test_cancelling_before_the_head_ends_the_request_at_the_engine(peers: 
     await exchange.left()
     with pytest.raises(asyncio.CancelledError):
         await asked
+
+
+@pytest.mark.parametrize("piece", [b"x-a: b\r\n", b"x"])
+async def test_a_head_without_an_end(peers: Peers, piece: bytes) -> None:
+    asked = peers.ask()
+    exchange = await peers.server.next()
+
+    with contextlib.suppress(ConnectionError):
+        await exchange.send(b"HTTP/1.1 200 OK\r\nx-a: b\r\nx" + piece * (300 * 1024 // len(piece)))
+
+    with pytest.raises(UpstreamError, match="head without an end"):
+        await soon(asked)

@@ -60,6 +60,31 @@ def test_every_request_ends_and_no_engine_idles(
     assert len(engine.entries) == len(trace) + len(engine.preempted)
 
 
+class Asked(Small):
+    """Is asked what would be let in, before and after each decision."""
+
+    def _begin(self) -> bool:
+        self.policy.admissible_tokens(self.ledger, self.memory())
+        runs = super()._begin()
+        room = self.policy.admissible_tokens(self.ledger, self.memory())
+        assert 0 <= room <= self.capacity - self.memory().used_tokens
+        return runs
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@settings(max_examples=20)
+@given(trace=traces, block=st.sampled_from([1, 4]), entries=st.integers(1, 3))
+def test_whether_anybody_asks_changes_nothing(
+    variant: str, trace: list[Job], block: int, entries: int
+) -> None:
+    told, asked = (kind(make(variant), CAPACITY, 8, block, entries) for kind in (Small, Asked))
+    for engine in (told, asked):
+        engine.run(trace)
+
+    assert asked.entries == told.entries
+    assert asked.ended == told.ended
+
+
 @given(trace=traces, block=blocks, margin=st.sampled_from([0.0, 0.2]), ageing=st.floats(0, 5))
 def test_nobody_is_evicted_where_lengths_are_known(
     trace: list[Job], block: int, margin: float, ageing: float

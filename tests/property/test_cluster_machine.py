@@ -1,8 +1,9 @@
 """The cluster before engines that restart, over a stream that loses, repeats and delays.
 
-Two workers report snapshots, the third does not. The model knows the truth; the cluster only hears
-events. Whatever happens, a request on its way counts in full; once every message has arrived and
-each engine has sent a full snapshot, the cluster's figures are the engines'.
+Two workers report snapshots, the third does not; each is drained now and then, leaves when nothing
+is left on it, and comes back. The model knows the truth; the cluster only hears events. Whatever
+happens, a request on its way counts in full; once every message has arrived and each engine has
+sent a full snapshot, the cluster's figures are the engines', and no sum ever falls.
 """
 
 from __future__ import annotations
@@ -65,8 +66,18 @@ class ClusterMachine(RuleBasedStateMachine):
         self.alive: list[Sent] = []
         self.left: list[Sent] = []
         self.numbers = 0
+        self.gone: set[str] = set()
+        self.sums = (0, 0, 0, 0)
         for worker in WORKERS:
             self.cluster.apply(WorkerUp(worker))
+
+    @property
+    def there(self) -> list[str]:
+        return [worker for worker in WORKERS if worker not in self.gone]
+
+    @property
+    def taking(self) -> list[str]:
+        return [i for i in self.there if not self.cluster.worker(i).draining]
 
     @initialize(wide=st.sampled_from(WORKERS), prompts=st.lists(st.integers(1, 90), min_size=4))
     def begin_busy(self, wide: str, prompts: list[int]) -> None:
@@ -90,6 +101,11 @@ class ClusterMachine(RuleBasedStateMachine):
         at_once=st.booleans(),
     )
     def dispatch(self, pick: int, worker: str, error: int, at_once: bool) -> None:
+        """To that worker, or another one where it takes none."""
+        if worker not in self.taking:
+            if not self.taking:
+                return
+            worker = self.taking[pick % len(self.taking)]
         one = self.pool.pop(pick % len(self.pool))
         self.alive.append(Sent(one, worker, one.prompt_tokens + error))
         self.cluster.apply(Dispatched(one.id, worker))
@@ -233,10 +249,35 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS), down=st.booleans(), up=st.booleans())
     def lose_the_feed(self, worker: str, down: bool, up: bool) -> None:
+        if worker in self.gone:
+            return
         self.cluster.apply(WorkerDown(worker, "no answer") if down else FeedStale(worker))
         self._forget(worker)
         if up:
             self.cluster.apply(WorkerUp(worker))
+
+    # workers that come and go
+
+    @rule(worker=st.sampled_from(WORKERS), draining=st.booleans())
+    def drain(self, worker: str, draining: bool) -> None:
+        if worker in self.there:
+            self.cluster.worker(worker).draining = draining
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def go(self, worker: str) -> None:
+        """If nothing of the router's is left there; its engine runs on, for others."""
+        if worker in self.there and self.cluster.worker(worker).empty:
+            self.cluster.leave(worker)
+            self.gone.add(worker)
+            self._forget(worker)
+
+    @rule(worker=st.sampled_from(WORKERS), up=st.booleans())
+    def come(self, worker: str, up: bool) -> None:
+        if worker in self.gone:
+            self.gone.remove(worker)
+            self.cluster.join(WorkerSpec(worker, "", slots=SLOTS))
+            if up:
+                self.cluster.apply(WorkerUp(worker))
 
     # what holds
 
@@ -246,12 +287,28 @@ class ClusterMachine(RuleBasedStateMachine):
         for sent in self.alive:
             self._reach(sent)
         for worker in FED:
-            self._settle(worker)
+            if worker in self.there:
+                self._settle(worker)
+
+    @invariant()
+    def no_sum_falls(self) -> None:
+        group = self.cluster.groups["default"]
+        steps = group.every_step
+        before, self.sums = self.sums, (steps.steps, steps.entered, group.gaps, group.preemptions)
+        assert all(now >= then for now, then in zip(self.sums, before, strict=True))
+
+    @invariant()
+    def those_who_are_there_are_listed_and_who_is_drained_is_given_none(self) -> None:
+        group = self.cluster.groups["default"]
+        assert sorted(group.workers) == self.there
+        assert group.serving == any(group.workers[i].live for i in self.taking)
+        shut = {view.id for view in group.views(Dispatch.INSTANT) if not view.capacity}
+        assert shut == {i for i in set(self.there) - set(self.taking) if group.workers[i].live}
 
     @invariant()
     def every_request_is_where_the_model_has_it(self) -> None:
         assert self.cluster.groups["default"].waiting == len(self.pool)
-        for worker in WORKERS:
+        for worker in self.there:
             mine = [sent for sent in self.alive if sent.worker == worker]
             assert self.cluster.worker(worker).in_flight == len(mine)
         for sent in self.alive:
@@ -259,7 +316,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_on_its_way_counts_in_full(self) -> None:
-        for worker in WORKERS:
+        for worker in self.there:
             state = self.cluster.worker(worker)
             under_way = [sent for sent in self.alive if sent.worker == worker and sent.on_its_way]
             shown = state.feed.load_tokens if state.feed else 0
@@ -269,13 +326,14 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_complete_is_gone(self) -> None:
-        for worker, wire in self.wires.items():
+        for worker in set(self.there) & set(FED):
+            wire = self.wires[worker]
             feed = self.cluster.worker(worker).feed
             assert feed is None or not wire.complete & feed.running_by_token.keys()
 
     @invariant()
     def no_figure_is_negative(self) -> None:
-        for worker in WORKERS:
+        for worker in self.there:
             state = self.cluster.worker(worker)
             assert 0 <= state.free_slots <= SLOTS
             assert state.free_slots == max(0, SLOTS - state.requests)
@@ -298,8 +356,9 @@ class ClusterMachine(RuleBasedStateMachine):
             for engine_id in self.engines[worker].ids:
                 self.engines[worker].abort(engine_id)
         for worker in FED:
+            self.come(worker, up=True)
             self._settle(worker)
-        for worker in WORKERS:
+        for worker in self.there:
             state = self.cluster.worker(worker)
             assert (state.load_tokens, state.requests, state.in_flight) == (0, 0, 0)
             assert state.free_slots == SLOTS
@@ -346,6 +405,8 @@ class ClusterMachine(RuleBasedStateMachine):
             self.wires[worker].send(message)
 
     def _receive(self, worker: str, message: Snapshot) -> None:
+        if worker in self.gone:
+            return
         self.cluster.apply(SnapshotReceived(worker, message, 0.0))
 
     def _settle(self, worker: str) -> None:

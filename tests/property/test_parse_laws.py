@@ -2,15 +2,14 @@
 
 import contextlib
 import json
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.app import _pool_request
-from router.cluster import Group
 from router.errors import InvalidRequestError
+from router.group import Group
+from router.proxy.generation import pool_request
 from router.proxy.parse import ParsedRequest, parse
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -54,8 +53,8 @@ def readings(body: dict[str, Any]) -> tuple[Any, ...]:
         parsed = parse(json.dumps(body).encode())
     except InvalidRequestError as error:
         return error.message, error.param
-    request = _pool_request(parsed, Group("default"), 1.0)
-    return parsed, replace(request, id="")
+    request = pool_request(parsed, Group("default"), 1.0)
+    return parsed, request
 
 
 @given(BODIES, st.integers(0, 10**6), st.integers(0, 10**6))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from router.policies import POLICIES, PolicySettings
 from router.policies.bfio import BfIo
-from router.types import Policy, Request, WorkerView
+from router.policy import Policy
+from router.types import Request, WorkerView
 from tests.support.core import request, requests, views
 
 MU = 0.1

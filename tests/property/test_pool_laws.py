@@ -1,12 +1,14 @@
 """The pool against a plain sorted list."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router import rounds
+from router.access.shares import FairShare
 from router.policies import POLICIES, PolicySettings
 from router.pool import Pool
 from router.tier import Tier
@@ -125,3 +127,31 @@ def test_whoever_lost_patience_gets_in_before_any_younger_one(
         if slots > sum(capacity) or now - one.arrival_s < PATIENCE:
             break
         assert one.id in inside
+
+
+@given(
+    WAITING,
+    st.lists(st.sampled_from("abc"), min_size=12, max_size=12),
+    st.fixed_dictionaries({tenant: st.integers(0, 9) for tenant in "abc"}),
+    st.integers(0, 30),
+    st.integers(0, 15),
+)
+def test_turns_change_the_order_and_leave_nobody_out(
+    waiting: Sequence[Request],
+    tenants: Sequence[str],
+    held: dict[str, int],
+    now: int,
+    capacity: int,
+) -> None:
+    owned = [replace(one, tenant=name) for one, name in zip(waiting, tenants, strict=False)]
+    pool, fair = pool_of(owned), FairShare()
+    fair.see(0.0, held)
+    fair.see(9.0, held)
+    turns = fair.turns(held, pool.slots_of, capacity)
+    assert all(turns)
+    offered = [tenant for turn in turns for tenant in turn]
+    assert len(set(offered)) == len(offered)
+    everyone = list(chain.from_iterable(pool.tiers(now, capacity, 0, turns)))
+    assert sorted(one.id for one in everyone) == sorted(one.id for one in pool)
+    if sum(pool.slots_of.values()) <= capacity:
+        assert set(offered) == set(pool.slots_of), "there is room for all"

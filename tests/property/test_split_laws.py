@@ -15,12 +15,12 @@ from router.dispatch import Dispatcher
 from router.errors import NoWorkerError, PoolFullError
 from router.lane import DispatchSettings
 from router.policies.baselines import PerRequest, fcfs
+from router.policy import Policy
 from router.prefill import PrefillWorker
 from router.types import (
     EngineFailed,
     Outcome,
     Phase,
-    Policy,
     Request,
     WorkerDown,
     WorkerSpec,

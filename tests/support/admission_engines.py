@@ -102,8 +102,9 @@ async def _press(server: Server, requests: Requests) -> Pressed:
         began_s = time.perf_counter()
         pairs = zip(requests.prompt_tokens, requests.output_tokens, strict=True)
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(_until_nobody_waits(client, began_s))
-            answers = [
+            answers: list[asyncio.Task[float]] = []
+            watch = group.create_task(_until_nobody_waits(client, began_s, answers))
+            answers += [
                 group.create_task(_answer(client, number, int(prompt), int(output)))
                 for number, (prompt, output) in enumerate(pairs)
             ]
@@ -138,14 +139,18 @@ async def _answer(client: httpx.AsyncClient, number: int, prompt: int, output: i
     return time.perf_counter() - began_s
 
 
-async def _until_nobody_waits(client: httpx.AsyncClient, began_s: float) -> tuple[float, float]:
+async def _until_nobody_waits(
+    client: httpx.AsyncClient, began_s: float, answers: Sequence[asyncio.Task[float]]
+) -> tuple[float, float]:
     """Seconds until no request waits any more, and the tokens counted by then."""
     waited = False
     while True:
+        over = all(answer.done() for answer in answers)
         found = _parse((await client.get("/metrics")).text)
         if waited and not found["num_requests_waiting"]:
             return time.perf_counter() - began_s, found["generation_tokens"]
         waited |= found["num_requests_waiting"] > 0
+        assert waited or not over, "all were answered, and nobody was seen to wait: send more"
         await asyncio.sleep(0.25)
 
 

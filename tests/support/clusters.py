@@ -22,9 +22,11 @@ def cluster_of(*specs: WorkerSpec) -> Cluster:
     return cluster
 
 
-def send(cluster: Cluster, sent: Request, worker_id: str = "a") -> Worker:
+def send(
+    cluster: Cluster, sent: Request, worker_id: str = "a", now_s: float | None = None
+) -> Worker:
     cluster.apply(Arrived(sent))
-    cluster.apply(Dispatched(sent.id, worker_id))
+    cluster.apply(Dispatched(sent.id, worker_id, now_s))
     return cluster.worker(worker_id)
 
 

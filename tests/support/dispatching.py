@@ -10,7 +10,8 @@ from router.cluster import Cluster
 from router.dispatch import Dispatcher
 from router.lane import DispatchSettings
 from router.policies.baselines import PerRequest, fcfs
-from router.types import Policy, Request, SnapshotReceived, WorkerSpec, WorkerUp
+from router.policy import Policy
+from router.types import Request, SnapshotReceived, WorkerSpec, WorkerUp
 from tests.support.core import request, snapshot
 
 

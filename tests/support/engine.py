@@ -38,6 +38,7 @@ _FLAGS = (
     *("--host", "127.0.0.1", "--served-model-name", MODEL, "--enforce-eager"),
     *("--block-size", "32", "--num-gpu-blocks-override", "4096", "--max-num-seqs", "8"),
     "--no-enable-prefix-caching",
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,9 @@ def running_fleet(folder: Path, *flags: str) -> Iterator[Fleet]:
     command = [sys.executable, "-m", "router.cli", "emulate", "--port", str(port)]
     command += ["--json", str(started), *flags]
     with running(command, port, folder / f"fleet-{port}.log") as server:
+        deadline_s = time.monotonic() + 60
+        while not started.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.01)  # it answers a moment before it has written
         said = json.loads(started.read_text())
         workers = tuple(worker["spec"] for worker in said["workers"])
         yield Fleet(server, said["control"], workers)

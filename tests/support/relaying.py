@@ -32,9 +32,9 @@ class RawClient:
     async def __aexit__(self, *_: object) -> None:
         self.writer.transport.abort()
 
-    async def post(self, length: int | None = None) -> None:
+    async def post(self, length: int | None = None, **fields: Any) -> None:
         """Send a request, or only so many bytes of its body."""
-        body = json.dumps({"model": "tiny", "prompt": [1, 2, 3]}).encode()
+        body = json.dumps({"model": "tiny", "prompt": [1, 2, 3], **fields}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode() + body[:length])
         await self.writer.drain()

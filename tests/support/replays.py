@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.support.server import starting
 
 
 def replay_command(url: str, file: Path, *flags: str) -> list[str]:
@@ -41,3 +45,11 @@ def run_replay(url: str, file: Path, *flags: str, limit_s: float = 600) -> dict[
         raise RuntimeError(f"evenstep replay ended with {done.returncode}, no report\n{last}")
     report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return report
+
+
+@contextlib.contextmanager
+def replaying(url: str, folder: Path, *flags: str) -> Iterator[None]:
+    """Traffic until the block ends, or the trace does."""
+    command = replay_command(url, folder / "replay.json", *flags)
+    with starting(command, 0, folder / "replay.log"):
+        yield

@@ -80,6 +80,7 @@ def running(
     log: Path,
     environment: Mapping[str, str] | None = None,
     ready_s: float = 30.0,
+    ready: str = "/health",
 ) -> Iterator[Server]:
     """Run a server until the block ends.
 
@@ -88,10 +89,11 @@ def running(
         port: of 127.0.0.1, free so far.
         log: file for its output.
         environment: added to the present one.
-        ready_s: how long ``/health`` may take to answer 200.
+        ready_s: how long ``ready`` may take to answer 200.
+        ready: path that does so when the server is.
     """
     with starting(command, port, log, environment) as server:
-        wait_ready(server, ready_s)
+        wait_ready(server, ready_s, ready)
         yield server
 
 
@@ -161,8 +163,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
         time.sleep(0.05)
 
 
-def wait_ready(server: Server, timeout_s: float) -> None:
-    """Wait until a server answers 200 to ``/health``.
+def wait_ready(server: Server, timeout_s: float, path: str = "/health") -> None:
+    """Wait until a server answers 200 to ``path``.
 
     Raises:
         TimeoutError: it did not in ``timeout_s``.
@@ -170,10 +172,10 @@ def wait_ready(server: Server, timeout_s: float) -> None:
     """
 
     def settled() -> bool:
-        return not server.alive or _healthy(server)
+        return not server.alive or _healthy(server, path)
 
     try:
-        wait_until(settled, timeout_s, f"{server.url}/health")
+        wait_until(settled, timeout_s, server.url + path)
     except TimeoutError as error:
         raise TimeoutError(f"{error}\n{server.log_tail()}") from None
     if not server.alive:
@@ -189,9 +191,9 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
-def _healthy(server: Server) -> bool:
+def _healthy(server: Server, path: str) -> bool:
     try:
-        return server.get("/health").status_code == 200
+        return server.get(path).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -6,38 +6,48 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import httpx
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from router.app import AppContext, create_app
+from router.app import create_app
+from router.breaker import DEFAULTS, BreakerSettings
 from router.cluster import Cluster
+from router.deadlines import Deadlines
 from router.dispatch import Dispatcher
 from router.engines.upstream import HttpClient, Response
+from router.http.counts import HttpCounts
+from router.http.limits import HttpLimits
+from router.http.protocol import LimitedProtocol
 from router.lane import DispatchSettings
+from router.listening import server_config
 from router.models import ModelTable
 from router.policies.baselines import PerRequest, fcfs
+from router.proxy.attempts import Attempts
+from router.proxy.context import AppContext
 from router.proxy.mooncake import Bootstraps
-from router.proxy.relay import Attempts, KvTransfer, RelayContext
+from router.proxy.relay_context import KvTransfer, RelayContext
 from router.stats import GroupStats
 from router.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
 from router.worker import Worker
 from tests.support.scripted import TIMEOUT_S, ScriptedServer, until
 
+Guard = Callable[[ASGIApp], ASGIApp]
+
 MODEL = "tiny"
+LIMITS = HttpLimits()
 
 
 class SpyClient(HttpClient):
     """Remembers its answers."""
 
-    def __init__(self) -> None:
-        super().__init__(TIMEOUT_S)
+    def __init__(self, key: str | None = None) -> None:
+        super().__init__(TIMEOUT_S, key)
         self.answers: list[Response] = []
 
     async def request(self, *arguments: Any, **fields: Any) -> Response:
@@ -111,6 +121,10 @@ class Router:
             assert (worker.free_slots, worker.load_tokens) == (worker.slots, 0)
 
 
+async def _metrics() -> bytes:
+    return b"metric 1\n"
+
+
 @contextlib.asynccontextmanager
 async def serving(
     engines: Sequence[ScriptedServer],
@@ -119,15 +133,22 @@ async def serving(
     prefills: int = 0,
     kept_s: float | None = None,
     bootstrap: str | None = None,
+    limits: HttpLimits = LIMITS,
+    aliases: Mapping[str, str] | None = None,
+    guard: Guard = lambda app: app,
+    engine_key: str | None = None,
+    deadlines: Deadlines | None = None,
+    breakers: BreakerSettings = DEFAULTS,
     **settings: Any,
 ) -> AsyncIterator[Router]:
     """A router before these engines until the block ends; ``settings`` of the dispatch loop.
 
     The first ``prefills`` of them compute prompts, and keep the KV for ``kept_s``; ``bootstrap`` is
-    their bootstrap server.
+    their bootstrap server. ``guard`` stands around the application; ``engine_key`` is shown to the
+    engines.
     """
     specs = _specs(engines, slots, prefills, bootstrap)
-    cluster = Cluster(specs)
+    cluster = Cluster(specs, breakers=breakers)
     dispatcher = Dispatcher(
         cluster,
         lambda: PerRequest(fcfs),
@@ -135,17 +156,17 @@ async def serving(
         DispatchSettings(**settings),
         time.monotonic,
     )
-    models = ModelTable(cluster)
+    models = ModelTable(cluster, aliases or {})
     for spec in specs:
         dispatcher.apply(WorkerUp(spec.id))
-        models.learn(spec.id, [MODEL])
+        models.learn(spec.id, {MODEL: {}})
     troubles: list[str] = []
 
     def trouble(worker_id: str, reason: str) -> None:
         troubles.append(worker_id)
         dispatcher.apply(WorkerDown(worker_id, reason))
 
-    upstream = SpyClient()
+    upstream = SpyClient(engine_key)
     urls = [engine.url for engine in engines]
     ranked = frozenset(url for url in urls if urls.count(url) > 1)
     relay = RelayContext(
@@ -155,11 +176,13 @@ async def serving(
         ranked,
         max_attempts,
         time.monotonic,
+        deadlines=deadlines or Deadlines(),
         transfer=KvTransfer(kept_s, Bootstraps(upstream)),
     )
-    context = AppContext(dispatcher, models, relay, lambda: b"metric 1\n", time.monotonic)
+    context = AppContext(dispatcher, models, relay, _metrics, time.monotonic)
     watching = asyncio.create_task(dispatcher.run())
-    async with _listening(context) as url, _client(url) as http:
+    app = create_app(context, guard=guard)
+    async with _listening(app, limits) as url, _client(url) as http:
         yield Router(url, http, dispatcher, upstream, troubles, relay.attempts)
     watching.cancel()
     await upstream.aclose()
@@ -187,20 +210,11 @@ def _client(url: str) -> httpx.AsyncClient:
 
 
 @contextlib.asynccontextmanager
-async def _listening(context: AppContext) -> AsyncIterator[str]:
+async def _listening(app: ASGIApp, limits: HttpLimits) -> AsyncIterator[str]:
     """The application behind uvicorn's protocol, with the settings of ``evenstep serve``."""
-    config = uvicorn.Config(
-        create_app(context),
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        log_config=None,
-    )
-    config.load()
+    config = server_config(app, limits, lifespan="off")
     state = ServerState()
-    protocol = partial(HttpToolsProtocol, config, state, {})
+    protocol = partial(LimitedProtocol, limits, HttpCounts(), config, state, {})
     server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

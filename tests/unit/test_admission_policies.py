@@ -180,13 +180,13 @@ def test_rates_are_those_of_late() -> None:
     rates = Rates()
     for step in range(1001):
         rates.see({0: 3 * step}, step / 10)
-    assert rates.per_s(0) == pytest.approx(30, rel=0.02)
-    assert rates.per_s(1) == 0
+    assert rates.per_s([0]) == pytest.approx(30, rel=0.02)
+    assert rates.per_s([1]) == 0
 
     for step in range(1001, 1001 + int(10 * RATE_MEMORY_S)):
         rates.see({0: 3000, 1: step - 1000}, step / 10)
-    assert rates.per_s(0) == pytest.approx(30 / 2.718, rel=0.02)
-    assert rates.per_s(1) == pytest.approx(10 * (1 - 1 / 2.718), rel=0.02)
+    assert rates.per_s([0]) == pytest.approx(30 / 2.718, rel=0.02)
+    assert rates.per_s([1]) == pytest.approx(10 * (1 - 1 / 2.718), rel=0.02)
 
 
 def test_a_step_is_timed_only_while_somebody_runs() -> None:
@@ -220,7 +220,8 @@ def test_the_shortest_enter_first_while_the_memory_suffices_to_the_end() -> None
     # When the running one ends it holds 49 tokens and middle 29; long would hold 24.
     assert admit is not None
     assert [ticket.id for ticket in admit] == ["short", "middle"]
-    assert policy.admissible_tokens(ledger, memory(40)) <= 60
+    # When short ends they hold 42, 22 and 22.
+    assert policy.admissible_tokens(ledger, memory(40)) == 14
 
 
 @pytest.mark.parametrize(("margin", "expected"), [(0.2, [20]), (0.25, [])])
@@ -284,6 +285,39 @@ def test_a_prompt_that_takes_steps_ends_later_once_only() -> None:
 
     assert highest == [50, 49, 49]
     assert ledger.running["a"].end_step == 10
+
+
+def test_nobody_is_predicted_to_outgrow_the_memory() -> None:
+    policy, ledger = made(policy="memory_checked")
+    run(ledger, 40, output=10)
+    ledger.arrived(Ticket("a", 20, 1000, 500))
+
+    # 49 and 29 tokens at the running one's end; then it may have all 100.
+    assert sizes(policy.admit(ledger, memory(40), 0.0)) == [20]
+
+
+def test_who_holds_more_than_the_memory_that_is_known_counts_as_it_is() -> None:
+    completions = Completions()
+    completions.fit(100, 1)
+    ledger = Ledger(follower=completions)
+    ledger.arrived(Ticket("a", 120, 10))
+    ledger.entered("a")
+
+    assert completions.highest_blocks() == 120
+
+
+def test_prompts_take_the_steps_that_running_requests_leave_them() -> None:
+    policy, ledger = made(policy="memory_checked")
+    for _ in range(8):
+        run(ledger, 1)
+    for id_, prompt in (("a", 30), ("b", 15), ("c", 4)):
+        ledger.arrived(Ticket(id_, prompt, 1000, 10 + prompt))
+    memory = Memory(10_000, 8, 8, step_tokens=20, prompt_tokens_left=12)
+
+    policy.admit(ledger, memory, 0.0)
+
+    # 12 tokens in this step; then 12 beside eight, 11 beside nine and 10 beside ten.
+    assert [(t.entry_tokens, t.late_steps) for t in ledger.waiting] == [(4, 0), (15, 1), (30, 4)]
 
 
 def test_many_running_requests_are_followed() -> None:

@@ -140,12 +140,30 @@ def test_a_repeated_step_is_none() -> None:
     assert steps(ledger) == (1, 40, 160)
 
 
+def test_what_idle_workers_repeat_is_no_step() -> None:
+    ledger = StepLedger()
+    closed(ledger, *(Said(worker, 7, 100, left=0) for worker in "ab"))
+    done = steps(ledger)
+    closed(ledger, *(Said(worker, 7, 0) for worker in "abab"))
+    closed(ledger, Said("a", 8, 10), Said("b", 8, 10))
+    assert steps(ledger) == (done[0] + 1, done[1], done[2] + 20)
+
+
 def test_a_worker_that_left_no_longer_counts() -> None:
     ledger = StepLedger()
     closed(ledger, Said("a", 7, 100), Said("b", 7, 60), Said("b", 8, 61))
     ledger.leave("b")
     assert closed(ledger, Said("a", 8, 101), live="a") == [True]
     assert steps(ledger) == (2, 40, 160 + 101)
+
+
+def test_what_an_engine_at_rest_says_first_is_no_step() -> None:
+    ledger = StepLedger()
+    greetings = [Said(worker, 7, 0, step_s=0.0, decoded=0) for worker in "abab"]
+    assert closed(ledger, *greetings) == [False] * 4
+    assert steps(ledger) == (0, 0, 0)
+    closed(ledger, Said("a", 8, 100), Said("a", 9, 110), Said("b", 9, 40))
+    assert steps(ledger) == (2, 100 + 70, 100 + 150)
 
 
 def test_a_restarted_engine_counts_its_steps_anew() -> None:

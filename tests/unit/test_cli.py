@@ -12,8 +12,9 @@ import typer
 from zmq.auth import load_certificate
 
 from router.cli import COMMANDS, GROUPS
-from router.config import ServeSettings, flag_name, load_settings
 from router.errors import ConfigError, InputError, UpstreamError
+from router.settings.serve import ServeSettings
+from router.settings.sources import flag_name, load_settings
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -93,7 +94,7 @@ def test_serve_runs_the_server_with_the_settings(
     run: Run, replaced: Callable[[str, str, object], None]
 ) -> None:
     served: list[ServeSettings] = []
-    replaced("router.server", "run", served.append)
+    replaced("router.server", "run", lambda settings, _: served.append(settings))
     assert run("serve", "--worker", "http://a:1", "--worker", "http://a:2", "--port", "0")[0] == 0
     assert [worker.id for worker in served[0].workers] == ["a:1", "a:2"]
     assert served[0].port == 0

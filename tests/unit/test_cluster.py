@@ -55,6 +55,7 @@ def test_only_live_workers_are_offered() -> None:
     group = cluster.groups["default"]
     assert group.views(Dispatch.POOL) == []
     assert cluster.worker("a").down_reason == "not checked yet"
+    assert not cluster.worker("a").checked
     cluster.apply(WorkerUp("b"))
     assert [view.id for view in group.views(Dispatch.POOL)] == ["b"]
     assert cluster.worker("b").down_reason is None
@@ -80,10 +81,10 @@ def test_what_a_policy_sees() -> None:
     cluster = cluster_of(WorkerSpec("a", "", slots=4))
     send(cluster, request(1, 100, slots=3))
     group = cluster.groups["default"]
-    assert group.views(Dispatch.POOL) == [WorkerView("a", 300, 3, 1)]
-    assert group.views(Dispatch.INSTANT) == [WorkerView("a", 300, 3, UNBOUNDED)]
+    assert group.views(Dispatch.POOL) == [WorkerView("a", 300, 3, 1, slots=4)]
+    assert group.views(Dispatch.INSTANT) == [WorkerView("a", 300, 3, UNBOUNDED, slots=4)]
     send(cluster, request(2, 100, slots=3))
-    assert group.views(Dispatch.POOL) == [WorkerView("a", 600, 6, 0)]
+    assert group.views(Dispatch.POOL) == [WorkerView("a", 600, 6, 0, slots=4)]
     assert cluster.worker("a").free_slots == 0
 
 

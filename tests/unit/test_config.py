@@ -2,12 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from router.config import ServeSettings, flag_name, load_settings, to_toml
 from router.engines.curve import write_key_pair
 from router.errors import ConfigError
 from router.policies import POLICIES
+from router.settings.serve import ServeSettings
+from router.settings.sources import flag_name, load_settings, to_toml
+from router.settings.worker_specs import parse_worker
 from router.types import Dispatch, WorkerSpec
-from router.worker_specs import parse_worker
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +116,7 @@ def test_variables_of_kubernetes_services_are_no_settings(monkeypatch: pytest.Mo
     ("flags", "message"),
     [
         ({"port": "abc"}, r"port = 'abc' should be a valid integer.* \(from --port\)"),
+        ({"admin_host": "0.0.0.0"}, r"admin_host 0\.0\.0\.0 can be reached from other machines"),
         ({"port": "70000"}, r"port = '70000' should be less than or equal to 65535 \(from --port"),
         ({"pool_size": "0"}, r"pool_size = '0' should be greater than or equal to 1"),
         ({"queue_timeout_s": "nan"}, r"should be a finite number \(from --queue-timeout\)"),
@@ -141,6 +143,12 @@ def test_wrong_values_name_the_variable_or_the_file(
     monkeypatch.setenv("EVENSTEP_SEED", "x")
     with pytest.raises(ConfigError, match=r"seed = 'x' .* \(from EVENSTEP_SEED\)"):
         load_settings({}, config)
+
+
+def test_a_setting_that_nobody_gave_has_no_source() -> None:
+    with pytest.raises(ConfigError) as wrong:
+        load_settings({"tls_cert": "nowhere.pem"})
+    assert str(wrong.value) == "cannot read nowhere.pem: No such file or directory"
 
 
 def test_unknown_names_are_errors_that_name_the_nearest(
@@ -191,6 +199,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("http://[::1]:5", WorkerSpec("[::1]:5", "http://[::1]:5")),
         ("http://h:1,rank=0", WorkerSpec("h:1#0", "http://h:1", rank=0)),
         ("http://h:1,id=w,rank=0", WorkerSpec("w", "http://h:1", rank=0)),
+        ("http://h:1,service_rate=.5", WorkerSpec("h:1", "http://h:1", service_rate=0.5)),
         ("http://h:1, role=decode", WorkerSpec("h:1", "http://h:1", role="decode")),
     ],
 )
@@ -215,6 +224,9 @@ def test_worker_texts(text: str, spec: WorkerSpec) -> None:
         ("http://h:1,url=http://h:2", "url is given twice"),
         ("http://h:1,rank=-1", "rank = '-1' should be greater than or equal to 0"),
         ("http://h:1,slots=0", "slots = '0' should be greater than or equal to 1"),
+        ("http://h:1,service_rate=0", "service_rate = '0' should be greater than 0"),
+        ("http://h:1,service_rate=1e308", "service_rate = '1e308' should be less than or equal"),
+        ("http://h:1,service_rate=inf", "service_rate = 'inf' should be a finite number"),
         ("http://h:1,role=both2", "role = 'both2' should be 'both', 'prefill' or 'decode'"),
         ("http://h:1,kv_bootstrap=http://h:9", "kv_bootstrap is for a worker with role=prefill"),
         ("http://h:1,role=prefill,kv_bootstrap=h:9", "url 'h:9' should look like http://HOST:PORT"),
@@ -228,6 +240,8 @@ def test_worker_texts(text: str, spec: WorkerSpec) -> None:
         ("http://h:1,snapshots=tcp://h:5", "read and forged by other machines: give server_key="),
         ("http://h:1,snapshots=tcp://10.0.0.7:5", "or use an endpoint on 127.0.0.1"),
         ("http://h:1,server_key=abc", "'abc' is neither a public CURVE key of 40 characters nor"),
+        ("http://h:1,power=h:5", "power 'h:5' should be tcp://HOST:PORT or ipc://PATH"),
+        ("http://h:1,power=tcp://h:5", "power tcp://h:5 can be read and forged by other machines"),
         ({"rank": 1}, "url is required"),
         ({"url": 5}, "url = 5 should be a valid string"),
         (5, "worker 5 should be URL"),
@@ -302,3 +316,4 @@ def test_a_lockstep_group_must_have_workers() -> None:
 def test_flag_names() -> None:
     assert flag_name("workers") == "--worker"
     assert flag_name("queue_timeout_s") == "--queue-timeout"
+    assert flag_name("retry_min_per_s") == "--retry-min-per-s"

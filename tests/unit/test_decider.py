@@ -8,6 +8,7 @@ import pytest
 
 from router.cluster import Cluster
 from router.decider import Decider
+from router.foreign import Gauges
 from router.lookahead import LookAhead
 from router.policies.baselines import PerRequest, fcfs
 from router.policies.bfio import BfIo
@@ -20,7 +21,6 @@ from router.types import (
     Dispatch,
     Dispatched,
     Ended,
-    Gauges,
     GaugesReceived,
     Outcome,
     Progressed,

@@ -11,7 +11,7 @@ from loadgen.emulator.command import EmulateOptions, _ready_text
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.settings import EmulatorSettings, snapshot_endpoints
 from router.errors import ConfigError
-from router.worker_specs import parse_worker
+from router.settings.worker_specs import parse_worker
 
 OWN = ",group=default,rank=0,slots=72"
 STATE = ",snapshots=tcp://127.0.0.1:8200"
@@ -23,6 +23,16 @@ def flags(host: str) -> list[str]:
     )
     lines = _ready_text(EmulatedFleet(settings)).splitlines()
     return [line.split()[1] for line in lines if line.startswith("  --worker")]
+
+
+def test_a_policy_of_admission_is_told() -> None:
+    told = [
+        _ready_text(EmulatedFleet(EmulateOptions(admission=given, snapshots=False).settings()))
+        for given in (None, '{"policy": "wait", "hold_s": 0.5}')
+    ]
+
+    assert "Who enters" not in told[0]
+    assert "Who enters: wait" in told[1].splitlines()
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,16 @@ def test_prefill_that_does_not_fit_the_fleet(prefill: PrefillSettings, message: 
 
 def test_faults_that_are_refused() -> None:
     with pytest.raises(InputError) as caught:
-        Fault("melt")  # type: ignore[arg-type]
+        Fault("melt")
     assert all(kind in str(caught.value) for kind in FAULT_KINDS)
-    with pytest.raises(InputError, match="factor"):
-        Fault("slow", factor=0)
-    with pytest.raises(InputError, match="status"):
-        Fault("error", status=404)
+    for refused in (
+        {"kind": "slow", "factor": 0.0},
+        {"kind": "drip", "bytes_per_s": float("inf")},
+        {"kind": "error", "status": 200},
+        {"kind": "error", "delay_s": -1.0},
+        {"kind": "error", "retry_after_s": -1},
+        {"kind": "stall", "after_events": -1},
+        {"kind": "drip", "mid_event": True},
+    ):
+        with pytest.raises(InputError, match=list(refused)[-1]):
+            Fault(**refused)  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 import pytest
 
+from engine_patches.admission import make_admission, read_admission
 from loadgen.emulator.engine import Engine, EngineRequest
+from loadgen.emulator.queues import PolicyOrder
 from loadgen.emulator.stepping import StepGroup, WorkerModel
 from loadgen.step_model import PowerModel, StepTime
 
@@ -93,3 +95,30 @@ def test_the_token_of_a_step_goes_to_the_engine_that_took_it() -> None:
     group.workers[0].engine = Engine(8, 1000)
     assert [[r.id for r in part] for part in group.finish(step)] == [["0.0"]]
     assert not old.unfinished
+
+
+def test_no_step_is_taken_while_all_wait_before_a_closed_gate() -> None:
+    """Of two that are wanted one is there; or the other worker is at work."""
+    settings = read_admission({"policy": "wait", "thresholds": [2], "hold_s": 0.5})
+    gated = WorkerModel(0, Engine(8, 1000, queue=PolicyOrder(make_admission(settings))))
+    gated.engine.add(EngineRequest("a", 10, 2, arrived_s=3.0))
+
+    assert StepGroup([gated, worker(1, [])], TIME, POWER).begin(3.25).wake_s == 3.5
+    assert StepGroup([gated, worker(1, [10])], TIME, POWER).begin(3.25).wake_s is None
+    assert StepGroup([gated, worker(1, [])], TIME, POWER).begin(3.5).wake_s is None
+    assert gated.engine.running
+
+
+def test_a_step_is_taken_while_some_who_run_pause() -> None:
+    """Whoever follows them learns that they still run; as printed they pause half a minute."""
+    settings = read_admission({"policy": "wait", "thresholds": [2], "strict": True})
+    with pytest.warns(UserWarning, match="strict"):
+        queue = PolicyOrder(make_admission(settings))
+    group = StepGroup([WorkerModel(0, Engine(8, 1000, queue=queue))], TIME, POWER)
+    for id_ in "ab":
+        group.workers[0].engine.add(EngineRequest(id_, 10, 2))
+    group.finish(group.begin())
+    step = group.begin(1.0)
+
+    assert step.parts[0].schedule.empty
+    assert step.wake_s is None

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from router.proxy.events import EventStream, error_body, error_event
+from router.proxy.events import EventStream, error_body, with_comment
 
 ONE = b'data: {"text":"a"}\n\n'
 TWO = b'data: {"text":"b"}\n\n'
@@ -59,6 +59,15 @@ def test_events_are_counted_once_passed_on() -> None:
     assert fed(ONE + TWO[:-1], b"\n").events == 2
 
 
+def test_what_bears_no_token_is_no_token() -> None:
+    chat = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\n'
+    empty = b'data: {"choices":[{"index":0,"delta":{"content":""}}]}\n\n'
+    assert fed(chat).tokens == 0
+    assert fed(chat, ONE, TWO, usage, DONE).tokens == 2
+    assert fed(chat + chat + ONE + empty + TWO + usage + DONE).tokens == 3
+
+
 def test_text_that_looks_like_an_event_is_not_counted() -> None:
     assert fed(b'data: {"text":"data: data: "}\n\n').events == 1
 
@@ -111,14 +120,6 @@ def test_errors_are_what_clients_of_openai_expect() -> None:
     }
 
 
-def test_an_error_event_is_one_event() -> None:
-    event = error_event("broke\n\noff", "BadGatewayError", 502)
-
-    assert EventStream().feed(event) == event
-    assert event.count(b"\n\n") == 1
-    assert json.loads(event.removeprefix(b"data: "))["error"]["message"] == "broke\n\noff"
-
-
 def test_of_a_huge_event_no_byte_is_searched_twice() -> None:
     stream = EventStream()
     piece = b"x" * 100
@@ -127,3 +128,15 @@ def test_of_a_huge_event_no_byte_is_searched_twice() -> None:
         assert len(stream._seam) == 3
 
     assert stream.feed(b"\n\n") == piece * 1000 + b"\n\n"
+
+
+def commented(events: bytes) -> bytes:
+    return with_comment(events, EventStream().end(events), b"x: 1")
+
+
+def test_a_comment_stands_before_the_end() -> None:
+    assert commented(ONE + DONE) == ONE + b": x: 1\n\n" + DONE
+    assert commented(DONE) == b": x: 1\n\n" + DONE
+    assert commented(ONE) == ONE + b": x: 1\n\n"
+    done = b"data: [DONE]\r\n\r\n"
+    assert commented(b"data: 1\r\n\r\n" + done) == b"data: 1\r\n\r\n: x: 1\n\n" + done

@@ -146,3 +146,16 @@ def test_somebody_elses_request_ends_without_a_token() -> None:
     feed = fed(FULL)
     assert feed.apply(snapshot("delta", 6, finished=("theirs",)), 0) == []
     assert (feed.load_tokens, feed.running_by_token) == (111, {token(1): 1})
+
+
+def test_requests_that_are_asked_about_say_what_they_hold_in_each_step() -> None:
+    asked = {token(1)}
+    feed = Feed(asked=asked)
+    parts = running(part(1), 100, 10), running(part(1, 1), 100, 1, 40), running(part(2), 50, 5)
+    feed.apply(snapshot("full", 5, *parts), 0.0)
+    assert feed.step_asked == {token(1): 110 + 61}
+    feed.apply(snapshot("delta", 6, finished=(part(1), part(1, 1))), 0.0)
+    assert feed.step_asked == {token(1): 111 + 62}, "those that end in it are still in it"
+    asked.clear()
+    feed.apply(snapshot("delta", 7), 0.0)
+    assert feed.step_asked == {}

@@ -8,27 +8,31 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 import typer
 
-import loadgen.figures.laboratory as laboratory_module
+import loadgen.figures.cases as cases_module
+import loadgen.simulator.admission_command
 import loadgen.simulator.command
 import loadgen.simulator.options
-from loadgen.figures.cases import Case, command_line, settings
+from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
+from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
 from loadgen.figures.claims import at_least, at_most, within
 from loadgen.figures.command import figures
 from loadgen.figures.fingerprints import fingerprint
-from loadgen.figures.laboratory import BEFORE_REFILL, Bench
+from loadgen.figures.laboratory import Bench
 from loadgen.figures.report import document, json_text, markdown, outcomes_of, read_document
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.studies import STUDIES, theorems
 from loadgen.figures.studies.trajectories import smooth_power
 from loadgen.figures.study import config
 from loadgen.figures.tables import IMBALANCE, TTFT, Table, metric_table
+from loadgen.figures.trials import Trial
+from loadgen.simulator.admission import AdmissionConfig
+from loadgen.simulator.admission_command import AdmissionOptions
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.lengths import LawLengths
 from loadgen.simulator.prefill import PrefillConfig
@@ -61,24 +65,24 @@ class MadeUp:
     """A laboratory that measures nothing: every metric is 1, 2 and 3."""
 
     def __init__(self) -> None:
-        self.cases: list[Case] = []
+        self.trials: list[Trial] = []
 
-    def run(self, cases: Sequence[Case]) -> Outcomes:
-        self.cases += cases
-        of_runs = (laboratory_module.METRICS, laboratory_module.CHOSEN)
-        names = (*chain(*of_runs, laboratory_module.PREFILL_METRICS), BEFORE_REFILL)
-        values = dict.fromkeys(names, (1.0, 2.0, 3.0))
-        return {
-            case.key: Sample(values, "", {}, RECORDS if case.keep_records else None)
-            for case in cases
-        }
+    def run(self, trials: Sequence[Trial]) -> Outcomes:
+        self.trials += trials
+        return {trial.key: _made_up(trial) for trial in trials}
 
 
-def all_cases() -> Iterator[tuple[str, Case]]:
+def _made_up(trial: Trial) -> Sample:
+    keeps = isinstance(trial, Case) and trial.keep_records
+    values = dict.fromkeys(trial.metrics, (1.0, 2.0, 3.0))
+    return Sample(values, "", {}, RECORDS if keeps else None)
+
+
+def all_trials() -> Iterator[tuple[str, Trial]]:
     for name, study in STUDIES.items():
         laboratory = MadeUp()
         study.measure(laboratory)
-        yield from ((name, case) for case in laboratory.cases)
+        yield from ((name, trial) for trial in laboratory.trials)
 
 
 def test_claims_are_met_or_missed_and_say_so() -> None:
@@ -109,13 +113,13 @@ def test_a_table_shows_means_intervals_and_gaps() -> None:
 
 
 def test_keys_are_unlike_within_a_study() -> None:
-    keys = [(name, case.key) for name, case in all_cases()]
+    keys = [(name, trial.key) for name, trial in all_trials()]
     assert len(keys) == len(set(keys))
 
 
 def test_every_case_is_repeated_often_enough() -> None:
-    few = {(name, case.seeds) for name, case in all_cases() if case.seeds < 5}
-    assert few == {("scale", 3), ("trajectories", 1)}
+    few = {(name, trial.seeds) for name, trial in all_trials() if trial.seeds < 5}
+    assert few == {("scale", 3), ("trajectories", 1), ("wait", 1)}
 
 
 def test_commands_give_the_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +133,7 @@ def test_commands_give_the_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loadgen.simulator.options, "load_trace", cache(load_trace))
     app = typer.Typer()
     app.command()(loadgen.simulator.command.decode)
-    commands = {command_line(case): case for _, case in all_cases()}
+    commands = {case.command: case for _, case in all_trials() if isinstance(case, Case)}
     assert len(commands) > 100
     for command, case in commands.items():
         if command is None:
@@ -140,20 +144,60 @@ def test_commands_give_the_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
         assert settings(asked[-1]) == settings(case.config), command
 
 
+def test_commands_give_the_admission_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def remember(config: AdmissionConfig) -> None:
+        asked.append(config.described())
+        raise InputError("enough")
+
+    monkeypatch.setattr(loadgen.simulator.admission_command, "simulate_admission", remember)
+    app = typer.Typer()
+    app.command()(loadgen.simulator.admission_command.admission)
+    cases = [case for _, case in all_trials() if isinstance(case, AdmissionCase)]
+    assert len(cases) > 50
+    for case in cases:
+        with pytest.raises(InputError):
+            app(shlex.split(case.command)[3:], standalone_mode=False)
+        assert [asked[-1]] == case.depends_on(0), case.command
+
+
+def test_a_run_without_end_has_no_figures(tmp_path: Path) -> None:
+    alpha = AdmissionOptions(
+        "alpha_beta", '{"alpha": 0, "beta": 1}', "example2", rate=12, requests=60
+    )
+    loops, ends = (
+        AdmissionCase(("0",), alpha, 1),
+        AdmissionCase(("1",), replace(alpha, settings='{"alpha": 0.5, "beta": 1}'), 1),
+    )
+    found = Bench(tmp_path, 1).run([loops, ends])
+    assert (found[("0",)].each(ENDLESS), found[("0",)].of("latency_mean_s")) == ([1], None)
+    assert found[("1",)].each(ENDLESS) == [0]
+    assert found[("1",)].mean("completed") == 60
+
+
 def test_runs_are_named_by_all_that_they_depend_on() -> None:
     case = Case(("a",), TINY)
     other = replace(TINY, lengths=LawLengths.parse("geometric:50,9"))
-    names = {
-        fingerprint(case, TINY),
-        fingerprint(case, replace(TINY, seed=1)),
-        fingerprint(case, replace(TINY, horizon=3)),
-        fingerprint(case, other),
-        fingerprint(case, replace(TINY, prefill=PrefillConfig(1))),
-        fingerprint(case, replace(TINY, prefill=PrefillConfig(2))),
-        fingerprint(replace(case, before_refill=True), TINY),
-    }
-    assert len(names) == 7
-    assert fingerprint(replace(case, key=("b",), seeds=2), TINY) in names
+    configs = [
+        TINY,
+        replace(TINY, horizon=3),
+        other,
+        replace(TINY, prefill=PrefillConfig(1)),
+        replace(TINY, prefill=PrefillConfig(2)),
+    ]
+    cases: list[Trial] = [replace(case, config=config) for config in configs]
+    cases += [replace(case, before_refill=True)]
+    admissions = [
+        AdmissionOptions(),
+        AdmissionOptions(rate=3.0),
+        AdmissionOptions(settings='{"headroom": 0.1}'),
+        AdmissionOptions("off"),
+    ]
+    cases += [AdmissionCase(("a",), options) for options in admissions]
+    names = {fingerprint(case.depends_on(seed), case.code) for case in cases for seed in (0, 1)}
+    assert len(names) == 2 * len(cases)
+    assert fingerprint(replace(case, key=("b",), seeds=2).depends_on(0), case.code) in names
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -168,7 +212,7 @@ def test_finished_runs_are_not_repeated(
         "1/2 a b, seed 0" if "1/2 a b, seed 0" in told[0] else "1/2 a b, seed 1",
         "2/2 a b, seed 1" if "1/2 a b, seed 0" in told[0] else "2/2 a b, seed 0",
     ]
-    monkeypatch.setattr(laboratory_module, "run_once", None)
+    monkeypatch.setattr(Case, "run", None)
     again = bench.run([case])
     assert again["a", "b"].values == found["a", "b"].values
     records = again["a", "b"].records
@@ -191,7 +235,7 @@ def test_the_imbalance_before_refill_is_that_of_the_gaps(tmp_path: Path) -> None
     assert found[("one",)].mean("steps") == found[("other",)].mean("steps")
     assert found[("one",)].mean(BEFORE_REFILL) > 0
     assert BEFORE_REFILL not in found[("other",)].values
-    policy = laboratory_module.BeforeRefill(POLICIES["jsq"].make(PolicySettings()))
+    policy = BeforeRefill(POLICIES["jsq"].make(PolicySettings()))
     done = policy.assign(requests([10]), views([40, 70], [1, 0]))
     assert len(done) == 1
     assert policy.imbalances == [2 * 70 - 110]
@@ -265,7 +309,7 @@ def test_power_is_averaged_over_time() -> None:
 
 
 def test_a_tiny_study_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(laboratory_module, "QUICK_SHARE", 100)
+    monkeypatch.setattr(cases_module, "QUICK_SHARE", 100)
     runs = tmp_path / "runs"
     figures(out=tmp_path, runs=runs, only="deadlines", processes=1, quick=True)
     first = (tmp_path / "figures.json").read_text()
@@ -296,7 +340,7 @@ def test_only_full_figures_are_judged(tmp_path: Path) -> None:
 def test_quick_and_full_figures_are_not_mixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool
 ) -> None:
-    monkeypatch.setattr(laboratory_module, "run_once", None)
+    monkeypatch.setattr(Case, "run", None)
     outcomes = {"deadlines": STUDIES["deadlines"].measure(MadeUp())}
     text = json_text(document(outcomes, quick=quick))
     (tmp_path / "figures.json").write_text(text)
@@ -308,7 +352,7 @@ def test_quick_and_full_figures_are_not_mixed(
 def test_figures_that_lack_a_case_are_found_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(laboratory_module, "run_once", None)
+    monkeypatch.setattr(Case, "run", None)
     found = document({"deadlines": STUDIES["deadlines"].measure(MadeUp())})
     found["studies"]["gone"] = found["studies"]["deadlines"]
     (tmp_path / "figures.json").write_text(json_text(found))

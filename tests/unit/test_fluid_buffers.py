@@ -113,6 +113,14 @@ def test_on_the_edge_no_memory_is_enough() -> None:
     assert math.isinf(nested_memory((50, 20), segments, 1000, 0.01).tokens)
 
 
+def test_the_rarest_of_events_needs_a_buffer_that_is_finite() -> None:
+    segments = equal_segments([Flow(30.0, 10, 4), Flow(20.0, 10, 9)], 2)
+
+    found = nested_memory((60, 30), segments, 1e12, 1e-300)
+
+    assert found.buffer_tokens == pytest.approx(14 / decay_rate(60, 30, 0.4) * 312 * math.log(10))
+
+
 def test_one_segment_needs_no_buffer() -> None:
     segments = equal_segments([Flow(30.0, 10, 4)], 1)
 

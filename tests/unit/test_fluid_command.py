@@ -42,9 +42,22 @@ def test_example_2_has_just_enough(ask: Ask) -> None:
     assert period["throughput_tok_s"] == 4
     assert period["requests"] == [8]
     assert "M* = 12 tokens" in told
-    assert "M* in memory: enough memory" in told
+    assert "M*: enough memory" in told
     assert found["wait"]["thresholds"] == [5]
     assert found["wait"]["short_tokens"] == 3
+
+
+def test_what_sums_only_nearly_to_the_memory_is_enough(ask: Ask) -> None:
+    """10 (0.1 + 0.2) 3 tokens, which numbers of a computer make a little more than 9."""
+    found, told = ask(
+        "--rates", "0.1,0.2", "--lengths", "1:1,1:1", "--step-time", "10,0", "--kv-tokens", "9"
+    )
+
+    (period,) = found["periods"]
+    assert period["memory_tokens"] > 9
+    assert (period["enough_memory"], period["short_tokens"]) == (True, 0)
+    assert "M* = 9 tokens" in told
+    assert "sustain" not in told
 
 
 def test_too_little_memory_is_told_with_what_it_sustains(ask: Ask) -> None:
@@ -52,8 +65,8 @@ def test_too_little_memory_is_told_with_what_it_sustains(ask: Ask) -> None:
 
     assert found["periods"][0]["short_tokens"] == 3
     assert found["periods"][0]["sustainable_share"] == 0.75
-    assert "M* in memory: not enough memory, short by 3 tokens" in told
-    assert "9 tokens of memory sustain 75.0% of these rates" in told
+    assert "M*: not enough memory, short by 3 tokens" in told
+    assert "9 tokens of memory sustain 75% of these rates" in told
 
 
 def test_unstable_rates_are_told(ask: Ask) -> None:
@@ -63,8 +76,8 @@ def test_unstable_rates_are_told(ask: Ask) -> None:
     assert (period["stable"], period["load"]) == (False, 1.5)
     assert (period["memory_tokens"], period["step_s"]) == (None, None)
     assert (found["wait"]["thresholds"], found["nested_wait"]["best_segments"]) == (None, None)
-    assert "unstable: the load is 150.0%" in told
-    assert "below 66.7% of these rates it is stable" in told
+    assert "unstable: the load is 150%," in told
+    assert "below 66.67% of these rates it is stable" in told
     assert told.count("no thresholds are valid") == 2
 
 
@@ -74,7 +87,8 @@ def test_unstable_rates_are_short_of_any_memory(ask: Ask) -> None:
     )
 
     assert found["periods"][0]["sustainable_share"] == 0.4
-    assert "short by any number of tokens" in told
+    assert "M*: no memory is enough" in told
+    assert "12 tokens of memory sustain 40% of these rates" in told
 
 
 def test_costs_per_request_and_prompt_token_count(ask: Ask) -> None:
@@ -161,18 +175,20 @@ def test_rates_of_several_periods(ask: Ask) -> None:
     ("arguments", "complaint"),
     [
         pytest.param(("--rates", "1,2"), "2 rates for 1 types", id="one rate each"),
-        pytest.param(("--rates", "0"), "--rates must be above 0", id="rate 0"),
+        pytest.param(("--rates", "0"), "--rates must be from 1e-09", id="rate 0"),
         pytest.param(("--rates", "x"), "--rates takes numbers", id="rate"),
         pytest.param(("--lengths", "3"), "--lengths takes IN:OUT", id="length"),
-        pytest.param(("--lengths", "0:3"), "'0:3' is not within", id="prompt 0"),
-        pytest.param(("--lengths", "1:4-3"), "'1:4-3' is not within", id="range"),
+        pytest.param(("--lengths", "0:3"), "prompts of 1 to 1000000 tokens", id="prompt 0"),
+        pytest.param(("--lengths", "1:4-3"), "IN:A-B with A up to B", id="range"),
         pytest.param(("--lengths", "1:1-5000"), "more than 1000 types", id="types"),
-        pytest.param(("--total-rate", "0"), "--total-rate must be above 0", id="total"),
+        pytest.param(("--total-rate", "0"), "--total-rate must be from 1e-09", id="total"),
         pytest.param(("--step-time", "0,1"), "--step-time", id="step time"),
+        pytest.param(("--step-time", "1e300,1"), "no cost may be above", id="huge step time"),
+        pytest.param(("--rates", "1e-300"), "--rates must be from 1e-09", id="tiny rate"),
         pytest.param(("--thresholds", "1,2"), "--thresholds: 2 for 1 types", id="thresholds"),
         pytest.param(("--thresholds", "1.5"), "whole numbers from 1", id="whole"),
         pytest.param(("--nested-thresholds", "1,2"), "2 segments for 1", id="nested"),
-        pytest.param(("--segments", "2"), "there are 1 different lengths", id="segments"),
+        pytest.param(("--segments", "2"), "give 1 at most, the number of different", id="segments"),
         pytest.param(("--steps", "0"), "--steps must be from 1", id="steps"),
         pytest.param(("--delta", "1"), "--delta must be between 0 and 1", id="delta"),
     ],

@@ -103,6 +103,26 @@ def test_a_load_near_one_takes_large_thresholds_soon() -> None:
     assert all(condition.holds for condition in wait_conditions(found, FLOWS, cost))
 
 
+def test_with_many_types_a_load_near_one_takes_hardly_more_than_the_fluid() -> None:
+    flows = [Flow(1.0, 10, steps) for steps in range(1, 101)]
+    work = sum(flow.everywhere.kv_tokens for flow in flows)
+    cost = StepCost(1e-3, (1 - 1e-6) / work)
+
+    found = least_wait(flows, cost)
+
+    assert found is not None
+    assert all(condition.holds for condition in wait_conditions(found, flows, cost))
+    assert 1000 < max(found) <= 1010
+
+
+@pytest.mark.parametrize("spare", [1e-10, 1e-15])
+def test_a_load_that_no_number_tells_from_one_has_no_thresholds(spare: float) -> None:
+    flows = [Flow(1.0, 1, 0)]
+
+    assert least_wait(flows, StepCost(1.0, 1 - spare)) is None
+    assert least_nested(equal_segments(flows, 1), StepCost(1.0, 1 - spare)) is None
+
+
 def test_slack_puts_thresholds_above_their_ratio() -> None:
     segments = equal_segments(FLOWS, 3)
     cost = StepCost(100.0)

@@ -1,7 +1,7 @@
 """Late gauges: what they show beyond this router's own counts."""
 
 from router.cluster import Cluster
-from router.foreign import LATE_S, ForeignLoad
+from router.foreign import LATE_S, ForeignLoad, Gauges
 from router.types import (
     Arrived,
     Dispatch,
@@ -9,7 +9,6 @@ from router.types import (
     Ended,
     Event,
     FeedStale,
-    Gauges,
     GaugesReceived,
     Outcome,
     SnapshotReceived,

@@ -3,7 +3,7 @@
 import pytest
 
 from router.engines.gauges import of_rank, read_gauges
-from router.types import Gauges
+from router.foreign import Gauges
 
 TWO_RANKS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

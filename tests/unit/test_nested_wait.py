@@ -1,4 +1,4 @@
-"""Nested WAIT without pauses: what it learns, what it expects, whom it lets in."""
+"""Nested WAIT without pauses: what it expects, whom it lets in."""
 
 from __future__ import annotations
 
@@ -8,32 +8,19 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine_patches.admission import make_admission, read_admission
 from engine_patches.admission.buffers import decay_rate
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.nested_wait import NestedWait
 from engine_patches.admission.outlook import Outlook
 from engine_patches.admission.passing import SEGMENTS, Passing
 from engine_patches.admission.policy import Verdict, ledger_of
-from engine_patches.admission.settings import AdmissionError, AdmissionSettings
+from engine_patches.admission.settings import AdmissionSettings
 from loadgen.simulator.admission import AdmissionConfig, simulate_admission
 from loadgen.simulator.scenarios import scenario_of
 
 CAP = 1000
 CAPACITY = 10_000
 DELTA = 0.1
-NONE_BEYOND = np.zeros(2)
-
-
-def shares(passing: Passing, *lengths: int) -> list[float]:
-    alive = np.exp(passing.log_alive(np.array([0.0, *lengths])))
-    return list(alive[1:] / alive[:-1])
-
-
-def end(passing: Passing, tokens: int, times: int = 1, *, by_itself: bool = True) -> None:
-    for number in range(times):
-        ticket = Ticket(str(number), 5, CAP, generated_tokens=tokens)
-        passing.ended(ticket, by_itself=by_itself)
 
 
 def running(ledger: Ledger, count: int, prompt: int, generated: int = 0) -> None:
@@ -61,66 +48,6 @@ def let_in(verdict: Verdict) -> int:
     assert verdict.admit is not None
     assert verdict.run is None
     return len(verdict.admit)
-
-
-def test_shares_are_learned_from_ends() -> None:
-    passing = Passing((4, 8))
-    end(passing, 4, 60)
-    end(passing, 8, 30)
-    end(passing, 9, 10)
-    passing.refresh(NONE_BEYOND)
-
-    assert shares(passing, 4, 8) == pytest.approx([0.4, 0.25], abs=0.03)
-
-
-@pytest.mark.parametrize("kind", ["withdrawn", "cut off at its cap"])
-def test_who_is_cut_off_has_passed_and_not_ended(kind: str) -> None:
-    passing = Passing((4, 8))
-    end(passing, 4, 50)
-    end(passing, 7 if kind == "withdrawn" else CAP, 50, by_itself=kind != "withdrawn")
-    passing.refresh(NONE_BEYOND)
-
-    beyond = 0.5 if kind == "withdrawn" else 51 / 52
-    assert shares(passing, 4, 8) == pytest.approx([0.5, beyond], abs=0.02)
-
-
-def test_who_runs_has_passed_what_lies_behind() -> None:
-    passing = Passing((4, 8))
-    end(passing, 4, 50)
-    passing.refresh(np.array([50.0, 20.0]))
-
-    assert shares(passing, 4, 8) == pytest.approx([0.5, 21 / 22], abs=0.02)
-
-
-def test_old_ends_fade() -> None:
-    passing = Passing((4, 8))
-    end(passing, 4, 1000)
-    end(passing, 9, 3000)
-    passing.refresh(NONE_BEYOND)
-
-    assert shares(passing, 4)[0] > 0.94
-
-
-def test_within_a_segment_and_beyond_the_last_ends_come_evenly() -> None:
-    passing = Passing((4, 8), [0.5, 0.25])
-
-    assert shares(passing, 2, 4, 6, 8, 12, 16) == pytest.approx(
-        [0.5**0.5, 0.5**0.5, 0.5, 0.5, 0.25, 0.25]
-    )
-
-
-def test_given_shares_stay() -> None:
-    passing = Passing((4, 8), [0.5, 0.25])
-    end(passing, 4, 100)
-    passing.refresh(NONE_BEYOND)
-
-    assert shares(passing, 4, 8) == pytest.approx([0.5, 0.25])
-
-
-def test_no_length_is_predicted() -> None:
-    passing, ticket = Passing(SEGMENTS), Ticket("a", 5, 77, kind=3)
-
-    assert (passing.predict(ticket, 9), passing.kind(ticket)) == (77, 3)
 
 
 def outlook_of(ledger: Ledger, passing: Passing, capacity: int = CAPACITY) -> Outlook:
@@ -163,8 +90,9 @@ def test_memory_exceeds_what_is_expected_as_rarely_as_asked(generated: int) -> N
 
     needed = needs(outlook_of(ledger, passing))
 
-    fall = passing.log_alive(np.array([float(generated)])) + np.log(rng.random((4000, 16)))
-    lengths = np.interp(-fall, -passing._falls, passing._ends)
+    curve = passing.curve(np.zeros(3))
+    fall = curve.log_alive(np.array([float(generated)])) + np.log(rng.random((4000, 16)))
+    lengths = np.interp(-fall, -curve.falls, curve.ends)
     for step, most in needed.items():
         stay = lengths > generated + step
         if math.isfinite(most):
@@ -218,6 +146,30 @@ def test_nobody_is_expected_beyond_the_cap() -> None:
     assert outlook.room == 49 - 32
 
 
+def test_who_reaches_its_cap_is_gone() -> None:
+    ledger, passing = Ledger(), Passing((16,), [1.0])
+    ledger.arrived(Ticket("r", 10, 40, generated_tokens=30))
+    ledger.entered("r")
+
+    outlook = Outlook(passing, ledger, memory(ledger, 100), DELTA, Ticket("head", 10, 40))
+
+    # In 8 steps it has 48 tokens and the other has grown by 8; in 16 it is gone.
+    assert outlook.room == 100 - 48 - 8
+
+
+def test_what_others_hold_is_no_room() -> None:
+    ledger, passing = Ledger(), Passing((16, 64), [0.5, 0.2])
+    running(ledger, 100, 60)
+    head = Ticket("head", 10, CAP)
+
+    rooms = [
+        Outlook(passing, ledger, Memory(CAPACITY, used(ledger) + more, 64), DELTA, head).room
+        for more in (0, 500)
+    ]
+
+    assert rooms[1] == rooms[0] - 500
+
+
 def test_an_empty_engine_takes_its_first() -> None:
     policy = NestedWait(Passing(SEGMENTS), entries=3)
     ledger = ledger_of(policy)
@@ -225,6 +177,28 @@ def test_an_empty_engine_takes_its_first() -> None:
 
     assert let_in(policy.admit(ledger, memory(ledger, 100), 0.0)) == 1
     assert policy.admissible_tokens(ledger, memory(ledger, 100)) == 100
+
+
+def test_an_empty_engine_takes_its_first_though_it_will_outgrow_the_memory() -> None:
+    policy = NestedWait(Passing((64,), [0.99]), entries=3)
+    ledger = ledger_of(policy)
+    waiting(ledger, [98, 1])
+
+    assert let_in(policy.admit(ledger, memory(ledger, 100), 0.0)) == 1
+
+
+def test_with_an_outlook_of_some_steps_ago_no_more_enter_than_fit_now() -> None:
+    policy = NestedWait(Passing((2, 64), [0.01, 0.01]), entries=2)
+    ledger = ledger_of(policy)
+    running(ledger, 20, 20)
+    waiting(ledger, [200])
+    assert let_in(policy.admit(ledger, memory(ledger, 500), 0.0)) == 0
+    for _ in range(3):
+        ledger.stepped()
+    ledger.left("w20", by_itself=False)
+    waiting(ledger, [30, 30])
+
+    assert let_in(policy.admit(ledger, memory(ledger, 500), 0.1)) == 1
 
 
 def test_what_never_fits_holds_all_back() -> None:
@@ -256,7 +230,22 @@ def test_the_first_threshold_is_above_a_steps_arrivals() -> None:
         ledger.stepped()
         now_s += 0.1
 
-    assert policy.threshold() == pytest.approx(5.5, abs=1)
+    assert policy.threshold(ledger) == pytest.approx(5.5, abs=1)
+
+
+def test_what_has_piled_up_drains_as_fast_as_requests_end() -> None:
+    policy = NestedWait(Passing(SEGMENTS))
+    ledger = ledger_of(policy)
+    waiting(ledger, [5] * 4000)
+    for step in range(600):
+        let_in(policy.admit(ledger, memory(ledger, 10**9), step / 10))
+        for ticket in list(ledger.waiting[:5]):
+            ledger.entered(ticket.id)
+        ledger.stepped()
+        for id_ in list(ledger.running)[:-1]:
+            ledger.left(id_)
+
+    assert policy.threshold(ledger) == pytest.approx(5.5, abs=1)
 
 
 def test_growth_is_kept_room_for() -> None:
@@ -279,7 +268,22 @@ def test_who_lost_its_slot_returns_with_what_it_had() -> None:
     assert let_in(policy.admit(ledger, memory(ledger, 449), 0.0)) == 0
 
 
-def test_an_outlook_serves_until_many_have_left() -> None:
+@pytest.mark.parametrize(("generated", "enters"), [(0, 1), (16, 0)])
+def test_who_returns_is_expected_to_go_as_far_as_others_that_came_so_far(
+    generated: int, enters: int
+) -> None:
+    passing = Passing((16, 64), [0.3, 0.95])
+    policy = NestedWait(passing, entries=1)
+    ledger = ledger_of(policy)
+    running(ledger, 100, 60, generated=40)
+    outlook = outlook_of(ledger, passing, 45_000)
+    tokens = (outlook.room + outlook.room_at(16)) // 2
+    waiting(ledger, [tokens - generated], generated)
+
+    assert let_in(policy.admit(ledger, memory(ledger, 45_000), 0.0)) == enters
+
+
+def test_an_outlook_serves_until_many_have_left_or_it_is_old() -> None:
     policy = NestedWait(Passing((2, 64), [0.9, 0.5]), entries=1)
     ledger = ledger_of(policy)
     running(ledger, 16, 40)
@@ -291,45 +295,49 @@ def test_an_outlook_serves_until_many_have_left() -> None:
     for number in range(2):
         ledger.left(f"r{number}")
     policy.admit(ledger, memory(ledger, 1000), 0.0)
-    made = policy._outlook
+    made = policy._last
     for number in range(2, 12):
         ledger.left(f"r{number}")
     assert let_in(policy.admit(ledger, memory(ledger, 1000), 0.0)) == 1
-    assert policy._outlook is not made
+    assert policy._last is not made
 
-    renewed = policy._outlook
+    renewed = policy._last
     for _ in range(8):
         ledger.stepped()
     policy.admit(ledger, memory(ledger, 1000), 0.0)
-    assert policy._outlook is not renewed
+    assert policy._last is not renewed
 
 
-def test_thresholds_on_the_edge_are_refused_with_the_nearest() -> None:
-    given = {
-        "policy": "nested_wait",
-        "segments": [21, 41, 81],
-        "rates": [20, 40, 80, 160],
-        "thresholds": [15, 14, 12, 8],
-    }
+def test_while_nobody_waits_what_it_would_let_in_grows_as_others_leave() -> None:
+    policy = NestedWait(Passing((2, 64), [0.9, 0.5]), entries=1)
+    ledger = ledger_of(policy)
+    running(ledger, 16, 40)
+    waiting(ledger, [10])
+    policy.admit(ledger, memory(ledger, 1000), 0.0)
+    ledger.left("w16", by_itself=False)
+    rooms = []
+    for number in range(15):
+        rooms.append(policy.admissible_tokens(ledger, memory(ledger, 1000)))
+        ledger.left(f"r{number}")
 
-    with pytest.raises(AdmissionError, match=r"the nearest are \[15, 15, 13, 9\]"):
-        read_admission(given)
-    assert make_admission(read_admission(given | {"thresholds": [15, 15, 13, 9]}))
+    assert rooms[0] == 0
+    assert rooms == sorted(rooms)
+    assert rooms[-1] > 500
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"rates": 3}, "rates must be a list of numbers, got 3"),
-        ({"rates": [1, 0], "segments": [4]}, "rates must be numbers above 0, got 0"),
-        ({"rates": [1, 2]}, "give segments, and a rate for each"),
-        ({"rates": [1, 2], "segments": [4, 8]}, "give segments, and a rate for each"),
-        ({"delta": 2}, "delta 2 is not from 1e-06 to 0.9: the nearest is 0.9"),
-    ],
-)
-def test_wrong_settings_are_refused(given: dict[str, object], message: str) -> None:
-    with pytest.raises(AdmissionError, match=message):
-        read_admission({"policy": "nested_wait"} | given)
+def test_who_could_not_enter_after_all_is_expected_once() -> None:
+    policy = NestedWait(Passing((16, 64), [0.5, 0.2]), entries=2)
+    ledger = ledger_of(policy)
+    running(ledger, 10, 60)
+    waiting(ledger, [200, 200])
+    rooms = []
+    for step in range(6):
+        assert let_in(policy.admit(ledger, memory(ledger, 3000), step / 10)) == 2 - (step > 3)
+        rooms.append(policy.admissible_tokens(ledger, memory(ledger, 3000)))
+        if step == 3:
+            ledger.entered("w10")
+
+    assert rooms == [rooms[0]] * 6
 
 
 def test_under_pressure_hardly_anybody_is_evicted() -> None:

@@ -1,13 +1,14 @@
 import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from router.app import _pool_request
-from router.cluster import Group
 from router.errors import InvalidRequestError
-from router.proxy.parse import ParsedRequest, parse
+from router.group import Group
+from router.proxy.generation import pool_request
+from router.proxy.parse import ParsedRequest, parse, parse_message, parse_response
 from router.token_rate import TokenRate
 
 
@@ -99,7 +100,7 @@ def test_what_an_image_comes_to_says_nothing_of_text(content: Any, learns: bool)
     """It is estimated by its text still."""
     messages = [{"content": "abcd"}, {"content": content}]
     parsed = parse(json.dumps({"messages": messages}).encode())
-    request = _pool_request(parsed, Group("default"), 0.0)
+    request = pool_request(parsed, Group("default"), 0.0)
     assert bool(request.text_bytes) is learns
     assert request.prompt_tokens > 2 * PER_MESSAGE
 
@@ -204,3 +205,58 @@ def test_deep_nesting_is_read_or_refused(depth: int, field: bytes) -> None:
     body = b'{"messages": [], "%b": %b%b}' % (field, b"[" * depth, b"]" * depth)
     with contextlib.suppress(InvalidRequestError):
         assert parse(body).slots == 1
+
+
+TEMPLATE = 16  # bytes, around a message
+PICTURE = {"type": "input_image", "image_url": "data:,"}
+WORDS = {"type": "input_text", "text": "abcd"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "size", "text_only"),
+    [
+        ({}, 0, True),
+        ({"messages": [{"role": "user", "content": "abcd"}]}, 4 + TEMPLATE, True),
+        ({"messages": [{"content": [WORDS, WORDS]}], "system": "ef"}, 10 + TEMPLATE, True),
+        ({"messages": [{"content": [WORDS, PICTURE]}], "system": [WORDS]}, 8 + TEMPLATE, False),
+        ({"messages": "abcd", "system": 7}, 0, True),
+    ],
+)
+def test_a_message(fields: dict[str, Any], size: int, text_only: bool) -> None:
+    body = {"model": "m", "max_tokens": 9, "n": 4, "best_of": 3, "priority": 2, **fields}
+    assert parse_message(json.dumps(body).encode()) == ParsedRequest(
+        *("m", 0, size, 1, 9, 2), text_only=text_only, splittable=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "size", "text_only"),
+    [
+        ({}, 0, True),
+        ({"input": "abcd", "instructions": "ef"}, 6 + TEMPLATE, True),
+        ({"input": [{"content": "abcd"}, {"content": [WORDS]}]}, 8 + 2 * TEMPLATE, True),
+        ({"input": [{"content": [PICTURE]}]}, TEMPLATE, False),
+        ({"input": "abcd", "previous_response_id": "resp_1"}, 4 + TEMPLATE, False),
+        ({"input": 7, "tools": []}, 0, True),
+    ],
+)
+def test_a_response(fields: dict[str, Any], size: int, text_only: bool) -> None:
+    body = {"max_output_tokens": 9, "max_tokens": 3, "n": 4, "background": False, **fields}
+    assert parse_response(json.dumps(body).encode()) == ParsedRequest(
+        *(None, 0, size, 1, 9, 0), text_only=text_only, splittable=False
+    )
+
+
+def test_a_response_in_the_background_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="not supported") as caught:
+        parse_response(b'{"input": "a", "background": true}')
+    assert caught.value.param == "background"
+
+
+@pytest.mark.parametrize("read", [parse_message, parse_response])
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"model": 1}', b'{"a": 1e999}'])
+def test_other_bodies_are_refused_alike(
+    read: Callable[[bytes], ParsedRequest], body: bytes
+) -> None:
+    with pytest.raises(InvalidRequestError):
+        read(body)

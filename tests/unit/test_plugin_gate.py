@@ -12,6 +12,7 @@ from engine_patches.compat import EngineView
 from engine_patches.entrance import Entrance
 from engine_patches.gate import AdmissionGate
 from engine_patches.settings import PlugInError
+from router.types import ADMISSION_ENDED
 from tests.support.plugin_engine import FakeScheduler, Request, Status
 
 pytestmark = pytest.mark.usefixtures("vllm")
@@ -316,9 +317,11 @@ def test_a_fault_ends_admission_and_not_the_engine() -> None:
     gated = Gated(policy="headroom", headroom=0.5, headroom_max=0.5)
     for id_ in "abcd":
         gated.add(id_, 36)
+    assert gated.gate.admission == "headroom"
     gated.gate.policy = SimpleNamespace(admit=None)
     assert gated.step() == ["a", "b", "c", "d"]
     assert gated.gate.failed
+    assert gated.gate.admission == ADMISSION_ENDED
     gated.add("e", 36)
     assert gated.step("a") == ["a", "b", "c", "d", "e"]
 

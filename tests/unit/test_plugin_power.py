@@ -1,59 +1,160 @@
+"""Power and energy of a rank's GPUs, through a double of NVML and from recordings."""
+
 from __future__ import annotations
 
+import json
+import math
 import sys
-from types import ModuleType
-from typing import Any
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine_patches.power import GpuMeter, open_meter, rank_devices
+from engine_patches.power.nvml import RETRY_S, Notices, NvmlSource, open_source, rank_devices
+from engine_patches.power.recording import (
+    Recording,
+    RecordingError,
+    RecordingSource,
+    Sample,
+    read_recording,
+)
+from engine_patches.power.source import UNKNOWN, EnergySum, PowerReading
+from tests.support.nvml import FakeNvml, Gpu, Mig
 
 
-class FakeNvml(ModuleType):
-    """Two GPUs, "0" and "GPU-b"; milliwatts and millijoules."""
+def two() -> FakeNvml:
+    return FakeNvml([Gpu("GPU-a"), Gpu("GPU-b", 200_500, 7_000_000)])
 
-    class NVMLError(Exception):
-        pass
 
-    def __init__(self, *, counter: bool = True, driver: bool = True) -> None:
-        super().__init__("pynvml")
-        self.counter, self.driver = counter, driver
-        self.power_mw = {"0": 300_000, "GPU-b": 200_500}
-        self.energy_mj = {"0": 5_000_000, "GPU-b": 7_000_000}
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        if not self.driver:
-            raise self.NVMLError
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
-        return self.nvmlDeviceGetHandleByUUID(str(index))
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        if uuid not in self.power_mw:
-            raise self.NVMLError
-        return uuid
-
-    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:  # noqa: N802
-        return self.power_mw[handle]
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
-        if not self.counter:
-            raise self.NVMLError
-        return self.energy_mj[handle]
+def source(nvml: FakeNvml, *devices: str) -> NvmlSource:
+    return NvmlSource(devices, load=lambda: nvml)
 
 
 def test_power_and_energy_are_sums_in_watts_and_joules() -> None:
-    nvml = FakeNvml()
-    meter = GpuMeter(nvml, ["0", "GPU-b"])
-    assert meter.read() == (500.5, 0.0)
-    nvml.energy_mj["0"] += 1_500
-    nvml.energy_mj["GPU-b"] += 500
-    nvml.power_mw["0"] = 100_000
-    assert meter.read() == (300.5, 2.0)
+    nvml = two()
+    read = source(nvml, "0", "GPU-b").read
+    assert read(0.0) == PowerReading(500.5, 0.0)
+    nvml.gpus[0].energy_mj, nvml.gpus[1].energy_mj = 5_001_500, 7_000_500
+    nvml.gpus[0].power_mw = 100_000
+    assert read(1.0) == PowerReading(300.5, 2.0)
 
 
-def test_a_gpu_without_an_energy_counter_has_power_only() -> None:
-    assert GpuMeter(FakeNvml(counter=False), ["0"]).read() == (300.0, None)
+@pytest.mark.parametrize("counter", [None, "NoPermission"])
+def test_without_a_counter_power_is_integrated(counter: str | None) -> None:
+    nvml = FakeNvml([Gpu("GPU-a", energy_mj=counter)])
+    read = source(nvml, "0").read
+    assert read(10.0) == PowerReading(300.0, 0.0)
+    nvml.gpus[0].power_mw = 100_000
+    assert read(12.0) == PowerReading(100.0, 400.0)
+
+
+def test_without_a_sensor_of_power_there_is_energy() -> None:
+    nvml = FakeNvml([Gpu("GPU-a", power_mw=None)])
+    read = source(nvml, "0").read
+    read(0.0)
+    nvml.gpus[0].energy_mj = 5_000_250
+    assert read(1.0) == PowerReading(None, 0.25)
+
+
+def test_a_counter_that_starts_anew_takes_nothing_away() -> None:
+    nvml = FakeNvml([Gpu("GPU-a")])
+    read = source(nvml, "0").read
+    read(0.0)
+    nvml.gpus[0].energy_mj = 10
+    assert read(2.0) == PowerReading(300.0, 600.0)
+    nvml.gpus[0].energy_mj = 1_010
+    assert read(3.0) == PowerReading(300.0, 601.0)
+
+
+def test_parts_of_one_gpu_count_it_once_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    nvml = two()
+    nvml.migs = [Mig("MIG-1", nvml.gpus[0]), Mig("MIG-2", nvml.gpus[0])]
+    read = source(nvml, "MIG-1", "MIG-2").read
+    assert read(0.0).power_w == 300.0
+    nvml.gpus[0].fault = "GpuIsLost"
+    read(1.0)
+    nvml.gpus[0].fault = None
+    assert read(1.0 + RETRY_S).power_w == 300.0
+    assert source(nvml, "MIG-1", "GPU-a", "GPU-b").read(0.0).power_w == 500.5
+    said = [record.getMessage() for record in caplog.records if "whole" in record.getMessage()]
+    assert len(said) == 2
+    assert said[0].startswith("evenstep: MIG-1 is part of a GPU: the power told of such parts is")
+
+
+def test_a_gpu_that_is_lost_is_said_once_and_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    nvml = two()
+    read = source(nvml, "0", "1").read
+    read(0.0)
+    nvml.gpus[1].fault = "GpuIsLost"
+    assert [read(1.0), read(2.0), read(1.0 + RETRY_S)] == [UNKNOWN] * 3
+    nvml.gpus[1].fault = None
+    nvml.gpus[0].energy_mj = nvml.gpus[1].energy_mj = 7_001_000
+    assert read(RETRY_S) == UNKNOWN
+    # The counters have gone on meanwhile.
+    assert read(1.0 + 2 * RETRY_S) == PowerReading(500.5, 2002.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "evenstep: power unknown: GPU 1: it is lost: see dmesg for its Xid error, and reset "
+        "it; tried again every 30 s",
+        "evenstep: power is known again, after: GPU 1: it is lost: see dmesg for its Xid error, "
+        "and reset it",
+    ]
+    assert nvml.starts == 1
+
+
+def test_what_befalls_all_ranks_of_a_host_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    nvml, notices = two(), Notices()
+    ranks = [NvmlSource([gpu], notices, lambda: nvml) for gpu in ("0", "1")]
+    for now_s, fault in ((0.0, "DriverNotLoaded"), (RETRY_S, "Unknown"), (2 * RETRY_S, None)):
+        nvml.fault = fault
+        told = [rank.read(now_s).power_w for rank in ranks]
+    assert told == [300.0, 200.5]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
+
+
+@pytest.mark.parametrize(
+    ("nvml", "said"),
+    [
+        (FakeNvml([], fault="LibraryNotFound"), "there is no NVIDIA driver here: install it, or"),
+        (FakeNvml([], fault="DriverNotLoaded"), "the NVIDIA driver is not loaded: see what"),
+        (FakeNvml([], fault="Unknown"), "NVML says: double: Unknown"),
+        (FakeNvml([]), "GPU 0: there is no such GPU: nvidia-smi -L lists"),
+        (
+            FakeNvml([Gpu("GPU-a", fault="NoPermission")]),
+            "GPU 0: the driver refuses permission: let this user read /dev/nvidia*",
+        ),
+        (
+            FakeNvml([Gpu("GPU-a", "NoPermission")]),
+            "GPU 0: the driver refuses permission: let this user read /dev/nvidia*",
+        ),
+        (FakeNvml([Gpu("GPU-a", None, None)]), "GPU 0 has neither a power sensor nor an"),
+        (None, "pynvml is missing: pip install nvidia-ml-py"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_mend(
+    nvml: FakeNvml | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setitem(sys.modules, "vllm.third_party.pynvml", None)
+    asked = NvmlSource(["0"])
+    assert [asked.read(now_s) for now_s in (0.0, 1.0, RETRY_S, 3 * RETRY_S)] == [UNKNOWN] * 4
+    assert asked.cross_check(1, 1) is None
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"evenstep: power unknown: {said}")
+
+
+def test_memory_is_cross_checked_while_the_gpus_can_be_read() -> None:
+    asked = source(two(), "0", "1")
+    assert asked.cross_check(2**30, 64) is None
+    asked.read(0.0)
+    enough, line = asked.cross_check(2**30, 64) or (None, "")
+    assert enough
+    assert line.count("2.00 GiB held by all processes") == 2
 
 
 @pytest.mark.parametrize(
@@ -73,26 +174,107 @@ def test_a_rank_has_its_share_of_what_is_visible(
     assert rank_devices(visible, gpus, local_rank) == devices
 
 
-def test_the_meter_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+@pytest.mark.parametrize("module", ["pynvml", "vllm.third_party.pynvml"])
+def test_the_source_of_a_rank(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    for name in ("vllm", "vllm.third_party", "pynvml"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, module, two())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-b")
-    meter = open_meter(1, 1)
-    assert meter is not None
-    assert meter.read() == (200.5, 0.0)
+    opened = open_source(1, 1)
+    assert opened is not None
+    assert opened.read(0.0) == PowerReading(200.5, 0.0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert open_source(1, 1) is None
+
+
+NUMBERS = st.none() | st.floats(0, 1e6)
+READINGS = st.builds(PowerReading, NUMBERS, NUMBERS)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e3), READINGS, READINGS)))
+def test_energy_never_falls(told: list[tuple[float, PowerReading, PowerReading]]) -> None:
+    energy, now_s, highest_j = EnergySum(), 0.0, 0.0
+    for after_s, a, b in told:
+        now_s += after_s
+        reading = energy.add(now_s, {"a": a, "b": b})
+        unknown = UNKNOWN in (a, b)
+        assert (reading.energy_j is None) == unknown
+        if reading.energy_j is not None:
+            assert reading.energy_j >= highest_j
+            highest_j = reading.energy_j
+
+
+def ramp(steps: int, device: str = "0") -> list[Sample]:
+    """100 W rising by 10 W a second; the counter is what that comes to."""
+    return [Sample(1e9 + s, device, 100.0 + 10 * s, 100.0 * s + 5 * s * s) for s in range(steps)]
+
+
+def play(recording: Recording, time_s: float, nvml: FakeNvml, *, counter: bool) -> None:
+    told = recording.at("0", recording.begin_s + time_s)
+    assert told.power_w is not None
+    assert told.energy_j is not None
+    nvml.gpus[0].power_mw = round(told.power_w * 1e3)
+    nvml.gpus[0].energy_mj = round(told.energy_j * 1e3) if counter else None
+
+
+@pytest.mark.parametrize("counter", [True, False])
+def test_a_recording_through_nvml_gives_the_counters_energy(counter: bool) -> None:
+    recording = Recording(ramp(61))
+    nvml = FakeNvml([Gpu("GPU-a")])
+    read = source(nvml, "0").read
+    for second in range(61):
+        play(recording, second, nvml, counter=counter)
+        reading = read(float(second))
+    assert reading.power_w == 700.0
+    assert reading.energy_j is not None
+    assert math.isclose(reading.energy_j, 24_000.0, abs_tol=1e-3)
+
+
+def test_a_recording_is_played_from_its_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "power.jsonl"
+    lines = [
+        {"time_s": s.time_s, "device": s.device, "power_w": s.power_w, "energy_j": s.energy_j}
+        for s in ramp(3, "0") + ramp(3, "1") + ramp(2, "2")
+    ]
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    recording = read_recording(str(file))
+    assert recording.devices == ("0", "1", "2")
+    read = RecordingSource(recording, ["0", "1"]).read
+    told = [read(now_s) for now_s in (50.0, 50.5, 51.0, 52.0, 52.1, 60.0)]
+    assert told == [
+        PowerReading(200.0, 0.0),
+        PowerReading(200.0, 0.0),
+        PowerReading(220.0, 210.0),
+        PowerReading(240.0, 440.0),
+        UNKNOWN,
+        UNKNOWN,
+    ]
+    (record,) = caplog.records
+    assert record.getMessage() == "evenstep: power unknown: the recording has come to its end"
 
 
 @pytest.mark.parametrize(
-    ("nvml", "visible"),
+    ("text", "wrong"),
     [
-        pytest.param(None, "0", id="no pynvml"),
-        pytest.param(FakeNvml(driver=False), "0", id="no driver"),
-        pytest.param(FakeNvml(), "9", id="no such GPU"),
-        pytest.param(FakeNvml(), "", id="no GPU for this process"),
+        ("", "is empty; it should have a JSON object a line"),
+        ("{", "line 1: Input data was truncated; a line is like"),
+        ('\n{"time_s": 0}', "line 2: Object missing required field `device`"),
+        ('{"time_s": 0, "device": "0", "watts": 5}', "unknown field `watts`"),
+        ('{"time_s": 0, "device": "0", "power_w": -5}', "line 1: power_w is -5, which should be"),
+        ('{"time_s": 1, "device": "0"}\n{"time_s": 0, "device": "0"}', "line 2: time_s goes back"),
+        ('{"time_s": 0, "device": "\udcff"}', "line 1: "),
     ],
 )
-def test_without_gpus_there_is_no_meter(
-    monkeypatch: pytest.MonkeyPatch, nvml: Any, visible: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert open_meter(1, 0) is None
+def test_bad_recordings(tmp_path: Path, text: str, wrong: str) -> None:
+    file = tmp_path / "power.jsonl"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(RecordingError) as caught:
+        read_recording(str(file))
+    assert wrong in str(caught.value)
+
+
+def test_a_recording_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="nothing: No such file or directory"):
+        read_recording(str(tmp_path / "nothing"))

@@ -107,7 +107,7 @@ def test_every_row_says_what_it_is() -> None:
     assert set(POLICIES) >= {"bfio", "fcfs", "jsq", "least_tokens"}
     assert all(row.summary and row.dispatch in (ANY, POOL_ONLY) for row in POLICIES.values())
     pool_only = [name for name, row in POLICIES.items() if row.dispatch is POOL_ONLY]
-    assert pool_only == ["balance_route", "fcfs"]
+    assert pool_only == ["balance_route", "fcfs", "jffc"]
 
 
 def test_a_room_writes_on_its_own_copy() -> None:

@@ -1,5 +1,8 @@
 """Who waits in which order, and who goes first."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from router.errors import PoolFullError
@@ -168,3 +171,56 @@ def test_who_finds_no_room_is_told_to_come_back() -> None:
         "the waiting pool is full (512 requests); retry later",
         3,
     )
+
+
+# those that workers have failed
+
+
+def failed(number: int, avoid: str, **fields: Any) -> Request:
+    return replace(request(number, **fields), avoid=frozenset(avoid))
+
+
+def test_those_that_workers_have_failed_go_first_and_together_if_by_the_same() -> None:
+    pool = pool_of(
+        request(1, arrival=0),
+        failed(2, "a", arrival=3),
+        failed(3, "ab", arrival=2),
+        failed(4, "a", priority=-1, arrival=4),
+        request(5, priority=-2, arrival=5),
+    )
+    assert tiers(pool, 5, 9) == [["4", "2"], ["3"], ["5"], ["1"]]
+    assert [tier.avoid for tier in pool.tiers(5, 9, 0)][:2] == [{"a"}, {"a", "b"}]
+    assert (len(pool), {one.id for one in pool}) == (5, {token(i) for i in range(1, 6)})
+
+
+def test_a_failed_request_counts_and_leaves_as_others_do() -> None:
+    pool, again = Pool(2), failed(1, "a", slots=3)
+    pool.add(again)
+    pool.add(request(2))
+    assert pool.full
+    assert (token(1) in pool, pool.slots_of[""]) == (True, 4)
+    assert pool.remove(token(1)) is again
+    assert (token(1) in pool, pool.slots_of[""], len(pool)) == (False, 1, 1)
+    assert pool.remove(token(1)) is None
+
+
+def test_slots_for_failed_requests_are_not_there_for_late_ones() -> None:
+    late = [request(number, arrival=0) for number in range(1, 5)]
+    pool = pool_of(failed(9, "a", slots=2, arrival=0), *late, patience=1)
+    assert tiers(pool, 5, 4) == [["9"], ["1", "2"], ["3", "4"]]
+
+
+def test_a_request_may_wait_for_less_time_than_others_but_for_no_more() -> None:
+    own = {1: None, 2: 5.0, 3: 90.0}
+    waiting = [replace(request(i), queue_timeout_s=own_s) for i, own_s in own.items()]
+    pool = pool_of(*waiting, timeout=60)
+    assert [pool.timeout_of(each) for each in waiting] == [60, 5, 60]
+    assert [one.id for one in pool.expired(5)] == [token(2)]
+    assert len(pool.expired(60)) == 3
+
+
+def test_nobody_else_has_to_leave_for_those_that_were_failed() -> None:
+    pool = Pool(2)
+    for number in (1, 2):
+        pool.add(replace(failed(number, "a"), tenant="many"))
+    assert pool.displaced_by("few", lambda _: 1) is None

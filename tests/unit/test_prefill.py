@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from router.cluster import Cluster
+from router.foreign import Gauges
 from router.prefill import MEMORY_SHARE, PrefillWorker
 from router.types import (
     Arrived,
@@ -14,7 +15,6 @@ from router.types import (
     Ended,
     EngineFailed,
     Fetched,
-    Gauges,
     GaugesReceived,
     KvGroup,
     Outcome,

@@ -10,6 +10,7 @@ from router.errors import PolicyError
 from router.forecast import Outlook
 from router.memory import receive
 from router.policies.baselines import PerRequest, fcfs
+from router.pool import Pool
 from router.types import Assignment, Request, WorkerView
 from tests.support.core import pairs, request, requests, token, views
 
@@ -204,3 +205,47 @@ def test_a_smaller_one_enters_where_the_policys_choice_does_not_fit() -> None:
     workers = in_memory([60, None], [1, 1], 1)
     workers[1] = replace(workers[1], capacity=0)
     assert pairs(rounds.assign(policy, [waiting], workers), waiting) == [(1, "a")]
+
+
+# those that workers have failed
+
+
+def pooled(*waiting: Request) -> Pool:
+    pool = Pool(100)
+    for one in waiting:
+        pool.add(one)
+    return pool
+
+
+def sent(pool: Pool, workers: Sequence[WorkerView], askable: str) -> dict[int, str]:
+    """Who goes to the first free worker, if these may be asked."""
+    tiers = pool.tiers(0.0, 100, 0)
+    made = rounds.assign(PerRequest(fcfs), tiers, workers, askable=set(askable))
+    return {int(request_id.lstrip("es-")): worker_id for request_id, worker_id in made}
+
+
+def test_who_was_failed_by_a_worker_goes_elsewhere_and_first() -> None:
+    pool = pooled(request(1, 10), replace(request(2, 10, arrival=9), avoid=frozenset("a")))
+    assert sent(pool, [WorkerView("a", 0, 1, 1), WorkerView("b", 9, 1, 1)], "ab") == {
+        2: "b",
+        1: "a",
+    }
+
+
+def test_it_waits_for_another_worker_that_is_full_and_holds_nobody_up() -> None:
+    pool = pooled(request(1, 10), replace(request(2, 10), avoid=frozenset("a")))
+    assert sent(pool, [WorkerView("a", 0, 1, 2), WorkerView("b", 9, 1, 0)], "ab") == {1: "a"}
+
+
+@pytest.mark.parametrize("askable", ["a", ""])
+def test_where_no_other_worker_is_left_the_same_one_has_it(askable: str) -> None:
+    pool = pooled(replace(request(2, 10), avoid=frozenset("a")))
+    assert sent(pool, [WorkerView("a", 0, 1, 2), WorkerView("b", 9, 1, 0)], askable) == {2: "a"}
+
+
+def test_memory_counts_for_those_who_avoid_a_worker_too() -> None:
+    """The second does not fit, and a place is kept for it at the worker that it may go to."""
+    waiting = [replace(request(i, 60), avoid=frozenset("a")) for i in (1, 2)]
+    room = replace(WorkerView("b", 9, 1, 4), admissible_tokens=100)
+    pool = pooled(*waiting, request(3, 20))
+    assert sent(pool, [WorkerView("a", 0, 1, 4), room], "ab") == {1: "b", 3: "a"}

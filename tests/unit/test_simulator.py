@@ -18,8 +18,9 @@ from loadgen.step_model import PowerModel, StepTime
 from router.errors import InputError
 from router.forecast import Outlook
 from router.policies import POLICIES, PolicySettings
+from router.policy import Policy
 from router.tuning import choose
-from router.types import Assignment, Dispatch, Policy, Request, WorkerView
+from router.types import Assignment, Dispatch, Request, WorkerView
 from router.workload import WorkProfile
 
 TINY = DecodeConfig(
@@ -153,12 +154,12 @@ def test_a_dispatch_on_its_way_is_seen_and_leaves_a_bubble() -> None:
 
     witness = Witness("fcfs")
     simulate(replace(config, slots=2), stream=jobs((10, 1), arrival_s=0.5), policy=witness)
-    assert witness.views == [[WorkerView("w0000", 0, 0, 2)]]
+    assert witness.views == [[WorkerView("w0000", 0, 0, 2, slots=2)]]
 
     stream = TimedStream([Job(0, 10, 1, 0.0), Job(1, 20, 1, 0.5)])
     witness = Witness("fcfs")
     simulate(replace(config, slots=2), stream=stream, policy=witness)
-    assert witness.views[1] == [WorkerView("w0000", 10, 1, 1)]
+    assert witness.views[1] == [WorkerView("w0000", 10, 1, 1, slots=2)]
 
 
 def test_a_slot_that_nobody_waits_for_is_no_bubble() -> None:
@@ -195,7 +196,7 @@ def test_overcommitted_requests_count_as_waiting_in_the_engine() -> None:
     stream = TimedStream([Job(0, 10, 9, 0.0), Job(1, 20, 1, 0.0), Job(2, 5, 1, 0.5)])
     simulate(config, stream=stream, policy=witness)
 
-    assert witness.views[1] == [WorkerView("w0000", 31, 2, 1, waiting=1, kv_usage=11 / 40)]
+    assert witness.views[1] == [WorkerView("w0000", 31, 2, 1, waiting=1, kv_usage=11 / 40, slots=1)]
 
 
 def test_instant_dispatch_queues_in_the_engines_in_order() -> None:

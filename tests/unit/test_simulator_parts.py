@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from loadgen.simulator.arrivals import Arrivals, Job, Stream, open_stream
+from loadgen.simulator.arrivals import Arrivals, ClosedStream, Job, Stream, open_stream
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.engines import Engines
 from loadgen.simulator.lengths import LawLengths, TraceLengths
@@ -108,6 +108,15 @@ def test_full_arrivals_top_up() -> None:
     assert stream.due(1.5, 1) == [Job(0, 10, 5, 1.5), Job(1, 10, 5, 1.5)]
     assert stream.due(2.5, 3) == []
     assert [job.number for job in stream.due(2.5, 0)] == [2, 3, 4]
+
+
+def test_clients_that_wait_for_their_answers() -> None:
+    stream = ClosedStream(repeat((10, 5)), 3)
+
+    assert [job.number for job in stream.due(1.5, 0, 0)] == [0, 1, 2]
+    assert stream.due(2.5, 0, 3) == []
+    assert stream.due(3.5, 1, 2) == [Job(3, 10, 5, 3.5)]
+    assert stream.next_s() == 0
 
 
 def test_poisson_arrivals_keep_their_rate_and_come_once() -> None:

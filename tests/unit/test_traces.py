@@ -246,7 +246,7 @@ def test_earliest_sorts_and_starts_at_zero() -> None:
 
 
 def test_earliest_needs_arrival_times_and_enough_rows() -> None:
-    with pytest.raises(InputError, match="no arrival times; use --arrivals"):
+    with pytest.raises(InputError, match="no arrival times; use other --arrivals"):
         load_trace().earliest(2)
     with pytest.raises(InputError, match="5 usable requests, not 6; lower --requests"):
         ROWS.earliest(6)

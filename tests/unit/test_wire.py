@@ -1,11 +1,13 @@
 """Snapshots as bytes: what is read, what is refused and how that is said."""
 
+import math
+
 import msgspec
 import pytest
 
 from router.errors import SnapshotError
 from router.types import Snapshot
-from router.wire import decode, encode, full_endpoint
+from router.wire import PowerMessage, decode, decode_power, encode, full_endpoint
 from tests.support.core import LARGE_SNAPSHOT, snapshot
 
 
@@ -44,6 +46,11 @@ def test_another_schema_is_refused_with_the_mend(version: int) -> None:
         pytest.param(changed(epoch=...), id="a field missing"),
         pytest.param(changed(kind="whole"), id="unknown kind"),
         pytest.param(changed(sequence=1.5), id="wrong type"),
+        *[
+            pytest.param(changed(**{name: value}), id=f"{name} of {value:g}")
+            for name in ("time_s", "step_s", "waited_s", "power_w", "energy_j")
+            for value in (-1.0, math.inf, math.nan)
+        ],
         pytest.param(changed(running=[{"id": "x"}]), id="a running request cut short"),
         pytest.param(changed(epoch="X").replace(b"X", b"\xff"), id="text that is not UTF-8"),
         pytest.param(b"\x81\xa1x" + b"\x91" * 100_000, id="nested without end"),
@@ -71,3 +78,32 @@ def test_full_snapshots_are_asked_for_next_door(endpoint: str, full: str) -> Non
 def test_a_tcp_endpoint_needs_a_port_with_a_neighbour(port: str) -> None:
     with pytest.raises(SnapshotError, match="needs a port from 1 to 65534"):
         full_endpoint(f"tcp://host{port}")
+
+
+POWER = PowerMessage("w", 1, 1e9, 300.5, 12.25)
+
+
+@pytest.mark.parametrize("sent", [POWER, PowerMessage("", 0, 0.0)])
+def test_an_agents_message_is_read_back(sent: PowerMessage) -> None:
+    assert decode_power(encode(sent)) == sent
+
+
+@pytest.mark.parametrize(
+    ("message", "wrong"),
+    [
+        (encode(snapshot("delta", 1)), "not a message of an agent: Invalid value 'delta'"),
+        (encode(msgspec.structs.replace(POWER, version=2)), "schema 2, this router schema 1"),
+        (encode(msgspec.structs.replace(POWER, power_w=-1.0)), "an agent: -1 s, W or J"),
+        (encode(msgspec.structs.replace(POWER, power_w=math.nan)), "agent: nan s, W or J"),
+        (encode(msgspec.structs.replace(POWER, energy_j=math.inf)), "agent: inf s, W or J"),
+        (b"", "not a message of an agent"),
+    ],
+)
+def test_what_is_no_agents_message_is_refused(message: bytes, wrong: str) -> None:
+    with pytest.raises(SnapshotError, match=wrong):
+        decode_power(message)
+
+
+def test_a_reader_of_snapshots_refuses_an_agents_message() -> None:
+    with pytest.raises(SnapshotError, match="not a snapshot"):
+        decode(encode(POWER))

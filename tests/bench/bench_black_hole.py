@@ -1,0 +1,63 @@
+"""One of four emulated workers answers 500 at once: what clients see, with the breaker and without.
+
+python tests/bench/bench_black_hole.py [--requests 600]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from router.engines.upstream import HttpClient
+from tests.support.chaos import SLOTS, Seen, ask, body, cluster
+from tests.support.server import Server
+
+WORKERS = 4
+WAYS = {
+    "no retries, no breaker": ("--max-attempts", "1", "--max-ejected", "0"),
+    "retries, no breaker": ("--max-ejected", "0"),
+    "as it is": (),
+}
+
+
+async def serve(router: Server, requests: int) -> tuple[Counter[str], float]:
+    """Requests in a closed loop: how they ended, and how long it took."""
+    client, seen = HttpClient(), [Seen() for _ in range(requests)]
+    waiting = iter(seen)
+
+    async def one() -> None:
+        for mine in waiting:
+            await ask(client, router, mine, body(20))
+
+    began_s = time.monotonic()
+    await asyncio.gather(*(one() for _ in range(SLOTS * WORKERS + 4)))
+    await client.aclose()
+    return Counter(str(one.status) for one in seen), time.monotonic() - began_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=600)
+    requests = parser.parse_args().requests
+    for name, flags in WAYS.items():
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            cluster(Path(folder), workers=WORKERS, router_flags=flags) as (fleet, router),
+        ):
+            fleet.fault(0, "error")
+            statuses, seconds = asyncio.run(serve(router, requests))
+            text = router.get("/metrics").text
+            returned = text.partition('evenstep_requests_returned_total{group="default"} ')[2]
+            print(
+                f"{name}: {dict(statuses)}, {returned.split()[0]} asked for anew, "
+                f"{statuses['200'] / seconds:.0f} answered/s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

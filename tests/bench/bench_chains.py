@@ -1,0 +1,151 @@
+"""Policies on chains of unequal servers, over load: response times, paired differences, bounds.
+
+    python tests/bench/bench_chains.py [--requests 20000] [--repeats 10] [--rate 0.8]
+
+BLOOM-176B on 20 servers, Poisson arrivals, exponential work. Prints how many requests are simulated
+in a second; policies over load in both forms of dispatch (from one queue, those that go by speed
+choose as jffc does); the case in which another policy is fastest against jffc, over draws of
+servers, planned rates and loads; placements side by side; and the simulated best number of reserved
+slots beside the one that the lower bound chooses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from itertools import product
+
+from loadgen.chains.config import Allocation, Blocks, ChainsConfig
+from loadgen.chains.results import ChainsResult, compare
+from loadgen.chains.scenario import BLOOM_176B
+from loadgen.chains.simulation import simulate_chains
+from loadgen.chains.work import draw_work
+from router.errors import EvenstepError
+from router.placement.model import total_rate
+from router.placement.tuning import compose
+from router.types import Dispatch
+
+POLICIES = ("jffc", "sed", "sa_jsq", "jsq", "jiq")
+LOADS = [tenth / 10 for tenth in range(1, 10)]
+
+
+def over_load(config: ChainsConfig) -> None:
+    """By how much each policy is slower than jffc, with its 95 % interval."""
+    print("load  jffc, s (95 %)   bounds, s       slower than jffc, %: at once / from one queue")
+    for load in LOADS:
+        forms = [compare(replace(config, load=load, dispatch=form)) for form in Dispatch]
+        pool, instant = forms
+        jffc, bounds = pool.policies[0].mean, pool.bounds
+        assert bounds is not None
+        others = ", ".join(
+            f"{policy} {slower(instant, at)} / {slower(pool, at)}"
+            for at, policy in enumerate(POLICIES)
+            if at
+        )
+        print(
+            f"{load:.1f}  {jffc.mean:6.3f} +- {jffc.half_width or 0:.3f}  "
+            f"{bounds.lower_s:.3f}..{bounds.upper_s:.3f}  {others}"
+        )
+
+
+def slower(result: ChainsResult, at: int) -> str:
+    """Than the first policy, in percent."""
+    against = result.against_first(result.policies[at])
+    return f"{100 * against.mean:.2f} +- {100 * (against.half_width or 0):.2f}"
+
+
+def worst(config: ChainsConfig) -> None:
+    """The fastest that any other is against jffc, over servers, planned rates and loads."""
+    found, outside = [], 0
+    for seed, rate, load in product(range(4), (0.4, 0.8, 1.2), LOADS):
+        result = compare(
+            replace(
+                config,
+                policies=("jffc", "sed", "sa_jsq"),
+                seed=seed,
+                rate=rate,
+                load=load,
+                dispatch=Dispatch.INSTANT,
+            )
+        )
+        jffc, bounds = result.policies[0].mean, result.bounds
+        assert bounds is not None
+        margin_s = jffc.half_width or 0.0
+        outside += not bounds.lower_s - margin_s <= jffc.mean <= bounds.upper_s + margin_s
+        found += [
+            (result.against_first(other).mean, other.policy, seed, rate, load)
+            for other in result.policies[1:]
+        ]
+    share, policy, seed, rate, load = min(found)
+    print(
+        f"{len(found) // 2} cases: jffc outside its bounds in {outside}; at most "
+        f"{-share:.2%} slower than another: {policy}, seed {seed}, {rate:g}/s, load {load:g}"
+    )
+
+
+def speeds(config: ChainsConfig) -> None:
+    """Simulated requests per second of wall clock."""
+    servers = config.scenario.drawn(0)
+    chains = compose(config.scenario.model, servers, config.planned_rate).overlapping
+    work = draw_work(0.7 * total_rate(chains), 200_000, 0)
+    for policy in POLICIES:
+        begun_s = time.perf_counter()
+        simulate_chains(chains, policy, work)
+        per_s = len(work.size) / (time.perf_counter() - begun_s)
+        print(f"{policy:8} {per_s:12,.0f} requests/s simulated")
+
+
+def placements(config: ChainsConfig) -> None:
+    """The same requests on each placement."""
+    for servers in (10, 20, 40):
+        scenario = replace(config.scenario, servers=servers)
+        line = []
+        for blocks in (Blocks.GBP_CR, Blocks.PETALS, Blocks.BPRR):
+            one = replace(config, scenario=scenario, blocks=blocks, policies=("jffc",), rate=0.2)
+            try:
+                line.append(f"{blocks} {compare(one).policies[0].mean.mean:.2f} s")
+            except EvenstepError as error:
+                line.append(f"{blocks}: {error}")
+        print(f"{servers} servers: {', '.join(line)}")
+
+
+def reserved(config: ChainsConfig) -> None:
+    """The best number of reserved slots by simulation, and the one that is chosen."""
+    for rate in (0.2, 0.4, 0.6, 0.8, 1.0):
+        one = replace(config, rate=rate, policies=("jffc",), allocation=Allocation.GCA)
+        chosen = compare(one)
+        found = {}
+        for count in range(1, 25):
+            try:
+                found[count] = compare(replace(one, reserved=count)).policies[0].mean.mean
+            except EvenstepError:
+                break
+        best = min(found, key=found.__getitem__)
+        mean_s = chosen.policies[0].mean.mean
+        print(
+            f"{rate:g}/s: best c {best} ({found[best]:.3f} s), by the lower bound "
+            f"{chosen.composed.reserved_slots} ({mean_s:.3f} s, {mean_s / found[best] - 1:+.2%})"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--rate", type=float, default=0.8)
+    given = parser.parse_args()
+    config = ChainsConfig(
+        scenario=BLOOM_176B,
+        policies=POLICIES,
+        rate=given.rate,
+        requests=given.requests,
+        warmup=given.requests // 10,
+        repeats=given.repeats,
+    )
+    for part in (speeds, over_load, worst, placements, reserved):
+        part(config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The stack of processes that ``make up`` starts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.support.prometheus import program
+from tests.support.server import wait_until
+
+UP = (sys.executable, "-m", "deploy.local.up", "--workers", "2")
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 60.0
+
+
+@contextmanager
+def up(folder: Path, **environment: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """The command, once it has said that all runs, and the URLs that it named."""
+    process = subprocess.Popen(
+        UP,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout
+    said: list[str] = []
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        else:
+            raise AssertionError("".join(said))
+        yield process, dict(re.findall(r"^(\w+) +(\S.*)$", "".join(said), re.MULTILINE))
+    finally:
+        process.terminate()
+        process.wait(WAIT_S)
+        process.stdout.close()
+
+
+def gone(url: str) -> bool:
+    try:
+        httpx.get(url, timeout=5)
+    except httpx.ConnectError:
+        return True
+    return False
+
+
+def test_everything_is_scraped_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    program("prometheus")
+    with up(tmp_path) as (process, urls):
+        router, prometheus = urls["router"].split()[0], urls["prometheus"]
+
+        def health() -> list[str]:
+            answer = httpx.get(f"{prometheus}/api/v1/targets").json()
+            return [target["health"] for target in answer["data"]["activeTargets"]]
+
+        wait_until(lambda: health() == ["up"] * 3, WAIT_S, "router and engines are scraped")
+        assert httpx.get(urls["page"]).text.startswith("<!doctype html>")
+        groups = httpx.get(f"{prometheus}/api/v1/rules").json()["data"]["groups"]
+        assert len(groups[0]["rules"]) > 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+
+    assert gone(router)
+    assert gone(urls["page"])
+    assert gone(prometheus)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_prometheus_it_says_how_to_get_it_and_goes_on(tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing"
+    with up(tmp_path, PATH=str(nothing), EVENSTEP_CACHE=str(nothing)) as (_, urls):
+        assert urls["prometheus"].startswith("not found: install prometheus")
+        assert httpx.get(urls["router"].split()[0] + "/health").is_success
+
+    assert gone(urls["router"].split()[0])
+
+
+def test_a_part_that_fails_ends_all_and_is_said(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*UP, "--policy", "nope"],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "up: evenstep serve ended with 2" in done.stderr
+    assert "unknown policy 'nope'" in done.stderr
+    assert done.stdout == "ended: fleet, router\n"
+    assert list(tmp_path.iterdir()) == []

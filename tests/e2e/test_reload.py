@@ -1,0 +1,110 @@
+"""SIGHUP: settings, certificate and log are read again while streams go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+import ssl
+import sys
+from pathlib import Path
+
+import httpx
+
+from tests.support.certificates import certificate, shown
+from tests.support.chaos import body
+from tests.support.fleet import running_fleet
+from tests.support.server import Server, free_port, starting, wait_until
+
+
+def hang_up(router: Server, said: str) -> None:
+    """Send SIGHUP, and wait until the log says so."""
+    before = router.log.read_text().count(said)
+    router.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: router.log.read_text().count(said) > before, 60, said)
+
+
+async def test_a_stream_goes_on_while_everything_is_read_again(tmp_path: Path) -> None:
+    certificates = [certificate(tmp_path, name) for name in ("one", "two")]
+    for file, name in zip(certificates[0], ("now.crt", "now.key"), strict=True):
+        shutil.copy(file, tmp_path / name)
+    config, keys = tmp_path / "evenstep.toml", tmp_path / "keys"
+    keys.write_text("operator sesame-open-yourself\n")
+    keys.chmod(0o600)
+    lines = {
+        "tls_cert": str(tmp_path / "now.crt"),
+        "tls_key": str(tmp_path / "now.key"),
+        "admin_host": "0.0.0.0",
+        "admin_port": (admin := free_port()),
+        "admin_key_file": str(keys),
+        "log_level": "warning",
+        "policy": "least_tokens",
+    }
+
+    def write(**changed: object) -> None:
+        told = {**lines, **changed}
+        config.write_text("".join(f"{name} = {json.dumps(v)}\n" for name, v in told.items()))
+
+    port = free_port()
+    serve = [sys.executable, "-m", "router.cli", "serve", "--port", str(port)]
+    trusted = ssl.create_default_context()
+    for cert, _ in certificates:
+        trusted.load_verify_locations(cert)
+    with (
+        running_fleet(tmp_path, "--workers", "2", "--slots", "4") as fleet,
+        contextlib.ExitStack() as stack,
+    ):
+        write(workers=fleet.workers[:1])
+        command = [*serve, "--config", str(config)]
+        router = stack.enter_context(starting(command, port, tmp_path / "router.log"))
+        url = f"https://127.0.0.1:{port}"
+        client = httpx.AsyncClient(base_url=url, verify=trusted, timeout=60, trust_env=False)
+        await asyncio.to_thread(wait_until, lambda: _answers(url, trusted), 180, "it answers")
+        async with (
+            asyncio.timeout(120),
+            client.stream("POST", "/v1/completions", content=body(900)) as stream,
+        ):
+            events = stream.aiter_raw()
+            first = await anext(events)
+            assert shown(port) == certificates[0][0].read_text()
+
+            shutil.copy(certificates[1][0], tmp_path / "now.crt")
+            await asyncio.to_thread(hang_up, router, "the key is not the certificate's")
+            assert shown(port) == certificates[0][0].read_text()
+
+            shutil.copy(certificates[1][1], tmp_path / "now.key")
+            write(workers=fleet.workers[1:], log_level="info", log_format="json", host="::1")
+            await asyncio.to_thread(hang_up, router, '"message":"settings read again; changed: ')
+            assert shown(port) == shown(admin) == certificates[1][0].read_text()
+            assert "take effect at the next start: host" in router.log_tail()
+
+            del lines["tls_cert"], lines["tls_key"]
+            write(workers=fleet.workers[1:])
+            await asyncio.to_thread(hang_up, router, "a port that speaks HTTPS does so until")
+            config.write_text("grace = 5\n")
+            await asyncio.to_thread(hang_up, router, "the settings stay as they are: ")
+            assert "unknown setting 'grace'" in router.log_tail()
+
+            rest = b"".join([chunk async for chunk in events])
+        assert (first + rest).endswith(b"data: [DONE]\n\n")
+        assert b'"error"' not in rest
+        second = fleet.workers[1].partition(",")[0]
+        await asyncio.to_thread(
+            wait_until, lambda: served(url, trusted) == [second], 60, "the first worker has gone"
+        )
+        await client.aclose()
+
+
+def served(url: str, trusted: ssl.SSLContext) -> list[str]:
+    """URLs of the router's workers."""
+    answer = httpx.get(url + "/health", verify=trusted, trust_env=False)
+    return [worker["url"] for worker in answer.json()["groups"]["default"]["workers"]]
+
+
+def _answers(url: str, trusted: ssl.SSLContext) -> bool:
+    try:
+        return httpx.get(url + "/health", verify=trusted, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False

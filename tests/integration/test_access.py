@@ -1,0 +1,247 @@
+"""API keys over a real socket: who is let in, what goes on to the engines, and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from router import wiring
+from router.access.access import Access
+from router.access.guard import OPEN
+from router.engines.health import HealthMonitor
+from router.errors import ConfigError
+from router.proxy.generation import ENDPOINTS
+from router.settings.serve import ServeSettings
+from router.types import Outcome, WorkerSpec
+from tests.support.scripted import ScriptedServer, scripted, soon, until
+from tests.support.serving import Router, serving
+
+ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
+ENGINES = "sk-engines-01234567"
+KEYS = f"alice {ALICE} concurrency=2\nbob {BOB} rate=1/h\n"
+
+
+def shown(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@dataclass
+class Guarded:
+    """A router with keys, before one engine with one slot and a place in the pool for two."""
+
+    router: Router
+    engine: ScriptedServer
+    access: Access
+    file: Path
+
+    def settings(self) -> ServeSettings:
+        return ServeSettings(api_key_file=str(self.file))
+
+    async def answered(self, *asked: asyncio.Task[httpx.Response]) -> None:
+        """Answer so many requests at the engine; their clients have the answers."""
+        for _ in asked:
+            await (await self.engine.next()).answer(b"{}")
+        assert [(await soon(one)).status_code for one in asked] == [200] * len(asked)
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+    async with guarded_router(tmp_path) as guarded:
+        yield guarded
+
+
+@contextlib.asynccontextmanager
+async def guarded_router(folder: Path, engine_key: str | None = None) -> AsyncIterator[Guarded]:
+    file = folder / "keys"
+    file.write_text(KEYS)
+    access = Access(ServeSettings(api_key_file=str(file)), lambda: 0.0)
+    async with (
+        scripted() as (engine,),
+        serving(
+            [engine], slots=1, pool_limit=2, guard=access.guard, engine_key=engine_key
+        ) as router,
+    ):
+        yield Guarded(router, engine, access, file)
+
+
+@pytest.mark.parametrize("path", [*ENDPOINTS, "/v1/models", "/v1/nothing", "/load", "/docs"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": f"Basic {ALICE}"},
+        {"authorization": ALICE},
+        {"authorization": f"Bearer {ALICE}", "x-api-key": ALICE},
+        {"authorization": "Bearer \xe9".encode("latin-1")},
+    ],
+)
+async def test_without_a_key_that_counts_nobody_is_let_in(
+    guarded: Guarded, path: str, headers: dict[str, str]
+) -> None:
+    answer = await guarded.router.http.post(path, headers=headers, json={})
+
+    assert answer.status_code == 401
+    assert answer.json()["error"]["type"] == "AuthenticationError"
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["x-request-id"].startswith("es-")
+    assert guarded.engine.connections == 0
+    assert guarded.access.limits.unauthorized == 1
+
+
+@pytest.mark.parametrize("path", sorted(OPEN))
+async def test_whoever_watches_needs_no_key(guarded: Guarded, path: str) -> None:
+    assert (await guarded.router.http.get(path)).status_code in (200, 404)
+
+
+@pytest.mark.parametrize("headers", [shown(ALICE), {"x-api-key": ALICE}])
+async def test_a_key_lets_in_and_goes_no_further(guarded: Guarded, headers: dict[str, str]) -> None:
+    asked = guarded.router.post(headers=headers)
+    exchange = await guarded.engine.next()
+    assert guarded.router.dispatcher.cluster.groups["default"].held == {"alice": 1}
+    await exchange.answer(b"{}")
+
+    assert (await soon(asked)).status_code == 200
+    assert ALICE not in str(exchange.headers)
+    assert (await guarded.router.http.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_engines_are_shown_their_own_key(tmp_path: Path) -> None:
+    async with guarded_router(tmp_path, ENGINES) as guarded:
+        asked = guarded.router.post(headers=shown(ALICE))
+        exchange = await guarded.engine.next()
+        await exchange.answer(b"{}")
+
+        assert (await soon(asked)).status_code == 200
+        assert exchange.headers["authorization"] == f"Bearer {ENGINES}"
+
+
+async def test_a_router_with_nothing_but_the_engines_key_asks_for_none(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(ENGINES)
+    access = Access(ServeSettings(worker_api_key_file=str(file)), lambda: 0.0)
+    async with (
+        scripted() as (engine,),
+        serving([engine], guard=access.guard, engine_key=ENGINES) as router,
+    ):
+        asked = router.post(headers=shown(ALICE))
+        exchange = await engine.next()
+        await exchange.answer(b"{}")
+        assert (await soon(asked)).status_code == 200
+
+    assert exchange.headers["authorization"] == f"Bearer {ENGINES}"
+
+
+async def test_a_router_without_keys_passes_on_what_clients_show() -> None:
+    access = Access(ServeSettings(), lambda: 0.0)
+    async with scripted() as (engine,), serving([engine], guard=access.guard) as router:
+        asked = router.post(headers=shown(ALICE))
+        exchange = await engine.next()
+        await exchange.answer(b"{}")
+        assert (await soon(asked)).status_code == 200
+
+    assert exchange.headers["authorization"] == f"Bearer {ALICE}"
+
+
+async def test_a_key_at_its_limit_is_told_when_to_come_again(guarded: Guarded) -> None:
+    post = guarded.router.post
+    under_way = [post(headers=shown(ALICE)), post(headers=shown(ALICE))]
+    await until(lambda: guarded.access.limits.counts["alice"].under_way == 2)
+    refused = await soon(post(headers=shown(ALICE)))
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "2 requests of key 'alice' are under way" in refused.json()["error"]["message"]
+    # Of what it only looks at, a key may have as much as it likes.
+    assert (await guarded.router.http.get("/load", headers=shown(ALICE))).status_code == 200
+    await guarded.answered(*under_way)
+
+    await guarded.answered(post(headers=shown(BOB)))
+    refused = await soon(post(headers=shown(BOB)))
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "3600")
+    await guarded.router.settled()
+    assert {name: c.under_way for name, c in guarded.access.limits.counts.items()} == {
+        "alice": 0,
+        "bob": 0,
+    }
+
+
+async def test_a_client_that_leaves_is_under_way_no_more(guarded: Guarded) -> None:
+    asked = guarded.router.post(headers=shown(ALICE))
+    exchange = await guarded.engine.next()
+    asked.cancel()
+    await exchange.left()
+    await until(lambda: guarded.access.limits.counts["alice"].under_way == 0)
+    await guarded.router.settled()
+
+
+async def test_keys_are_read_again(guarded: Guarded) -> None:
+    asked = guarded.router.post(headers=shown(ALICE))
+    exchange = await guarded.engine.next()
+    guarded.file.write_text(f"carol {BOB}")
+    settings = guarded.settings()
+    guarded.access.take(settings)
+    assert (await soon(guarded.router.post(headers=shown(ALICE)))).status_code == 401
+    await exchange.answer(b"{}")
+    assert (await soon(asked)).status_code == 200, "who was let in before goes on"
+
+    guarded.file.write_text("carol")
+    with pytest.raises(ConfigError, match="line 1"):
+        guarded.access.take(settings)
+    await guarded.answered(guarded.router.post(headers=shown(BOB)))
+    assert guarded.access.limits.counts["carol"].requests == 1
+
+
+def test_where_nobody_needed_a_key_it_takes_a_new_start_to_ask_for_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    given = ServeSettings(api_key_file=str(keys), admin_key_file=str(keys))
+    open_, keyed = (wiring.keys(Access(each, lambda: 0.0)) for each in (ServeSettings(), given))
+    assert not open_.settings
+    assert keyed.settings == {"api_key_file", "admin_key_file"}
+
+
+async def test_a_full_pool_makes_place_for_a_key_with_fewer_waiting(guarded: Guarded) -> None:
+    router = guarded.router
+    guarded.file.write_text(KEYS.replace(" concurrency=2", ""))
+    guarded.access.take(guarded.settings())
+    running = router.post(headers=shown(ALICE))
+    exchange = await guarded.engine.next()
+    waiting = [router.post(headers=shown(ALICE))]
+    await until(lambda: router.waiting == 1)
+    waiting.append(router.post(headers=shown(ALICE)))
+    await until(lambda: router.waiting == 2)
+    assert (await soon(router.post(headers=shown(ALICE)))).status_code == 429
+
+    newcomer = router.post(headers=shown(BOB))
+    displaced = await soon(waiting.pop())
+
+    assert (displaced.status_code, displaced.headers["retry-after"]) == (429, "1")
+    assert "most of them with this key" in displaced.json()["error"]["message"]
+    await exchange.answer(b"{}")
+    await guarded.answered(newcomer, *waiting)
+    assert (await soon(running)).status_code == 200
+    assert router.outcomes == {Outcome.COMPLETED: 3, Outcome.DISPLACED: 1}
+    assert router.stats.rejected == 1
+    await router.settled()
+
+
+async def test_health_checks_show_engines_their_key() -> None:
+    async with scripted() as (engine,):
+        spec = WorkerSpec("a", engine.url)
+        monitor = HealthMonitor(
+            [spec], lambda _: None, lambda *_: None, lambda _: None, key=ENGINES
+        )
+        checking = asyncio.create_task(monitor.run())
+        for path in ("/health", "/v1/models"):
+            exchange = await engine.next()
+            assert (exchange.target, exchange.headers["authorization"]) == (
+                path,
+                f"Bearer {ENGINES}",
+            )
+            await exchange.answer(b"{}")
+        checking.cancel()

@@ -1,0 +1,28 @@
+"""A real Chromium, headless; without one a test is skipped, or fails where it is required."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from loadgen.browser import ADVICE, Page, browsing, find
+
+
+def program() -> str:
+    """Path of a Chromium."""
+    path = find()
+    if path is None:
+        if os.environ.get("REQUIRE_CHROMIUM"):
+            pytest.fail(ADVICE)
+        pytest.skip(ADVICE)
+    return path
+
+
+def tab() -> Iterator[Page]:
+    """One tab of a Chromium of its own, of a desk's size; for a fixture."""
+    with browsing(program()) as page:
+        page.size(1360, 900)
+        page.prefer(prefers_color_scheme="light")
+        yield page

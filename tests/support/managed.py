@@ -1,0 +1,56 @@
+"""A dispatcher whose workers come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.engines.shared_urls import SharedUrls
+from router.errors import ConfigError
+from router.fleet import Fleet
+from router.types import Outcome, Request, WorkerSpec, WorkerUp
+from tests.support.dispatching import Rig
+
+
+class Shared(SharedUrls):
+    """Refuses a worker that is called so."""
+
+    def join(self, spec: WorkerSpec) -> None:
+        if spec.id == "bad":
+            raise ConfigError("it cannot be had")
+        super().join(spec)
+
+
+class Managed(Rig):
+    """A dispatcher whose workers come and go; what is broken off is remembered."""
+
+    def __init__(self, slots: dict[str, int], **settings: Any) -> None:
+        super().__init__(slots, **settings)
+        specs = [worker.spec for worker in self.group.workers.values()]
+        self.broken: list[str] = []
+        self.urls = Shared(specs)
+        self.fleet = Fleet(
+            self.cluster,
+            self.dispatcher.lanes,
+            (self.urls, Shared(specs)),
+            lambda worker_id, _: self.broken.append(worker_id),
+            specs,
+        )
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {member.spec.id: member.state for member in self.fleet.members}
+
+    def add(self, name: str, *, up: bool = True, **fields: Any) -> WorkerSpec:
+        spec = worker(name, **fields)
+        self.fleet.add(spec)
+        if up:
+            self.dispatcher.apply(WorkerUp(name))
+        return spec
+
+    def finish(self, asking: Request) -> None:
+        self.dispatcher.end(asking, Outcome.COMPLETED)
+        self.fleet.settle()
+
+
+def worker(name: str, **fields: Any) -> WorkerSpec:
+    return WorkerSpec(name, f"http://{name}:1", **{"slots": 1, **fields})

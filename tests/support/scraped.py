@@ -1,0 +1,91 @@
+"""A router's parts without sockets, and what a scrape of them shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.access.limits import KeyLimits
+from router.cluster import Cluster
+from router.dispatch import Dispatcher
+from router.engines.agents import PowerAgents
+from router.engines.gauges import GaugeReader
+from router.engines.health import HealthMonitor
+from router.engines.snapshots import SnapshotClient
+from router.http.counts import HttpCounts
+from router.lane import DispatchSettings
+from router.metrics.render import Metrics, Sources
+from router.policies import POLICIES, PolicySettings
+from router.types import (
+    RunningRequest,
+    Snapshot,
+    SnapshotReceived,
+    WorkerSpec,
+)
+
+SPECS = [
+    WorkerSpec("a", "http://h:1", "g", rank=0, slots=4, snapshots="tcp://h:5", service_rate=0.5),
+    WorkerSpec("b", "http://h:1", group="g", rank=1, slots=4, snapshots="tcp://h:7"),
+    WorkerSpec("c", "http://h:2", group="other", slots=8),
+]
+BASE = Snapshot("full", "g", "x", 0, "epoch", 1, 1, 0.0, 0.5, power_w=100.0)
+TELLING = msgspec.structs.replace(
+    BASE, admissible_kv_tokens=700, admission="headroom", waited_s=0.1
+)
+
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+class Bench:
+    """Real parts without sockets, and what a scrape of them shows."""
+
+    def __init__(self, specs: Sequence[WorkerSpec] = SPECS) -> None:
+        self.now_s = 100.0
+        self.dispatcher = Dispatcher(
+            Cluster(specs),
+            lambda: POLICIES["jsq"].make(PolicySettings()),
+            lambda: POLICIES["jsq"].make(PolicySettings()),
+            DispatchSettings(),
+            lambda: self.now_s,
+        )
+        apply = self.dispatcher.apply
+        self.snapshots = SnapshotClient(specs, apply, lambda _: False, lambda: self.now_s)
+        self.health = HealthMonitor(specs, apply, lambda *_: None, lambda _: None)
+        self.gauges = GaugeReader(
+            specs, apply, lambda _: False, lambda: self.now_s, interval_s=1, timeout_s=1
+        )
+        self.agents = PowerAgents(specs, apply, lambda: self.now_s)
+        self.limits = KeyLimits()
+        sources = Sources(
+            *(self.snapshots, self.agents, self.health, self.gauges, self.limits, HttpCounts())
+        )
+        cluster, deciders = self.dispatcher.cluster, self.dispatcher.deciders
+        self.metrics = Metrics(cluster, sources, lambda: self.now_s, deciders)
+
+    def step(self, step: int, **loads_tokens: int) -> None:
+        """Let workers report a step with these loads."""
+        for worker_id, load in loads_tokens.items():
+            running = (RunningRequest("cmpl-x", load, 0),)
+            told = msgspec.structs.replace(TELLING, sequence=step, step=step, running=running)
+            self.dispatcher.apply(SnapshotReceived(worker_id, told, self.now_s))
+
+    def text(self) -> str:
+        """What a scrape gets, in one go."""
+        rendering = self.metrics.render()
+        try:
+            while True:
+                rendering.send(None)
+        except StopIteration as done:
+            return str(done.value, "utf-8")
+
+    def scrape(self) -> Samples:
+        families = text_string_to_metric_families(self.text())
+        samples = [sample for family in families for sample in family.samples]
+        return {(s.name.removeprefix("evenstep_"), _values(s.labels)): s.value for s in samples}
+
+
+def _values(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Values in the order of the labels' names."""
+    return tuple(labels[name] for name in sorted(labels))

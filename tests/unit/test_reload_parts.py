@@ -1,0 +1,51 @@
+"""Settings that are read again: what cannot be had now is asked for at the next reading."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.errors import ConfigError
+from router.reload import Part, Reload
+from router.settings.serve import ServeSettings
+
+
+def test_what_was_refused_is_taken_when_it_is_read_again() -> None:
+    asked: list[int] = []
+
+    def take(settings: ServeSettings) -> None:
+        asked.append(settings.pool_size)
+        if len(asked) == 1:
+            raise ConfigError("not now")
+
+    part = Part(frozenset({"pool_size"}), take)
+    reload = Reload(ServeSettings(), lambda: ServeSettings(pool_size=7), [part])
+    reload()
+    assert reload.settings == ServeSettings()
+    reload()
+    assert (asked, reload.settings.pool_size) == ([7, 7], 7)
+
+
+def test_what_one_part_refuses_no_part_takes() -> None:
+    taken: list[int] = []
+
+    def refuse(_: ServeSettings) -> None:
+        raise ConfigError("not this")
+
+    parts = [
+        Part(frozenset({"pool_size"}), lambda settings: taken.append(settings.pool_size)),
+        Part(frozenset({"policy"}), lambda _: None, refuse),
+    ]
+    reload = Reload(ServeSettings(), lambda: ServeSettings(pool_size=7, policy="jsq"), parts)
+    reload()
+    assert (taken, reload.settings) == ([], ServeSettings())
+
+
+def test_what_is_as_it_was_at_the_start_takes_effect_now(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ports = iter((8001, 8000))
+    reload = Reload(ServeSettings(), lambda: ServeSettings(port=next(ports)), [])
+    reload()
+    assert "take effect at the next start: port" in capsys.readouterr().err
+    reload()
+    assert "next start" not in capsys.readouterr().err
