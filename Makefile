@@ -5,11 +5,12 @@ PYTHON ?= python3.11 python3.12 python3.13 python3
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci
-PURE := $(addprefix router/,types.py errors.py wire.py barrier.py feed.py running.py foreign.py token_rate.py worker.py prefill.py cluster.py tier.py pool.py reservations.py memory.py rounds.py \
-	overcommit.py workload.py forecast.py signals.py survival.py tuning.py lookahead.py policies/*) engine_patches/admission/*
+PURE := $(addprefix router/,types.py policy.py access/keys.py access/limits.py access/shares.py http/counts.py http/head.py http/limits.py http/refusal.py errors.py wire.py barrier.py energy/joules.py energy/group.py energy/levels.py energy/step_fit.py step_watch.py recording/lines.py recording/recorder.py observe/observed.py feed.py running.py foreign.py token_rate.py service_rate.py worker.py prefill.py deadlines.py recent.py retry.py breaker.py cluster.py group.py tier.py pool.py reservations.py memory.py rounds.py \
+	overcommit.py workload.py forecast.py signals.py survival.py tuning.py lookahead.py policies/* placement/*) engine_patches/admission/* \
+	$(addprefix loadgen/diagnose/,window.py findings.py prospects.py verdict.py comparison.py)
 
 .NOTPARALLEL:
-.PHONY: help venv engine demo figures test test-fast test-engine soak check format bench clean
+.PHONY: help venv engine prometheus up demo figures test test-fast test-engine soak check format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +37,12 @@ $(READY): pyproject.toml
 engine: $(READY)  ## build the real vLLM CPU engine outside the clone; prints its path last
 	@$(BIN)/python deploy/engine/build.py
 
+prometheus: $(READY)  ## lay Debian's Prometheus beside the engine, unless there is one
+	@$(BIN)/python -m deploy.prometheus.install
+
+up: $(READY)  ## router with its page, emulated workers and Prometheus, until Ctrl-C
+	@$(BIN)/python -m deploy.local.up
+
 demo: $(READY)  ## compare policies on emulated workers, no GPU needed
 	@$(BIN)/evenstep demo
 
@@ -43,7 +50,7 @@ figures: $(READY)  ## simulate the paper's experiments again (goes on where it w
 	$(BIN)/evenstep figures --out tests/data/figures
 
 test: check engine  ## everything but the slow proofs, real vLLM included (under 20 minutes)
-	EVENSTEP_REQUIRE_ENGINE=1 $(PYTEST) --cov -m "not slow"
+	REQUIRE_ENGINE=1 $(PYTEST) --cov -m "not slow"
 	@$(PURE_COVERAGE)
 
 test-fast: check  ## everything that needs no vLLM
@@ -54,7 +61,7 @@ PURE_COVERAGE = echo "pure core, gate at 100 % of lines and branches:"; \
 	$(BIN)/coverage report --include="$$(echo '$(PURE)' | tr ' ' ,)" --fail-under=100
 
 test-engine: engine  ## the slow proofs on real vLLM
-	EVENSTEP_REQUIRE_ENGINE=1 $(PYTEST) -m "engine and slow"
+	REQUIRE_ENGINE=1 $(PYTEST) -m "engine and slow"
 
 soak: $(READY)  ## the long runs on emulated workers
 	$(PYTEST) -m "slow and not engine"
