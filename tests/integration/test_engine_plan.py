@@ -150,6 +150,7 @@ def test_scripts_start_a_chain_with_the_kv_cache_that_was_planned(
     command.chmod(0o755)
     # The KV cache's size in the environment would win over the script's.
     environment = {k: v for k, v in ENVIRONMENT.items() if k != "VLLM_CPU_KVCACHE_SPACE"} | {
+        "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_CACHE_ROOT": str(engine_installation.venv / "vllm-cache"),
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }
@@ -157,7 +158,7 @@ def test_scripts_start_a_chain_with_the_kv_cache_that_was_planned(
         second, head = (
             stack.enter_context(
                 starting(
-                    [str(out / f"chain-1-node-{node}.sh"), "--enforce-eager"],
+                    [str(out / f"chain-1-node-{node}.sh"), "--enforce-eager", "--host=127.0.0.1"],
                     port,
                     tmp_path / f"node-{node}.log",
                     environment,
@@ -169,7 +170,7 @@ def test_scripts_start_a_chain_with_the_kv_cache_that_was_planned(
         info = next(
             line for line in head.get("/metrics").text.splitlines() if "cache_config_info{" in line
         )
-        assert second.alive
+        assert second.alive, second.log_tail()
     assert f'num_gpu_blocks="{chain["slots"] * 256 // 32 + 1}"' in info
     assert "PP rank 0" in head.log.read_text()
     assert "PP rank 1" in second.log.read_text()
