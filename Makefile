@@ -10,7 +10,7 @@ PURE := $(addprefix router/,types.py policy.py access/keys.py access/limits.py a
 	$(addprefix loadgen/diagnose/,window.py findings.py prospects.py verdict.py comparison.py)
 
 .NOTPARALLEL:
-.PHONY: help venv engine prometheus up demo figures test test-fast test-engine soak check format bench clean
+.PHONY: help venv engine prometheus up demo figures test test-fast test-engine soak check format bench bench-router clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -50,7 +50,7 @@ figures: $(READY)  ## simulate the paper's experiments again (goes on where it w
 	$(BIN)/evenstep figures --out tests/data/figures
 
 test: check engine  ## everything but the slow proofs, real vLLM included (under 20 minutes)
-	REQUIRE_ENGINE=1 $(PYTEST) --cov -m "not slow"
+	REQUIRE_ENGINE=1 $(PYTEST) --cov --durations=20 --durations-min=5 -m "not slow"
 	@$(PURE_COVERAGE)
 
 test-fast: check  ## everything that needs no vLLM
@@ -80,6 +80,9 @@ bench: $(READY)  ## every script in tests/bench
 	@for script in tests/bench/bench_*.py; do \
 	    echo "== $$script"; $(BIN)/python "$$script" || exit; \
 	done
+
+bench-router: $(READY)  ## CPU per token and per request, beside the Rust routers of the registry
+	$(BIN)/python tests/bench/bench_router.py
 
 clean:  ## delete .venv, caches and build products (the engine stays)
 	rm -rf .venv .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

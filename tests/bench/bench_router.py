@@ -1,0 +1,222 @@
+"""What a router costs per token and per request, beside the Rust routers of the registry.
+
+    python tests/bench/bench_router.py [--rounds 3] [--seconds 2] [--json FILE]
+
+All stand before the same engines, which compute nothing (8 of them, 20 ms a step, each publishing
+50 snapshots a second), on a core of their own; engines and clients have another one. In each round
+every test is run with every target in turn, and the order changes from round to round. CPU seconds
+are those of the target's processes, kernel included; medians over the rounds.
+
+unary    64 clients, answers at once, as many requests as they can
+unary1   one client
+paced    64 streams of 50 events, 20 ms apart
+fleet    512 streams of 75 events
+first    one client, streams of 20 events: what is added to the time to the first byte
+
+This router has keys, limits, metrics, breakers, retries and fair shares on, and decides by bfio;
+the others deal in turn (round_robin), and write as little of a log. Where two cores are not to be
+had for it alone, compare within a run: CPU seconds wander less than the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.router_bench.targets import (
+    KEY,
+    TARGETS,
+    Fleet,
+    Target,
+    cpu_s,
+    memory_mb,
+    processes,
+)
+from tests.support.server import Server, free_port, starting, wait_ready, wait_until
+
+ENGINES = 8
+SLOTS = 128
+ROUTER_CORE, OTHER_CORE = "0", "1"
+TESTS = {
+    "unary": ("--clients", "64"),
+    "unary1": ("--clients", "1"),
+    "paced": ("--clients", "64", "--events", "50", "--stagger-ms", "3"),
+    "fleet": ("--clients", "512", "--events", "75", "--stagger-ms", "0.5"),
+    "first": ("--clients", "1", "--events", "20"),
+}
+Results = dict[str, dict[str, list[dict[str, float]]]]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A target that is being measured; ``pids`` are its processes, none of no router."""
+
+    port: int
+    pids: Sequence[int]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each run, then it drains")
+    parser.add_argument("--tests", default=",".join(TESTS), help="which, with commas")
+    parser.add_argument("--targets", default=",".join(TARGETS), help="which, with commas")
+    parser.add_argument("--json", type=Path, help="file for what was measured")
+    options = parser.parse_args()
+    names = [name for name in options.targets.split(",") if name]
+    tests = [name for name in options.tests.split(",") if name]
+    loads = [os.getloadavg()[0]]
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        folder = Path(scratch)
+        fleet = stack.enter_context(engines(folder))
+        running = {"none": Running(fleet.ports[0], ())}
+        for name in names:
+            running[name] = stack.enter_context(started(TARGETS[name], fleet, folder))
+        results = measured(running, tests, options.rounds, options.seconds)
+        memory = {name: memory_mb(each.pids) for name, each in running.items() if each.pids}
+    loads.append(os.getloadavg()[0])
+    medians = {
+        test: {name: median(rows) for name, rows in of.items()} for test, of in results.items()
+    }
+    show(medians, memory)
+    if options.json is not None:
+        what = {name: TARGETS[name].what for name in names}
+        told = {"cpu": cpu_model(), "cores": os.cpu_count(), "rounds": options.rounds}
+        told |= {"seconds": options.seconds, "load_averages": [round(one, 2) for one in loads]}
+        shown = {"targets": what, "medians": rounded(medians), "memory_mb": rounded(memory)}
+        options.json.write_text(json.dumps(told | shown, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def engines(folder: Path) -> Iterator[Fleet]:
+    """Engines that compute nothing."""
+    port, snapshots = free_port(ENGINES), free_port(2 * ENGINES)
+    fleet = Fleet(range(port, port + ENGINES), range(snapshots, snapshots + 2 * ENGINES, 2), SLOTS)
+    module = "tests.support.router_bench.engines"
+    flags = ("--workers", str(ENGINES), "--slots", str(SLOTS), "--snapshots", str(snapshots))
+    command = [*pinned(OTHER_CORE), sys.executable, "-m", module, "--port", str(port), *flags]
+    with starting(command, port, folder / "engines.log") as server:
+        wait_ready(server, 30)
+        yield fleet
+
+
+@contextlib.contextmanager
+def started(target: Target, fleet: Fleet, folder: Path) -> Iterator[Running]:
+    """A router before the engines, warmed up."""
+    port, other = free_port(), free_port()
+    command = [*pinned(ROUTER_CORE), *target.command(port, other, fleet, folder)]
+    with starting(command, port, folder / f"{port}.log") as server:
+        try:
+            wait_ready(server, 180)
+        except RuntimeError:
+            if not server.alive:
+                raise  # else a process of its own listens
+        wait_until(lambda: answers(server), 60, "all engines are known")
+        router = Running(port, processes(server.process.pid))
+        for test in ("unary", "paced"):
+            ask(router, TESTS[test], 0.7)
+        yield router
+
+
+def answers(server: Server) -> bool:
+    """Whether a request is answered."""
+    try:
+        return ask(Running(server.port, ()), TESTS["unary1"], 0.1)["errors"] == 0
+    except subprocess.CalledProcessError:
+        return False
+
+
+def measured(
+    running: dict[str, Running], tests: Sequence[str], rounds: int, seconds: float
+) -> Results:
+    """Each test with each target, round after round."""
+    results: Results = defaultdict(lambda: defaultdict(list))
+    names = list(running)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for test in tests:
+            for name in names[first:] + names[:first]:
+                before_s = cpu_s(running[name].pids)
+                row = ask(running[name], TESTS[test], seconds)
+                row["cpu_s"] = cpu_s(running[name].pids) - before_s
+                row["cpu_us_per_request"] = 1e6 * row["cpu_s"] / max(1.0, row["requests"])
+                row["cpu_us_per_event"] = 1e6 * row["cpu_s"] / max(1.0, row["events"])
+                if row["errors"] or row["lost"] or row["unended"]:
+                    print(
+                        f"{name}, {test}: {row['errors']:.0f} errors, {row['lost']:.0f} lost, "
+                        f"{row['unended']:.0f} unended",
+                        flush=True,
+                    )
+                results[test][name].append(row)
+        print(f"round {turn + 1} of {rounds}", flush=True)
+        time.sleep(0.5)
+    return results
+
+
+def ask(target: Running, flags: Sequence[str], seconds: float) -> dict[str, float]:
+    """Load on a target, and what came of it."""
+    module = "tests.support.router_bench.load"
+    command = [*pinned(OTHER_CORE), sys.executable, "-m", module, "--port", str(target.port)]
+    command += [*flags, "--seconds", str(seconds), "--key", KEY]
+    done = subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE)
+    told: dict[str, float] = json.loads(done.stdout)
+    return told
+
+
+def pinned(core: str) -> list[str]:
+    """Before a command: on which core it runs, if there are two."""
+    return ["taskset", "-c", core] if (os.cpu_count() or 1) > 1 else []
+
+
+def median(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of several runs, key by key."""
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+
+
+def show(medians: dict[str, dict[str, dict[str, float]]], memory: dict[str, float]) -> None:
+    """Print the tables."""
+    for test, rows in medians.items():
+        per = "request" if test.startswith("unary") else "event"
+        direct = rows["none"]
+        reference = rows.get("vllm-router", {}).get(f"cpu_us_per_{per}", 0.0)
+        print(
+            f"\n{test:14} us/{per:8} / vllm-router  {per}s/s  first byte, ms more  transit p99, max"
+        )
+        for name, row in rows.items():
+            cpu = row[f"cpu_us_per_{per}"]
+            ratio = f"{cpu / reference:.2f}" if reference and cpu else ""
+            print(
+                f"{name:14} {cpu:11.1f} {ratio:>14} {row[f'{per}s_per_s']:9,.0f} "
+                f"{row['first_p50_ms'] - direct['first_p50_ms']:20.3f} "
+                f"{row['transit_p99_ms']:12.2f} {row['transit_max_ms']:6.1f}"
+            )
+    print("\nmemory after it, MB: " + ", ".join(f"{k} {v:.0f}" for k, v in memory.items()))
+
+
+def cpu_model() -> str:
+    """Of this machine."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+
+
+def rounded(value: Any) -> Any:
+    """The same with figures that can be read."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return round(value, 3)
+
+
+if __name__ == "__main__":
+    main()

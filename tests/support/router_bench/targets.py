@@ -1,0 +1,152 @@
+"""What the router bench compares: this router, the Rust routers of the registry, and no router."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.engine.build import cache_folder, ensure, run
+
+KEY = "sk-bench-0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The engines that all targets stand before.
+
+    Attributes:
+        ports: of each engine.
+        snapshots: of each one's state stream.
+        slots: of each engine.
+    """
+
+    ports: Sequence[int]
+    snapshots: Sequence[int]
+    slots: int
+
+    @property
+    def urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{port}" for port in self.ports]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A router to be measured.
+
+    Attributes:
+        what: which one, in which version.
+        command: of the port that it is to listen on and another one, of the fleet, and of a folder.
+    """
+
+    what: str
+    command: Callable[[int, int, Fleet, Path], list[str]]
+
+
+def _evenstep(*flags: str) -> Callable[[int, int, Fleet, Path], list[str]]:
+    """Everything that it does is on; of the log as much as the others write."""
+
+    def command(port: int, _: int, fleet: Fleet, folder: Path) -> list[str]:
+        keys = folder / "keys"
+        keys.write_text(f"bench {KEY}\n")
+        workers = [
+            f"--worker={url},slots={fleet.slots},snapshots=tcp://127.0.0.1:{snapshots}"
+            for url, snapshots in zip(fleet.urls, fleet.snapshots, strict=True)
+        ]
+        started = [sys.executable, "-m", "router.cli", "serve", "--port", str(port), *workers]
+        return [*started, "--api-key-file", str(keys), "--log-level", "warning", *flags]
+
+    return command
+
+
+def _rust(package: str, *program: str) -> Callable[[int, int, Fleet, Path], list[str]]:
+    """One of the registry, in an environment of its own; ``program``: below its folder of those."""
+
+    def command(port: int, other: int, fleet: Fleet, _: Path) -> list[str]:
+        binaries = installed(package) / "bin"
+        first, *flags = program
+        return [
+            *(str(binaries / first), *flags, "--worker-urls", *fleet.urls),
+            *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(other)),
+            *("--policy", "round_robin"),
+        ]
+
+    return command
+
+
+_VLLM, _SGLANG = "vllm-router==0.1.17", "sglang-router==0.3.2"
+_LAUNCH = ("python", "-m", "sglang_router.launch_router", "--prometheus-host", "127.0.0.1")
+
+TARGETS = {
+    "evenstep": Target("evenstep, bfio", _evenstep()),
+    "vllm-router": Target(
+        f"{_VLLM}, round_robin", _rust(_VLLM, "vllm-router", "--log-level", "warning")
+    ),
+    "sglang-router": Target(
+        f"{_SGLANG}, round_robin", _rust(_SGLANG, *_LAUNCH, "--log-level", "warn")
+    ),
+}
+
+
+def installed(package: str) -> Path:
+    """The environment of a package, made if it is not there.
+
+    Raises:
+        BuildError: it cannot be installed.
+    """
+
+    def make(folder: Path) -> None:
+        venv = [sys.executable, "-m", "venv", str(folder)]
+        run(venv, f"{folder} cannot be made: is ensurepip there?")
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--no-input"]
+        run([*pip, package], f"{package} cannot be installed")
+
+    folder = cache_folder() / f"bench-{package.replace('==', '-')}"
+    ensure(folder, make)
+    return folder
+
+
+def processes(root: int) -> list[int]:
+    """A process and all that descend from it."""
+    children: dict[int, list[int]] = {}
+    for pid in _pids():
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue
+        parent = int(stat.rpartition(")")[2].split()[1])
+        children.setdefault(parent, []).append(pid)
+    found, left = [], [root]
+    while left:
+        found.append(left.pop())
+        left += children.get(found[-1], [])
+    return found
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """CPU seconds of all their threads so far, to the nanosecond."""
+    used_ns = 0
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            try:
+                used_ns += int(file.read_text().split()[0])
+            except OSError:  # the thread has just ended
+                continue
+    return used_ns / 1e9
+
+
+def memory_mb(pids: Sequence[int]) -> float:
+    """What they hold, each page that several share divided among these (PSS)."""
+    sizes = [
+        re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        for pid in pids
+    ]
+    return sum(int(size[1]) for size in sizes if size) / 1024
+
+
+def _pids() -> Iterator[int]:
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            yield int(path.name)
