@@ -12,7 +12,7 @@ import pytest
 from loadgen.emulator.fleet import EmulatedFleet
 from router.proxy.dialects import MESSAGES, RESPONSES, Dialect
 from router.proxy.usage import tokens_of
-from tests.support.emulated import TIMEOUT_S, client, emulated
+from tests.support.emulated import client, emulated, openai_client
 
 XARGS = {"vllm_xargs": {"evenstep_output_tokens": 20}}
 MESSAGE = {"messages": [{"role": "user", "content": "hello"}], "system": "be even", **XARGS}
@@ -32,9 +32,7 @@ async def http(fleet: EmulatedFleet) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def api(fleet: EmulatedFleet) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{fleet.listeners[0].url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
-    ) as api:
+    async with openai_client(fleet) as api:
         yield api
 
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.step_model import StepTime
-from tests.support.emulated import TIMEOUT_S, client, emulated, eventually, reading
+from tests.support.emulated import client, emulated, eventually, openai_client, reading
 
 HIDDEN = "evenstep_output_tokens"
 ENDLESS = {"prompt": [1, 2, 3], "max_tokens": 90_000, "ignore_eos": True}
@@ -33,9 +33,7 @@ async def http(fleet: EmulatedFleet) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def api(fleet: EmulatedFleet) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{fleet.listeners[0].url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
-    ) as api:
+    async with openai_client(fleet) as api:
         yield api
 
 

@@ -20,7 +20,7 @@ from tests.support.core import request
 from tests.support.dispatching import sent_to, settle
 from tests.support.managed import Managed, worker
 from tests.support.relaying import RawClient, routed
-from tests.support.scripted import TIMEOUT_S, soon, until
+from tests.support.scripted import TIMEOUT_S, Exchange, ScriptedServer, soon, until
 from tests.support.serving import Router
 
 # coming
@@ -335,15 +335,21 @@ async def managed(router: Router, specs: Iterable[WorkerSpec]) -> AsyncIterator[
         await task
 
 
+async def stream_begun(client: RawClient, engine: ScriptedServer) -> Exchange:
+    """A client has the first token of a stream."""
+    await client.post(stream=True)
+    exchange = await engine.next()
+    await exchange.start_stream()
+    await exchange.chunks(b'data: {"choices":[{"text":"a"}]}\n\n')
+    await client.read_until(b'"a"')
+    return exchange
+
+
 async def test_a_stream_goes_on_while_its_worker_is_drained_and_removed() -> None:
     async with routed(2) as (router, (one, other)):
         specs = [worker.spec for worker in router.workers]
         async with managed(router, specs) as fleet, RawClient(router) as client:
-            await client.post(stream=True)
-            exchange = await one.next()
-            await exchange.start_stream()
-            await exchange.chunks(b'data: {"choices":[{"text":"a"}]}\n\n')
-            await client.read_until(b'"a"')
+            exchange = await stream_begun(client, one)
             fleet.remove("a", drain=True)
             elsewhere = router.post()
             await (await other.next()).answer(b"{}")
@@ -360,11 +366,7 @@ async def test_by_force_a_stream_breaks_off_with_one_error_and_others_begin_else
     async with routed(2, slots=1) as (router, (one, other)):
         specs = [worker.spec for worker in router.workers]
         async with managed(router, specs) as fleet, RawClient(router) as client:
-            await client.post(stream=True)
-            exchange = await one.next()
-            await exchange.start_stream()
-            await exchange.chunks(b'data: {"choices":[{"text":"a"}]}\n\n')
-            await client.read_until(b'"a"')
+            await stream_begun(client, one)
             fleet.remove("a", force=True)
             body = await client.read_to_end()
             assert body.count(b'"error"') == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import zmq
 import zmq.asyncio
 
@@ -54,6 +55,15 @@ async def client(fleet: EmulatedFleet, rank: int = 0) -> AsyncIterator[httpx.Asy
     url = fleet.listeners[rank].url
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as http:
         yield http
+
+
+@asynccontextmanager
+async def openai_client(fleet: EmulatedFleet) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's client of the first worker; it asks once."""
+    async with openai.AsyncOpenAI(
+        base_url=f"{fleet.listeners[0].url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
+    ) as api:
+        yield api
 
 
 async def control(fleet: EmulatedFleet, path: str, **body: object) -> httpx.Response:

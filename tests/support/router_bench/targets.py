@@ -45,20 +45,16 @@ class Target:
     command: Callable[[int, int, Fleet, Path], list[str]]
 
 
-def _evenstep(*flags: str) -> Callable[[int, int, Fleet, Path], list[str]]:
+def _evenstep(port: int, _: int, fleet: Fleet, folder: Path) -> list[str]:
     """Everything that it does is on; of the log as much as the others write."""
-
-    def command(port: int, _: int, fleet: Fleet, folder: Path) -> list[str]:
-        keys = folder / "keys"
-        keys.write_text(f"bench {KEY}\n")
-        workers = [
-            f"--worker={url},slots={fleet.slots},snapshots=tcp://127.0.0.1:{snapshots}"
-            for url, snapshots in zip(fleet.urls, fleet.snapshots, strict=True)
-        ]
-        started = [sys.executable, "-m", "router.cli", "serve", "--port", str(port), *workers]
-        return [*started, "--api-key-file", str(keys), "--log-level", "warning", *flags]
-
-    return command
+    keys = folder / "keys"
+    keys.write_text(f"bench {KEY}\n")
+    workers = [
+        f"--worker={url},slots={fleet.slots},snapshots=tcp://127.0.0.1:{snapshots}"
+        for url, snapshots in zip(fleet.urls, fleet.snapshots, strict=True)
+    ]
+    started = [sys.executable, "-m", "router.cli", "serve", "--port", str(port), *workers]
+    return [*started, "--api-key-file", str(keys), "--log-level", "warning"]
 
 
 def _rust(package: str, *program: str) -> Callable[[int, int, Fleet, Path], list[str]]:
@@ -80,7 +76,7 @@ _VLLM, _SGLANG = "vllm-router==0.1.17", "sglang-router==0.3.2"
 _LAUNCH = ("python", "-m", "sglang_router.launch_router", "--prometheus-host", "127.0.0.1")
 
 TARGETS = {
-    "evenstep": Target("evenstep, bfio", _evenstep()),
+    "evenstep": Target("evenstep, bfio", _evenstep),
     "vllm-router": Target(
         f"{_VLLM}, round_robin", _rust(_VLLM, "vllm-router", "--log-level", "warning")
     ),
