@@ -98,13 +98,11 @@ BARRIER = Row(
             "that a step takes for each KV token.",
             "percentunit",
             (
-                Query(
-                    ratio("evenstep_waiting_seconds_total", "evenstep_timed_worker_seconds_total")
-                ),
+                Query(ratio("evenstep_waiting_seconds_total", _TIMED)),
                 Query(
                     ratio(
                         "evenstep_measured_worker_seconds_total",
-                        "evenstep_timed_worker_seconds_total",
+                        _TIMED,
                     ),
                     "{{group}} timed by engines",
                 ),

@@ -252,11 +252,7 @@ ROUTER = Row(
             "CPU of the router",
             "Seconds of CPU per second; the router uses one core, so near 1 it is the bottleneck.",
             "percentunit",
-            (
-                Query(
-                    f"rate(process_cpu_seconds_total[$__rate_interval]) {_ROUTERS}", "{{instance}}"
-                ),
-            ),
+            (Query(f"rate({_CPU}[$__rate_interval]) {_ROUTERS}", "{{instance}}"),),
         ),
         Panel(
             "Memory of the router",

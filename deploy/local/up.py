@@ -23,12 +23,11 @@ from typing import Any
 import httpx
 
 from deploy.prometheus.install import ADVICE, find
+from loadgen.demo.page import EMULATED_POWER
 from loadgen.demo.processes import Child, free_ports, signals_as_interrupts
 from router.errors import EvenstepError
 
 RULES = Path(__file__).resolve().parents[1] / "prometheus" / "rules.yml"
-# Of the emulator's power model: its workers draw the least while they wait, too.
-EMULATED_POWER = ("--power-levels", "100,100,400")
 READY_S = 180.0  # at its very first start the router compiles its solver
 
 

@@ -45,7 +45,6 @@ class NvmlError(Exception):
 class _Gpus:
     """A rank's devices, and by UUID the GPUs that these are or are part of: a name and a handle."""
 
-    nvml: Any
     handles: tuple[Any, ...]
     whole: Mapping[str, tuple[str, Any]]
 
@@ -131,7 +130,7 @@ class NvmlSource:
         """
         if self._gpus is None:
             return None
-        return cross_check(self._gpus.nvml, self._gpus.handles, kv_bytes, blocks)
+        return cross_check(self._nvml, self._gpus.handles, kv_bytes, blocks)
 
     def _lose(self, now_s: float, problem: str) -> None:
         self._gpus = None
@@ -157,7 +156,7 @@ class NvmlSource:
         for device, handle in zip(self._devices, handles, strict=True):
             gpu = self._whole(device, handle)
             whole.setdefault(self._ask(device, "nvmlDeviceGetUUID", gpu), (device, gpu))
-        return _Gpus(nvml, handles, whole)
+        return _Gpus(handles, whole)
 
     def _close(self) -> None:
         """Let go of a driver that may have been loaded anew since."""

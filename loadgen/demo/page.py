@@ -16,8 +16,8 @@ SEEN_S = 20.0
 FILLING_S = 4.0
 # That, with its processes' starts and ends.
 LASTS_S = 35.0
-# Of the emulator's power model, by which the page divides what the workers use.
-_LEVELS = ("--power-levels", "100,100,400")
+# Of the emulator's power model: its workers draw the least while they wait, too.
+EMULATED_POWER = ("--power-levels", "100,100,400")
 # More than are served meanwhile: the replay is to outlast the looking.
 _REQUESTS = 20_000
 _WIDTH, _HEIGHT = 1360, 900
@@ -40,7 +40,7 @@ def photograph(plan: RunPlan, fleet: Fleet, folder: Path) -> Sequence[Path]:
     lasting = replace(plan, requests=_REQUESTS)
     with (
         browsing(program) as page,
-        serving(plan, fleet, files, "--admin-port", str(port), *_LEVELS) as url,
+        serving(plan, fleet, files, "--admin-port", str(port), *EMULATED_POWER) as url,
     ):
         page.size(_WIDTH, _HEIGHT)
         page.prefer(prefers_color_scheme="light")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import msgspec
 
 from router.errors import InputError
 
-EngineFaultKind = Literal["kill", "hang", "slow", "garbage", "error", "refuse"]
-WireFaultKind = Literal["stall", "reset", "close", "corrupt", "endless_head", "drip"]
-FaultKind = EngineFaultKind | WireFaultKind
-FAULT_KINDS: tuple[str, ...] = (*get_args(EngineFaultKind), *get_args(WireFaultKind))
+_ENGINE_FAULTS = ("kill", "hang", "slow", "garbage", "error", "refuse")
+_WIRE_FAULTS = ("stall", "reset", "close", "corrupt", "endless_head", "drip")
+FAULT_KINDS = (*_ENGINE_FAULTS, *_WIRE_FAULTS)
 
 _TORN = ("kill", "hang", "stall", "reset", "close")
 _ERROR_STATUSES = range(400, 600)
@@ -69,4 +66,4 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def on_the_wire(self) -> bool:
         """Whether it concerns answers on their way, and nothing else."""
-        return self.kind in get_args(WireFaultKind)
+        return self.kind in _WIRE_FAULTS

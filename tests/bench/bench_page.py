@@ -35,6 +35,7 @@ from router.admin.state import PageSource, read
 from router.types import WorkerSpec, WorkerUp
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.replays import replaying
+from tests.support.router_bench.targets import cpu_s
 from tests.support.scraped import Bench
 from tests.support.server import Server, free_port, running_router
 
@@ -55,7 +56,7 @@ class Router:
     admin: str
 
     def cpu_s(self) -> float:
-        return cpu_s(self.server.process.pid)
+        return cpu_s([self.server.process.pid])
 
     def tokens(self) -> float:
         """Output tokens so far."""
@@ -95,12 +96,6 @@ class Window:
     @property
     def us_per_token(self) -> float:
         return self.cpu_s / self.tokens * 1e6
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time of a process so far, all threads."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 @contextlib.contextmanager
@@ -200,9 +195,9 @@ def chromium_share(router: Router, program: str, seconds: float) -> float:
         tab.wait_for("document.getElementById('status').dataset.state === 'live'")
         time.sleep(10)
         pids = chromiums() - before
-        began = sum(map(cpu_s, pids))
+        began = cpu_s(pids)
         time.sleep(seconds)
-        return (sum(map(cpu_s, pids)) - began) / seconds
+        return (cpu_s(pids) - began) / seconds
 
 
 def chromiums() -> set[int]:

@@ -13,6 +13,7 @@ import pytest
 
 from dashboards.generate import BOARDS
 from dashboards.panel import Query
+from loadgen.demo.page import EMULATED_POWER
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.prometheus import ask, program, scraping
 from tests.support.replays import run_replay
@@ -25,7 +26,6 @@ FLEET = (
 )
 # Of another model, and without the plug-in: its own metrics tell of it.
 UNPLUGGED = ("--model", "other", "--group", "other", "--no-snapshots")
-LEVELS = ("--power-levels", "100,100,400")
 # Enough steps in which requests wait for the bubble of a slot to be looked at.
 REQUESTS = 240
 TRAFFIC = (
@@ -78,7 +78,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         running_fleet(folder, *FLEET) as fleet,
         running_fleet(folder, *UNPLUGGED) as other,
         running_router(
-            folder, *LEVELS, *keyed, *worker_flags(fleet), *worker_flags(other)
+            folder, *EMULATED_POWER, *keyed, *worker_flags(fleet), *worker_flags(other)
         ) as router,
         scraping(folder, _targets(fleet, router)) as prometheus,
     ):

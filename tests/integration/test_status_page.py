@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from loadgen.browser import Page
+from loadgen.demo.page import EMULATED_POWER
 from tests.support.chromium import program, tab
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.replays import replaying
@@ -24,7 +25,6 @@ FLEET = (
     *("--workers", f"{WORKERS}", "--slots", "4", "--step-time", "1e-2,1e-6"),
     *("--prefill-workers", "1", "--prefill-step-time", "1e-3,1e-6"),
 )
-LEVELS = ("--power-levels", "100,100,400")
 TRAFFIC = ("--arrivals", "closed:20", "--max-tokens", "40")
 CARDS = ("idle", "imbalance", "tokens", "pool", "ttft", "power")
 # What a card shows, None while that is not known.
@@ -69,7 +69,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     admin = ("--admin-port", f"{port}", "--policy", "round_robin")
     with (
         running_fleet(folder, *FLEET) as fleet,
-        running_router(folder, *LEVELS, *admin, *worker_flags(fleet)) as router,
+        running_router(folder, *EMULATED_POWER, *admin, *worker_flags(fleet)) as router,
         replaying(router.url, folder, *TRAFFIC),
     ):
         yield Live(fleet, router, port, folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from loadgen.chains.work import Work, draw_work
 from router.placement.model import Chain, total_rate
 from router.types import Dispatch
 from tests.support.fleet import Fleet, running_fleet
+from tests.support.replays import replay_command
 from tests.support.server import running_router
 
 SPEEDS = (0.25, 1.0, 0.5)
@@ -101,8 +101,8 @@ def respond(rule: Rule, load: float, requests: int, seed: int, folder: Path) -> 
 def _replayed(url: str, folder: Path) -> float:
     """Mean response time of the trace's requests, all of which are to complete."""
     report = folder / "report.json"
-    command = [sys.executable, "-m", "router.cli", "replay", "--url", url]
-    command += ["--trace", str(folder / "trace.csv"), "--arrivals", "trace", "--json", str(report)]
+    flags = ("--trace", str(folder / "trace.csv"), "--arrivals", "trace")
+    command = replay_command(url, report, *flags)
     subprocess.run(command, check=True, capture_output=True, timeout=1200)
     return float(json.loads(report.read_bytes())["mean_e2el_ms"]) / 1000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,7 +121,7 @@ def processes(root: int) -> list[int]:
     return found
 
 
-def cpu_s(pids: Sequence[int]) -> float:
+def cpu_s(pids: Iterable[int]) -> float:
     """CPU seconds of all their threads so far, to the nanosecond."""
     used_ns = 0
     for pid in pids:
