@@ -90,7 +90,7 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
     @app.get("/version")
     async def show_version() -> dict[str, str]:
         """The router's version."""
-        return {"version": version("evenstep")}
+        return {"version": app.version}
 
 
 def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:

@@ -69,9 +69,10 @@ class ModelTable:
             NoWorkerError: no worker has answered yet, so that nothing is known.
             UnknownModelError: no group serves it.
         """
-        groups = [group.name for group in self._cluster.groups.values() if group.serves is None]
-        if model is None and len(groups) == 1:
-            return groups[0]
+        if model is None:
+            groups = [group.name for group in self._cluster.groups.values() if group.serves is None]
+            if len(groups) == 1:
+                return groups[0]
         self._forget()
         if not self._group_of:
             raise NoWorkerError("no worker has answered yet; retry in a moment")

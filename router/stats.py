@@ -1,4 +1,4 @@
-"""Plain counters of the hot path, rendered by ``metrics.py`` when somebody scrapes."""
+"""Plain counters of the hot path, rendered by ``metrics.render`` when somebody scrapes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from router.access.files import KeySource
 from router.access.guard import shown_key
 from router.access.keys import Key
 from router.admin.hosts import guarded
-from router.admin.origin import is_foreign
+from router.admin.origin import is_foreign, is_foreign_change
 from router.admin.page import WEB
 from router.decider import Clock
 from router.errors import UnknownKeyError
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 SESSION_S = 12 * 3600
 _COOKIE = "evenstep_session"
 _FORM_BYTES = 4096
-_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _WRONG = '<p role="alert">That key is not known here.</p>'
 
 
@@ -114,7 +113,7 @@ class KeyedOnly:
         if shown is not None:
             return self._keys.ring.find(shown)
         client = HTTPConnection(scope)
-        if scope["method"] not in _SAFE and is_foreign(client):
+        if is_foreign_change(client):
             return None
         return self._sessions.find(client.cookies.get(_COOKIE, ""))
 

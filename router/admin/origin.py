@@ -15,13 +15,18 @@ def is_foreign(client: HTTPConnection) -> bool:
     return origin is not None and origin.partition("://")[2] != client.headers.get("host")
 
 
+def is_foreign_change(client: HTTPConnection) -> bool:
+    """Whether a page of another origin asks for more than to look."""
+    return client.scope["method"] not in _CHANGES_NOTHING and is_foreign(client)
+
+
 def own_pages_only(request: Request) -> None:
     """Of what a browser sends, let only that change something which a page of this port has sent.
 
     Raises:
         HTTPException: another page has.
     """
-    if request.method not in _CHANGES_NOTHING and is_foreign(request):
+    if is_foreign_change(request):
         raise HTTPException(403, "a page of another origin may change nothing here")
 
 

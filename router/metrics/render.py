@@ -62,6 +62,9 @@ from router.metrics.workers import (
 )
 from router.types import ADMISSION_ENDED, Outcome, StateSource
 
+# Not looked up at each scrape: that reads files.
+_VERSION = version("evenstep")
+
 T = TypeVar("T")
 Labels = Sequence[str]
 
@@ -140,7 +143,7 @@ class Metrics:
 
     def _collect(self) -> Iterator[Metric]:
         sources, groups = self._sources, list(self._cluster.groups.values())
-        yield _family(*BUILD, ("version",), [((version("evenstep"),), 1)])
+        yield _family(*BUILD, ("version",), [((_VERSION,), 1)])
         yield from _families(SNAPSHOT_ROWS, (), [((), sources.snapshots)])
         yield from _families(AGENT_ROWS, (), [((), sources.agents)])
         if sources.health is not None:

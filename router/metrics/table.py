@@ -1,6 +1,6 @@
 """Every metric of groups: its name, what it says to somebody who sees it first, where it is read.
 
-``metric_workers`` has those of workers, and of where their states are known from.
+``metrics.workers`` has those of workers, and of where their states are known from.
 """
 
 from __future__ import annotations

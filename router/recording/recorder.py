@@ -83,7 +83,7 @@ class _Times:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Of a group: whose figures its steps list, in this order; None for those that have left."""
+    """Of a group: whose figures its steps list, in this order."""
 
     lockstep: bool
     workers: list[str] = field(default_factory=list)

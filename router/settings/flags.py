@@ -108,7 +108,7 @@ def given_settings(context: typer.Context, config: Path | None) -> ServeSettings
     """The settings, from a command's flags and from where else they come.
 
     Raises:
-        ConfigError: see ``settings_sources.load_settings``.
+        ConfigError: see ``settings.sources.load_settings``.
     """
     given = {
         name: value

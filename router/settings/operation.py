@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
 from router.settings.checks import checked
-from router.tls import server_context
+from router.tls import check, server_context
 
 
 class OperationSettings(BaseSettings):
@@ -52,7 +52,7 @@ class OperationSettings(BaseSettings):
     def _usable_certificate(cls, value: str | None, info: ValidationInfo) -> str | None:
         cert = info.data.get("tls_cert")
         if cert is not None:
-            checked(lambda key: server_context(cert, key), value)
+            checked(lambda key: check(cert, key), value)
         elif value is not None:
             raise ValueError("tls_key needs --tls-cert: the file with the certificate")
         return value
