@@ -83,6 +83,7 @@ METAVARS = MappingProxyType(
         "body_timeout_s": "S",
         "keep_alive_timeout_s": "S",
         "write_timeout_s": "S",
+        "data_plane": "splice|asgi",
         "log_level": "LEVEL",
         "log_format": "text|json",
     }

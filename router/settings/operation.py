@@ -1,4 +1,4 @@
-"""Operation: how the router ends, its certificate, its log."""
+"""Operation: how the router ends, its certificate, the path of requests, its log."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
+from router.http.plane import DataPlane
 from router.settings.checks import checked
 from router.tls import check, server_context
 
 
 class OperationSettings(BaseSettings):
-    """Ending, TLS and the log; times in seconds."""
+    """Ending, TLS, the path of requests and the log; times in seconds."""
 
     drain_delay_s: float = Field(
         default=0.0,
@@ -34,6 +35,12 @@ class OperationSettings(BaseSettings):
         default=None,
         validate_default=True,
         description="PEM file with its key, not encrypted; unset: it is in the same file.",
+    )
+    data_plane: DataPlane = Field(
+        default=DataPlane.SPLICE,
+        validate_default=True,
+        description="How requests for answers of models pass through: from the client's connection "
+        "to the engine's at once (splice), or by way of FastAPI like all others (asgi).",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severity that is logged: debug, info, warning, error."

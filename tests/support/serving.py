@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import httpx
@@ -21,9 +20,8 @@ from router.cluster import Cluster
 from router.deadlines import Deadlines
 from router.dispatch import Dispatcher
 from router.engines.upstream import HttpClient, Response
-from router.http.counts import HttpCounts
 from router.http.limits import HttpLimits
-from router.http.protocol import LimitedProtocol
+from router.http.plane import DataPlane
 from router.lane import DispatchSettings
 from router.listening import server_config
 from router.models import ModelTable
@@ -32,6 +30,7 @@ from router.proxy.attempts import Attempts
 from router.proxy.context import AppContext
 from router.proxy.mooncake import Bootstraps
 from router.proxy.relay_context import KvTransfer, RelayContext
+from router.settings.sources import load_settings
 from router.stats import GroupStats
 from router.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
 from router.worker import Worker
@@ -139,13 +138,14 @@ async def serving(
     engine_key: str | None = None,
     deadlines: Deadlines | None = None,
     breakers: BreakerSettings = DEFAULTS,
+    plane: DataPlane | None = None,
     **settings: Any,
 ) -> AsyncIterator[Router]:
     """A router before these engines until the block ends; ``settings`` of the dispatch loop.
 
     The first ``prefills`` of them compute prompts, and keep the KV for ``kept_s``; ``bootstrap`` is
     their bootstrap server. ``guard`` stands around the application; ``engine_key`` is shown to the
-    engines.
+    engines. Without a ``plane`` it is that of ``evenstep serve`` in this environment.
     """
     specs = _specs(engines, slots, prefills, bootstrap)
     cluster = Cluster(specs, breakers=breakers)
@@ -182,7 +182,8 @@ async def serving(
     context = AppContext(dispatcher, models, relay, _metrics, time.monotonic)
     watching = asyncio.create_task(dispatcher.run())
     app = create_app(context, guard=guard)
-    async with _listening(app, limits) as url, _client(url) as http:
+    plane = plane or load_settings({}).data_plane
+    async with _listening(app, limits, plane) as url, _client(url) as http:
         yield Router(url, http, dispatcher, upstream, troubles, relay.attempts)
     watching.cancel()
     await upstream.aclose()
@@ -210,11 +211,14 @@ def _client(url: str) -> httpx.AsyncClient:
 
 
 @contextlib.asynccontextmanager
-async def _listening(app: ASGIApp, limits: HttpLimits) -> AsyncIterator[str]:
-    """The application behind uvicorn's protocol, with the settings of ``evenstep serve``."""
+async def _listening(app: ASGIApp, limits: HttpLimits, plane: DataPlane) -> AsyncIterator[str]:
+    """The application behind the protocol of ``evenstep serve``."""
     config = server_config(app, limits, lifespan="off")
     state = ServerState()
-    protocol = partial(LimitedProtocol, limits, HttpCounts(), config, state, {})
+
+    def protocol() -> asyncio.Protocol:
+        return config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[call-arg]
+
     server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

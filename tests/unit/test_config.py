@@ -4,6 +4,7 @@ import pytest
 
 from router.engines.curve import write_key_pair
 from router.errors import ConfigError
+from router.http.plane import DataPlane
 from router.policies import POLICIES
 from router.settings.serve import ServeSettings
 from router.settings.sources import flag_name, load_settings, to_toml
@@ -42,6 +43,18 @@ def test_flags_beat_environment_beats_file_beats_defaults(
     settings = load_settings({"port": "3"}, config)
     assert (settings.port, settings.pool_size, settings.seed) == (3, 2, 1)
     assert settings.queue_timeout_s == 60
+
+
+def test_the_data_plane_comes_from_every_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_settings({}).data_plane is DataPlane.SPLICE
+    assert 'data_plane = "splice"' in to_toml(load_settings({}))
+    asgi = toml(tmp_path, 'data_plane = "asgi"')
+    assert load_settings({}, asgi).data_plane is DataPlane.ASGI
+    monkeypatch.setenv("EVENSTEP_DATA_PLANE", "splice")
+    assert load_settings({}, asgi).data_plane is DataPlane.SPLICE
+    assert load_settings({"data_plane": "asgi"}, asgi).data_plane is DataPlane.ASGI
 
 
 def test_the_constructor_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +135,10 @@ def test_variables_of_kubernetes_services_are_no_settings(monkeypatch: pytest.Mo
         ({"queue_timeout_s": "nan"}, r"should be a finite number \(from --queue-timeout\)"),
         ({"policy": "bfoi"}, r"unknown policy 'bfoi'; did you mean bfio\? \(from --policy\)"),
         ({"dispatch": "now"}, r"dispatch = 'now' should be 'pool' or 'instant' \(from --dispatch"),
+        (
+            {"data_plane": "raw"},
+            r"data_plane = 'raw' should be 'splice' or 'asgi' \(from --",
+        ),
         ({"log_level": "loud"}, r"log_level = 'loud' should be 'debug', "),
         ({"workers": 5}, r"workers should be a list \(from --worker\)"),
     ],
