@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router.engines.upstream import _Connection
+from router.engines.connection import Connection
 from router.types import Outcome
 from tests.support.relaying import One, routed
 from tests.support.scripted import DONE, head, soon, token_events, until
@@ -44,14 +44,14 @@ async def test_attempts_at_a_worker_that_is_out_of_use_are_ended() -> None:
 
 def recall_at_once(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recall what is at the first worker in the very turn that hands the next bytes on."""
-    wake = _Connection._wake
+    wake = Connection._wake
 
-    def wake_and_recall(connection: _Connection) -> None:
+    def wake_and_recall(connection: Connection) -> None:
         wake(connection)
-        monkeypatch.setattr(_Connection, "_wake", wake)
+        monkeypatch.setattr(Connection, "_wake", wake)
         router.attempts.recall("a", "silent")
 
-    monkeypatch.setattr(_Connection, "_wake", wake_and_recall)
+    monkeypatch.setattr(Connection, "_wake", wake_and_recall)
 
 
 @pytest.mark.parametrize("events", [TOKENS[:2], [DONE], []], ids=["tokens", "the end", "nothing"])
