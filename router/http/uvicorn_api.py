@@ -1,0 +1,116 @@
+"""What the router uses of uvicorn that uvicorn does not promise to keep: all of it, listed here.
+
+Looked up once, at start, without making anything.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
+from inspect import isfunction, signature
+
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+# The first that has asked the parser, before a request is begun, whether its connection stays open.
+OLDEST = (0, 53)
+
+PROTOCOL = (
+    "connections",
+    "cycle",
+    "expect_100_continue",
+    "flow",
+    "headers",
+    "loop",
+    "parser",
+    "pipeline",
+    "server_state",
+    "tasks",
+    "transport",
+    "url",
+)
+CYCLE = (
+    "body",
+    "disconnected",
+    "keep_alive",
+    "message_event",
+    "more_body",
+    "on_response",
+    "response_complete",
+    "response_started",
+    "scope",
+    "waiting_for_100_continue",
+)
+STATE = ("connections", "default_headers", "tasks", "total_requests")
+# Those that are overridden or called, with their parameters.
+PROTOCOL_METHODS = {
+    "__init__": ("config", "server_state", "app_state", "_loop"),
+    "_start_asgi_task": ("cycle", "app"),
+    "connection_lost": ("exc",),
+    "connection_made": ("transport",),
+    "data_received": ("data",),
+    "on_body": ("body",),
+    "on_header": ("name", "value"),
+    "on_headers_complete": (),
+    "on_message_begin": (),
+    "on_message_complete": (),
+    "on_response_complete": (),
+    "pause_writing": (),
+    "resume_writing": (),
+    "shutdown": (),
+}
+FLOW_METHODS = {"resume_reading": ()}
+
+
+def missing(
+    protocol: type = HttpToolsProtocol,
+    cycle: type = RequestResponseCycle,
+    version: str = uvicorn.__version__,
+) -> list[str]:
+    """What this uvicorn lacks, or has otherwise than the router needs it; nothing: it can be used.
+
+    Args:
+        protocol: uvicorn's class of connections.
+        cycle: its class of requests.
+        version: of uvicorn.
+    """
+    return [
+        *_too_old(version),
+        *_absent(protocol, PROTOCOL),
+        *_absent(cycle, CYCLE),
+        *_absent(ServerState, STATE),
+        *_other(protocol, PROTOCOL_METHODS),
+        *_other(FlowControl, FLOW_METHODS),
+    ]
+
+
+def attributes(kind: type) -> Set[str]:
+    """Names that a class defines, or that its methods assign to."""
+    steps = [
+        step
+        for method in vars(kind).values()
+        if isfunction(method)
+        for step in dis.get_instructions(method)
+    ]
+    return {*vars(kind), *(step.argval for step in steps if step.opname == "STORE_ATTR")}
+
+
+def _too_old(version: str) -> Iterator[str]:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or (int(found[1]), int(found[2])) < OLDEST:
+        yield f"version {'.'.join(map(str, OLDEST))} or later"
+
+
+def _absent(kind: type, names: Iterable[str]) -> Iterator[str]:
+    there = attributes(kind)
+    return (f"{kind.__name__}.{name}" for name in names if name not in there)
+
+
+def _other(kind: type, methods: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    for name, parameters in methods.items():
+        method = vars(kind).get(name)
+        if not isfunction(method) or tuple(signature(method).parameters)[1:] != parameters:
+            yield f"{kind.__name__}.{name}({', '.join(parameters)})"
