@@ -10,17 +10,17 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
-from starlette.types import ASGIApp
 
+from router.access.guard import KeyGuard
 from router.admin.app import add_instance, add_metrics
 from router.cluster import Cluster
 from router.group import Group
 from router.openapi import add_description
 from router.prefill import PrefillWorker
+from router.proxy.asgi import add_generation
 from router.proxy.aside import Aside, add_aside
 from router.proxy.context import AppContext
 from router.proxy.error_handlers import add_error_handlers
-from router.proxy.generation import add_generation
 from router.proxy.identity import Identified
 from router.worker import Worker
 
@@ -30,14 +30,12 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 def create_app(
     context: AppContext,
     lifespan: Lifespan | None = None,
-    guard: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> FastAPI:
     """The application.
 
     Args:
         context: see ``AppContext``.
         lifespan: starts and stops what runs beside it.
-        guard: put around it to turn away who may not ask.
     """
     app = FastAPI(
         title="Evenstep",
@@ -45,7 +43,8 @@ def create_app(
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    app.add_middleware(guard)
+    if context.door is not None:
+        app.add_middleware(KeyGuard, door=context.door)
     app.add_middleware(Identified)
     add_generation(app, context)
     aside = add_aside(app, context)

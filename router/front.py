@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.errors import NoWorkerError
 from router.lifecycle import Lifecycle
 from router.proxy.answers import error_answer, send_answer
-from router.proxy.identity import SEND, read_identity
+from router.proxy.identity import read_identity
 from router.request_log import RequestLine, RequestLog
 
 # What an operator looks at until the very end.
@@ -39,7 +39,6 @@ class Front:
             return
         line = self._requests.begin(scope)
         noting = _Noting(send, line)
-        scope[SEND] = send
         try:
             if self._lifecycle.closed and scope["path"] not in _OPEN_TO_THE_END:
                 await _turn_away(scope, noting)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from router.errors import ConfigError
 from router.http.counts import HttpCounts
 from router.http.limits import HttpLimits
-from router.http.protocol import LimitedProtocol
+from router.http.protocol import HotPath, LimitedProtocol
 
 
 def listen(host: str, port: int, flag: str) -> socket.socket:
@@ -56,6 +56,7 @@ def server_config(
     limits: HttpLimits,
     *,
     counts: HttpCounts | None = None,
+    hot: HotPath | None = None,
     grace_s: int | None = None,
     tls: ssl.SSLContext | None = None,
     lifespan: Literal["auto", "off"] = "auto",
@@ -66,15 +67,17 @@ def server_config(
         app: the application.
         limits: what its clients may send, and how long they may take.
         counts: told of its connections.
+        hot: takes requests over before the application has them.
         grace_s: how long open answers may go on once it is to end; None: its server sees to that.
         tls: for HTTPS.
         lifespan: whether the application starts and stops what runs beside it.
     """
+    # uvicorn only calls it, and gives all the rest by name.
+    protocol = partial(LimitedProtocol, limits, counts or HttpCounts(), hot)
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        # uvicorn only calls it, and gives all the rest by name.
-        http=cast(type[asyncio.Protocol], partial(LimitedProtocol, limits, counts or HttpCounts())),
+        http=cast(type[asyncio.Protocol], protocol),
         ws="none",
         lifespan=lifespan,
         # What a client says of who it is and whence (X-Forwarded-…) counts for nothing here.

@@ -37,13 +37,16 @@ from router.dispatch import Dispatcher
 from router.errors import ConfigError
 from router.file_limit import allow_connections
 from router.front import Front
+from router.http import uvicorn_api
 from router.http.counts import HttpCounts
+from router.http.plane import DataPlane
 from router.lifecycle import Lifecycle
 from router.listening import listen, server_config, url
 from router.logs import start_logging
 from router.main_server import MainServer
 from router.metrics.render import Metrics, Sources
 from router.proxy.context import AppContext
+from router.proxy.exchange import HotPath
 from router.recording.file import RecordFile
 from router.recording.recorder import Recorder
 from router.reload import Part, Reload
@@ -65,12 +68,14 @@ class Built:
         lifecycle: how far from its end it is.
         reload: has the settings read again.
         counts: of the main port's connections.
+        hot: takes requests over before the application has them, if it is to.
     """
 
     app: ASGIApp
     lifecycle: Lifecycle
     reload: Reload
     counts: HttpCounts
+    hot: HotPath | None
 
 
 def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
@@ -97,7 +102,9 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
             sockets.enter_context(admin)
         built = build(settings, read, tls, admin)
         allow_connections(settings.max_connections)
-        config = server_config(built.app, settings.http_limits, counts=built.counts, tls=tls)
+        config = server_config(
+            built.app, settings.http_limits, counts=built.counts, hot=built.hot, tls=tls
+        )
         log.info(
             "evenstep %s: %s, %s dispatch, %d workers, %s",
             *(version("evenstep"), settings.policy, settings.dispatch.value),
@@ -171,14 +178,28 @@ def build(
         log.info("ended; %s", _left(dispatcher))
 
     context = AppContext(
-        dispatcher, made.models, made.relay, metrics, time.monotonic, snapshots.problem, lifecycle
+        *(dispatcher, made.models, made.relay, metrics, time.monotonic),
+        *(snapshots.problem, lifecycle, access.door),
     )
-    app = Front(create_app(context, lifespan, access.guard), lifecycle, requests)
+    app = Front(create_app(context, lifespan), lifecycle, requests)
     parts = [] if tls is None else [wiring.certificate(tls)]
     parts += [wiring.keys(access), *_routing(settings, made)]
     parts += [wiring.recording(recorder), wiring.ending(lifecycle)]
     reload = Reload(settings, read, parts)
-    return Built(app, lifecycle, reload, counts)
+    return Built(app, lifecycle, reload, counts, _hot_path(settings.data_plane, context, requests))
+
+
+def _hot_path(plane: DataPlane, context: AppContext, requests: RequestLog) -> HotPath | None:
+    """What takes requests over, if it is to, and can."""
+    if plane is DataPlane.ASGI:
+        return None
+    lacking = uvicorn_api.missing()
+    if lacking:
+        log.warning(
+            "uvicorn is not as it should be for --data-plane splice: %s", ", ".join(lacking)
+        )
+        return None
+    return HotPath(context, requests)
 
 
 def _routing(settings: ServeSettings, made: wiring.Parts) -> list[Part]:

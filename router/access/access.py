@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp
-
+from router.access.door import Door
 from router.access.files import KEYS_VARIABLE, KeySource, key_source, keys_wanted
-from router.access.guard import KeyGuard
 from router.access.keys import KeyRing
 from router.access.limits import KeyLimits
 from router.decider import Clock
@@ -47,11 +45,12 @@ class Access:
         """Of a tenant's share."""
         return 1.0 if self.clients is None else self.clients.weight(tenant)
 
-    def guard(self, app: ASGIApp) -> ASGIApp:
-        """The application, for those who may ask."""
+    @property
+    def door(self) -> Door | None:
+        """Lets in clients who may ask; None: all may, and nothing that they show is a key."""
         if self.clients is None and not self._engines_keyed:
-            return app
-        return KeyGuard(app, self.clients, self.limits, self._clock)
+            return None
+        return Door(self.clients, self.limits, self._clock)
 
     def check(self, settings: ServeSettings) -> None:
         """See that the keys can be read.

@@ -18,8 +18,8 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.access.door import shown_key
 from router.access.files import KeySource
-from router.access.guard import shown_key
 from router.access.keys import Key
 from router.admin.hosts import guarded
 from router.admin.origin import is_foreign, is_foreign_change

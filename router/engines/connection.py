@@ -50,7 +50,7 @@ class Connection(asyncio.Protocol):
         self._refused: Exception | None = None
         self._framed = False
         self._done = True
-        self._reusable = False
+        self._reusable = self._paused = False
         self.heard = False
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
 
     def take_heard(self) -> bool:
         """See ``Response``."""
-        heard, self.heard = self.heard or bool(self._chunks), False
+        heard, self.heard = self.heard or self._paused or bool(self._chunks), False
         return heard
 
     async def head(self) -> None:
@@ -186,11 +186,13 @@ class Connection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read no more for now."""
+        self._paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
+        self._paused = False
         if self._transport is not None:
             self._transport.resume_reading()
 

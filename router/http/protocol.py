@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -48,12 +49,41 @@ _TOLD = 256
 _BETWEEN, _HEAD, _BODY = range(3)
 
 
+class Taken(Protocol):
+    """A request that is answered without the application."""
+
+    def whole(self) -> None:
+        """Its body is there."""
+        ...
+
+    def leave(self) -> None:
+        """Its client is gone."""
+        ...
+
+    def pause(self) -> None:
+        """The client takes its answer too slowly."""
+        ...
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        ...
+
+
+class HotPath(Protocol):
+    """Takes requests over before the application has them."""
+
+    def begin(self, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]) -> Taken | None:
+        """A request's head is there; None: the application is to answer it."""
+        ...
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """One connection of a client.
 
     Args:
-        limits: see ``HttpLimits``; uvicorn gives all but this and the next.
+        limits: see ``HttpLimits``; uvicorn gives all but the first three.
         counts: told of each connection and refusal.
+        hot: takes over what it can; None: the application answers everything.
         config: uvicorn's.
         server_state: shared by all connections of a port.
         app_state: see ASGI.
@@ -64,6 +94,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self,
         limits: HttpLimits,
         counts: HttpCounts,
+        hot: HotPath | None,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -72,6 +103,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._counts = counts
+        self._hot = hot
+        self._taken: Taken | None = None  # what runs, if it was taken over
         self._max_headers = limits.max_headers
         self._reading = Deadline(self.loop, self._read_expired)
         self._writing = Deadline(self.loop, self._cut)
@@ -106,8 +139,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._reading.cancel()
         self._writing.cancel()
         for cycle in self._unanswered():
-            cycle.disconnected = True
-            cycle.message_event.set()
+            self._abandon(cycle)
         self.pipeline.clear()
         super().connection_lost(exc)
 
@@ -139,11 +171,15 @@ class LimitedProtocol(HttpToolsProtocol):
         """See asyncio."""
         self._writing.set(self._limits.write_timeout_s)
         super().pause_writing()
+        if self._taken is not None:
+            self._taken.pause()
 
     def resume_writing(self) -> None:
         """See asyncio."""
         self._writing.clear()
         super().resume_writing()
+        if self._taken is not None:
+            self._taken.resume()
 
     # What the parser finds, in this order. What is raised here stops it.
 
@@ -187,11 +223,15 @@ class LimitedProtocol(HttpToolsProtocol):
             message = f"ahead of another answer a body may have {_AHEAD_BODY_BYTES:,} bytes"
             raise Refused(413, message)
         super().on_body(body)
+        if self._taken is not None:
+            self.flow.resume_reading()  # it takes the body whole
 
     def on_message_complete(self) -> None:
         """See httptools."""
         self._stage, self._entered = _BETWEEN, True
         super().on_message_complete()
+        if self._taken is not None and self.cycle is self._running:
+            self._taken.whole()
 
     def _check_head(self) -> None:
         method, version = self.parser.get_method(), self.parser.get_http_version()
@@ -243,8 +283,15 @@ class LimitedProtocol(HttpToolsProtocol):
 
     # Answers and ends.
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """See uvicorn; the application has what is not taken over."""
+        self._taken = None if self._hot is None else self._hot.begin(cycle, self.tasks)
+        if self._taken is None:
+            super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
         """See uvicorn; the next of those that wait is begun, or a refusal is answered."""
+        self._taken = None
         if self.pipeline and not self.transport.is_closing():
             self._running = self.pipeline[-1][0]
             super().on_response_complete()
@@ -276,13 +323,20 @@ class LimitedProtocol(HttpToolsProtocol):
         if cycle is not self._running:
             self.pipeline.popleft()
             return
+        self._abandon(cycle)
         self._running = None
-        cycle.disconnected = True
-        cycle.message_event.set()
         if cycle.response_started:
             self._close()
         elif self._refusal is not None:
             self._answer(self._refusal)
+
+    def _abandon(self, cycle: RequestResponseCycle) -> None:
+        """Whoever answers a request is told that nobody wants the answer."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if self._taken is not None and cycle is self._running:
+            self._taken.leave()
+            self._taken = None
 
     def _answer(self, refused: Refused) -> None:
         self.transport.write(refused.answer(body=self.parser.get_method() != b"HEAD"))

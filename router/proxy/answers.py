@@ -61,7 +61,7 @@ def error_answer(error: EvenstepError) -> Answer:
         case PoolFullError() | KeyLimitError():
             retry = (b"retry-after", str(error.retry_after_s).encode())
             return _error(429, "TooManyRequestsError", str(error), headers=(retry,))
-        case NoWorkerError() | QueueTimeoutError():
+        case NoWorkerError() | QueueTimeoutError() | EndingError():
             retry = (b"retry-after", b"1")
             return _error(503, "ServiceUnavailableError", str(error), headers=(retry,))
         case UpstreamTimeoutError() | RequestTimeoutError():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import cast
@@ -42,6 +41,7 @@ from router.proxy.answers import (
     told_in_stream,
 )
 from router.proxy.asked import Asked
+from router.proxy.attempts import Attempt
 from router.proxy.bodies import with_field
 from router.proxy.context import AppContext
 from router.proxy.dialects import COMPLETIONS, MESSAGES
@@ -130,8 +130,9 @@ async def _serve(aside: Aside, request: Request) -> Response:
     group = cluster.groups[models.group(model)]
     identity = identity_of(request.scope)
     dialect = MESSAGES if request.url.path.startswith("/v1/messages/") else COMPLETIONS
-    timeout_s = wishes.timeout_s(request.headers, wishes.REQUEST_TIMEOUT)
-    asked = Asked(target(request), body, identity.client_id, dialect, timeout_s)
+    headers = request.headers.raw
+    timeout_s = wishes.timeout_s(wishes.said(headers), wishes.REQUEST_TIMEOUT)
+    asked = Asked(target(request.scope), body, headers, identity.client_id, dialect, timeout_s)
     # Starlette only calls what it is given as an ASGI application, which this is.
     return cast(Response, _Relay(aside, group, asked, identity.token))
 
@@ -221,11 +222,11 @@ class _Relay:
         self._aside.begin(self._group, chosen, attempt)
         context = self._context
         try:
-            async with context.attempts.watch(worker.id, self._deadlines) as note_started:
-                response = await self._post(worker, client)
+            async with context.attempts.watch(worker.id, self._deadlines) as watched:
+                response = await self._post(worker)
                 try:
                     self._judge(response, worker, attempt)
-                    await self._pass_on(response, note_started, send)
+                    await self._pass_on(response, watched, send)
                 finally:
                     response.close()
         except AnsweredError:
@@ -239,9 +240,9 @@ class _Relay:
             self._aside.end(chosen, attempt)
         return True
 
-    async def _post(self, worker: WorkerSpec, client: HTTPConnection) -> EngineResponse:
+    async def _post(self, worker: WorkerSpec) -> EngineResponse:
         rank = worker.rank if worker.url in self._context.ranked else None
-        headers = headers_up(client.headers.raw, self._token, rank, self._asked.client_id)
+        headers = headers_up(self._asked.headers, self._token, rank, self._asked.client_id)
         target, body = self._asked.target, self._asked.body
         return await self._context.client.request("POST", worker.url, target, headers, body)
 
@@ -267,9 +268,7 @@ class _Relay:
     def _may_ask_elsewhere(self) -> bool:
         return self._context.port.may_ask_elsewhere(self._group.name, self._tried)
 
-    async def _pass_on(
-        self, response: EngineResponse, note_started: Callable[[EngineResponse], None], send: Send
-    ) -> None:
+    async def _pass_on(self, response: EngineResponse, watched: Attempt, send: Send) -> None:
         headers = headers_down(response.headers)
         if not content_type(response.headers).startswith(b"text/event-stream"):
             body = await response.read()
@@ -280,7 +279,7 @@ class _Relay:
         stream = self._asked.dialect.stream()
         async for chunk in response:
             if not self._started:
-                note_started(response)
+                watched.note_started(response)
                 self._started, self._streams = True, response
                 await send_head(send, response.status, headers)
             if events := stream.feed(chunk):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.proxy.dialects import COMPLETIONS, Dialect
@@ -14,6 +15,7 @@ class Asked:
     Attributes:
         target: path and query, the same at the engine.
         body: JSON, passed on unchanged as far as its dialect allows.
+        headers: the client's, its key not among them.
         client_id: what the client calls its request, empty if it does not.
         dialect: of its endpoint.
         timeout_s: within which the client wants its answer; None: it does not say.
@@ -21,6 +23,7 @@ class Asked:
 
     target: str
     body: bytes
+    headers: Sequence[tuple[bytes, bytes]] = ()
     client_id: str = ""
     dialect: Dialect = COMPLETIONS
     timeout_s: float | None = None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from router.deadlines import Deadlines
 from router.engines.upstream import Response
@@ -15,43 +14,62 @@ from router.errors import RecalledError, UpstreamTimeoutError
 _LOOKS = 4
 
 
-class _Attempt:
-    """A request at a worker; ``response`` from its first byte on, unless it was recalled before."""
+class Attempt:
+    """A request at a worker, for as long as the block around it lasts.
 
-    def __init__(self, timeout: asyncio.Timeout, deadlines: Deadlines) -> None:
+    Args:
+        under_way: those at that worker.
+        deadlines: of the request.
+
+    Attributes:
+        response: from its first byte on, unless it was recalled before.
+
+    Raises:
+        RecalledError: from the block, if it was recalled before its first byte.
+        UpstreamTimeoutError: likewise, without a first byte within its time.
+    """
+
+    def __init__(self, under_way: set[Attempt], deadlines: Deadlines) -> None:
         self.response: Response | None = None
-        self.recalled: RecalledError | None = None
-        self._timeout = timeout
+        self._under_way = under_way
         self._deadlines = deadlines
+        self._timeout = asyncio.timeout(deadlines.first_byte_s)
+        self._recalled: RecalledError | None = None
         self._silent_looks = 0
         self._next_look: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> Attempt:
+        await self._timeout.__aenter__()
+        self._under_way.add(self)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *raised: Any) -> None:
+        self._under_way.discard(self)
+        if self._next_look is not None:
+            self._next_look.cancel()
+        try:
+            await self._timeout.__aexit__(kind, *raised)
+        except TimeoutError:
+            within = f"no answer within {self._deadlines.first_byte_s or 0:g} s"
+            raise self._recalled or UpstreamTimeoutError(within) from None
 
     def note_started(self, response: Response) -> None:
         """The first byte is there; raises what recalled the attempt, if that came before.
 
         The timeout strikes at the event loop's next turn, and an answer may come in this one.
         """
-        if self.recalled is not None:
-            raise self.recalled
+        if self._recalled is not None:
+            raise self._recalled
         self.response = response
         self._timeout.reschedule(None)
         self._listen(self._deadlines.idle_s)
 
     def recall(self, reason: str) -> None:
         """Break it off; it has no first byte yet, and has not been recalled."""
-        self.recalled = RecalledError(reason)
+        self._under_way.discard(self)
+        self._recalled = RecalledError(reason)
         if not self._timeout.expired():
             self._timeout.reschedule(0)
-
-    def end(self) -> None:
-        """It is over."""
-        if self._next_look is not None:
-            self._next_look.cancel()
-
-    def late(self) -> Exception:
-        """Why it was broken off before its first byte."""
-        within = f"no answer within {self._deadlines.first_byte_s or 0:g} s"
-        return self.recalled or UpstreamTimeoutError(within)
 
     def _look(self, idle_s: float) -> None:
         """Ask for bytes now and then: a timer for each chunk would cost more than the chunk."""
@@ -72,36 +90,15 @@ class Attempts:
     """Attempts under way, by worker, so that those at a worker that is out of use can be ended."""
 
     def __init__(self) -> None:
-        self._of: defaultdict[str, set[_Attempt]] = defaultdict(set)
+        self._of: defaultdict[str, set[Attempt]] = defaultdict(set)
 
-    @contextlib.asynccontextmanager
-    async def watch(
-        self, worker_id: str, deadlines: Deadlines
-    ) -> AsyncIterator[Callable[[Response], None]]:
-        """Around an attempt; yields what is to be given its response before its first byte goes on.
-
-        Raises:
-            RecalledError: the attempt was recalled before that.
-            UpstreamTimeoutError: no first byte within its time.
-        """
-        attempts = self._of[worker_id]
-        try:
-            async with asyncio.timeout(deadlines.first_byte_s) as timeout:
-                attempt = _Attempt(timeout, deadlines)
-                attempts.add(attempt)
-                try:
-                    yield attempt.note_started
-                finally:
-                    attempt.end()
-                    attempts.discard(attempt)
-        except TimeoutError:
-            raise attempt.late() from None
+    def watch(self, worker_id: str, deadlines: Deadlines) -> Attempt:
+        """What is to be entered around an attempt, and told of its first byte."""
+        return Attempt(self._of[worker_id], deadlines)
 
     def recall(self, worker_id: str, reason: str) -> None:
         """Break off those without a first byte, which are then made elsewhere."""
-        attempts = self._of[worker_id]
-        for attempt in [one for one in attempts if one.response is None]:
-            attempts.remove(attempt)
+        for attempt in [one for one in self._of[worker_id] if one.response is None]:
             attempt.recall(reason)
 
     def break_off(self, worker_id: str, reason: str) -> None:

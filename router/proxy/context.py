@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from router.access.door import Door
 from router.decider import Clock
 from router.dispatch import Dispatcher
 from router.lifecycle import Lifecycle
@@ -24,6 +25,7 @@ class AppContext:
         clock: the dispatcher's.
         problem: why a worker's snapshots do not count, None as far as all is well.
         lifecycle: how far from its end the router is.
+        door: lets in who may ask; None: all may.
     """
 
     dispatcher: Dispatcher
@@ -33,3 +35,4 @@ class AppContext:
     clock: Clock
     problem: Callable[[str], str | None] = lambda _: None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    door: Door | None = None

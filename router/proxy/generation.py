@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import cast
+from dataclasses import dataclass
+from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from starlette.routing import Route
+from starlette.types import Scope
 
 from router.group import Group
 from router.proxy import wishes
@@ -51,45 +49,49 @@ def dialect_of(path: str) -> Dialect:
     return ENDPOINTS[path].dialect if path in ENDPOINTS else COMPLETIONS
 
 
-def add_generation(app: FastAPI, context: AppContext) -> None:
-    """Give an application these endpoints."""
-    for path, endpoint in ENDPOINTS.items():
-        answer = partial(_generate, context, endpoint)
-        app.router.routes.append(Route(path, answer, methods=["POST"]))
+def relay_of(context: AppContext, scope: Scope, body: bytes) -> Relay:
+    """What serves a request of these endpoints.
 
+    Args:
+        context: see ``AppContext``.
+        scope: the request's, as in ASGI.
+        body: its body, whole.
 
-async def _generate(context: AppContext, endpoint: Endpoint, request: Request) -> Response:
-    body = await request.body()
+    Raises:
+        RequestError: it cannot be served as it stands.
+        NoWorkerError: nobody serves anything yet.
+    """
+    endpoint, headers = ENDPOINTS[scope["path"]], scope["headers"]
     parsed = endpoint.parse(body)
     model = context.models.resolve(parsed.model)
     if model is not None and model != parsed.model:
         body = with_field(body, "model", model)
     cluster = context.dispatcher.cluster
     group = cluster.groups[context.models.group(model)]
-    identity = identity_of(request.scope)
-    waiting = replace(
-        pool_request(parsed, group, context.clock()),
-        id=identity.token,
-        priority=wishes.priority(request.headers, parsed.priority),
-        queue_timeout_s=wishes.timeout_s(request.headers, wishes.QUEUE_TIMEOUT),
-        metered=request.headers.get("x-evenstep-energy") == "1",
-        tenant=request.scope.get("tenant", ""),
-    )
-    timeout_s = wishes.timeout_s(request.headers, wishes.REQUEST_TIMEOUT)
-    asked = Asked(target(request), body, identity.client_id, endpoint.dialect, timeout_s)
-    relay = Relay
     prefills = cluster.prefill_group(group.name)
-    if prefills is not None and _splits(parsed, context.relay):
-        relay, waiting = SplitRelay, replace(waiting, group=prefills.name)
-    follow(request.scope, waiting, model, identity.name)
-    # Starlette only calls what it is given as an ASGI application, which a relay is.
-    return cast(Response, relay(context.relay, waiting, asked))
+    splits = prefills is not None and _splits(parsed, context.relay)
+    identity, said = identity_of(scope), wishes.said(headers)
+    waiting = pool_request(
+        parsed,
+        group,
+        context.clock(),
+        id=identity.token,
+        group=prefills.name if prefills is not None and splits else group.name,
+        priority=wishes.priority(said, parsed.priority),
+        queue_timeout_s=wishes.timeout_s(said, wishes.QUEUE_TIMEOUT),
+        metered=wishes.metered(said),
+        tenant=scope.get("tenant", ""),
+    )
+    timeout_s = wishes.timeout_s(said, wishes.REQUEST_TIMEOUT)
+    asked = Asked(target(scope), body, headers, identity.client_id, endpoint.dialect, timeout_s)
+    follow(scope, waiting, model, identity.name)
+    return (SplitRelay if splits else Relay)(context.relay, waiting, asked)
 
 
-def target(request: Request) -> str:
-    """Path and query, the latter byte for byte."""
-    query = request.scope["query_string"].decode("latin-1")
-    return f"{request.scope['path']}?{query}" if query else request.scope["path"]
+def target(scope: Scope) -> str:
+    """Path and query of a request, the latter byte for byte."""
+    query = scope["query_string"].decode("latin-1")
+    return f"{scope['path']}?{query}" if query else scope["path"]
 
 
 def _splits(parsed: ParsedRequest, relay: RelayContext) -> bool:
@@ -102,16 +104,24 @@ def _splits(parsed: ParsedRequest, relay: RelayContext) -> bool:
     return parsed.splittable and (parsed.slots == 1 or not handed)
 
 
-def pool_request(parsed: ParsedRequest, group: Group, now_s: float) -> PoolRequest:
-    """A request as the pool knows it, as yet without a name."""
-    return PoolRequest(
-        id="",
-        group=group.name,
-        prompt_tokens=parsed.known_tokens + group.token_rate.tokens(parsed.text_bytes),
-        slots=parsed.slots,
-        max_tokens=parsed.max_tokens,
-        priority=parsed.priority,
-        arrival_s=now_s,
-        text_bytes=parsed.text_bytes if parsed.text_only and not parsed.known_tokens else 0,
-        exact=parsed.known_tokens > 0 and not parsed.text_bytes,
-    )
+def pool_request(parsed: ParsedRequest, size_in: Group, now_s: float, **known: Any) -> PoolRequest:
+    """A request as the pool knows it.
+
+    Args:
+        parsed: what its body says.
+        size_in: the group by which the prompt is sized, and its own if no other is known.
+        now_s: when it has come.
+        known: its other fields, as far as something is known of them.
+    """
+    fields: dict[str, Any] = {
+        "id": "",
+        "group": size_in.name,
+        "prompt_tokens": parsed.known_tokens + size_in.token_rate.tokens(parsed.text_bytes),
+        "slots": parsed.slots,
+        "max_tokens": parsed.max_tokens,
+        "priority": parsed.priority,
+        "arrival_s": now_s,
+        "text_bytes": parsed.text_bytes if parsed.text_only and not parsed.known_tokens else 0,
+        "exact": parsed.known_tokens > 0 and not parsed.text_bytes,
+    }
+    return PoolRequest(**fields | known)

@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HEADER = b"x-request-id"
 
 _IDENTITY = "evenstep.identity"
-SEND = "evenstep.send"
 _SANE = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
 
 
@@ -49,16 +48,16 @@ def read_identity(headers: Iterable[tuple[bytes, bytes]]) -> Identity:
     return Identity(f"es-{secrets.token_hex(10)}", given[0].decode() if sane else "")
 
 
+def identify(scope: Scope) -> Identity:
+    """Give a request its names."""
+    identity: Identity = scope.setdefault(_IDENTITY, read_identity(scope["headers"]))
+    return identity
+
+
 def identity_of(scope: Scope) -> Identity:
-    """The names of a request; new ones where ``Identified`` gave none, as on the admin port."""
+    """The names of a request; new ones where nobody gave any, as on the admin port."""
     identity: Identity | None = scope.get(_IDENTITY)
     return identity or read_identity(scope["headers"])
-
-
-def body_send(scope: Scope, send: Send) -> Send:
-    """How the events of a streamed answer are sent once its head is: by the shortest way."""
-    plain: Send = scope.get(SEND, send)
-    return plain
 
 
 class Identified:
@@ -76,8 +75,7 @@ class Identified:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        identity = scope[_IDENTITY] = read_identity(scope["headers"])
-        scope.setdefault(SEND, send)
+        identity = identify(scope)
 
         async def named(message: Message) -> None:
             if message["type"] == "http.response.start":

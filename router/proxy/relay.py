@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from http import HTTPStatus
-
-from starlette.requests import HTTPConnection
-from starlette.types import Receive, Scope, Send
 
 from router.engines.upstream import Response
 from router.errors import (
     AnsweredError,
     EndingError,
     EvenstepError,
-    NoWorkerError,
     RecalledError,
     RequestTimeoutError,
     UpstreamError,
@@ -33,15 +28,13 @@ from router.proxy.answers import (
     header,
     headers_down,
     headers_up,
-    send_answer,
-    send_head,
     told_in_stream,
 )
 from router.proxy.asked import Asked
+from router.proxy.attempts import Attempt
+from router.proxy.client import Client
 from router.proxy.events import EventStream, with_comment
-from router.proxy.identity import body_send
 from router.proxy.judging import judge_answer, judge_failure
-from router.proxy.leaving import cancelled, client_left
 from router.proxy.relay_context import RelayContext
 from router.proxy.token_times import TokenTimes
 from router.proxy.usage import tokens_of
@@ -60,7 +53,7 @@ _PROGRESS_TOKENS = 32
 
 
 class Relay:
-    """An ASGI application for one completion request whose body has been read.
+    """One completion request whose body has been read, from the pool to the end of its answer.
 
     Args:
         context: what all relays share.
@@ -75,95 +68,75 @@ class Relay:
         self._deadlines = context.deadlines.within(asked.timeout_s)
         self._attempts_left = context.max_attempts
         self._at = ""
+        self._client: Client
         self._life: asyncio.Timeout
+        self._watched: Attempt
+        self._response: Response
         self._started = self._headed = False
         self._failed = False
         self._stream_down: EventStream | None = None
-        self._response: Response | None = None
-        self._given_up = Outcome.ABORTED
-        self._send_body: Send
         self._told_tokens = 0
         self._times: TokenTimes | None = None
-        self._note_started: Callable[[Response], None] = lambda _: None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve it; give it up as soon as the client is gone."""
-        self._send_body = body_send(scope, send)
-        serving = asyncio.create_task(self._serve(HTTPConnection(scope), send))
-        leaving = asyncio.create_task(client_left(receive))
-        try:
-            await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # the server ends, and has waited long enough
-            await self._end_early(serving, send)
-        finally:
-            leaving.cancel()
-            await cancelled(serving)
+    async def serve(self, client: Client) -> None:
+        """Get the answer, and give it to the client; cancelled: as far as it is.
 
-    async def _serve(self, client: HTTPConnection, send: Send) -> None:
+        Whoever cancels it because the client has left says so there first (``gone``).
+        """
+        self._client = client
         port = self._context.port
         try:
             async with asyncio.timeout(self._left_s()) as self._life:
-                await self._attempts(client, send)
+                await self._attempts()
         except TimeoutError:
             if not self._life.expired():
                 raise
-            await self._expire(send)
+            within = f"not answered within {self._deadlines.request_s:g} s"
+            self._cut_short(RequestTimeoutError(within), Outcome.EXPIRED)
         except EvenstepError as error:
             port.end(self._request, Outcome.FAILED)
-            self._started = True
-            await self._refuse(error, send)
+            self._refuse(error)
         except asyncio.CancelledError:
-            port.withdraw(self._request, self._given_up)
-            raise
+            if client.gone:
+                port.withdraw(self._request)
+                raise
+            self._cut_short(EndingError("the router is ending; retry"), Outcome.FAILED)
         except BaseException:
             port.end(self._request, Outcome.FAILED)
             raise
 
-    async def _end_early(self, serving: asyncio.Task[None], send: Send) -> None:
-        ending = EndingError("the router is ending; retry")
-        if self._response is not None:
-            self._response.break_off(ending)
-            await asyncio.wait((serving,))
-        elif not self._started:
-            self._given_up = Outcome.FAILED
-            await cancelled(serving)
-            await self._refuse(NoWorkerError(str(ending)), send)
-
-    async def _refuse(self, error: EvenstepError, send: Send) -> None:
-        await send_answer(send, self._asked.dialect.error(error_answer(error)))
+    def _refuse(self, error: EvenstepError) -> None:
+        self._started = True
+        self._client.answer(self._asked.dialect.error(error_answer(error)))
 
     def _left_s(self) -> float | None:
         limit_s = self._deadlines.request_s
         waited_s = self._context.clock() - self._request.arrival_s
         return None if limit_s is None else max(0.0, limit_s - waited_s)
 
-    async def _expire(self, send: Send) -> None:
-        """It has taken too long: say so, if it is not at its end just now."""
+    def _cut_short(self, error: EvenstepError, outcome: Outcome) -> None:
+        """End it by this error, if it is not at its end just now."""
         stream = self._stream_down
         done = stream is not None and stream.done
-        outcome = Outcome.COMPLETED if done else Outcome.EXPIRED
-        self._context.port.withdraw(self._request, outcome)
-        error = RequestTimeoutError(f"not answered within {self._deadlines.request_s:g} s")
+        self._context.port.withdraw(self._request, Outcome.COMPLETED if done else outcome)
         if not self._headed:
-            self._started = True
-            await self._refuse(error, send)
+            self._refuse(error)
         elif stream is not None:
-            event = b"" if done else self._error_event(error, stream)
-            await send({"type": "http.response.body", "body": event})
+            self._client.finish(b"" if done else self._error_event(error, stream))
 
-    async def _attempts(self, client: HTTPConnection, send: Send) -> None:
+    async def _attempts(self) -> None:
         """Try workers until the first byte of an answer, then pass that answer on."""
-        waiter = await self._enter(client, send)
+        waiter = await self._enter()
         while waiter is not None:
             worker = await waiter
             self._attempts_left -= 1
             try:
-                await self._attempt(worker, client, send)
+                await self._attempt(worker)
             except UpstreamError as error:
                 self._judge(worker, error)
                 if self._attempts_left <= 0 or not self._may_retry(worker, error):
                     raise
-                waiter = await self._enter_again(client, send, *blamed(worker, error))
+                waiter = await self._enter_again(*blamed(worker, error))
             else:
                 return
 
@@ -179,49 +152,45 @@ class Relay:
         request = self._request
         return self._context.port.may_ask_elsewhere(request.group, request.avoid | {worker_id})
 
-    async def _enter(self, client: HTTPConnection, send: Send) -> Waiter | None:
+    async def _enter(self) -> Waiter | None:
         """Wait for a worker; None if the client has its answer already."""
         return self._context.port.submit(self._request)
 
-    async def _enter_again(
-        self, client: HTTPConnection, send: Send, *failed_by: str
-    ) -> Waiter | None:
+    async def _enter_again(self, *failed_by: str) -> Waiter | None:
         """The same after a failed attempt."""
         self._request, waiter = self._context.port.give_back(self._request, *failed_by)
         return waiter
 
-    async def _attempt(self, worker: WorkerSpec, client: HTTPConnection, send: Send) -> None:
+    async def _attempt(self, worker: WorkerSpec) -> None:
         self._at, self._failed, self._stream_down = worker.id, False, None
-        watch = self._context.attempts.watch(worker.id, self._deadlines)
-        async with watch as self._note_started:
-            response = await self._post(worker, client, self._body_up())
-            await self._take(response, worker, send)
+        async with self._context.attempts.watch(worker.id, self._deadlines) as self._watched:
+            self._response = await self._post(worker, self._body_up())
+            try:
+                await self._take(self._response, worker)
+            finally:
+                self._response.close()
 
     def _body_up(self) -> bytes:
         """What the worker is sent that answers."""
         return self._asked.dialect.body_up(self._asked.body, self._request.id)
 
-    async def _post(self, worker: WorkerSpec, client: HTTPConnection, body: bytes) -> Response:
-        rank = worker.rank if worker.url in self._context.ranked else None
-        own_id, client_id = self._request.id, self._asked.client_id
-        headers = headers_up(client.headers.raw, own_id, rank, client_id)
-        target = self._asked.target
-        return await self._context.client.request("POST", worker.url, target, headers, body)
+    async def _post(self, worker: WorkerSpec, body: bytes) -> Response:
+        asked, context = self._asked, self._context
+        rank = worker.rank if worker.url in context.ranked else None
+        headers = headers_up(asked.headers, self._request.id, rank, asked.client_id)
+        return await context.client.request("POST", worker.url, asked.target, headers, body)
 
-    async def _take(self, response: Response, worker: WorkerSpec, send: Send) -> None:
-        try:
-            good = response.status < HTTPStatus.BAD_REQUEST
-            if good and content_type(response.headers).startswith(b"text/event-stream"):
-                await self._stream(worker, response, send)
-            else:
-                await self._whole(response, send)
-        finally:
-            response.close()
+    async def _take(self, response: Response, worker: WorkerSpec) -> None:
+        good = response.status < HTTPStatus.BAD_REQUEST
+        if good and content_type(response.headers).startswith(b"text/event-stream"):
+            await self._stream(worker, response)
+        else:
+            await self._whole(response)
 
-    async def _whole(self, response: Response, send: Send) -> None:
+    async def _whole(self, response: Response) -> None:
         body = await response.read()
         self._look_at_status(response.status, header(response.headers, b"retry-after"))
-        self._note_first_byte(response)
+        self._note_first_byte()
         counted = tokens_of(body) if self._request.slots == 1 else None
         if counted is not None:
             self._context.port.prompt_counted(self._request, *counted)
@@ -229,59 +198,63 @@ class Relay:
         energy = [(ENERGY_HEADER, self._energy())] if self._request.metered else []
         self._end(Outcome.FAILED if failed else Outcome.COMPLETED)
         headers = (*headers_down(response.headers), *energy)
-        await send_answer(send, Answer(response.status, body, headers))
+        self._client.answer(Answer(response.status, body, headers))
 
-    async def _stream(self, worker: WorkerSpec, response: Response, send: Send) -> None:
+    async def _stream(self, worker: WorkerSpec, response: Response) -> None:
         stream = self._stream_down = self._asked.dialect.stream()
         try:
-            async for chunk in response:
-                if events := stream.feed(chunk):
-                    await self._pass_on(events, stream, response, send)
+            await response.pour(self._pour)
         except UpstreamError as error:
             if not self._started:
                 raise
             if not stream.done:
-                await self._break_off(worker, error, stream, send)
+                self._break_off(worker, error, stream)
                 return
-        first = self._note_first_byte(response)
+        self._begin(response)
         if self._times is not None:
             self._times.end()
         # Shorter than what is told in between, most answers would count as nothing.
         self._context.port.progress(self._request, stream.tokens)
         self._end(Outcome.COMPLETED)
-        if first:
-            await send_head(send, response.status, headers_down(response.headers))
-        await send({"type": "http.response.body", "body": self._rest(stream)})
+        self._client.finish(self._rest(stream))
 
-    def _rest(self, stream: EventStream) -> bytes:
-        """What is left to be sent at the end of a stream."""
-        return stream.rest()
+    def _begin(self, response: Response) -> None:
+        """A streamed answer begins, if it has not."""
+        if not self._started:
+            self._note_first_byte()
+            self._client.begin(response.status, headers_down(response.headers), response)
+            self._headed = True
 
-    async def _pass_on(
-        self, events: bytes, stream: EventStream, response: Response, send: Send
-    ) -> None:
+    def _pour(self, chunk: bytes) -> None:
+        """Bytes of a stream have come; called for each read, and by no coroutine."""
+        stream = self._stream_down
+        assert stream is not None
+        if events := stream.feed(chunk):
+            self._pass_on(events, stream)
+
+    def _pass_on(self, events: bytes, stream: EventStream) -> None:
         if not self._started:
             self._look_at_first(events)
-            self._note_first_byte(response)
-            await send_head(send, response.status, headers_down(response.headers))
-            self._headed = True
+            self._begin(self._response)
         if self._times is not None:
             self._times.passed(stream.tokens, self._context.clock())
         if self._request.metered and stream.done:
             comment = ENERGY_HEADER + b": " + self._energy()
             events = with_comment(events, stream.end(events), comment)
-        await self._send_body({"type": "http.response.body", "body": events, "more_body": True})
+        self._client.send(events)
         if stream.tokens - self._told_tokens >= _PROGRESS_TOKENS:
             self._told_tokens = stream.tokens
             self._context.port.progress(self._request, stream.tokens)
 
-    async def _break_off(
-        self, worker: WorkerSpec, error: UpstreamError, stream: EventStream, send: Send
-    ) -> None:
+    def _break_off(self, worker: WorkerSpec, error: UpstreamError, stream: EventStream) -> None:
         """End a stream that has begun: its tokens cannot be taken back, so say what happened."""
         self._judge(worker, error)
         self._end(Outcome.FAILED)
-        await send({"type": "http.response.body", "body": self._error_event(error, stream)})
+        self._client.finish(self._error_event(error, stream))
+
+    def _rest(self, stream: EventStream) -> bytes:
+        """What is left to be sent at the end of a stream."""
+        return stream.rest()
 
     def _error_event(self, error: EvenstepError, stream: EventStream) -> bytes:
         return self._asked.dialect.error_event(*told_in_stream(error), stream.events)
@@ -325,22 +298,19 @@ class Relay:
         """Another worker may answer better, and there is one."""
         return may_differ_elsewhere(status) and self._may_ask_elsewhere(self._at)
 
-    def _note_first_byte(self, response: Response) -> bool:
-        """What follows goes to the client; whether it is the first.
+    def _note_first_byte(self) -> None:
+        """What follows goes to the client, and nothing has yet.
 
         Raises:
             RecalledError: nothing may follow, since the request is to be made elsewhere.
         """
-        if self._started:
-            return False
-        self._note_started(response)
-        self._started, self._response = True, response
+        self._watched.note_started(self._response)
+        self._started = True
         port, now_s = self._context.port, self._context.clock()
         port.first_byte(self._request, now_s)
         if not self._failed:
             port.answered(self._at, self._request.id)
         self._times = TokenTimes(port.token_stats(self._request.group), self._request.slots)
-        return True
 
 
 def blamed(worker: WorkerSpec, error: UpstreamError) -> tuple[str, ...]:

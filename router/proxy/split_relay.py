@@ -6,12 +6,8 @@ import logging
 from dataclasses import replace
 from http import HTTPStatus
 
-from starlette.requests import HTTPConnection
-from starlette.types import Send
-
-from router.engines.upstream import Response
 from router.errors import NoWorkerError, RecalledError, UpstreamError
-from router.proxy.answers import Answer, header, headers_down, send_answer
+from router.proxy.answers import Answer, header, headers_down
 from router.proxy.asked import Asked
 from router.proxy.events import EventStream
 from router.proxy.judging import judge_answer
@@ -42,23 +38,21 @@ class SplitRelay(Relay):
         self._refetched = False
         self._held = b""
 
-    async def _enter(self, client: HTTPConnection, send: Send) -> Waiter | None:
+    async def _enter(self) -> Waiter | None:
         try:
             waiter = self._context.port.submit(self._request)
         except NoWorkerError:
             return self._go_whole()
-        return await self._prefill(waiter, client, send)
+        return await self._prefill(waiter)
 
-    async def _enter_again(
-        self, client: HTTPConnection, send: Send, *failed_by: str
-    ) -> Waiter | None:
+    async def _enter_again(self, *failed_by: str) -> Waiter | None:
         self._held = b""
         if not self._kept:
-            return await super()._enter_again(client, send, *failed_by)
+            return await super()._enter_again(*failed_by)
         self._transfer.bootstraps.forget(self._computed_at)
         self._computed = None
         self._request, waiter = self._context.port.prefill_again(self._request, *failed_by)
-        return await self._prefill(waiter, client, send)
+        return await self._prefill(waiter)
 
     @property
     def _kept(self) -> bool:
@@ -81,9 +75,7 @@ class SplitRelay(Relay):
             return True
         return super()._asks_elsewhere(status)
 
-    async def _pass_on(
-        self, events: bytes, stream: EventStream, response: Response, send: Send
-    ) -> None:
+    def _pass_on(self, events: bytes, stream: EventStream) -> None:
         """See ``Relay``; a chat's first event, which has no text, waits for the second."""
         if self._kept and not self._started:
             self._held += events
@@ -92,19 +84,18 @@ class SplitRelay(Relay):
             if alone and not failed:
                 return
             events, self._held = self._held, b""
-        await super()._pass_on(events, stream, response, send)
+        super()._pass_on(events, stream)
 
     def _rest(self, stream: EventStream) -> bytes:
         return self._held + super()._rest(stream)
 
-    def _note_first_byte(self, response: Response) -> bool:
+    def _note_first_byte(self) -> None:
         """See ``Relay``; who answers with an error has not fetched the KV, which is kept on."""
-        first = super()._note_first_byte(response)
-        if first and response.status < HTTPStatus.BAD_REQUEST and not self._failed:
+        super()._note_first_byte()
+        if self._response.status < HTTPStatus.BAD_REQUEST and not self._failed:
             self._context.port.fetched(self._request)
-        return first
 
-    async def _prefill(self, waiter: Waiter, client: HTTPConnection, send: Send) -> Waiter | None:
+    async def _prefill(self, waiter: Waiter) -> Waiter | None:
         """Have the prompt computed, then wait for a worker; None if all is answered."""
         while True:
             try:
@@ -113,7 +104,7 @@ class SplitRelay(Relay):
                 return self._go_whole()
             self._prefills_left -= 1
             try:
-                answer = await self._compute(worker, client)
+                answer = await self._compute(worker)
             except UpstreamError as error:
                 self._judge(worker, error)
                 self._transfer.bootstraps.forget(worker.id)
@@ -124,7 +115,7 @@ class SplitRelay(Relay):
             else:
                 elsewhere = self._turned_away(answer, worker)
                 if elsewhere is None:
-                    return await self._go_on(answer, send)
+                    return self._go_on(answer)
                 waiter = elsewhere
 
     def _turned_away(self, answer: Computed | Answer, worker: WorkerSpec) -> Waiter | None:
@@ -147,7 +138,7 @@ class SplitRelay(Relay):
         self._request, waiter = again
         return waiter
 
-    async def _compute(self, worker: WorkerSpec, client: HTTPConnection) -> Computed | Answer:
+    async def _compute(self, worker: WorkerSpec) -> Computed | Answer:
         """What a prefill worker makes of the request; its answer if it computes nothing.
 
         Raises:
@@ -158,7 +149,7 @@ class SplitRelay(Relay):
         body = prefill_body(self._asked.body, request.id, hands_params=hands_params)
         async with context.attempts.watch(worker.id, self._deadlines):
             place = await self._place(worker) if hands_params else None
-            response = await self._post(worker, client, body)
+            response = await self._post(worker, body)
             try:
                 answer = await response.read()
             finally:
@@ -180,7 +171,7 @@ class SplitRelay(Relay):
             return None
         return await self._transfer.bootstraps.params(worker, self._request.id)
 
-    async def _go_on(self, answer: Computed | Answer, send: Send) -> Waiter | None:
+    def _go_on(self, answer: Computed | Answer) -> Waiter | None:
         """Hand the request off; what the client must mend, say so."""
         port = self._context.port
         if isinstance(answer, Computed):
@@ -195,7 +186,7 @@ class SplitRelay(Relay):
             return self._go_whole()
         self._end(Outcome.COMPLETED)
         self._started = True
-        await send_answer(send, answer)
+        self._client.answer(answer)
         return None
 
     def _go_whole(self) -> Waiter:

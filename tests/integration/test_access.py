@@ -13,7 +13,7 @@ import pytest
 
 from router import wiring
 from router.access.access import Access
-from router.access.guard import OPEN
+from router.access.door import OPEN
 from router.engines.health import HealthMonitor
 from router.errors import ConfigError
 from router.proxy.generation import ENDPOINTS
@@ -64,7 +64,7 @@ async def guarded_router(folder: Path, engine_key: str | None = None) -> AsyncIt
     async with (
         scripted() as (engine,),
         serving(
-            [engine], slots=1, pool_limit=2, guard=access.guard, engine_key=engine_key
+            [engine], slots=1, pool_limit=2, door=access.door, engine_key=engine_key
         ) as router,
     ):
         yield Guarded(router, engine, access, file)
@@ -128,7 +128,7 @@ async def test_a_router_with_nothing_but_the_engines_key_asks_for_none(tmp_path:
     access = Access(ServeSettings(worker_api_key_file=str(file)), lambda: 0.0)
     async with (
         scripted() as (engine,),
-        serving([engine], guard=access.guard, engine_key=ENGINES) as router,
+        serving([engine], door=access.door, engine_key=ENGINES) as router,
     ):
         asked = router.post(headers=shown(ALICE))
         exchange = await engine.next()
@@ -140,7 +140,7 @@ async def test_a_router_with_nothing_but_the_engines_key_asks_for_none(tmp_path:
 
 async def test_a_router_without_keys_passes_on_what_clients_show() -> None:
     access = Access(ServeSettings(), lambda: 0.0)
-    async with scripted() as (engine,), serving([engine], guard=access.guard) as router:
+    async with scripted() as (engine,), serving([engine], door=access.door) as router:
         asked = router.post(headers=shown(ALICE))
         exchange = await engine.next()
         await exchange.answer(b"{}")

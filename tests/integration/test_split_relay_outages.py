@@ -169,9 +169,8 @@ async def test_a_router_that_ends_says_so_in_every_phase() -> None:
         asked += [router.post(prompt=[1] * 5000), router.post()]
         await until(lambda: router.waiting == 2)
         last = await prefill.next()
-        for task in asyncio.all_tasks():
-            if "run_asgi" in repr(task.get_coro()):
-                task.cancel("the server ends")
+        for task in router.tasks:
+            task.cancel("the server ends")
         for answer in await soon(asyncio.gather(*asked)):
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
             assert "the router is ending" in answer.text

@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from router.access.door import Door
 from router.app import create_app
 from router.breaker import DEFAULTS, BreakerSettings
 from router.cluster import Cluster
 from router.deadlines import Deadlines
 from router.dispatch import Dispatcher
 from router.engines.upstream import HttpClient, Response
+from router.front import Front
 from router.http.limits import HttpLimits
 from router.http.plane import DataPlane
 from router.lane import DispatchSettings
@@ -28,15 +29,15 @@ from router.models import ModelTable
 from router.policies.baselines import PerRequest, fcfs
 from router.proxy.attempts import Attempts
 from router.proxy.context import AppContext
+from router.proxy.exchange import HotPath
 from router.proxy.mooncake import Bootstraps
 from router.proxy.relay_context import KvTransfer, RelayContext
+from router.request_log import RequestLog
 from router.settings.sources import load_settings
 from router.stats import GroupStats
 from router.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
 from router.worker import Worker
 from tests.support.scripted import TIMEOUT_S, ScriptedServer, until
-
-Guard = Callable[[ASGIApp], ASGIApp]
 
 MODEL = "tiny"
 LIMITS = HttpLimits()
@@ -63,6 +64,7 @@ class Router:
         upstream: the router's own client.
         troubles: workers that were reported.
         attempts: those under way.
+        tasks: of the server, one for each answer that is not complete.
     """
 
     url: str
@@ -71,6 +73,7 @@ class Router:
     upstream: SpyClient
     troubles: list[str]
     attempts: Attempts
+    tasks: set[asyncio.Task[None]]
 
     @property
     def port(self) -> int:
@@ -134,7 +137,7 @@ async def serving(
     bootstrap: str | None = None,
     limits: HttpLimits = LIMITS,
     aliases: Mapping[str, str] | None = None,
-    guard: Guard = lambda app: app,
+    door: Door | None = None,
     engine_key: str | None = None,
     deadlines: Deadlines | None = None,
     breakers: BreakerSettings = DEFAULTS,
@@ -144,7 +147,7 @@ async def serving(
     """A router before these engines until the block ends; ``settings`` of the dispatch loop.
 
     The first ``prefills`` of them compute prompts, and keep the KV for ``kept_s``; ``bootstrap`` is
-    their bootstrap server. ``guard`` stands around the application; ``engine_key`` is shown to the
+    their bootstrap server. ``door`` lets clients in; ``engine_key`` is shown to the
     engines. Without a ``plane`` it is that of ``evenstep serve`` in this environment.
     """
     specs = _specs(engines, slots, prefills, bootstrap)
@@ -179,12 +182,12 @@ async def serving(
         deadlines=deadlines or Deadlines(),
         transfer=KvTransfer(kept_s, Bootstraps(upstream)),
     )
-    context = AppContext(dispatcher, models, relay, _metrics, time.monotonic)
+    context = AppContext(dispatcher, models, relay, _metrics, time.monotonic, door=door)
     watching = asyncio.create_task(dispatcher.run())
-    app = create_app(context, guard=guard)
     plane = plane or load_settings({}).data_plane
-    async with _listening(app, limits, plane) as url, _client(url) as http:
-        yield Router(url, http, dispatcher, upstream, troubles, relay.attempts)
+    state = ServerState()
+    async with _listening(context, limits, plane, state) as url, _client(url) as http:
+        yield Router(url, http, dispatcher, upstream, troubles, relay.attempts, state.tasks)
     watching.cancel()
     await upstream.aclose()
 
@@ -211,10 +214,14 @@ def _client(url: str) -> httpx.AsyncClient:
 
 
 @contextlib.asynccontextmanager
-async def _listening(app: ASGIApp, limits: HttpLimits, plane: DataPlane) -> AsyncIterator[str]:
+async def _listening(
+    context: AppContext, limits: HttpLimits, plane: DataPlane, state: ServerState
+) -> AsyncIterator[str]:
     """The application behind the protocol of ``evenstep serve``."""
-    config = server_config(app, limits, lifespan="off")
-    state = ServerState()
+    requests = RequestLog(time.monotonic)
+    hot = HotPath(context, requests) if plane is DataPlane.SPLICE else None
+    app = Front(create_app(context), context.lifecycle, requests)
+    config = server_config(app, limits, hot=hot, lifespan="off")
 
     def protocol() -> asyncio.Protocol:
         return config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[call-arg]

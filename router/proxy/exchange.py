@@ -1,0 +1,219 @@
+"""The hot path: requests of the endpoints that generate, without the application between.
+
+uvicorn's protocol hands a request over when its head is there; its answer goes from the engine's
+connection straight to the client's. What precedes it is the application's too: the door at the end,
+keys, names, a line in the log. The task of each request is one of the server's, as the
+application's are, so that the server ends them alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from functools import cache
+from http import HTTPStatus
+from typing import cast
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from router.errors import EvenstepError, NoWorkerError
+from router.proxy.answers import Answer, Header, error_answer
+from router.proxy.client import Source
+from router.proxy.context import AppContext
+from router.proxy.events import error_body
+from router.proxy.generation import ENDPOINTS, dialect_of, relay_of
+from router.proxy.identity import identify
+from router.request_log import RequestLog
+
+log = logging.getLogger(__name__)
+
+_CLOSE = (b"connection", b"close")
+_CHUNKED = (b"transfer-encoding", b"chunked")
+
+
+class HotPath:
+    """Takes requests over.
+
+    Args:
+        context: see ``AppContext``.
+        requests: told of each of them.
+    """
+
+    def __init__(self, context: AppContext, requests: RequestLog) -> None:
+        self.context = context
+        self.requests = requests
+
+    def begin(self, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]) -> Exchange | None:
+        """Take a request over whose head is there; None: the application is to answer it.
+
+        Args:
+            cycle: uvicorn's account of it.
+            tasks: the server's.
+        """
+        scope = cycle.scope
+        hot = scope["path"] in ENDPOINTS and scope["method"] == "POST"
+        if not hot or scope["http_version"] != "1.1":
+            return None
+        exchange = Exchange(self, cycle)
+        tasks.add(exchange.task)
+        exchange.task.add_done_callback(tasks.discard)
+        return exchange
+
+
+class Exchange:
+    """A request that was taken over, and its client (see ``Client``).
+
+    Args:
+        hot: took it.
+        cycle: uvicorn's account of it, kept for its protocol.
+    """
+
+    def __init__(self, hot: HotPath, cycle: RequestResponseCycle) -> None:
+        self.gone = False
+        self._hot = hot
+        self._cycle = cycle
+        self._scope = cast(Scope, cycle.scope)
+        self._transport = cycle.transport
+        self._identity = identify(self._scope)
+        self._line = hot.requests.begin(self._scope)
+        self._body_there: asyncio.Future[None] | None = None
+        self._source: Source | None = None
+        self._head = b""
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    # What the connection tells.
+
+    def whole(self) -> None:
+        """The request's body is there."""
+        if self._body_there is not None:
+            self._body_there.set_result(None)
+            self._body_there = None
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self.gone = True
+        self._body_there = None
+        self.task.cancel()
+
+    def pause(self) -> None:
+        """The client takes its answer too slowly."""
+        if self._source is not None:
+            self._source.pause()
+
+    def resume(self) -> None:
+        """It has caught up."""
+        if self._source is not None:
+            self._source.resume()
+
+    # What a relay tells.
+
+    def answer(self, answer: Answer) -> None:
+        """See ``Client``."""
+        length = (b"content-length", b"%d" % len(answer.body))
+        self._complete(self._encode(answer.status, (*answer.headers, length)) + answer.body)
+
+    def begin(self, status: int, headers: Iterable[Header], source: Source) -> None:
+        """See ``Client``."""
+        self._head = self._encode(status, (*headers, _CHUNKED))
+        self._source = source
+        if self._cycle.flow.write_paused:
+            source.pause()
+
+    def send(self, piece: bytes) -> None:
+        """See ``Client``."""
+        if not self.gone:
+            self._transport.write(b"%b%x\r\n%b\r\n" % (self._head, len(piece), piece))
+            self._head = b""
+
+    def finish(self, piece: bytes = b"") -> None:
+        """See ``Client``."""
+        if piece:
+            self.send(piece)
+        self._complete(self._head + b"0\r\n\r\n")
+
+    def _encode(self, status: int, headers: Iterable[Header]) -> bytes:
+        """The head of the answer; from here on it has begun."""
+        cycle = self._cycle
+        cycle.response_started = True
+        self._line.begun(status, (self._identity.header,))
+        closes = _CLOSE in cycle.default_headers
+        if closes:
+            cycle.keep_alive = False
+        last = () if cycle.keep_alive or closes else (_CLOSE,)
+        lines = [
+            name + b": " + value
+            for name, value in (*cycle.default_headers, *headers, self._identity.header, *last)
+        ]
+        return b"\r\n".join((_status_line(status), *lines, b"", b""))
+
+    def _complete(self, last: bytes) -> None:
+        cycle = self._cycle
+        if self.gone or cycle.response_complete:
+            return
+        self._transport.write(last)
+        self._source = None
+        cycle.response_complete = True
+        if not cycle.keep_alive:
+            self._transport.close()
+        cycle.on_response()
+
+    # The request.
+
+    async def _run(self) -> None:
+        scope = self._scope
+        try:
+            await self._serve()
+        except EvenstepError as error:
+            self.answer(dialect_of(scope["path"]).error(error_answer(error)))
+        except asyncio.CancelledError:  # the server ends, and has waited long enough
+            if not (self.gone or self._cycle.response_started):
+                self.answer(error_answer(_ending()))
+        except Exception:
+            log.exception("a request failed")
+            self._fail()
+        finally:
+            self._hot.requests.end(scope)
+
+    async def _serve(self) -> None:
+        context, scope = self._hot.context, self._scope
+        if context.lifecycle.closed:
+            raise _ending()
+        key = None if context.door is None else context.door.enter(scope)
+        try:
+            relay = relay_of(context, scope, await self._body())
+            await relay.serve(self)
+        finally:
+            if context.door is not None:
+                context.door.leave(key)
+
+    async def _body(self) -> bytes:
+        cycle = self._cycle
+        if cycle.more_body:
+            if cycle.waiting_for_100_continue:
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                cycle.waiting_for_100_continue = False
+            self._body_there = asyncio.get_running_loop().create_future()
+            await self._body_there
+        return bytes(cycle.body)
+
+    def _fail(self) -> None:
+        if self._cycle.response_started:
+            self._transport.close()
+        else:
+            body = error_body("internal error", "InternalServerError", 500)
+            self.answer(Answer(500, body, ((b"content-type", b"application/json"),)))
+
+
+def _ending() -> NoWorkerError:
+    return NoWorkerError("the router is ending; retry")
+
+
+@cache
+def _status_line(status: int) -> bytes:
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}".encode()
