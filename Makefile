@@ -10,7 +10,7 @@ PURE := $(addprefix router/,types.py policy.py access/keys.py access/limits.py a
 	$(addprefix loadgen/diagnose/,window.py findings.py prospects.py verdict.py comparison.py)
 
 .NOTPARALLEL:
-.PHONY: help venv engine prometheus up demo figures test test-fast test-engine soak check format bench bench-router clean
+.PHONY: help venv engine prometheus up demo figures test test-fast test-engine test-planes soak check format bench bench-router clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,9 @@ PURE_COVERAGE = echo "pure core, gate at 100 % of lines and branches:"; \
 
 test-engine: engine  ## the slow proofs on real vLLM
 	REQUIRE_ENGINE=1 $(PYTEST) -m "engine and slow"
+
+test-planes: engine  ## what a client may rely on, on the data plane that is not the default
+	EVENSTEP_DATA_PLANE=asgi REQUIRE_ENGINE=1 $(PYTEST) -m "planes and not slow"
 
 soak: $(READY)  ## the long runs on emulated workers
 	$(PYTEST) -m "slow and not engine"

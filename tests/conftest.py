@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from router.cli import main
 from tests.support import plugin_engine
+from tests.support.planes import LONG, QUICK, VARIABLE, planes_of
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -36,6 +37,26 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-seed", type=int, default=1, help="what the chaos tests go by [1]")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if planes := planes_of(metafunc.module.__name__):
+        metafunc.parametrize("data_plane", planes, indirect=True, scope="module", ids=str)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in QUICK | LONG:
+            item.add_marker(pytest.mark.planes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data_plane(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The data plane of routers that are started meanwhile, where a test is told which."""
+    with pytest.MonkeyPatch.context() as patch:
+        if plane := getattr(request, "param", ""):
+            patch.setenv(VARIABLE, plane)
+        yield
 
 
 @pytest.fixture

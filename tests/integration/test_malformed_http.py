@@ -15,7 +15,7 @@ BEFORE = VALID.replace(b" HTTP/1.1", b"?before HTTP/1.1")
 
 
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+def front(data_plane: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     with fronted(tmp_path_factory.mktemp("malformed"), *LIMIT_FLAGS) as front:
         yield front
 

@@ -116,7 +116,7 @@ def test_others_are_served_while_two_hundred_are_held(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+def hasty(data_plane: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """A router that waits for a second at most, and for no more than 20 clients beside them."""
     limits = ("--header-timeout", "1", "--body-timeout", "1", "--keep-alive-timeout", "1")
     most = ("--max-connections", str(HELD + 20))
