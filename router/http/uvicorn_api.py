@@ -34,7 +34,9 @@ PROTOCOL = (
 )
 CYCLE = (
     "body",
+    "default_headers",
     "disconnected",
+    "flow",
     "keep_alive",
     "message_event",
     "more_body",
@@ -42,8 +44,10 @@ CYCLE = (
     "response_complete",
     "response_started",
     "scope",
+    "transport",
     "waiting_for_100_continue",
 )
+FLOW = ("write_paused",)
 STATE = ("connections", "default_headers", "tasks", "total_requests")
 # Those that are overridden or called, with their parameters.
 PROTOCOL_METHODS = {
@@ -81,6 +85,7 @@ def missing(
         *_too_old(version),
         *_absent(protocol, PROTOCOL),
         *_absent(cycle, CYCLE),
+        *_absent(FlowControl, FLOW),
         *_absent(ServerState, STATE),
         *_other(protocol, PROTOCOL_METHODS),
         *_other(FlowControl, FLOW_METHODS),
