@@ -230,6 +230,7 @@ class Dispatcher:
     def end(self, request: Request, outcome: Outcome) -> None:
         """See ``DispatchPort.end``."""
         if self.cluster.phase(request.id) is not Phase.ENDED:
+            self.lanes.incoming.read()  # its last tokens
             self.lanes[request.group].stats.outcomes[outcome] += 1
             self.lanes.take_sent(request.id)
             self.apply(Ended(request.id, outcome, self._clock()))
@@ -248,6 +249,7 @@ class Dispatcher:
 
     def energy_j(self, request: Request) -> float | None:
         """See ``DispatchPort.energy_j``."""
+        self.lanes.incoming.read()
         return self.cluster.energy_j(request.id)
 
     def first_byte(self, request: Request, now_s: float) -> None:

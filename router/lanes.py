@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 from router.cluster import Cluster
 from router.decider import Clock, Decider
@@ -33,6 +34,28 @@ DISSOLVED_S = 60.0
 _BARRIER_SKEW_S = 0.002
 
 
+class Incoming(Protocol):
+    """What the engines say; it comes to ``Dispatcher.apply`` some time after it has arrived."""
+
+    def read(self) -> None:
+        """Take in what has arrived: something is decided by it."""
+        ...
+
+    def hasten(self) -> None:
+        """Take in soon what arrives from now on: requests wait for it."""
+        ...
+
+
+class _Nothing:
+    """Nothing comes but what is told."""
+
+    def read(self) -> None:
+        """See ``Incoming.read``."""
+
+    def hasten(self) -> None:
+        """See ``Incoming.hasten``."""
+
+
 class Lanes:
     """Holds the pools, and starts the rounds; everything runs on one event loop.
 
@@ -41,6 +64,9 @@ class Lanes:
         make: a lane for a group.
         settings: see ``DispatchSettings``; also an attribute.
         clock: seconds, monotonic.
+
+    Attributes:
+        incoming: what rounds are held by.
     """
 
     def __init__(
@@ -53,6 +79,7 @@ class Lanes:
         self._cluster = cluster
         self._clock = clock
         self.settings = settings
+        self.incoming: Incoming = _Nothing()
         self._make = make
         self._lanes: dict[str, Lane] = {}
         self._deciders: dict[str, Decider] = {}
@@ -138,6 +165,11 @@ class Lanes:
 
     # who is where
 
+    @property
+    def waiting(self) -> bool:
+        """Requests wait, of whatever group."""
+        return any(lane.pool for lane in self)
+
     def get(self, group: str) -> Lane | None:
         """A group's lane, None if it is not there any more."""
         return self._lanes.get(group)
@@ -197,11 +229,16 @@ class Lanes:
 
     def hold_round(self, lane: Lane) -> None:
         """Send who can be sent now."""
+        self.incoming.read()
         if lane.timer is not None:
             lane.timer.cancel()
             lane.timer = None
-        if not self._has_room_behind(lane):
-            return
+        if self._has_room_behind(lane):
+            self._assign(lane)
+        if lane.pool:
+            self.incoming.hasten()
+
+    def _assign(self, lane: Lane) -> None:
         now = self._clock()
         assignments = lane.decider.decide(now, self._clock)
         for assignment in assignments:

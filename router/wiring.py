@@ -162,7 +162,9 @@ def sources(
         time.monotonic,
         keys,
         lambda worker_id: cluster.worker(worker_id).live,
+        lambda: dispatcher.lanes.waiting,
     )
+    dispatcher.lanes.incoming = snapshots
     gauges = GaugeReader(
         settings.workers,
         dispatcher.apply,

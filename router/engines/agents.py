@@ -11,7 +11,8 @@ import zmq
 
 from router.energy.joules import METER_SILENT_S
 from router.engines.curve import KeyPair
-from router.engines.streams import OPTIONS, Socket
+from router.engines.socket_reader import Socket
+from router.engines.streams import OPTIONS
 from router.errors import SnapshotError
 from router.types import PowerTold, WorkerSpec
 from router.wire import PowerMessage, decode_power

@@ -5,18 +5,14 @@ message is told by its epoch: each worker's own answers to requests for full sna
 socket of its own, make that known. Workers of different keys do not share a socket, so that none
 can speak for another's.
 
-The sockets' file descriptors are watched together, by one epoll that the event loop watches: what
-comes within a millisecond is read in one go, since waking up costs more than a snapshot does, and
-futures of ``zmq.asyncio`` would cost more still. ZMQ signals a descriptor once, not per message,
-and any call on a socket may eat the signal: so sockets are read until they are empty, after a send
-as well; each worker has its turn, for ranks that step together to stay together when read late.
+Each worker has its turn when several messages have come, for ranks that step together to stay
+together when read late; see ``socket_reader`` for when that is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import select
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -26,7 +22,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from router.engines.curve import KeyPair
 from router.engines.identity import given_names
-from router.engines.streams import FULL_INTERVAL_S, OPTIONS, SILENCE_S, Channel, Socket, Stream
+from router.engines.socket_reader import Socket, SocketReader
+from router.engines.streams import FULL_INTERVAL_S, OPTIONS, SILENCE_S, Channel, Stream
 from router.errors import ConfigError, SnapshotError
 from router.types import Snapshot, SnapshotReceived, WorkerSpec
 from router.wire import decode
@@ -37,8 +34,6 @@ FULL_INTERVAL_MAX_S = 5.0
 # Longer than the second after which an engine says something even if nothing changes.
 SILENT_S = 1.5
 
-_BATCH = 256
-_PAUSE_S = 0.001
 _NOBLOCK = int(zmq.NOBLOCK)
 _REASONS = 16
 # Four for each worker at most: two, and two for a monitor.
@@ -53,7 +48,6 @@ _KEYS_DIFFER = (
     "the engine and this router do not accept each other's keys: see that server_key is the "
     "engine's public key, and that the engine's allowed_keys have this router's"
 )
-_Reader = Callable[[], bool]
 
 
 class SnapshotClient:
@@ -68,6 +62,7 @@ class SnapshotClient:
         clock: seconds, monotonic.
         keys: the router's CURVE keys, for workers that have a server key.
         up: whether a worker's engine answers: else nothing can be expected of it.
+        awaited: whether requests wait for what the engines say.
 
     Attributes:
         received: snapshots that were understood.
@@ -87,6 +82,7 @@ class SnapshotClient:
         clock: Callable[[], float],
         keys: KeyPair | None = None,
         up: Callable[[str], bool] = lambda _: True,
+        awaited: Callable[[], bool] = lambda: True,
     ) -> None:
         self.received = 0
         self.received_bytes = 0
@@ -105,8 +101,7 @@ class SnapshotClient:
         self._channels: dict[str | None, Channel] = {}
         self._reasons: defaultdict[str, set[str]] = defaultdict(set)
         self._context: zmq.Context[Socket] | None = None
-        self._readable = select.epoll()
-        self._readers: dict[int, _Reader] = {}
+        self._sockets = SocketReader(clock, awaited)
 
     def start(self) -> None:
         """Connect to all workers; call it on the event loop.
@@ -122,7 +117,15 @@ class SnapshotClient:
         for spec in self._specs.values():
             if spec.snapshots is not None:
                 self._open(spec, spec.snapshots, names[spec.id])
-        self._listen()
+        self._sockets.start()
+
+    def read(self) -> None:
+        """Take in what has come, to decide by it; no-op within a millisecond of the last time."""
+        self._sockets.read()
+
+    def hasten(self) -> None:
+        """Requests wait from now on: take in soon what comes."""
+        self._sockets.hasten()
 
     def join(self, spec: WorkerSpec) -> None:
         """One more worker.
@@ -168,7 +171,7 @@ class SnapshotClient:
         if spec.server_key not in self._channels:
             channel = Channel(self._socket(zmq.SUB, spec, {zmq.SUBSCRIBE: b""}))
             self._channels[spec.server_key] = channel
-            self._watch(channel.socket, partial(self._take_turns, channel))
+            self._sockets.watch(channel.socket, partial(self._take_turns, channel))
         channel = self._channels[spec.server_key]
         # While nobody answers, one request waits for the engine, not one for every interval.
         dealer = self._socket(zmq.DEALER, spec, {zmq.SNDHWM: 1})
@@ -176,23 +179,19 @@ class SnapshotClient:
         channel.streams.append(stream)
         if spec.server_key is not None:
             stream.monitor = dealer.get_monitor_socket(_HANDSHAKES)
-            self._watch(stream.monitor, partial(self._observe, stream, stream.monitor))
-        self._watch(dealer, partial(self._take_answer, stream))
+            self._sockets.watch(stream.monitor, partial(self._observe, stream, stream.monitor))
+        self._sockets.watch(dealer, partial(self._take_answer, stream))
         stream.dial()
         self._ask(stream)
         self._look(stream)
 
     def close(self) -> None:
         """Disconnect; what is on its way is dropped."""
-        loop = asyncio.get_running_loop()
         for stream in self._streams.values():
             stream.cancel_timers()
         self._streams.clear()
         self._channels.clear()
-        self._readers.clear()
-        if not self._readable.closed:
-            loop.remove_reader(self._readable)
-            self._readable.close()
+        self._sockets.close()
         if self._context is not None:
             self._context.destroy(linger=0)
 
@@ -205,47 +204,15 @@ class SnapshotClient:
             self._keys.secure(socket, spec.server_key)
         return socket
 
-    def _watch(self, socket: Socket, read: _Reader) -> None:
-        fd = socket.fileno()
-        self._readers[fd] = read
-        self._readable.register(fd, select.EPOLLIN)
-        self._read_soon(socket)
-
     def _close(self, stream: Stream) -> None:
         for socket in (stream.dealer, stream.monitor):
             if socket is not None:
-                self._forget(socket)
+                self._sockets.forget(socket)
         stream.close()
         if not stream.channel.streams:
             del self._channels[stream.spec.server_key]
-            self._forget(stream.channel.socket)
+            self._sockets.forget(stream.channel.socket)
             stream.channel.socket.close(linger=0)
-
-    def _forget(self, socket: Socket) -> None:
-        fd = socket.fileno()
-        self._readable.unregister(fd)
-        del self._readers[fd]
-
-    def _read_soon(self, socket: Socket) -> None:
-        asyncio.get_running_loop().call_soon(self._read, [self._readers[socket.fileno()]])
-
-    def _listen(self) -> None:
-        if not self._readable.closed:
-            asyncio.get_running_loop().add_reader(self._readable, self._wake)
-
-    def _wake(self) -> None:
-        """Read all sockets that have something, then let more come together."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._readable)
-        loop.call_later(_PAUSE_S, self._listen)
-        self._read([self._readers[fd] for fd, _ in self._readable.poll(0)])
-
-    def _read(self, readers: list[_Reader]) -> None:
-        for _ in range(_BATCH):
-            if not readers:
-                return
-            readers = [read for read in readers if read()]
-        asyncio.get_running_loop().call_soon(self._read, readers)
 
     def _observe(self, stream: Stream, monitor: Socket) -> bool:
         """Take in how a handshake has ended; True if there may be more."""
@@ -304,7 +271,7 @@ class SnapshotClient:
             if stream.miss(now_s):
                 log.warning("%s: %s", stream.name, stream.silence)
         for socket in (stream.channel.socket, stream.dealer):
-            self._read_soon(socket)  # asking may have eaten a signal
+            self._sockets.read_soon(socket)  # asking may have eaten a signal
         stream.looked = asyncio.get_running_loop().call_later(SILENCE_S, self._look, stream)
 
     def _introduce(self, channel: Channel) -> None:
@@ -364,7 +331,7 @@ class SnapshotClient:
             self.full_requests += 1
         except zmq.Again:
             pass  # the last request has not left yet
-        self._read_soon(stream.dealer)
+        self._sockets.read_soon(stream.dealer)
         stream.asked = asyncio.get_running_loop().call_later(
             stream.interval_s, self._ask_again, stream
         )

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 import zmq
 
 from router.engines.identity import foreign_stream
+from router.engines.socket_reader import Socket
 from router.errors import ConfigError
 from router.types import Snapshot, WorkerSpec
 from router.wire import full_endpoint
@@ -28,8 +29,6 @@ OPTIONS: Mapping[int, int] = {
     # dialled anew.
 }
 """Of every socket on which the router listens."""
-
-Socket = zmq.Socket[bytes]
 
 
 class Channel:

@@ -1,6 +1,7 @@
 """What it costs the router to take in all state streams: the share of one core.
 
     python tests/bench/bench_ingest.py [--workers 256] [--steps 50] [--running 72] [--seconds 20]
+    python tests/bench/bench_ingest.py --workers 8 --spread  # engines that share no barrier
 
 Publishers in processes of their own send real deltas over ZMQ, each worker --steps times a second,
 with --running requests of 200 tokens each on average: those that end are replaced. Half of the
@@ -20,6 +21,7 @@ import multiprocessing
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -101,21 +103,25 @@ def _token(worker: int, serial: int) -> str:
     return f"es-{worker:08x}{serial:012x}"
 
 
-def publish(endpoints: dict[int, str], running: int, steps: float, stop: Event) -> None:
-    """Step some workers at a rate until told to stop."""
+def publish(
+    endpoints: dict[int, str], running: int, steps: float, begins_s: Sequence[float], stop: Event
+) -> None:
+    """Step some workers at a rate until told to stop, each so long after the others begin."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 4 * len(endpoints) + 16)
     workers = [Worker(number, endpoint, running, context) for number, endpoint in endpoints.items()]
     due_s = time.monotonic()
     while not stop.is_set():
-        for worker in workers:
+        for worker, begin_s in zip(workers, begins_s, strict=True):
+            time.sleep(max(0.0, due_s + begin_s - time.monotonic()))
             worker.step()
         due_s += 1 / steps
-        time.sleep(max(0.0, due_s - time.monotonic()))
     context.destroy(linger=0)
 
 
-async def ingest(endpoints: dict[int, str], running: int, seconds: float) -> dict[str, float]:
+async def ingest(
+    endpoints: dict[int, str], running: int, seconds: float, *, awaited: bool
+) -> dict[str, float]:
     """Take in the streams; figures of the time after the first seconds."""
     specs = tuple(
         WorkerSpec(f"w{number}", f"http://w{number}", rank=number, snapshots=endpoint)
@@ -125,7 +131,11 @@ async def ingest(endpoints: dict[int, str], running: int, seconds: float) -> dic
     cluster = Cluster(specs)
     dispatcher = make_dispatcher(settings, cluster)
     client = SnapshotClient(
-        specs, dispatcher.apply, lambda i: cluster.worker(i).full_wanted, time.monotonic
+        specs,
+        dispatcher.apply,
+        lambda i: cluster.worker(i).full_wanted,
+        time.monotonic,
+        awaited=lambda: awaited,
     )
     for number, spec in zip(endpoints, specs, strict=True):
         dispatcher.apply(WorkerUp(spec.id))
@@ -161,6 +171,8 @@ def main() -> None:
     parser.add_argument("--steps", type=float, default=50.0, help="of each worker in a second")
     parser.add_argument("--running", type=int, default=72, help="requests on each worker")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--awaited", action="store_true", help="as while requests wait")
+    parser.add_argument("--spread", action="store_true", help="steps one worker after the other")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
@@ -176,15 +188,18 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     endpoints = {number: f"ipc://{folder}/{number}" for number in range(arguments.workers)}
     spawn = multiprocessing.get_context("spawn")
     stop = spawn.Event()
-    shares = [dict(list(endpoints.items())[i::PUBLISHERS]) for i in range(PUBLISHERS)]
-    publishers = [
-        spawn.Process(target=publish, args=(share, arguments.running, arguments.steps, stop))
-        for share in shares
-    ]
+    apart_s = 1 / arguments.steps / arguments.workers if arguments.spread else 0.0
+    publishers = []
+    for i in range(PUBLISHERS):
+        share = dict(list(endpoints.items())[i::PUBLISHERS])
+        begins_s = [number * apart_s for number in share]
+        told = share, arguments.running, arguments.steps, begins_s, stop
+        publishers.append(spawn.Process(target=publish, args=told))
     for publisher in publishers:
         publisher.start()
     try:
-        figures = uvloop.run(ingest(endpoints, arguments.running, arguments.seconds))
+        flags = endpoints, arguments.running, arguments.seconds
+        figures = uvloop.run(ingest(*flags, awaited=arguments.awaited))
     finally:
         stop.set()
         for publisher in publishers:

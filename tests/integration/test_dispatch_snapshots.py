@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
+from router.group import Group
+from router.types import Outcome, Request
+from router.worker import Worker
 from tests.support.core import part, running, token
 from tests.support.dispatching import Rig, sent_to, settle
 from tests.support.scripted import soon
@@ -101,3 +105,81 @@ async def test_progress_counts_where_no_snapshot_does() -> None:
     rig.dispatcher.progress(asking, 32)
 
     assert rig.cluster.worker("a").load_tokens == 132
+
+
+class Late:
+    """Snapshots that have arrived, and have not been read."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.unread: list[Callable[[], None]] = []
+        self.hastened = 0
+        rig.dispatcher.lanes.incoming = self
+
+    def read(self) -> None:
+        unread, self.unread = self.unread, []
+        for each in unread:
+            each()
+
+    def hasten(self) -> None:
+        self.hastened += 1
+
+
+async def test_a_round_goes_by_what_has_come_by_then() -> None:
+    rig = Rig({"a": 1, "b": 1})
+    rig.report("a", 1)
+    rig.report("b", 1, running(part(91)))
+    late = Late(rig)
+    late.unread = [lambda: rig.report("a", 2, running(part(92))), lambda: rig.report("b", 2)]
+
+    _, waiter = rig.submit(0)
+    await settle()
+
+    assert sent_to(waiter) == "b"
+    assert (rig.stats.rounds, late.hastened) == (1, 0)
+
+
+async def test_who_has_to_wait_has_snapshots_read_soon() -> None:
+    rig = Rig({"a": 1})
+    rig.report("a", 1, running(part(90)))
+    late = Late(rig)
+    _, waiter = rig.submit(0)
+    await settle()
+
+    assert not waiter.done()
+    assert late.hastened == 1
+    assert rig.dispatcher.lanes.waiting
+
+
+class Ends:
+    """Tokens of the requests that end."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.tokens: list[tuple[int, int]] = []
+        rig.cluster.watchers.append(self)
+
+    def dispatched(self, request: Request) -> None: ...
+
+    def first_byte(self, request: Request) -> None: ...
+
+    def joined(self, group: Group) -> None: ...
+
+    def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
+        assert worker is not None
+        self.tokens.append(worker.served(request.id, complete=True))
+
+
+async def test_the_last_tokens_of_a_request_count_though_they_are_read_late() -> None:
+    rig = Rig({"a": 1})
+    rig.report("a", 1)
+    late, ends = Late(rig), Ends(rig)
+    asking, _ = rig.submit(0)
+    await settle()
+    engine_id = f"cmpl-{asking.id}-0-1a2b3c4d"
+    late.unread = [
+        lambda: rig.report("a", 2, running(engine_id, generated_tokens=7)),
+        lambda: rig.report("a", 3, finished=(engine_id,)),
+    ]
+
+    rig.dispatcher.end(asking, Outcome.COMPLETED)
+
+    assert ends.tokens == [(100, 8)]
