@@ -38,6 +38,12 @@ class Connection(asyncio.Protocol):
         headers: of the answer, as sent.
     """
 
+    __slots__ = (
+        *("_buffered_bytes", "_chunks", "_done", "_error", "_framed", "_head_bytes", "_idle"),
+        *("_parser", "_paused", "_refused", "_reusable", "_sink", "_transport", "_waiter"),
+        *("headers", "heard", "status"),
+    )
+
     def __init__(self, idle: list[Connection]) -> None:
         self._idle = idle
         self._transport: asyncio.Transport | None = None
@@ -78,7 +84,7 @@ class Connection(asyncio.Protocol):
             if self._head_bytes > _MOST_HEAD_BYTES:
                 self._fail("the engine's answer has a head without an end")
         elif self._sink is not None:
-            self._deliver(self._sink)
+            self._deliver()
         else:
             self._buffered_bytes += len(data)
             if self._buffered_bytes > _HIGH_WATER_BYTES:
@@ -184,6 +190,10 @@ class Connection(asyncio.Protocol):
         finally:
             self._sink = None
 
+    def divert(self, sink: Sink) -> None:
+        """See ``Response``."""
+        self._sink = sink
+
     def pause(self) -> None:
         """Read no more for now."""
         self._paused = True
@@ -221,10 +231,11 @@ class Connection(asyncio.Protocol):
         chunks, self._chunks = self._chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _deliver(self, sink: Sink) -> None:
+    def _deliver(self) -> None:
+        assert self._sink is not None
         try:
             if self._chunks:
-                sink(self._taken())
+                self._sink(self._taken())
         except Exception as error:  # noqa: BLE001 - whoever pours is told
             self._refused, self._done = error, True
             self.abort()

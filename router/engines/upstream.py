@@ -58,6 +58,11 @@ class Response:
             await self._connection.pour(sink)
             self.close()
 
+    def divert(self, sink: Sink) -> None:
+        """Pour what follows into another sink; called by the one before."""
+        if self._connection is not None:
+            self._connection.divert(sink)
+
     def pause(self) -> None:
         """Take no more of the body for now: whom it is poured to has enough."""
         if self._connection is not None:

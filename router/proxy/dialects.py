@@ -23,6 +23,8 @@ class NamedEventStream(EventStream):
         last: lines that name the last event of a stream.
     """
 
+    __slots__ = ("_bare", "_bearing", "_last")
+
     def __init__(self, bearing: bytes, bare: bytes | None, last: tuple[bytes, ...]) -> None:
         super().__init__()
         self._bearing = bearing
@@ -34,7 +36,8 @@ class NamedEventStream(EventStream):
         found = [at for line in self._last if (at := events.find(line)) >= 0]
         return min(found, default=None)
 
-    def _count(self, data: bytes) -> None:
+    def count(self, data: bytes) -> None:
+        """See ``EventStream``."""
         self.events += data.startswith(b"data:") + data.count(b"\ndata:")
         self.tokens += data.count(self._bearing)
         if self._bare is not None:

@@ -8,7 +8,7 @@ import msgspec
 
 # Nothing inside an event's JSON can look like it: there a line end is written with a backslash.
 _DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]\r?\n")
-_ENDS = (b"\n\n", b"\r\n\r\n")
+ENDS = (b"\n\n", b"\r\n\r\n")
 # A chat's first event, and the one of include_usage, as vLLM writes them: neither bears a token.
 _ROLE = b'"delta":{"role":"assistant","content":""'
 _USAGE = b'"choices":[]'
@@ -23,6 +23,8 @@ class EventStream:
         tokens: those of them that bear tokens, mostly one each.
     """
 
+    __slots__ = ("_held", "_seam", "done", "events", "tokens")
+
     def __init__(self) -> None:
         self.done = False
         self.events = 0
@@ -32,10 +34,20 @@ class EventStream:
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on once these bytes have come; the same bytes, unchanged."""
-        if self._held or not data.endswith(_ENDS):
-            data = self._up_to_last_event(data)
-        if data:
-            self._count(data)
+        events = self.cut(data)
+        if events:
+            self.count(events)
+        return events
+
+    @property
+    def holds(self) -> bool:
+        """There are bytes of an event that has not ended."""
+        return bool(self._held)
+
+    def cut(self, data: bytes) -> bytes:
+        """See ``feed``; what can be passed on is not counted yet."""
+        if self._held or not data.endswith(ENDS):
+            return self._up_to_last_event(data)
         return data
 
     def rest(self) -> bytes:
@@ -47,7 +59,7 @@ class EventStream:
         done = _DONE.search(events)
         return done and done.start() + events[done.start() :].startswith(b"\n")
 
-    def _count(self, data: bytes) -> None:
+    def count(self, data: bytes) -> None:
         """Complete events are passed on."""
         events = data.startswith(b"data:") + data.count(b"\ndata:")
         ends = not self.done and b"[DONE]" in data and _DONE.search(data) is not None
@@ -73,7 +85,7 @@ class EventStream:
 
 
 def _end_of_last_event(data: bytes) -> int:
-    return max((data.rfind(end) + len(end) for end in _ENDS if end in data), default=0)
+    return max((data.rfind(end) + len(end) for end in ENDS if end in data), default=0)
 
 
 def with_comment(events: bytes, at: int | None, comment: bytes) -> bytes:

@@ -70,6 +70,11 @@ class Exchange:
         cycle: uvicorn's account of it, kept for its protocol.
     """
 
+    __slots__ = (
+        *("_body_there", "_cycle", "_head", "_hot", "_identity", "_line", "_scope", "_source"),
+        *("_transport", "gone", "task"),
+    )
+
     def __init__(self, hot: HotPath, cycle: RequestResponseCycle) -> None:
         self.gone = False
         self._hot = hot

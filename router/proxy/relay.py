@@ -35,6 +35,7 @@ from router.proxy.attempts import Attempt
 from router.proxy.client import Client
 from router.proxy.events import EventStream, with_comment
 from router.proxy.judging import judge_answer, judge_failure
+from router.proxy.passing import Passing
 from router.proxy.relay_context import RelayContext
 from router.proxy.token_times import TokenTimes
 from router.proxy.usage import tokens_of
@@ -76,7 +77,8 @@ class Relay:
         self._failed = False
         self._stream_down: EventStream | None = None
         self._told_tokens = 0
-        self._times: TokenTimes | None = None
+        self._times: TokenTimes
+        self._passing: Passing | None = None
 
     async def serve(self, client: Client) -> None:
         """Get the answer, and give it to the client; cancelled: as far as it is.
@@ -117,6 +119,7 @@ class Relay:
     def _cut_short(self, error: EvenstepError, outcome: Outcome) -> None:
         """End it by this error, if it is not at its end just now."""
         stream = self._stream_down
+        self._count()
         done = stream is not None and stream.done
         self._context.port.withdraw(self._request, Outcome.COMPLETED if done else outcome)
         if not self._headed:
@@ -207,12 +210,13 @@ class Relay:
         except UpstreamError as error:
             if not self._started:
                 raise
+            self._count()
             if not stream.done:
                 self._break_off(worker, error, stream)
                 return
         self._begin(response)
-        if self._times is not None:
-            self._times.end()
+        self._count()
+        self._times.end()
         # Shorter than what is told in between, most answers would count as nothing.
         self._context.port.progress(self._request, stream.tokens)
         self._end(Outcome.COMPLETED)
@@ -226,7 +230,10 @@ class Relay:
             self._headed = True
 
     def _pour(self, chunk: bytes) -> None:
-        """Bytes of a stream have come; called for each read, and by no coroutine."""
+        """Bytes of a stream have come, of which nothing has been passed on; no coroutine calls it.
+
+        Of a metered request all that follows comes here, too: the last event is looked for.
+        """
         stream = self._stream_down
         assert stream is not None
         if events := stream.feed(chunk):
@@ -236,15 +243,27 @@ class Relay:
         if not self._started:
             self._look_at_first(events)
             self._begin(self._response)
-        if self._times is not None:
-            self._times.passed(stream.tokens, self._context.clock())
+        clock = self._context.clock
+        self._times.passed(stream.tokens, clock())
         if self._request.metered and stream.done:
             comment = ENERGY_HEADER + b": " + self._energy()
             events = with_comment(events, stream.end(events), comment)
         self._client.send(events)
-        if stream.tokens - self._told_tokens >= _PROGRESS_TOKENS:
-            self._told_tokens = stream.tokens
-            self._context.port.progress(self._request, stream.tokens)
+        self._tell(stream.tokens)
+        if not self._request.metered:
+            self._passing = Passing(stream, self._times, self._client.send, clock, self._tell)
+            self._response.divert(self._passing.take)
+
+    def _tell(self, tokens: int) -> None:
+        """So many have been passed on by now; the dispatcher hears of it now and then."""
+        if tokens - self._told_tokens >= _PROGRESS_TOKENS:
+            self._told_tokens = tokens
+            self._context.port.progress(self._request, tokens)
+
+    def _count(self) -> None:
+        """Have all counted that has been passed on."""
+        if self._passing is not None:
+            self._passing.count()
 
     def _break_off(self, worker: WorkerSpec, error: UpstreamError, stream: EventStream) -> None:
         """End a stream that has begun: its tokens cannot be taken back, so say what happened."""

@@ -13,6 +13,8 @@ class TokenTimes:
         answers: that come in it; between tokens of several there is no telling whose they are.
     """
 
+    __slots__ = ("_answers", "_first_s", "_last_s", "_stats", "_tokens")
+
     def __init__(self, stats: TokenStats, answers: int) -> None:
         self._stats = stats
         self._answers = answers
