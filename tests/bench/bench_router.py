@@ -37,18 +37,20 @@ from typing import Any
 
 from tests.support.router_bench.targets import (
     KEY,
+    OTHER_CORE,
+    ROUTER_CORE,
     TARGETS,
     Fleet,
     Target,
     cpu_s,
     memory_mb,
+    pinned,
     processes,
 )
 from tests.support.server import Server, free_port, starting, wait_ready, wait_until
 
 ENGINES = 8
 SLOTS = 128
-ROUTER_CORE, OTHER_CORE = "0", "1"
 TESTS = {
     "unary": ("--clients", "64"),
     "unary1": ("--clients", "1"),
@@ -173,11 +175,6 @@ def ask(target: Running, flags: Sequence[str], seconds: float) -> dict[str, floa
     done = subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE)
     told: dict[str, float] = json.loads(done.stdout)
     return told
-
-
-def pinned(core: str) -> list[str]:
-    """Before a command: on which core it runs, if there are two."""
-    return ["taskset", "-c", core] if (os.cpu_count() or 1) > 1 else []
 
 
 def median(rows: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from deploy.engine.build import cache_folder, ensure, run
 
 KEY = "sk-bench-0123456789abcdef"
+ROUTER_CORE, OTHER_CORE = "0", "1"
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ TARGETS = {
         f"{_SGLANG}, round_robin", _rust(_SGLANG, *_LAUNCH, "--log-level", "warn")
     ),
 }
+
+
+def pinned(core: str) -> list[str]:
+    """Before a command: on which core it runs, if there are two."""
+    return ["taskset", "-c", core] if (os.cpu_count() or 1) > 1 else []
 
 
 def installed(package: str) -> Path:
