@@ -117,14 +117,14 @@ class Decider:
     def _outlook(self, views: Sequence[WorkerView]) -> Outlook | None:
         if self.look_ahead is None:
             return None
-        live = self.group.live_workers()
-        slots = sum(worker.slots for worker in live) // len(views)
+        slots = sum(view.slots for view in views) // len(views)
         if self.look_ahead.needs_running:
             outlook = self.look_ahead.outlook(self.group.running(), len(views), slots)
+            live = self.group.live_workers()
             if any(worker.foreign.load_tokens for worker in live):
                 foreign = np.array([[worker.foreign.load_tokens] for worker in live])
                 outlook = replace(outlook, work=outlook.work + foreign)
             return outlook
         loads = np.array([view.load_tokens for view in views], dtype=np.float64)
-        requests = np.array([view.requests for view in views], dtype=np.int64)
+        requests = np.array([view.requests for view in views])
         return self.look_ahead.outlook_from_loads(loads, requests, slots)

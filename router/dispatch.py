@@ -117,8 +117,8 @@ class Dispatcher:
             raise deserted.desertion()
         if lane.pool.full:
             self.lanes.hold_round(lane)
-        if lane.pool.full:
-            self._make_place(lane, request)
+            if lane.pool.full:
+                self._make_place(lane, request)
         lane.budget.earn(self._clock())
         self.cluster.apply(Arrived(request))
         return self.lanes.wait(lane, request, request.arrival_s)

@@ -35,7 +35,9 @@ class Recent:
         self._counts = [0] * _SLICES
 
     def _forget(self, now_s: float) -> None:
-        newest = max(self._newest, int(now_s / self._slice_s))
+        newest = int(now_s / self._slice_s)
+        if newest <= self._newest:
+            return
         for number in range(max(self._newest, newest - _SLICES) + 1, newest + 1):
             self._counts[number % _SLICES] = 0
         self._newest = newest

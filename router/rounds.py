@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Protocol, runtime_checkable
+
+from msgspec.structs import replace
 
 from router.errors import PolicyError
 from router.forecast import Outlook
@@ -13,13 +13,6 @@ from router.memory import RoundMemory, receive
 from router.policy import Policy
 from router.tier import Tier
 from router.types import Assignment, Request, WorkerView
-
-
-@runtime_checkable
-class Budgeted(Protocol):
-    """A policy with a budget for a round; ``share`` is what it may use of it for the next tier."""
-
-    share: float
 
 
 def assign(
@@ -35,7 +28,8 @@ def assign(
     A budget for the round is divided among the tiers by the slots that each of them fills.
 
     Args:
-        policy: who chooses.
+        policy: who chooses; one with a budget for a round has an attribute ``share``, which is set
+            to what it may use of that for the next tier.
         tiers: groups of waiting requests, the more urgent first.
         workers: the live workers of one group.
         outlook: their predicted loads, if there is a look-ahead.
@@ -66,6 +60,7 @@ class _Round:
         askable: Set[str],
     ) -> None:
         self._policy = policy
+        self._budgeted = policy if hasattr(policy, "share") else None
         self._askable = askable
         self._workers = workers
         self._outlook = outlook
@@ -78,16 +73,15 @@ class _Round:
 
     def serve(self, tier: Tier, share: float) -> Iterator[Assignment]:
         """Assign a tier; anew what did not fit into the memory of the worker that it was given."""
-        while any(worker.capacity > 0 for worker in self._offered(tier)):
-            offered = self._offered(tier)
+        while _any_open(offered := self._offered(tier)):
             takers = self._memory.takers(tier, offered)
-            if not any(worker.capacity > 0 for worker in takers):
+            if not _any_open(takers):
                 yield from self._enter(self._memory.first_fit(tier, offered), tier)
                 # One is left at least, or somebody would have been offered it.
                 self._memory.keep_room(self._offered(tier))
                 break
-            if isinstance(self._policy, Budgeted):
-                self._policy.share = share
+            if self._budgeted is not None:
+                self._budgeted.share = share
             assignments = self._policy.assign(tier, takers, self._outlook)
             _check(assignments, tier, takers)
             fitting = self._memory.fitting(assignments, tier, takers)
@@ -119,6 +113,10 @@ class _Round:
             self._outlook = self._outlook and self._outlook.after(*self._last, self._workers)
             self._last = None
         return self._workers
+
+
+def _any_open(workers: Sequence[WorkerView]) -> bool:
+    return any(worker.capacity > 0 for worker in workers)
 
 
 def _shares(tiers: Sequence[Tier], workers: Sequence[WorkerView]) -> list[float]:

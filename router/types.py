@@ -1,7 +1,8 @@
 """Values that every part shares: requests, workers, snapshots, events.
 
-Standard library, and msgspec for what travels as bytes. Loads and lengths are in KV tokens, times
-in seconds (``_s``) of whatever clock the caller uses: only differences of one clock are ever taken.
+Standard library, and msgspec for what travels as bytes or is made for every request. Loads and
+lengths are in KV tokens, times in seconds (``_s``) of whatever clock the caller uses: only
+differences of one clock are ever taken.
 """
 
 from __future__ import annotations
@@ -156,8 +157,7 @@ def prefill_stage(group: str) -> str:
     return f"{group}/prefill"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
+class WorkerView(msgspec.Struct, frozen=True, gc=False):
     """A live worker as a policy sees it.
 
     Attributes:
@@ -253,23 +253,20 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     energy_j: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerUp:
+class WorkerUp(msgspec.Struct, frozen=True, gc=False):
     """A worker may be used: it joined, or answered its health check again."""
 
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDown:
+class WorkerDown(msgspec.Struct, frozen=True, gc=False):
     """A worker may not be used any more, if only since one request's connection broke."""
 
     worker_id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFailed:
+class EngineFailed(msgspec.Struct, frozen=True, gc=False):
     """A worker's engine has failed its health checks: what it kept for others is gone."""
 
     worker_id: str
@@ -283,8 +280,7 @@ class SnapshotReceived(msgspec.Struct, frozen=True, gc=False):
     received_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class GaugesReceived:
+class GaugesReceived(msgspec.Struct, frozen=True, gc=False):
     """The gauges of a worker without fresh snapshots were read; None: they could not be."""
 
     worker_id: str
@@ -301,15 +297,13 @@ class PowerTold(msgspec.Struct, frozen=True, gc=False):
     received_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True, gc=False):
     """A request came, and waits for a worker."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatched:
+class Dispatched(msgspec.Struct, frozen=True, gc=False):
     """A request that waited was sent to a worker; ``time_s`` of these events: None, not told."""
 
     request_id: str
@@ -317,16 +311,14 @@ class Dispatched:
     time_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
+class Progressed(msgspec.Struct, frozen=True, gc=False):
     """A request's stream has shown this many output tokens so far (workers without snapshots)."""
 
     request_id: str
     generated_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class PromptCounted:
+class PromptCounted(msgspec.Struct, frozen=True, gc=False):
     """An engine's answer says how many tokens the prompt of a one-slot request has.
 
     ``output_tokens`` are those of the answer where it came as a whole, 0 where it says nothing.
@@ -337,8 +329,7 @@ class PromptCounted:
     output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Prefilled:
+class Prefilled(msgspec.Struct, frozen=True, gc=False):
     """A prompt is computed, its KV kept until then if at all: its request, ``ready``, waits."""
 
     request_id: str
@@ -347,15 +338,13 @@ class Prefilled:
     time_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(msgspec.Struct, frozen=True, gc=False):
     """A decode worker has the KV of a request's prompt: the prefill worker need not keep it."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+class Returned(msgspec.Struct, frozen=True, gc=False):
     """A request is to be assigned anew, as ``again``: it had not had its first byte."""
 
     request_id: str
@@ -363,8 +352,7 @@ class Returned:
     time_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """A request ended, while it waited or after."""
 
     request_id: str
@@ -372,8 +360,7 @@ class Ended:
     time_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FeedStale:
+class FeedStale(msgspec.Struct, frozen=True, gc=False):
     """A worker's snapshots have stopped; until the next one the router's own counts hold."""
 
     worker_id: str

@@ -316,18 +316,17 @@ class Worker:
 
     def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
         """What a policy sees of it, if so many may queue in the engine."""
-        requests = self.requests
-        free = max(0, self.slots + overcommit - requests)
+        requests, slots, pooled = self.requests, self.slots, dispatch is Dispatch.POOL
         shown = self.feed or self.foreign.gauges
         return WorkerView(
             id=self.spec.id,
             load_tokens=self.load_tokens,
             requests=requests,
-            capacity=self._capacity(free if dispatch is Dispatch.POOL else UNBOUNDED),
+            capacity=self._capacity(max(0, slots + overcommit - requests) if pooled else UNBOUNDED),
             waiting=shown.waiting if shown else 0,
             kv_usage=shown.kv_usage if shown else 0.0,
-            admissible_tokens=self._admissible_tokens() if dispatch is Dispatch.POOL else None,
-            slots=self.slots,
+            admissible_tokens=self._admissible_tokens() if pooled else None,
+            slots=slots,
             service_rate=self.service.per_s,
             rate_error=self.service.error,
         )

@@ -63,9 +63,9 @@ class Instance:
     def objective(self, places: Ints) -> float:
         """The objective's value for the candidates' places."""
         loads = self.loads_after(places)
-        mean = loads.mean(axis=0)
-        idle = len(loads) * loads.max(axis=0) - loads.sum(axis=0)
-        spread = ((loads - mean) ** 2).sum(axis=0)
+        total = loads.sum(axis=0)
+        idle = len(loads) * loads.max(axis=0) - total
+        spread = ((loads - total / len(loads)) ** 2).sum(axis=0)
         return float(self.weights @ (idle + self.tie_weight * spread))
 
 
@@ -95,11 +95,13 @@ def solve(instance: Instance, moves: int = DEFAULT_MOVES) -> Solution:
         moves: the budget, in costs that are worked out for one step; K steps count as
             (K + 5) / 6 of them. The first filling is never cut short.
     """
-    from router.policies.search import read_off, search
-
     workers, places = len(instance.loads), np.full(len(instance.candidates), -1, dtype=np.int64)
     if not workers or not len(places):
         return Solution(places, instance.objective(places) if workers else 0.0, 0)
+    if instance.candidates.shape == (1, 1):
+        return _alone(instance)
+    from router.policies.search import read_off, search
+
     kinds = _kinds(instance)
     # In this order none depends on how the workers are numbered.
     ranked = np.lexsort((instance.capacity, instance.loads @ instance.weights))
@@ -108,6 +110,17 @@ def solve(instance: Instance, moves: int = DEFAULT_MOVES) -> Solution:
     read_off(state.item_kind, ranked[state.item_worker], kinds.order, kinds.first, places)
     cost = float(state.cost[0]) if instance.weights.any() else 0.0
     return Solution(places, cost, int(state.counts[1]) // _MOVE)
+
+
+def _alone(instance: Instance) -> Solution:
+    """One candidate and no look-ahead: the least loaded worker with room is best, if there is one.
+
+    Both terms grow with the load of the worker that it enters. Among equals as the search has it.
+    """
+    loads, capacity = instance.loads[:, 0].tolist(), instance.capacity.tolist()
+    open_ = [(loads[i], free, i) for i, free in enumerate(capacity) if free > 0]
+    places = np.array([min(open_)[-1] if open_ else -1])
+    return Solution(places, instance.objective(places), 0)
 
 
 class _Kinds(NamedTuple):

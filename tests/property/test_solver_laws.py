@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -165,6 +166,34 @@ def test_a_step_without_weight_decides_nothing() -> None:
     seen = instance_of([[0.0], [90.0]], [[80.0], [10.0]], [1, 0], [1.0])
     blind = instance_of([[0.0, 0.0], [90.0, 0.0]], [[80.0, 999.0], [10.0, 0.0]], [1, 0], [1.0, 0.0])
     assert solve(seen).places.tolist() == solve(blind).places.tolist() == [0, -1]
+
+
+@given(
+    loads=st.lists(st.integers(0, 9) | st.integers(0, 9000), min_size=1, max_size=9),
+    free=st.lists(st.integers(-1, 3), min_size=9, max_size=9),
+    size=TOKENS,
+    tie_weight=TIE_WEIGHTS,
+)
+@settings(deadline=None)  # the first search loads the kernels
+def test_one_candidate_alone_goes_where_the_search_would_put_it(
+    loads: list[int], free: list[int], size: int, tie_weight: float
+) -> None:
+    alone = Instance(
+        loads=np.array([[load] for load in loads], dtype=np.float64),
+        candidates=np.array([[size]], dtype=np.float64),
+        capacity=np.array(free[: len(loads)], dtype=np.int64),
+        weights=np.ones(1),
+        tie_weight=tie_weight,
+    )
+    searched = replace(  # the same program, with a step that does not count
+        alone,
+        loads=np.repeat(alone.loads, 2, axis=1),
+        candidates=np.repeat(alone.candidates, 2, axis=1),
+        weights=np.array([1.0, 0.0]),
+    )
+    one, other = solve(alone), solve(searched)
+    assert one.places.tolist() == other.places.tolist()
+    assert one.objective == pytest.approx(other.objective)
 
 
 def test_one_that_went_to_the_least_loaded_worker_moves_on() -> None:

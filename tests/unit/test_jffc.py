@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
 
 import pytest
+from msgspec.structs import replace
 
 from router.policies import POLICIES, PolicySettings
 from router.types import Request, WorkerView

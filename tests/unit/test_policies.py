@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from router.policies import ANY, POLICIES, POOL_ONLY, PolicySettings
 from router.policies.baselines import power_of_two, round_robin, uniform, vllm_score_2026

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from router import rounds
@@ -37,7 +38,7 @@ def test_requests_change_the_worker_that_receives_them() -> None:
     assert receive(worker, [request(1, 50, slots=2)]) == WorkerView("a", 1100, 6, 1)
     assert receive(worker, requests([5, 6])) == WorkerView("a", 1011, 6, 1)
     assert receive(worker, []) is worker
-    limited = replace(worker, admissible_tokens=60)
+    limited = msgspec.structs.replace(worker, admissible_tokens=60)
     assert receive(limited, requests([50])).admissible_tokens == 10
     assert receive(limited, requests([70])).admissible_tokens == 0
 
@@ -156,7 +157,10 @@ def test_the_gap_is_between_the_fullest_and_the_least_loaded_open_worker(
 def in_memory(rooms: Sequence[int | None], requests: Sequence[int], slots: int) -> list[WorkerView]:
     """Workers with so many free slots, and so much room for prompts."""
     plain = views([0] * len(rooms), slots, list(requests))
-    return [replace(one, admissible_tokens=room) for one, room in zip(plain, rooms, strict=True)]
+    return [
+        msgspec.structs.replace(one, admissible_tokens=room)
+        for one, room in zip(plain, rooms, strict=True)
+    ]
 
 
 def test_a_worker_is_not_offered_what_its_memory_cannot_take() -> None:
@@ -203,7 +207,7 @@ def test_a_smaller_one_enters_where_the_policys_choice_does_not_fit() -> None:
     waiting = requests([90, 50, 5])
     policy = Scripted([(0, "a")])
     workers = in_memory([60, None], [1, 1], 1)
-    workers[1] = replace(workers[1], capacity=0)
+    workers[1] = msgspec.structs.replace(workers[1], capacity=0)
     assert pairs(rounds.assign(policy, [waiting], workers), waiting) == [(1, "a")]
 
 
@@ -246,6 +250,6 @@ def test_where_no_other_worker_is_left_the_same_one_has_it(askable: str) -> None
 def test_memory_counts_for_those_who_avoid_a_worker_too() -> None:
     """The second does not fit, and a place is kept for it at the worker that it may go to."""
     waiting = [replace(request(i, 60), avoid=frozenset("a")) for i in (1, 2)]
-    room = replace(WorkerView("b", 9, 1, 4), admissible_tokens=100)
+    room = msgspec.structs.replace(WorkerView("b", 9, 1, 4), admissible_tokens=100)
     pool = pooled(*waiting, request(3, 20))
     assert sent(pool, [WorkerView("a", 0, 1, 4), room], "ab") == {1: "b", 3: "a"}

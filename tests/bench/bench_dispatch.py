@@ -1,0 +1,149 @@
+"""What one request costs on the decision side, from its arrival to its end.
+
+    python tests/bench/bench_dispatch.py [--workers 8] [--slots 128] [--running 64] [--seconds 2]
+
+The dispatcher is made as `evenstep serve` makes it, with bfio and its look-ahead, two tenants,
+breakers and the request log's watcher, and is alone on its event loop. Workers have snapshots that
+show --running requests each. Requests come alone, or 64 at a time, are sent, answered and ended:
+CPU time of all that per request, for as many in a round, and of its parts. No HTTP, no snapshots.
+--json FILE writes the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import uvloop
+
+from router.cluster import Cluster
+from router.dispatch import Dispatcher
+from router.request_log import RequestLog, follow
+from router.settings.serve import ServeSettings
+from router.types import (
+    Outcome,
+    Request,
+    RunningRequest,
+    Snapshot,
+    SnapshotReceived,
+    WorkerSpec,
+    WorkerUp,
+)
+from router.wiring import dispatcher as make_dispatcher
+
+TENANTS = "bench", "other"
+ROUNDS_OF = 1, 64
+
+
+class Load:
+    """Requests, and what is said of each to the dispatcher."""
+
+    def __init__(self, dispatcher: Dispatcher, log: RequestLog) -> None:
+        self._dispatcher = dispatcher
+        self._log = log
+        self._serial = 0
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
+
+    async def round(self, number: int) -> None:
+        """Some requests that come together, from their arrival to their end."""
+        requests = [self._request() for _ in range(number)]
+        scopes = [{"method": "POST", "path": "/v1/completions"} for _ in requests]
+        for scope, request in zip(scopes, requests, strict=True):
+            self._log.begin(scope)
+            follow(scope, request, "bench", request.id)
+        began_s = time.process_time()
+        waiters = [self._dispatcher.submit(request) for request in requests]
+        submitted_s = time.process_time()
+        sent = [await waiter for waiter in waiters]
+        decided_s = time.process_time()
+        for request, worker in zip(requests, sent, strict=True):
+            self._answer(request, worker)
+        answered_s = time.process_time()
+        for request in requests:
+            self._dispatcher.end(request, Outcome.COMPLETED)
+        ended_s = time.process_time()
+        for scope in scopes:
+            self._log.end(scope)
+        self.spent_s["submit"] += submitted_s - began_s
+        self.spent_s["round"] += decided_s - submitted_s
+        self.spent_s["answer"] += answered_s - decided_s
+        self.spent_s["end"] += ended_s - answered_s
+
+    def _request(self) -> Request:
+        self._serial += 1
+        return Request(
+            id=f"es-{self._serial:020x}",
+            group="default",
+            prompt_tokens=60 + self._serial * 37 % 900,
+            max_tokens=256,
+            arrival_s=time.monotonic(),
+            text_bytes=240,
+            tenant=TENANTS[self._serial % len(TENANTS)],
+        )
+
+    def _answer(self, request: Request, worker: WorkerSpec) -> None:
+        self._dispatcher.answered(worker.id, request.id)
+        self._dispatcher.first_byte(request, time.monotonic())
+        self._dispatcher.prompt_counted(request, 60, 9)
+
+
+def made(workers: int, slots: int, running: int) -> tuple[Dispatcher, RequestLog]:
+    """A dispatcher whose workers are up, and have said what they run."""
+    specs = tuple(WorkerSpec(f"http://w{i}", f"http://w{i}", slots=slots) for i in range(workers))
+    settings = ServeSettings(workers=specs, policy="bfio")
+    cluster = Cluster(specs, breakers=settings.breakers)
+    dispatcher = make_dispatcher(settings, cluster)
+    log = RequestLog(time.monotonic)
+    cluster.watchers.append(log)
+    for number, spec in enumerate(specs):
+        dispatcher.apply(WorkerUp(spec.id))
+        parts = tuple(
+            RunningRequest(f"cmpl-{number}-{i}", 50 + (number * 131 + i * 71) % 1900, i)
+            for i in range(running)
+        )
+        told = Snapshot("full", "default", "w", number, "e", 1, 1, 0.0, 0.02, running=parts)
+        dispatcher.apply(SnapshotReceived(spec.id, told, time.monotonic()))
+    return dispatcher, log
+
+
+async def measure(arguments: argparse.Namespace) -> dict[str, float]:
+    """CPU microseconds per request, for each size of a round."""
+    figures: dict[str, float] = {}
+    for number in ROUNDS_OF:
+        load = Load(*made(arguments.workers, arguments.slots, arguments.running))
+        for _ in range(200):
+            await load.round(number)
+        load.spent_s.clear()
+        gc.collect()
+        gc.freeze()
+        requests, until_s = 0, time.monotonic() + arguments.seconds
+        while time.monotonic() < until_s:
+            await load.round(number)
+            requests += number
+        parts = {part: 1e6 * spent_s / requests for part, spent_s in load.spent_s.items()}
+        figures |= {f"{number}_{part}_us": each for part, each in parts.items()}
+        figures[f"{number}_us"] = sum(parts.values())
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=128)
+    parser.add_argument("--running", type=int, default=64, help="requests on each worker")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each size of a round")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    figures = uvloop.run(measure(arguments))
+    for name, value in figures.items():
+        print(f"{name:16} {value:8.2f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
