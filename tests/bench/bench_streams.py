@@ -4,10 +4,12 @@
 
 The engines compute nothing: 8 of them, a step a second (an event per stream, and a snapshot), their
 steps spread evenly, so that two cores can take it: 2,000 events a second, 250 of them at once.
-Printed of each data plane: how late a timer of the router's own loop was, every 2 ms, while all
-streams ran (the longest is a stall that every client sees); memory per idle connection and per
-stream, with its connection to the engine (differences of PSS; the kernel's buffers are not in it);
-CPU. Half a minute for a plane. The router has one core, engines and clients have the other.
+Printed of each data plane, while all streams ran: how late a timer of the router's own loop was,
+every 2 ms, and how long it was busy between two of them (that is a stall of the router's own making
+that every client sees; where the machine has other work, it alone counts); memory per idle
+connection and per stream, with its connection to the engine (differences of PSS; the kernel's
+buffers are not in it); CPU. Half a minute for a plane. The router has one core, engines and clients
+have the other.
 """
 
 from __future__ import annotations
@@ -56,8 +58,7 @@ def main() -> None:
     print(f"{idle:,} idle connections, {options.streams:,} streams of an event a second")
     for plane, row in told.items():
         print(
-            f"{plane:7} loop late by p50 {row['p50']:.1f}, p99 {row['p99']:.1f}, "
-            f"p99.9 {row['p99.9']:.1f}, longest {row['longest']:.1f} ms; "
+            f"{plane:7} loop late {shown(row, 'late')}; busy {shown(row, 'busy')}; "
             f"{row['idle_kb']:.1f} kB an idle connection, {row['stream_kb']:.1f} kB a stream; "
             f"{row['memory_mb']:.0f} MB in all, {100 * row['cpu']:.0f} % of a core; "
             f"{row['events']:,.0f} events, {row['errors']:.0f} errors, "
@@ -102,7 +103,7 @@ def measured(plane: str, idle: int, streams: int, seconds: float) -> Figures:
         tell(hears)
         seen = json.loads(said.readline())
     return {
-        **late,
+        **{f"{what}_{share}_ms": ms for what, of in late.items() for share, ms in of.items()},
         "idle_kb": 1024 * (idle_mb - before_mb) / max(1, idle),
         "stream_kb": 1024 * (streaming_mb - idle_mb) / max(1, streams),
         "memory_mb": streaming_mb,
@@ -177,13 +178,19 @@ def tell(hears: IO[str]) -> None:
     hears.flush()
 
 
-def beats(router: Server, folder: Path) -> Figures:
-    """How late the loop was since it was last asked, in milliseconds."""
+def shown(row: Figures, what: str) -> str:
+    """Milliseconds of the loop."""
+    shares = ("p50", "p99", "p99.9", "longest")
+    return ", ".join(f"{share} {row[f'{what}_{share}_ms']:.1f}" for share in shares) + " ms"
+
+
+def beats(router: Server, folder: Path) -> dict[str, Figures]:
+    """How late and how busy the loop was since it was last asked, in milliseconds."""
     file = folder / "beats.json"
     file.unlink(missing_ok=True)
     os.kill(router.process.pid, signal.SIGUSR1)
     wait_until(file.exists, 30, "the heartbeat is told")
-    told: Figures = json.loads(file.read_text())
+    told: dict[str, Figures] = json.loads(file.read_text())
     return told
 
 

@@ -2,7 +2,8 @@
 
     python -m tests.support.router_bench.heartbeat FILE serve --worker …
 
-A timer fires every 2 ms, and how late it is says how long the loop was busy with something else.
+A timer fires every 2 ms. How late it is says how long the loop was away, and the CPU time of its
+thread since the last beat how much of that the router itself was busy: the rest is the machine's.
 At SIGUSR1 the file gets what was measured since the one before, as JSON.
 """
 
@@ -19,6 +20,7 @@ from router import cli
 from router.main_server import MainServer
 
 PERIOD_S = 0.002
+_SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 
 class Heartbeat:
@@ -33,23 +35,30 @@ class Heartbeat:
         self._loop = loop
         self._file = file
         self._late_s: list[float] = []
-        self._beat(time.perf_counter())
+        self._busy_s: list[float] = []
+        self._beat(time.perf_counter(), time.thread_time())
 
     def tell(self) -> None:
         """Write what was measured since the last time; whoever reads sees a whole file or none."""
-        late = sorted(self._late_s)
-        self._late_s = []
-        shares = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
-        told = {name: 1e3 * late[int(share * len(late))] for name, share in shares.items()}
+        told = {"late": _shares(self._late_s), "busy": _shares(self._busy_s)}
+        self._late_s, self._busy_s = [], []
         whole = self._file.with_suffix(".part")
-        whole.write_text(json.dumps({"beats": len(late), **told, "longest": 1e3 * late[-1]}))
+        whole.write_text(json.dumps(told))
         whole.rename(self._file)
 
-    def _beat(self, due_s: float) -> None:
+    def _beat(self, due_s: float, used_s: float) -> None:
         # The loop's own clock stands still while a callback runs.
-        now_s = time.perf_counter()
+        now_s, spent_s = time.perf_counter(), time.thread_time()
         self._late_s.append(now_s - due_s)
-        self._loop.call_later(PERIOD_S, self._beat, now_s + PERIOD_S)
+        self._busy_s.append(spent_s - used_s)
+        self._loop.call_later(PERIOD_S, self._beat, now_s + PERIOD_S, spent_s)
+
+
+def _shares(values_s: list[float]) -> dict[str, float]:
+    """What some shares of them stay below, in milliseconds."""
+    values = sorted(values_s)
+    told = {name: 1e3 * values[int(share * len(values))] for name, share in _SHARES.items()}
+    return {**told, "longest": 1e3 * values[-1]}
 
 
 def main() -> None:
