@@ -64,7 +64,7 @@ test-engine: engine  ## the slow proofs on real vLLM
 	REQUIRE_ENGINE=1 $(PYTEST) -m "engine and slow"
 
 test-planes: engine  ## what a client may rely on, on the data plane that is not the default
-	EVENSTEP_DATA_PLANE=asgi REQUIRE_ENGINE=1 $(PYTEST) -m "planes and not slow"
+	EVENSTEP_DATA_PLANE=asgi REQUIRE_ENGINE=1 $(PYTEST) -m "planes and (engine or not slow)"
 
 soak: $(READY)  ## the long runs on emulated workers
 	$(PYTEST) -m "slow and not engine"
