@@ -38,11 +38,13 @@ class NamedEventStream(EventStream):
 
     def count(self, data: bytes) -> None:
         """See ``EventStream``."""
-        self.events += data.startswith(b"data:") + data.count(b"\ndata:")
-        self.tokens += data.count(self._bearing)
-        if self._bare is not None:
-            self.tokens -= data.count(self._bare)
+        super().count(data)
         self.done = self.done or any(line in data for line in self._last)
+
+    def tokens_in(self, data: bytes) -> int:
+        """See ``EventStream``."""
+        bare = 0 if self._bare is None else data.count(self._bare)
+        return data.count(self._bearing) - bare
 
 
 @dataclass(frozen=True, slots=True)

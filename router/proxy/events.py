@@ -61,11 +61,13 @@ class EventStream:
 
     def count(self, data: bytes) -> None:
         """Complete events are passed on."""
-        events = data.startswith(b"data:") + data.count(b"\ndata:")
-        ends = not self.done and b"[DONE]" in data and _DONE.search(data) is not None
-        self.events += events
-        self.tokens += events - ends - data.count(_ROLE) - data.count(_USAGE)
-        self.done = self.done or ends
+        self.events += _events_in(data)
+        self.tokens += self.tokens_in(data)
+        self.done = self.done or _ends(data)
+
+    def tokens_in(self, data: bytes) -> int:
+        """Those of complete events."""
+        return _events_in(data) - _ends(data) - data.count(_ROLE) - data.count(_USAGE)
 
     def _up_to_last_event(self, data: bytes) -> bytes:
         # An end may lie across the seam to the bytes held; those are not searched again.
@@ -82,6 +84,14 @@ class EventStream:
         if data:
             self._held.append(data)
             self._seam = (self._seam + data)[-3:]
+
+
+def _events_in(data: bytes) -> int:
+    return data.startswith(b"data:") + data.count(b"\ndata:")
+
+
+def _ends(data: bytes) -> bool:
+    return b"[DONE]" in data and _DONE.search(data) is not None
 
 
 def _end_of_last_event(data: bytes) -> int:

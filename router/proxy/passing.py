@@ -63,10 +63,16 @@ class Passing:
 
     def count(self) -> None:
         """Count what has been passed on."""
-        stream, times = self._stream, self._times
-        for events, at_s in zip(self._reads, self._at_s, strict=True):
-            stream.count(events)
-            times.passed(stream.tokens, at_s)
+        if not self._reads:
+            return
+        stream, times, before = self._stream, self._times, self._stream.tokens
+        stream.count(b"".join(self._reads))
+        if stream.tokens - before == len(self._reads):
+            times.each(self._at_s)
+        else:
+            for events, at_s in zip(self._reads, self._at_s, strict=True):
+                before += stream.tokens_in(events)
+                times.passed(before, at_s)
         self._bytes = 0
         self._reads.clear()
         self._at_s.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from router.stats import TokenStats
 
 
@@ -30,6 +32,19 @@ class TokenTimes:
         elif self._answers == 1:
             self._stats.itl_s.observe(now_s - self._last_s)
         self._tokens, self._last_s = tokens, now_s
+
+    def each(self, times_s: Sequence[float]) -> None:
+        """At each of these times one was passed on; there is at least one."""
+        if not self._tokens:
+            self._first_s = self._last_s = times_s[0]
+            self._tokens, times_s = 1, times_s[1:]
+        if self._answers == 1:
+            observe, before_s = self._stats.itl_s.observe, self._last_s
+            for time_s in times_s:
+                observe(time_s - before_s)
+                before_s = time_s
+        self._tokens += len(times_s)
+        self._last_s = times_s[-1] if times_s else self._last_s
 
     def end(self) -> None:
         """That was the last; each answer has as many."""
