@@ -18,7 +18,8 @@ from collections.abc import Callable
 
 import zmq
 
-_BATCH = 256
+# Of each socket before others on the loop have theirs: else nobody had any while a backlog is read.
+_TURNS = 16
 _PAUSE_S = 0.001
 # Divided among the sockets, of which most are a worker's: so some sixteen messages come meanwhile,
 # which take half a millisecond.
@@ -115,7 +116,7 @@ class SocketReader:
 
     def _take_turns(self, readers: list[Reader]) -> None:
         """Each socket has its turn until all are empty, with breaks for others on the loop."""
-        for _ in range(_BATCH):
+        for _ in range(_TURNS):
             if not readers:
                 return
             readers = [read for read in readers if read()]
