@@ -22,6 +22,8 @@ class Deadlines:
 
     def within(self, request_s: float | None) -> Deadlines:
         """The same for a request whose client asks for an answer in so much time, if it does."""
+        if request_s is None:
+            return self
         return replace(self, request_s=shorter(self.request_s, request_s))
 
 

@@ -162,10 +162,15 @@ class Connection(asyncio.Protocol):
         heard, self.heard = self.heard or self._paused or bool(self._chunks), False
         return heard
 
-    async def head(self) -> None:
-        """Wait for status and headers."""
-        while not self.status:
-            await self._news()
+    async def ask(self, message: bytes) -> None:
+        """Send a request, and wait for status and headers of its answer."""
+        self.send(message)
+        try:
+            while not self.status:
+                await self._news()
+        except BaseException:
+            self.abort()
+            raise
 
     async def chunk(self) -> bytes | None:
         """Wait for body bytes, all that have arrived; None at the end."""

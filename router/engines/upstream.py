@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from router.engines.connection import Connection, Sink
 from router.errors import UpstreamError
@@ -30,7 +29,7 @@ class Response:
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection | None = connection
         self.status = connection.status
-        self.headers = list(connection.headers)
+        self.headers = connection.headers
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Body bytes as they arrive, transfer encoding removed.
@@ -79,7 +78,9 @@ class Response:
         Raises:
             UpstreamError: the answer broke off.
         """
-        return b"".join([chunk async for chunk in self])
+        pieces: list[bytes] = []
+        await self.pour(pieces.append)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def take_heard(self) -> bool:
         """Whether bytes have come since this was asked before, or wait to be read."""
@@ -98,6 +99,41 @@ class Response:
             connection.release()
 
 
+class _Origin:
+    """An engine's address, and the connections to it that have no request.
+
+    Args:
+        url: base URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        target = urlsplit(url)
+        self.url = url
+        self.secure = target.scheme == "https"
+        self.address = target.hostname or "", target.port or (443 if self.secure else 80)
+        self.idle: list[Connection] = []
+        self._below = target.path.rstrip("/")
+        self._host = b"host: " + target.netloc.rpartition("@")[2].encode("latin-1")
+
+    def encode(self, method: str, path: str, headers: Headers, body: bytes) -> bytes:
+        """A request as it is sent."""
+        lines = [
+            f"{method} {self._below}{path} HTTP/1.1".encode("latin-1"),
+            self._host,
+            *[name + b": " + value for name, value in headers],
+            b"content-length: %d\r\n\r\n" % len(body),
+        ]
+        return b"\r\n".join(lines) + body
+
+    def take(self) -> Connection | None:
+        """A connection that can be used again."""
+        while self.idle:
+            connection = self.idle.pop()
+            if not connection.closing:
+                return connection
+        return None
+
+
 class HttpClient:
     """Connections to any number of engines.
 
@@ -109,7 +145,7 @@ class HttpClient:
     def __init__(self, connect_timeout_s: float = 2.0, key: str | None = None) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._credentials = bearer(key)
-        self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
+        self._origins: dict[str, _Origin] = {}
 
     async def request(
         self, method: str, url: str, path: str, headers: Headers = (), body: bytes = b""
@@ -126,66 +162,43 @@ class HttpClient:
         Raises:
             UpstreamError: no connection, or no answer on it.
         """
-        target = urlsplit(url)
-        message = _encode(method, target, path, (*headers, *self._credentials), body)
-        connection = self._reuse(url)
+        origin = self._origins.get(url)
+        if origin is None:
+            origin = self._origins[url] = _Origin(url)
+        message = origin.encode(method, path, (*headers, *self._credentials), body)
+        connection = origin.take()
         if connection is not None:
             try:
-                return await self._exchange(connection, message)
+                await connection.ask(message)
             except UpstreamError:
                 if connection.heard:
                     raise  # else it was closed while idle: the request was never read
-        return await self._exchange(await self._connect(url, target), message)
+            else:
+                return Response(connection)
+        connection = await self._connect(origin)
+        await connection.ask(message)
+        return Response(connection)
 
     async def aclose(self) -> None:
         """Close the idle connections."""
-        for connections in self._idle.values():
-            for connection in list(connections):
+        for origin in self._origins.values():
+            for connection in list(origin.idle):
                 connection.abort()
-        self._idle.clear()
+        self._origins.clear()
 
-    def _reuse(self, url: str) -> Connection | None:
-        idle = self._idle[url]
-        while idle:
-            connection = idle.pop()
-            if not connection.closing:
-                return connection
-        return None
-
-    async def _connect(self, url: str, target: SplitResult) -> Connection:
-        secure = target.scheme == "https"
+    async def _connect(self, origin: _Origin) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._idle[url]),
-                    target.hostname or "",
-                    target.port or (443 if secure else 80),
-                    ssl=ssl.create_default_context() if secure else None,
+                    lambda: Connection(origin.idle),
+                    *origin.address,
+                    ssl=ssl.create_default_context() if origin.secure else None,
                 )
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no connection within {self._connect_timeout_s:g} s"
-            raise UpstreamError(f"cannot connect to {url}: {reason}") from error
+            raise UpstreamError(f"cannot connect to {origin.url}: {reason}") from error
         return connection
-
-    async def _exchange(self, connection: Connection, message: bytes) -> Response:
-        connection.send(message)
-        try:
-            await connection.head()
-        except BaseException:
-            connection.abort()
-            raise
-        return Response(connection)
-
-
-def _encode(method: str, target: SplitResult, path: str, headers: Headers, body: bytes) -> bytes:
-    lines = [
-        f"{method} {target.path.rstrip('/')}{path} HTTP/1.1".encode("latin-1"),
-        b"host: " + target.netloc.rpartition("@")[2].encode("latin-1"),
-        *(name + b": " + value for name, value in headers),
-        b"content-length: %d" % len(body),
-    ]
-    return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
 def bearer(key: str | None) -> Headers:

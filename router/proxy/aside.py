@@ -222,7 +222,7 @@ class _Relay:
         self._aside.begin(self._group, chosen, attempt)
         context = self._context
         try:
-            async with context.attempts.watch(worker.id, self._deadlines) as watched:
+            with context.attempts.watch(worker.id, self._deadlines) as watched:
                 response = await self._post(worker)
                 try:
                     self._judge(response, worker, attempt)

@@ -9,6 +9,7 @@ from typing import Any
 from router.deadlines import Deadlines
 from router.engines.upstream import Response
 from router.errors import RecalledError, UpstreamTimeoutError
+from router.proxy.bound import Bound
 
 # A stream is looked at so many times in the time for which it may be silent.
 _LOOKS = 4
@@ -33,43 +34,39 @@ class Attempt:
         self.response: Response | None = None
         self._under_way = under_way
         self._deadlines = deadlines
-        self._timeout = asyncio.timeout(deadlines.first_byte_s)
-        self._recalled: RecalledError | None = None
+        self._bound = Bound()
         self._silent_looks = 0
         self._next_look: asyncio.TimerHandle | None = None
 
-    async def __aenter__(self) -> Attempt:
-        await self._timeout.__aenter__()
+    def __enter__(self) -> Attempt:
+        self._bound.__enter__()
+        if (limit_s := self._deadlines.first_byte_s) is not None:
+            self._bound.within(limit_s, UpstreamTimeoutError(f"no answer within {limit_s:g} s"))
         self._under_way.add(self)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *raised: Any) -> None:
+    def __exit__(self, *raised: Any) -> None:
         self._under_way.discard(self)
         if self._next_look is not None:
             self._next_look.cancel()
-        try:
-            await self._timeout.__aexit__(kind, *raised)
-        except TimeoutError:
-            within = f"no answer within {self._deadlines.first_byte_s or 0:g} s"
-            raise self._recalled or UpstreamTimeoutError(within) from None
+        self._bound.__exit__(*raised)
 
     def note_started(self, response: Response) -> None:
-        """The first byte is there; raises what recalled the attempt, if that came before.
+        """The first byte is there; raises what ended the attempt, if that came before.
 
-        The timeout strikes at the event loop's next turn, and an answer may come in this one.
+        Who is struck notices at the event loop's next turn, and an answer may come in this one.
         """
-        if self._recalled is not None:
-            raise self._recalled
+        if self._bound.error is not None:
+            raise self._bound.error
         self.response = response
-        self._timeout.reschedule(None)
-        self._listen(self._deadlines.idle_s)
+        self._bound.lift()
+        if self._deadlines.idle_s is not None:
+            self._listen(self._deadlines.idle_s)
 
     def recall(self, reason: str) -> None:
         """Break it off; it has no first byte yet, and has not been recalled."""
         self._under_way.discard(self)
-        self._recalled = RecalledError(reason)
-        if not self._timeout.expired():
-            self._timeout.reschedule(0)
+        self._bound.strike(RecalledError(reason))
 
     def _look(self, idle_s: float) -> None:
         """Ask for bytes now and then: a timer for each chunk would cost more than the chunk."""
@@ -80,10 +77,9 @@ class Attempt:
         else:
             self._listen(idle_s)
 
-    def _listen(self, idle_s: float | None) -> None:
-        if idle_s is not None:
-            loop = asyncio.get_running_loop()
-            self._next_look = loop.call_later(idle_s / _LOOKS, self._look, idle_s)
+    def _listen(self, idle_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._next_look = loop.call_later(idle_s / _LOOKS, self._look, idle_s)
 
 
 class Attempts:

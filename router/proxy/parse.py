@@ -220,4 +220,4 @@ def _is_text(part: Any) -> bool:
 
 
 def _text_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

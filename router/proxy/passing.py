@@ -27,7 +27,17 @@ class Passing:
         told: called with the tokens so far whenever some have been counted.
     """
 
-    __slots__ = ("_at_s", "_bytes", "_clock", "_held", "_reads", "_send", "_stream", "_times", "_told")
+    __slots__ = (
+        "_at_s",
+        "_bytes",
+        "_clock",
+        "_held",
+        "_reads",
+        "_send",
+        "_stream",
+        "_times",
+        "_told",
+    )
 
     def __init__(
         self,

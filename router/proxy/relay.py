@@ -32,6 +32,7 @@ from router.proxy.answers import (
 )
 from router.proxy.asked import Asked
 from router.proxy.attempts import Attempt
+from router.proxy.bound import Bound
 from router.proxy.client import Client
 from router.proxy.events import EventStream, with_comment
 from router.proxy.judging import judge_answer, judge_failure
@@ -70,7 +71,7 @@ class Relay:
         self._attempts_left = context.max_attempts
         self._at = ""
         self._client: Client
-        self._life: asyncio.Timeout
+        self._life = Bound()
         self._watched: Attempt
         self._response: Response
         self._started = self._headed = False
@@ -88,13 +89,11 @@ class Relay:
         self._client = client
         port = self._context.port
         try:
-            async with asyncio.timeout(self._left_s()) as self._life:
+            with self._life:
+                self._limit()
                 await self._attempts()
-        except TimeoutError:
-            if not self._life.expired():
-                raise
-            within = f"not answered within {self._deadlines.request_s:g} s"
-            self._cut_short(RequestTimeoutError(within), Outcome.EXPIRED)
+        except RequestTimeoutError as error:
+            self._cut_short(error, Outcome.EXPIRED)
         except EvenstepError as error:
             port.end(self._request, Outcome.FAILED)
             self._refuse(error)
@@ -111,10 +110,12 @@ class Relay:
         self._started = True
         self._client.answer(self._asked.dialect.error(error_answer(error)))
 
-    def _left_s(self) -> float | None:
+    def _limit(self) -> None:
         limit_s = self._deadlines.request_s
-        waited_s = self._context.clock() - self._request.arrival_s
-        return None if limit_s is None else max(0.0, limit_s - waited_s)
+        if limit_s is not None:
+            left_s = limit_s - (self._context.clock() - self._request.arrival_s)
+            error = RequestTimeoutError(f"not answered within {limit_s:g} s")
+            self._life.within(max(0.0, left_s), error)
 
     def _cut_short(self, error: EvenstepError, outcome: Outcome) -> None:
         """End it by this error, if it is not at its end just now."""
@@ -166,7 +167,7 @@ class Relay:
 
     async def _attempt(self, worker: WorkerSpec) -> None:
         self._at, self._failed, self._stream_down = worker.id, False, None
-        async with self._context.attempts.watch(worker.id, self._deadlines) as self._watched:
+        with self._context.attempts.watch(worker.id, self._deadlines) as self._watched:
             self._response = await self._post(worker, self._body_up())
             try:
                 await self._take(self._response, worker)
@@ -192,16 +193,18 @@ class Relay:
 
     async def _whole(self, response: Response) -> None:
         body = await response.read()
-        self._look_at_status(response.status, header(response.headers, b"retry-after"))
+        status = response.status
+        if status >= HTTPStatus.BAD_REQUEST:
+            self._look_at_status(status, header(response.headers, b"retry-after"))
         self._note_first_byte()
         counted = tokens_of(body) if self._request.slots == 1 else None
         if counted is not None:
             self._context.port.prompt_counted(self._request, *counted)
-        failed = response.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         energy = [(ENERGY_HEADER, self._energy())] if self._request.metered else []
         self._end(Outcome.FAILED if failed else Outcome.COMPLETED)
         headers = (*headers_down(response.headers), *energy)
-        self._client.answer(Answer(response.status, body, headers))
+        self._client.answer(Answer(status, body, headers))
 
     async def _stream(self, worker: WorkerSpec, response: Response) -> None:
         stream = self._stream_down = self._asked.dialect.stream()
@@ -226,6 +229,8 @@ class Relay:
         """A streamed answer begins, if it has not."""
         if not self._started:
             self._note_first_byte()
+            stats = self._context.port.token_stats(self._request.group)
+            self._times = TokenTimes(stats, self._request.slots)
             self._client.begin(response.status, headers_down(response.headers), response)
             self._headed = True
 
@@ -280,7 +285,7 @@ class Relay:
 
     def _end(self, outcome: Outcome) -> None:
         """It has its answer; however slowly the client takes it."""
-        self._life.reschedule(None)
+        self._life.lift()
         self._context.port.end(self._request, outcome)
 
     def _energy(self) -> bytes:
@@ -329,7 +334,6 @@ class Relay:
         port.first_byte(self._request, now_s)
         if not self._failed:
             port.answered(self._at, self._request.id)
-        self._times = TokenTimes(port.token_stats(self._request.group), self._request.slots)
 
 
 def blamed(worker: WorkerSpec, error: UpstreamError) -> tuple[str, ...]:

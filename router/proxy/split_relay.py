@@ -147,7 +147,7 @@ class SplitRelay(Relay):
         context, request = self._context, self._request
         hands_params = self._transfer.kept_s is not None
         body = prefill_body(self._asked.body, request.id, hands_params=hands_params)
-        async with context.attempts.watch(worker.id, self._deadlines):
+        with context.attempts.watch(worker.id, self._deadlines):
             place = await self._place(worker) if hands_params else None
             response = await self._post(worker, body)
             try:

@@ -50,7 +50,7 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_not_used(peers: Pe
     await exchange.send(OK, b"hi")
     await soon((await soon(asked)).read())
     exchange.close()
-    await until(lambda: not peers.client._idle[peers.server.url])
+    await until(lambda: not peers.client._origins[peers.server.url].idle)
 
     assert await peers.whole(OK, b"hi") == (200, b"hi")
     assert peers.server.connections == 2

@@ -136,7 +136,7 @@ async def test_closing_in_the_body_ends_the_request_at_the_engine(peers: Peers) 
 
     await exchange.left()
     assert await soon(response.read()) == b""
-    assert not peers.client._idle[peers.server.url]
+    assert not peers.client._origins[peers.server.url].idle
 
 
 async def test_cancelling_before_the_head_ends_the_request_at_the_engine(peers: Peers) -> None:
