@@ -75,7 +75,7 @@ class SocketReader:
     def read(self) -> None:
         """Read what has come, now; no-op within a millisecond of the last time."""
         if not self._readable.closed and self._clock() - self._read_s >= _PAUSE_S:
-            self._read_all()
+            self._take_turns(self._ready())
 
     def read_soon(self, socket: Socket) -> None:
         """Read a socket at the loop's next turn: a signal may have been eaten."""
@@ -95,7 +95,8 @@ class SocketReader:
 
     def _go_on(self) -> None:
         """Read what has come, and after a pause what comes next; if nothing has, wait for it."""
-        if not self._read_all():
+        ready = self._ready()
+        if not ready:
             self._pause = None
             self.start()
         elif self._awaited():
@@ -103,16 +104,15 @@ class SocketReader:
         else:
             share_s = _LONG_PAUSE_S / len(self._readers)
             self._rest(min(_LONGEST_PAUSE_S, max(_PAUSE_S, share_s)))
+        self._take_turns(ready)
 
     def _rest(self, pause_s: float) -> None:
         self._pause = asyncio.get_running_loop().call_later(pause_s, self._go_on)
 
-    def _read_all(self) -> bool:
-        """Read all sockets that have something; whether there were any."""
+    def _ready(self) -> list[Reader]:
+        """Of all sockets that have something."""
         self._read_s = self._clock()
-        ready = self._readable.poll(0)
-        self._take_turns([self._readers[fd] for fd, _ in ready])
-        return bool(ready)
+        return [self._readers[fd] for fd, _ in self._readable.poll(0)]
 
     def _take_turns(self, readers: list[Reader]) -> None:
         """Each socket has its turn until all are empty, with breaks for others on the loop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from router.engines import socket_reader
+from router.engines import snapshots, socket_reader
 from router.engines.snapshots import SnapshotClient
 from router.types import SnapshotReceived, WorkerSpec
 from tests.support.scripted import until
@@ -95,3 +96,18 @@ async def test_nothing_is_read_once_it_is_closed(engine: Engine, router: Router)
     time.sleep(0.002)  # noqa: ASYNC251 - else this would be too soon after the last reading
     router.client.read()
     assert router.arrived == [1]
+
+
+async def test_what_fails_in_reading_does_not_stop_it(
+    engine: Engine, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router.awaited = True
+    router.client.hasten()
+    failures: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
+    with monkeypatch.context() as broken:
+        broken.setattr(snapshots, "decode", None)
+        await engine.send(delta(2))
+        await until(lambda: len(failures) == 1)
+    await engine.send(delta(3))
+    await until(lambda: router.arrived == [1, 3])
