@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--planes", default="splice,asgi", help="which, with commas")
     parser.add_argument("--idle", type=int, default=10_000)
     parser.add_argument("--streams", type=int, default=2_000)
-    parser.add_argument("--seconds", type=float, default=15.0, help="that are measured")
+    parser.add_argument("--seconds", type=float, default=12.0, help="that are measured")
     parser.add_argument("--json", type=Path, help="file for what was measured")
     options = parser.parse_args()
     idle = allowed(options.idle, options.streams)
