@@ -43,15 +43,15 @@ async def test_attempts_at_a_worker_that_is_out_of_use_are_ended() -> None:
 
 
 def recall_at_once(router: Router, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recall what is at the first worker in the very turn that hands the next bytes on."""
-    wake = Connection._wake
+    """Recall what is at the first worker in the very turn in which the next bytes come."""
+    receive = Connection.data_received
 
-    def wake_and_recall(connection: Connection) -> None:
-        wake(connection)
-        monkeypatch.setattr(Connection, "_wake", wake)
+    def recall_and_receive(connection: Connection, data: bytes) -> None:
+        monkeypatch.setattr(Connection, "data_received", receive)
         router.attempts.recall("a", "silent")
+        receive(connection, data)
 
-    monkeypatch.setattr(Connection, "_wake", wake_and_recall)
+    monkeypatch.setattr(Connection, "data_received", recall_and_receive)
 
 
 @pytest.mark.parametrize("events", [TOKENS[:2], [DONE], []], ids=["tokens", "the end", "nothing"])
