@@ -11,14 +11,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 
 from deploy.engine.build import BuildError, cache_folder, ensure, run
 from router.http.uvicorn_api import OLDEST
+from tests.support.fleet import running_fleet, worker_flags
+from tests.support.server import running_router, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 NEWEST = "0.54.0"
+TOO_OLD = "0.52.4"
 
 LOOKED_UP = "tests/unit/test_uvicorn_api.py::test_the_installed_one_has_all_of_it"
 FILES = (
@@ -35,10 +39,7 @@ SOME = "not (refused_byte or refused_and or asked_for_before or admin) or (refus
 def test_clients_are_served_alike(version: str) -> None:
     if version == uvicorn.__version__:
         pytest.skip("it is installed: all other tests run with it")
-    try:
-        folder = only_uvicorn(version)
-    except BuildError as error:
-        pytest.skip(str(error))
+    folder = only_uvicorn(version)
     shown = python(folder, "-c", "import uvicorn; print(uvicorn.__version__)")
     assert shown.stdout.strip() == version
 
@@ -47,13 +48,32 @@ def test_clients_are_served_alike(version: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:]
 
 
+def test_one_that_will_not_do_is_said_and_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENSTEP_DATA_PLANE", "splice")
+    with running_fleet(tmp_path) as fleet:
+        monkeypatch.setenv("PYTHONPATH", looked_for(only_uvicorn(TOO_OLD)))
+        with running_router(tmp_path, *worker_flags(fleet)) as router:
+            wait_until(lambda: router.get("/v1/models").json()["data"] != [], 60, "the model")
+            asked = {"model": "emulated", "prompt": [1, 2, 3], "max_tokens": 2}
+            answer = httpx.post(f"{router.url}/v1/completions", json=asked, timeout=60)
+
+    assert answer.json()["usage"]["completion_tokens"] == 2
+    assert "for --data-plane splice: version 0.53 or later" in router.log_tail()
+
+
+def looked_for(first: Path) -> str:
+    """Where modules are looked for, with a folder before all others."""
+    return os.pathsep.join(filter(None, (str(first), os.environ.get("PYTHONPATH"))))
+
+
 def python(first: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """This interpreter, with a folder where modules are looked for first."""
-    path = os.pathsep.join(filter(None, (str(first), os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": looked_for(first)},
         capture_output=True,
         text=True,
         timeout=240,
@@ -62,11 +82,7 @@ def python(first: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def only_uvicorn(version: str) -> Path:
-    """A folder with nothing but this version.
-
-    Raises:
-        BuildError: it cannot be had.
-    """
+    """A folder with nothing but this version; the test is skipped if it cannot be had."""
 
     def make(folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "install", "-qq", "--no-input", "--no-deps"]
@@ -77,5 +93,8 @@ def only_uvicorn(version: str) -> Path:
         )
 
     folder = cache_folder() / f"uvicorn-{version}"
-    ensure(folder, make)
+    try:
+        ensure(folder, make)
+    except BuildError as error:
+        pytest.skip(str(error))
     return folder
