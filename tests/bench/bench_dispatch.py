@@ -5,8 +5,9 @@
 The dispatcher is made as `evenstep serve` makes it, with bfio and its look-ahead, two tenants,
 breakers and the request log's watcher, and is alone on its event loop. Workers have snapshots that
 show --running requests each. Requests come alone, or 64 at a time, are sent, answered and ended:
-CPU time of all that per request, for as many in a round, and of its parts. No HTTP, no snapshots.
---json FILE writes the figures.
+CPU time of all that per request, for as many in a round, and of its parts. Then alone as in a
+service under way, with 16 and 64 running on each worker: bfio looks --horizon steps ahead, and
+one worker after the other steps between two requests. No HTTP. --json FILE writes the figures.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import gc
 import json
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import uvloop
@@ -36,7 +39,10 @@ from router.types import (
 from router.wiring import dispatcher as make_dispatcher
 
 TENANTS = "bench", "other"
+Figures = dict[str, float]
+
 ROUNDS_OF = 1, 64
+UNDER_WAY = 16, 64  # running on each worker
 
 
 class Load:
@@ -91,10 +97,12 @@ class Load:
         self._dispatcher.prompt_counted(request, 60, 9)
 
 
-def made(workers: int, slots: int, running: int) -> tuple[Dispatcher, RequestLog]:
+def made(
+    workers: int, slots: int, running: int, horizon: int | None = None
+) -> tuple[Dispatcher, RequestLog]:
     """A dispatcher whose workers are up, and have said what they run."""
     specs = tuple(WorkerSpec(f"http://w{i}", f"http://w{i}", slots=slots) for i in range(workers))
-    settings = ServeSettings(workers=specs, policy="bfio")
+    settings = ServeSettings(workers=specs, policy="bfio", horizon=horizon)
     cluster = Cluster(specs, breakers=settings.breakers)
     dispatcher = make_dispatcher(settings, cluster)
     log = RequestLog(time.monotonic)
@@ -110,23 +118,48 @@ def made(workers: int, slots: int, running: int) -> tuple[Dispatcher, RequestLog
     return dispatcher, log
 
 
-async def measure(arguments: argparse.Namespace) -> dict[str, float]:
-    """CPU microseconds per request, for each size of a round."""
-    figures: dict[str, float] = {}
+class Steps:
+    """Workers that step one after the other, whatever they run going on."""
+
+    def __init__(self, dispatcher: Dispatcher, workers: int) -> None:
+        self._dispatcher = dispatcher
+        self._turns = ((number, sequence) for sequence in count(2) for number in range(workers))
+
+    def next(self) -> None:
+        """The worker whose turn it is says that it has made a step."""
+        number, sequence = next(self._turns)
+        told = Snapshot("delta", "default", "w", number, "e", sequence, sequence, 0.0, 0.02)
+        self._dispatcher.apply(SnapshotReceived(f"http://w{number}", told, time.monotonic()))
+
+
+async def timed(load: Load, number: int, seconds: float, between: Callable[[], None]) -> Figures:
+    """CPU microseconds per request of rounds of so many, and of their parts."""
+    for _ in range(200):
+        await load.round(number)
+    load.spent_s.clear()
+    gc.collect()
+    gc.freeze()
+    requests, until_s = 0, time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        between()
+        await load.round(number)
+        requests += number
+    parts = {part: 1e6 * spent_s / requests for part, spent_s in load.spent_s.items()}
+    return {"": sum(parts.values())} | {f"{part}_": each for part, each in parts.items()}
+
+
+async def measure(arguments: argparse.Namespace) -> Figures:
+    """CPU microseconds per request, for each size of a round, and with a look-ahead."""
+    figures: Figures = {}
     for number in ROUNDS_OF:
         load = Load(*made(arguments.workers, arguments.slots, arguments.running))
-        for _ in range(200):
-            await load.round(number)
-        load.spent_s.clear()
-        gc.collect()
-        gc.freeze()
-        requests, until_s = 0, time.monotonic() + arguments.seconds
-        while time.monotonic() < until_s:
-            await load.round(number)
-            requests += number
-        parts = {part: 1e6 * spent_s / requests for part, spent_s in load.spent_s.items()}
-        figures |= {f"{number}_{part}_us": each for part, each in parts.items()}
-        figures[f"{number}_us"] = sum(parts.values())
+        parts = await timed(load, number, arguments.seconds, lambda: None)
+        figures |= {f"{number}_{part}us": each for part, each in parts.items()}
+    for running in UNDER_WAY:
+        dispatcher, log = made(arguments.workers, arguments.slots, running, arguments.horizon)
+        steps = Steps(dispatcher, arguments.workers)
+        parts = await timed(Load(dispatcher, log), 1, arguments.seconds, steps.next)
+        figures |= {f"ahead_{running}_{part}us": each for part, each in parts.items()}
     return figures
 
 
@@ -135,12 +168,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--running", type=int, default=64, help="requests on each worker")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each size of a round")
+    parser.add_argument("--horizon", type=int, default=12, help="steps looked ahead")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each case")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     figures = uvloop.run(measure(arguments))
     for name, value in figures.items():
-        print(f"{name:16} {value:8.2f}")
+        print(f"{name:20} {value:8.2f}")
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
