@@ -26,6 +26,15 @@ def test_without_a_feed_the_routers_own_counts_hold() -> None:
     assert figures(worker) == (109, 1, 1)
 
 
+def test_a_worker_of_which_nothing_has_come_wants_a_full_snapshot() -> None:
+    cluster = cluster_of()
+    assert cluster.worker("a").full_wanted
+    show(cluster, snapshot("full", 1))
+    assert not cluster.worker("a").full_wanted
+    show(cluster, snapshot("delta", 3))
+    assert cluster.worker("a").full_wanted
+
+
 def test_a_dispatch_counts_until_a_snapshot_shows_it_and_then_once() -> None:
     cluster = cluster_of()
     show(cluster, snapshot("full", 1, running("theirs", 50, 5)))

@@ -133,13 +133,15 @@ def test_a_bad_newcomer_takes_no_lockstep_group_down() -> None:
     assert [cluster.worker(i).live for i in "ab"] == [True, True]
 
 
-def test_lockstep_may_be_said_later() -> None:
+def test_lockstep_may_be_said_later_and_again() -> None:
     cluster = cluster_of(spec("a"), spec("b"))
     cluster.apply(WorkerDown("b", "no answer"))
-    cluster.set_lockstep(("default",))
-    assert cluster.worker("a").down_reason == "in lockstep with b: no answer"
-    cluster.set_lockstep(())
-    assert cluster.worker("a").live
+    for _ in range(2):
+        cluster.set_lockstep(("default",))
+        assert cluster.worker("a").down_reason == "in lockstep with b: no answer"
+    for _ in range(2):
+        cluster.set_lockstep(())
+        assert cluster.worker("a").live
 
 
 def test_a_worker_may_get_other_slots() -> None:
