@@ -49,7 +49,7 @@ demo: $(READY)  ## compare policies on emulated workers, no GPU needed
 figures: $(READY)  ## simulate the paper's experiments again (goes on where it was interrupted)
 	$(BIN)/evenstep figures --out tests/data/figures
 
-test: check engine  ## everything but the slow proofs, real vLLM included (under 18 minutes)
+test: check engine  ## everything but the slow proofs, real vLLM included (under 20 minutes)
 	@REQUIRE_ENGINE=1; export REQUIRE_ENGINE; $(call BESIDE,not slow)
 
 test-fast: check  ## everything that needs no vLLM
