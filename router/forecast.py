@@ -119,12 +119,13 @@ def forecast(
     """
     if isinstance(prediction, Ends) and profile.plain:
         return _linear(running, prediction.steps, profile, workers, horizon + 1)
-    worker, tokens, prefill_left = running.worker, running.tokens, running.prefill_left
-    by_step = [
-        np.bincount(worker, chance * profile.work_at(tokens, prefill_left, ahead), workers)
-        for ahead, chance in enumerate(prediction.chances(horizon + 1).T)
-    ]
-    return np.stack(by_step, axis=1, dtype=np.float64)  # of nobody bincount makes whole numbers
+    ahead = np.arange(horizon + 1)[:, None]
+    work = profile.work_at(running.tokens, running.prefill_left, ahead)
+    work *= prediction.chances(horizon + 1).T
+    place = running.worker + workers * ahead
+    bins = workers * (horizon + 1)
+    by_step = np.bincount(place.ravel(), work.ravel(), bins).reshape(-1, workers)
+    return by_step.T.astype(np.float64, order="C")  # of nobody bincount makes whole numbers
 
 
 def _linear(running: Running, ends: Ints, profile: WorkProfile, workers: int, steps: int) -> Floats:

@@ -70,16 +70,14 @@ class SurvivalSignal:
         curve = self._log_survival.ravel()
         from_start = curve.take(start)
         cap = steps_to_cap(running, self._profile)
-        nearest = cap.min(initial=horizon + 1)
-        chances = np.empty((horizon + 1, len(running)))
-        for ahead, row in enumerate(chances):
-            tokens = self._profile.step_tokens * self._profile.decoded(running.prefill_left, ahead)
-            later = start + np.minimum(tokens, _BEYOND).astype(np.int64)
-            curve.take(later, out=row, mode="clip")
-            row -= from_start
-            np.exp(row, out=row)
-            if ahead >= nearest:
-                row *= ahead < cap
+        ahead = np.arange(horizon + 1)[:, None]
+        tokens = self._profile.step_tokens * self._profile.decoded(running.prefill_left, ahead)
+        later = start + np.minimum(tokens, _BEYOND).astype(np.int64)
+        chances = curve.take(later, mode="clip")
+        chances -= from_start
+        np.exp(chances, out=chances)
+        if cap.min(initial=horizon + 1) <= horizon:
+            chances *= ahead < cap
         return Chances(chances.T)
 
     def ended(self, departure: Departure) -> None:

@@ -84,10 +84,10 @@ class WorkProfile:
         if self.plain:
             ahead = np.arange(steps, dtype=np.float64)
             return (tokens + (self.request_tokens + self.growth * ahead)[:, None]).T
-        return np.stack([self.work_at(tokens, prefill_left, h) for h in range(steps)]).T
+        return self.work_at(tokens, prefill_left, np.arange(steps)[:, None]).T
 
-    def work_at(self, tokens: Ints, prefill_left: Ints, ahead: int) -> Floats:
-        """Work at step k + ahead alone; shape (n,)."""
+    def work_at(self, tokens: Ints, prefill_left: Ints, ahead: Ints) -> Floats:
+        """Work at steps k + ahead; shape (K, n) for steps of shape (K, 1)."""
         held: Floats = tokens + self.growth * self.decoded(prefill_left, ahead)
         if self.window is not None:
             seen = np.minimum(held, self.window)
@@ -98,14 +98,16 @@ class WorkProfile:
             held += self.prefill_beta * np.minimum(self.prefill_chunk, left)
         return held
 
-    def decoded(self, prefill_left: Ints, ahead: int) -> Ints:
+    def decoded(self, prefill_left: Ints, ahead: Ints) -> Ints:
         """Steps that yielded tokens before step k + ahead; a prefill's last yields the first.
 
-        Shape (n,), or () where nobody prefills and it is the same for all.
+        Shape (K, n) for steps of shape (K, 1), or that of the steps where nobody prefills and it is
+        the same for all.
         """
         if self.prefill_beta == 0:
-            return np.array(ahead)
-        return np.maximum(0, ahead - self.steps_before_first(prefill_left))
+            return ahead
+        steps: Ints = np.maximum(0, ahead - self.steps_before_first(prefill_left))
+        return steps
 
     def steps_before_first(self, prefill_left: Ints) -> Ints:
         """Steps that compute a prompt without yielding a token; shape (n,)."""
