@@ -97,7 +97,8 @@ class Connection(asyncio.Protocol):
             self._idle.remove(self)
         if self._done:
             return
-        if exc is None and self.status and not self._framed:
+        ended = exc is None and self._error is None
+        if ended and self.status and not self._framed:
             self.on_message_complete()  # a body without a length ends with the connection
             self._wake()
         else:
@@ -185,6 +186,8 @@ class Connection(asyncio.Protocol):
     async def pour(self, sink: Sink) -> None:
         """Have the body handed to a sink as it comes, what a read has brought at once."""
         self._sink = sink
+        if self._paused:
+            self.resume()  # too much had come before somebody took it
         try:
             if self._chunks:
                 sink(self._taken())

@@ -76,12 +76,15 @@ class Passing:
         if not self._reads:
             return
         stream, times, before = self._stream, self._times, self._stream.tokens
-        stream.count(b"".join(self._reads))
-        if stream.tokens - before == len(self._reads):
+        reads = len(self._reads)
+        events = b"".join(self._reads)
+        stream.count(events)
+        # Each read has ended an event, so that as many ends are one in each.
+        if stream.tokens - before == reads == sum(map(events.count, ENDS)):
             times.each(self._at_s)
         else:
-            for events, at_s in zip(self._reads, self._at_s, strict=True):
-                before += stream.tokens_in(events)
+            for read, at_s in zip(self._reads, self._at_s, strict=True):
+                before += stream.tokens_in(read)
                 times.passed(before, at_s)
         self._bytes = 0
         self._reads.clear()

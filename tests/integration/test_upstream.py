@@ -178,3 +178,17 @@ async def test_a_connection_whose_answer_was_not_read_is_not_used_again(peers: P
 
     assert await peers.whole(OK, b"hi") == (200, b"hi")
     assert peers.server.connections == 2
+
+
+async def test_an_answer_that_piled_up_is_poured_to_its_end(peers: Peers) -> None:
+    size = 4 << 20
+    asked = peers.ask()
+    exchange = await peers.server.next()
+    exchange.writer.write(head(200, KIND, content_length=str(size)) + bytes(size))
+    response = await soon(asked)
+    assert response._connection is not None
+    transport = response._connection._transport
+    assert transport is not None
+    await until(lambda: not transport.is_reading())
+
+    assert len(await soon(response.read())) == size

@@ -160,3 +160,18 @@ async def test_a_head_without_an_end(peers: Peers, piece: bytes) -> None:
 
     with pytest.raises(UpstreamError, match="head without an end"):
         await soon(asked)
+
+
+async def test_an_answer_without_a_length_that_was_broken_off_is_not_complete(
+    peers: Peers,
+) -> None:
+    asked = peers.ask()
+    exchange = await peers.server.next()
+    await exchange.send(head(200, KIND), b"half")
+    response = await soon(asked)
+
+    response.break_off(UpstreamError("silent"))
+    await exchange.left()
+
+    with pytest.raises(UpstreamError, match="silent"):
+        await soon(response.read())
