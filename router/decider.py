@@ -119,7 +119,7 @@ class Decider:
             return None
         slots = sum(view.slots for view in views) // len(views)
         if self.look_ahead.needs_running:
-            outlook = self.look_ahead.outlook(self.group.running(), len(views), slots)
+            outlook = self.look_ahead.renewed(self.group.versions(), self.group.running, slots)
             live = self.group.live_workers()
             if any(worker.foreign.load_tokens for worker in live):
                 foreign = np.array([[worker.foreign.load_tokens] for worker in live])

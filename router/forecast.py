@@ -124,7 +124,7 @@ def forecast(
     work *= prediction.chances(horizon + 1).T
     place = running.worker + workers * ahead
     bins = workers * (horizon + 1)
-    by_step = np.bincount(place.ravel(), work.ravel(), bins).reshape(-1, workers)
+    by_step = np.bincount(place.ravel(), work.ravel(), bins).reshape(horizon + 1, workers)
     return by_step.T.astype(np.float64, order="C")  # of nobody bincount makes whole numbers
 
 

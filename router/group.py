@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -236,9 +236,19 @@ class Group:
         """What a policy sees of the live workers."""
         return [worker.view(dispatch, overcommit) for worker in self.live_workers()]
 
-    def running(self) -> Running:
-        """Engine requests that run on the live workers or are on their way, worker by view."""
+    def versions(self) -> Sequence[int]:
+        """Of each live worker, another one whenever anything of its engine requests has changed."""
+        return [worker.rows.version for worker in self.live_workers()]
+
+    def running(self, places: Iterable[int] | None = None) -> Running:
+        """Engine requests that run on the live workers or are on their way, worker by view.
+
+        Args:
+            places: only those of the workers at these places, which are numbered in this order.
+        """
         live = self.live_workers()
+        if places is not None:
+            live = [live[place] for place in places]
         shown = self._table.running([worker.rows.worker for worker in live])
         unseen = [(i, *row) for i, worker in enumerate(live) for row in worker.foreseen()]
         if not unseen:

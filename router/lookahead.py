@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+
+import numpy as np
 
 from router.forecast import Outlook, Running, Signal, forecast
 from router.signals import CapSignal, Departure, LearningSignal, NoSignal, ReportedSignal
@@ -65,6 +67,8 @@ class LookAhead:
         self._fleet = (1, DEFAULT_SLOTS)
         self._unreviewed = 0
         self._parameters = self._choose()
+        self._versions: Sequence[int] = ()
+        self._work: Floats = np.empty((0, 0))
 
     @property
     def parameters(self) -> Parameters:
@@ -97,14 +101,31 @@ class LookAhead:
             slots: B of each worker.
         """
         self._settle(workers, slots)
-        if self._learner is not None:
-            self._learner.observe(running)
-        if self._meter is not None and self._meter.due:
-            self._meter.note(running, self.signal)
-        horizon = self._parameters.horizon
-        prediction = self.signal.predict(running, horizon)
-        work = forecast(running, prediction, self.profile, workers, horizon)
-        return self._weighed(work)
+        self._observe(running)
+        return self._weighed(self._forecast(running, workers))
+
+    def renewed(
+        self, versions: Sequence[int], running: Callable[[Iterable[int]], Running], slots: int
+    ) -> Outlook:
+        """The same, worked out for those workers only that have changed since the last time.
+
+        Args:
+            versions: of each worker, never the same again once its requests have changed.
+            running: the requests of some workers, which are numbered in the order in which they
+                are asked for.
+            slots: B of each worker.
+        """
+        workers = len(versions)
+        self._settle(workers, slots)
+        if self._learns or self._work.shape != (workers, self._parameters.horizon + 1):
+            now = running(range(workers))
+            self._observe(now)
+            self._work = self._forecast(now, workers)
+        elif changed := [i for i in range(workers) if versions[i] != self._versions[i]]:
+            self._work = self._work.copy()  # the last outlook keeps its own
+            self._work[changed] = self._forecast(running(changed), len(changed))
+        self._versions = versions
+        return self._weighed(self._work)
 
     def outlook_from_loads(self, loads: Floats | Ints, requests: Ints, slots: int) -> Outlook:
         """The same without the running requests, where ``needs_running`` is False.
@@ -136,6 +157,24 @@ class LookAhead:
         if self._unreviewed >= REVIEW_STEPS:
             self._unreviewed = 0
             self._parameters = self._choose()
+
+    @property
+    def _learns(self) -> bool:
+        """The next outlook has to show every request to the signal or the meter."""
+        stale = self._learner is not None and self._learner.stale
+        return stale or (self._meter is not None and self._meter.due)
+
+    def _observe(self, running: Running) -> None:
+        self._work = np.empty((0, 0))  # what was said so far need not hold from here on
+        if self._learner is not None:
+            self._learner.observe(running)
+        if self._meter is not None and self._meter.due:
+            self._meter.note(running, self.signal)
+
+    def _forecast(self, running: Running, workers: int) -> Floats:
+        horizon = self._parameters.horizon
+        prediction = self.signal.predict(running, horizon)
+        return forecast(running, prediction, self.profile, workers, horizon)
 
     def _settle(self, workers: int, slots: int) -> None:
         """Another fleet changes the weights at once, the horizon at the next review."""

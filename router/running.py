@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import count
 
 import numpy as np
 
@@ -28,6 +29,7 @@ class RunningTable:
 
     Attributes:
         ticks: by worker, how many tokens each of its requests has gained.
+        versions: by worker, never the same again once anything of its requests has changed.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,8 @@ class RunningTable:
         self._end_probability = np.zeros(_FIRST_ROWS)
         self._row: dict[int, int] = {}
         self.ticks: list[int] = []
+        self.versions: list[int] = []
+        self._changes = count()
         self._free: list[int] = []
         self._serial = 0
 
@@ -44,13 +48,21 @@ class RunningTable:
     def worker(self) -> WorkerRows:
         """Room for one more worker; its index counts from 0."""
         if self._free:
-            return WorkerRows(self, self._free.pop())
-        self.ticks.append(0)
-        return WorkerRows(self, len(self.ticks) - 1)
+            worker = self._free.pop()
+        else:
+            worker = len(self.ticks)
+            self.ticks.append(0)
+            self.versions.append(0)
+        self.change(worker)
+        return WorkerRows(self, worker)
 
     def release(self, worker: int) -> None:
         """A worker that has no rows is gone; its index may be another's from now on."""
         self._free.append(worker)
+
+    def change(self, worker: int) -> None:
+        """Something of a worker's requests is no longer as it was."""
+        self.versions[worker] = next(self._changes)
 
     def running(self, workers: Sequence[int]) -> Running:
         """The rows of some workers, which are numbered anew in this order."""
@@ -58,8 +70,8 @@ class RunningTable:
         numbering[list(workers)] = np.arange(len(workers))
         columns = self._columns[:, : len(self)]
         place = numbering[columns[_WORKER]]
-        here = place >= 0
-        kept = columns[:, here]
+        here = np.flatnonzero(place >= 0)
+        kept = columns.take(here, axis=1)
         ticks = np.array(self.ticks, dtype=np.int64)
         return Running(
             id=kept[_ID],
@@ -90,6 +102,7 @@ class RunningTable:
             self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
             room = np.zeros_like(self._end_probability)
             self._end_probability = np.concatenate((self._end_probability, room))
+        self.change(row[_WORKER])
         self._columns[:, at] = row
         self._end_probability[at] = np.nan if end_probability is None else end_probability
         self._row[row[_ID]] = at
@@ -97,6 +110,7 @@ class RunningTable:
     def remove(self, number: int) -> None:
         """Drop the row of an id; the last one takes its place."""
         at, last = self._row.pop(number), len(self._row)
+        self.change(int(self._columns[_WORKER, at]))
         if at != last:
             self._columns[:, at] = self._columns[:, last]
             self._end_probability[at] = self._end_probability[last]
@@ -115,9 +129,19 @@ class WorkerRows:
         self._ticks = table.ticks
         self.worker = worker
 
+    @property
+    def version(self) -> int:
+        """Another one whenever anything of its requests has changed."""
+        return self._table.versions[self.worker]
+
+    def change(self) -> None:
+        """Something is no longer as it was of its requests that have no row yet."""
+        self._table.change(self.worker)
+
     def tick(self) -> None:
         """Each of its requests gains a token."""
         self._ticks[self.worker] += 1
+        self._table.change(self.worker)
 
     def add(
         self,

@@ -41,7 +41,15 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
 
 @runtime_checkable
 class LearningSignal(Signal, Protocol):
-    """A signal that learns from what it is told."""
+    """A signal that learns from what it is told.
+
+    As long as it is not stale, what it predicts of a request depends on that request alone.
+    """
+
+    @property
+    def stale(self) -> bool:
+        """It is to observe before it predicts again."""
+        ...
 
     def observe(self, running: Running) -> None:
         """All requests that run before step k."""
@@ -118,6 +126,11 @@ class ReportedSignal:
             passing = np.where(ahead > first, going_on, 1.0)
             chances[ahead] = chances[ahead - 1] * passing * (ahead < cap)
         return chances
+
+    @property
+    def stale(self) -> bool:
+        """Whether the other signal is, if that learns."""
+        return self._learner is not None and self._learner.stale
 
     def observe(self, running: Running) -> None:
         """Told on to the other signal, if that learns."""

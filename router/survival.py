@@ -39,6 +39,9 @@ class SurvivalSignal:
         borrowed: requests' worth of evidence that a bucket takes from the pooled curve at every
             token, and the pooled curve from a constant hazard.
         learned_tokens: output length up to which hazards are learned; from there on, constant.
+
+    Attributes:
+        stale: the curves are to be drawn anew.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class SurvivalSignal:
         self._ended = np.zeros((_BUCKETS, learned_tokens + 1))
         self._left = np.zeros((_BUCKETS, learned_tokens + 1))
         self._since_refresh = 0
-        self._stale = False
+        self.stale = False
         self._log_survival = self._draw(self._ended, self._left)
 
     def survival(self, prompt_tokens: int) -> Floats:
@@ -96,18 +99,18 @@ class SurvivalSignal:
             self._ended *= fade
             self._left *= fade
             self._since_refresh = 0
-            self._stale = True
+            self.stale = True
 
     def observe(self, running: Running) -> None:
         """All requests that run now; draws the curves anew if that is due."""
-        if not self._stale:
+        if not self.stale:
             return
         age = np.minimum(running.generated_tokens, self._longest)
         weight = np.exp(-running.generated_tokens / self._profile.step_tokens / self._memory_steps)
         place = _bucket(running.prompt_tokens) * (self._longest + 1) + age
         alive = np.bincount(place, weight, self._left.size).reshape(self._left.shape)
         self._log_survival = self._draw(self._ended, self._left + alive)
-        self._stale = False
+        self.stale = False
 
     def _draw(self, ended: Floats, left: Floats) -> Floats:
         """Logarithms of the survival curves; shape (buckets, ages)."""

@@ -270,6 +270,7 @@ class Worker:
         generated_tokens = max(0, generated_tokens - flight.ended_tokens)
         new = generated_tokens - flight.generated_tokens
         flight.generated_tokens = generated_tokens
+        self.rows.change()
         return new
 
     def count(self, counted: PromptCounted) -> None:
@@ -371,6 +372,7 @@ class Worker:
 
     def _recount(self, tokens: Iterable[str]) -> None:
         """Find out anew how much of these requests the feed does not show."""
+        self.rows.change()
         running: Mapping[str, int] = self.feed.running_by_token if self.feed else {}
         for token in tokens:
             flight = self._in_flight.get(token)

@@ -8,6 +8,7 @@ sent a full snapshot, the cluster's figures are the engines', and no sum ever fa
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,6 +20,8 @@ from hypothesis.stateful import (
 )
 
 from router.cluster import Cluster
+from router.lookahead import LookAhead
+from router.survival import SurvivalSignal
 from router.types import (
     Arrived,
     Dispatch,
@@ -37,11 +40,14 @@ from router.types import (
     WorkerUp,
 )
 from router.worker import Worker
+from router.workload import WorkProfile
 from tests.support.cluster_model import Sent, Wire
 from tests.support.core import request
 from tests.support.engine_model import EngineModel
 
 SLOTS = 3
+HORIZON = 3
+PROFILE = WorkProfile(prefill_beta=0.5, prefill_chunk=20)
 FED = ("a", "b")
 WORKERS = (*FED, "c")
 """c has no snapshots."""
@@ -68,6 +74,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.numbers = 0
         self.gone: set[str] = set()
         self.sums = (0, 0, 0, 0)
+        self.signal = SurvivalSignal(PROFILE)
+        self.look_ahead = LookAhead(self.signal, PROFILE, HORIZON)
         for worker in WORKERS:
             self.cluster.apply(WorkerUp(worker))
 
@@ -289,6 +297,14 @@ class ClusterMachine(RuleBasedStateMachine):
         for worker in FED:
             if worker in self.there:
                 self._settle(worker)
+
+    @invariant()
+    def what_is_kept_of_the_outlook_still_holds(self) -> None:
+        group = self.cluster.groups["default"]
+        workers = len(group.live_workers())
+        kept = self.look_ahead.renewed(group.versions(), group.running, SLOTS)
+        anew = LookAhead(self.signal, PROFILE, HORIZON).outlook(group.running(), workers, SLOTS)
+        assert np.array_equal(kept.work, anew.work)
 
     @invariant()
     def no_sum_falls(self) -> None:

@@ -48,6 +48,21 @@ def test_the_look_ahead_finds_who_runs_and_who_is_on_the_way() -> None:
     assert foreseen(cluster) == {(0, 30, 1, 8, 5)}
 
 
+def test_the_look_ahead_may_ask_for_some_workers_alone() -> None:
+    cluster = cluster_of()
+    send(cluster, request(1, 100))
+    send(cluster, request(2, 30), "b")
+    group = cluster.groups["default"]
+    show(cluster, snapshot("full", 1, running(part(2), 30, 1, 5)), worker_id="b")
+    some = group.running([1])
+    assert (some.worker.tolist(), some.prompt_tokens.tolist()) == ([0], [30])
+    turned = group.running([1, 0])
+    assert dict(zip(turned.worker.tolist(), turned.prompt_tokens.tolist(), strict=True)) == {
+        0: 30,
+        1: 100,
+    }
+
+
 def test_an_id_stays_with_its_request() -> None:
     cluster = cluster_of()
     send(cluster, request(1))

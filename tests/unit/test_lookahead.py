@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +30,30 @@ class Deaf:
     def predict(self, running: Running, horizon: int) -> Ends:
         ends = self.fleet.predict(running, horizon)
         return Ends(column(ends.steps[::-1])) if self.deaf else ends
+
+
+class Renewing(LookAhead):
+    """Asks for the requests of those workers only that have changed.
+
+    Attributes:
+        asked: of which workers, each time.
+    """
+
+    asked: list[list[int]]
+
+    def outlook(self, running: Running, workers: int, slots: int) -> Outlook:
+        self.asked = getattr(self, "asked", [])
+        shown = [running.take(running.worker == worker) for worker in range(workers)]
+        columns = ("id", "prompt_tokens", "generated_tokens")
+        versions = [hash(b"".join(getattr(one, i).tobytes() for i in columns)) for one in shown]
+
+        def some(places: Iterable[int]) -> Running:
+            self.asked.append(list(places))
+            rows = np.flatnonzero(np.isin(running.worker, self.asked[-1]))
+            one = running.take(rows)
+            return replace(one, worker=np.searchsorted(self.asked[-1], one.worker))
+
+        return self.renewed(versions, some, slots)
 
 
 def fleet() -> Fleet:
@@ -141,6 +166,37 @@ def test_another_fleet_has_other_weights_at_once() -> None:
         outlook = look_ahead.outlook(NOW, 2, slots)
         assert outlook.discount == choose(2, slots, 256, None, 20).discount
         assert look_ahead.parameters == choose(2, slots, 256, None, 20)
+
+
+def test_only_workers_that_have_changed_are_looked_at_again() -> None:
+    look_ahead = Renewing(CapSignal(), horizon=3)
+    first = look_ahead.outlook(NOW, 2, 72)
+    assert np.array_equal(look_ahead.outlook(NOW, 2, 72).work, first.work)
+    later = replace(NOW, prompt_tokens=column([10, 25, 30]))
+    second = look_ahead.outlook(later, 2, 72)
+    assert look_ahead.asked == [[0, 1], [1]]
+    assert (second.work - first.work).tolist() == [[0, 0, 0, 0], [5, 5, 5, 5]]
+    third = look_ahead.outlook(replace(NOW, worker=column([0, 1, 2])), 3, 72)
+    assert third.work[:, 0].tolist() == [10, 21, 32]
+    assert look_ahead.asked[2:] == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("make", [CapSignal, SurvivalSignal])
+@pytest.mark.parametrize("horizon", [None, 5])
+def test_what_is_renewed_is_what_is_worked_out_anew(
+    make: Callable[[], Signal], horizon: int | None
+) -> None:
+    """Curves are learned and skill is measured meanwhile."""
+    plain, renewing = LookAhead(make(), horizon=horizon), Renewing(make(), horizon=horizon)
+    farm, others = fleet(), fleet()
+    for _ in range(5):
+        expected, renewed = lived(plain, farm, 120), lived(renewing, others, 120)
+        for one, other in zip(expected, renewed, strict=True):
+            assert np.array_equal(one.work, other.work)
+        again = renewing.outlook(others.running(), 2, 64)
+        assert np.array_equal(again.work, plain.outlook(farm.running(), 2, 64).work)
+        assert np.array_equal(again.work, renewing.outlook(others.running(), 2, 64).work)
+    assert plain.skill == renewing.skill
 
 
 @pytest.mark.parametrize("make", [CapSignal, SurvivalSignal])

@@ -67,6 +67,21 @@ def test_rows_come_and_go_like_entries_of_a_dictionary() -> None:
     assert rows(table.running([0, 1, 2])) == shown
 
 
+def test_whatever_changes_gives_a_worker_another_version_and_no_other_worker() -> None:
+    table = RunningTable()
+    one, two = table.worker(), table.worker()
+    seen, still = {one.version}, two.version
+    number = one.add(9, 0, 0)
+    for change in (one.tick, one.change, lambda: one.remove(number), lambda: one.add(9, 0, 0)):
+        seen.add(one.version)
+        change()
+        assert one.version not in seen
+    assert two.version == still
+    seen.add(one.version)
+    table.release(one.worker)
+    assert table.worker().version not in seen, "another worker in its place"
+
+
 def test_joined() -> None:
     table = RunningTable()
     one, two = table.worker(), table.worker()

@@ -61,8 +61,11 @@ def test_the_other_signal_learns() -> None:
     before = chances(inner, now, 3)
     for _ in range(99):
         signal.ended(departure(10))
+    assert not signal.stale
     signal.advance(1000)
+    assert signal.stale
     signal.observe(now)
+    assert not signal.stale
     assert chances(inner, now, 3) < before
 
 
@@ -73,6 +76,7 @@ def test_who_learns() -> None:
     alone.observe(running([1]))
     alone.ended(departure(3))
     alone.advance(1)
+    assert not alone.stale
     assert alone == ReportedSignal()
 
 
