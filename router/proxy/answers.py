@@ -25,6 +25,9 @@ from router.proxy.events import error_body
 
 Header = tuple[bytes, bytes]
 
+# Statuses of answers that have no body (RFC 9112, 6.3).
+BODILESS = frozenset({204, 304})
+
 _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
     b" transfer-encoding upgrade".split()
@@ -141,6 +144,13 @@ def header(headers: Iterable[Header], wanted: bytes) -> bytes:
     return next((value for name, value in headers if name.lower() == wanted), b"")
 
 
+def framed(answer: Answer) -> tuple[Header, ...]:
+    """Its headers, and its length unless its status says that it has none."""
+    if answer.status in BODILESS:
+        return answer.headers
+    return *answer.headers, (b"content-length", b"%d" % len(answer.body))
+
+
 async def send_head(send: Send, status: int, headers: Iterable[Header]) -> None:
     """Start an answer."""
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})
@@ -148,6 +158,5 @@ async def send_head(send: Send, status: int, headers: Iterable[Header]) -> None:
 
 async def send_answer(send: Send, answer: Answer) -> None:
     """Send an answer whole."""
-    length = (b"content-length", str(len(answer.body)).encode())
-    await send_head(send, answer.status, (*answer.headers, length))
+    await send_head(send, answer.status, framed(answer))
     await send({"type": "http.response.body", "body": answer.body})

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from router.proxy.answers import Answer, Header
+from router.proxy.answers import Answer, Header, framed
 from router.proxy.client import Source
 from router.proxy.context import AppContext
 from router.proxy.generation import ENDPOINTS, relay_of
@@ -65,8 +65,7 @@ class _Client:
         self._news = asyncio.Event()
 
     def answer(self, answer: Answer) -> None:
-        length = (b"content-length", str(len(answer.body)).encode())
-        self._begin(answer.status, (*answer.headers, length))
+        self._begin(answer.status, framed(answer))
         self.finish(answer.body)
 
     def begin(self, status: int, headers: Iterable[Header], source: Source) -> None:

@@ -19,7 +19,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from router.errors import EvenstepError, NoWorkerError
-from router.proxy.answers import Answer, Header, error_answer
+from router.proxy.answers import Answer, Header, error_answer, framed
 from router.proxy.client import Source
 from router.proxy.context import AppContext
 from router.proxy.events import error_body
@@ -56,10 +56,7 @@ class HotPath:
         hot = scope["path"] in ENDPOINTS and scope["method"] == "POST"
         if not hot or scope["http_version"] != "1.1":
             return None
-        exchange = Exchange(self, cycle)
-        tasks.add(exchange.task)
-        exchange.task.add_done_callback(tasks.discard)
-        return exchange
+        return Exchange(self, cycle, tasks)
 
 
 class Exchange:
@@ -68,14 +65,17 @@ class Exchange:
     Args:
         hot: took it.
         cycle: uvicorn's account of it, kept for its protocol.
+        tasks: the server's, of which its own is one until its end.
     """
 
     __slots__ = (
         *("_body_there", "_cycle", "_head", "_hot", "_identity", "_line", "_scope", "_source"),
-        *("_transport", "gone", "task"),
+        *("_task", "_tasks", "_transport", "gone"),
     )
 
-    def __init__(self, hot: HotPath, cycle: RequestResponseCycle) -> None:
+    def __init__(
+        self, hot: HotPath, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]
+    ) -> None:
         self.gone = False
         self._hot = hot
         self._cycle = cycle
@@ -86,21 +86,22 @@ class Exchange:
         self._body_there: asyncio.Future[None] | None = None
         self._source: Source | None = None
         self._head = b""
-        self.task = asyncio.get_running_loop().create_task(self._run())
+        self._tasks = tasks
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+        tasks.add(self._task)
 
     # What the connection tells.
 
     def whole(self) -> None:
         """The request's body is there."""
-        if self._body_there is not None:
+        if self._body_there is not None and not self._body_there.done():
             self._body_there.set_result(None)
-            self._body_there = None
 
     def leave(self) -> None:
         """The client is gone."""
         self.gone = True
-        self._body_there = None
-        self.task.cancel()
+        self._task.cancel()
 
     def pause(self) -> None:
         """The client takes its answer too slowly."""
@@ -116,8 +117,7 @@ class Exchange:
 
     def answer(self, answer: Answer) -> None:
         """See ``Client``."""
-        length = (b"content-length", b"%d" % len(answer.body))
-        self._complete(self._encode(answer.status, (*answer.headers, length)) + answer.body)
+        self._complete(self._encode(answer.status, framed(answer)) + answer.body)
 
     def begin(self, status: int, headers: Iterable[Header], source: Source) -> None:
         """See ``Client``."""
@@ -167,19 +167,20 @@ class Exchange:
     # The request.
 
     async def _run(self) -> None:
-        scope = self._scope
         try:
             await self._serve()
         except EvenstepError as error:
-            self.answer(dialect_of(scope["path"]).error(error_answer(error)))
-        except asyncio.CancelledError:  # the server ends, and has waited long enough
-            if not (self.gone or self._cycle.response_started):
-                self.answer(error_answer(_ending()))
+            self._refuse(error)
         except Exception:
             log.exception("a request failed")
             self._fail()
-        finally:
-            self._hot.requests.end(scope)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Its task has ended, if it ever began: what is cancelled at once does not."""
+        self._tasks.discard(task)
+        if task.cancelled() and not (self.gone or self._cycle.response_started):
+            self._refuse(_ending())  # the server ends, and has waited long enough
+        self._hot.requests.end(self._scope)
 
     async def _serve(self) -> None:
         context, scope = self._hot.context, self._scope
@@ -201,7 +202,11 @@ class Exchange:
                 cycle.waiting_for_100_continue = False
             self._body_there = asyncio.get_running_loop().create_future()
             await self._body_there
-        return bytes(cycle.body)
+        body, cycle.body = bytes(cycle.body), bytearray()  # the protocol keeps the cycle
+        return body
+
+    def _refuse(self, error: EvenstepError) -> None:
+        self.answer(dialect_of(self._scope["path"]).error(error_answer(error)))
 
     def _fail(self) -> None:
         if self._cycle.response_started:

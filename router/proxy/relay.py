@@ -22,6 +22,7 @@ from router.errors import (
     UpstreamTimeoutError,
 )
 from router.proxy.answers import (
+    BODILESS,
     Answer,
     content_type,
     error_answer,
@@ -99,6 +100,7 @@ class Relay:
             self._refuse(error)
         except asyncio.CancelledError:
             if client.gone:
+                self._count()
                 port.withdraw(self._request)
                 raise
             self._cut_short(EndingError("the router is ending; retry"), Outcome.FAILED)
@@ -185,7 +187,8 @@ class Relay:
         return await context.client.request("POST", worker.url, asked.target, headers, body)
 
     async def _take(self, response: Response, worker: WorkerSpec) -> None:
-        good = response.status < HTTPStatus.BAD_REQUEST
+        status = response.status
+        good = status < HTTPStatus.BAD_REQUEST and status not in BODILESS
         if good and content_type(response.headers).startswith(b"text/event-stream"):
             await self._stream(worker, response)
         else:

@@ -65,6 +65,7 @@ class Router:
         troubles: workers that were reported.
         attempts: those under way.
         tasks: of the server, one for each answer that is not complete.
+        connections: of clients.
     """
 
     url: str
@@ -74,6 +75,7 @@ class Router:
     troubles: list[str]
     attempts: Attempts
     tasks: set[asyncio.Task[None]]
+    connections: set[Any]
 
     @property
     def port(self) -> int:
@@ -187,7 +189,8 @@ async def serving(
     plane = plane or load_settings({}).data_plane
     state = ServerState()
     async with _listening(context, limits, plane, state) as url, _client(url) as http:
-        yield Router(url, http, dispatcher, upstream, troubles, relay.attempts, state.tasks)
+        served = state.tasks, state.connections
+        yield Router(url, http, dispatcher, upstream, troubles, relay.attempts, *served)
     watching.cancel()
     await upstream.aclose()
 
