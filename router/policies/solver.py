@@ -9,6 +9,7 @@ this is the paper's program; the quadratic term breaks its many ties.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -95,32 +96,65 @@ def solve(instance: Instance, moves: int = DEFAULT_MOVES) -> Solution:
         moves: the budget, in costs that are worked out for one step; K steps count as
             (K + 5) / 6 of them. The first filling is never cut short.
     """
-    workers, places = len(instance.loads), np.full(len(instance.candidates), -1, dtype=np.int64)
+    workers, places = len(instance.loads), _nowhere(instance)
     if not workers or not len(places):
         return Solution(places, instance.objective(places) if workers else 0.0, 0)
-    if instance.candidates.shape == (1, 1):
-        return _alone(instance)
+    return _alone(instance) if len(places) == 1 else _searched(instance, moves)
+
+
+def _searched(instance: Instance, moves: int) -> Solution:
     from router.policies.search import read_off, search
 
-    kinds = _kinds(instance)
-    # In this order none depends on how the workers are numbered.
-    ranked = np.lexsort((instance.capacity, instance.loads @ instance.weights))
+    kinds, ranked, places = _kinds(instance), _ranked(instance), _nowhere(instance)
     state = _state(instance, ranked, kinds, moves)
-    search(state, _ROUNDING * workers * float(np.abs(state.loads).max(axis=0).sum()) + _ROUNDING)
+    search(state, _least(len(ranked), float(np.abs(state.loads).max(axis=0).sum())))
     read_off(state.item_kind, ranked[state.item_worker], kinds.order, kinds.first, places)
     cost = float(state.cost[0]) if instance.weights.any() else 0.0
     return Solution(places, cost, int(state.counts[1]) // _MOVE)
 
 
 def _alone(instance: Instance) -> Solution:
-    """One candidate and no look-ahead: the least loaded worker with room is best, if there is one.
-
-    Both terms grow with the load of the worker that it enters. Among equals as the search has it.
-    """
-    loads, capacity = instance.loads[:, 0].tolist(), instance.capacity.tolist()
-    open_ = [(loads[i], free, i) for i, free in enumerate(capacity) if free > 0]
-    places = np.array([min(open_)[-1] if open_ else -1])
+    """One candidate: the best worker with room, if there is one. Where the search would put it."""
+    places = _nowhere(instance)
+    open_ = np.flatnonzero(instance.capacity > 0).tolist()
+    if open_:
+        places[0] = (_least_loaded if instance.loads.shape[1] == 1 else _cheapest)(instance, open_)
     return Solution(places, instance.objective(places), 0)
+
+
+def _least_loaded(instance: Instance, open_: Sequence[int]) -> int:
+    """Without a look-ahead: both terms grow with the load of the worker that is entered."""
+    loads, capacity = instance.loads[:, 0].tolist(), instance.capacity.tolist()
+    return min(open_, key=lambda worker: (loads[worker], capacity[worker], worker))
+
+
+def _cheapest(instance: Instance, open_: Sequence[int]) -> int:
+    """The worker that the objective grows least on; among equals the first by rank."""
+    loads, row, peaks = instance.loads, instance.candidates[0], instance.loads.max(axis=0)
+    raised = len(loads) * np.maximum(loads + row, peaks)
+    costs = ((raised + 2 * instance.tie_weight * row * loads) @ instance.weights).tolist()
+    least = _least(len(loads), float(np.abs(peaks) @ instance.weights))
+    ranked: list[int] = _ranked(instance).tolist()
+    best, *others = (worker for worker in ranked if worker in open_)
+    for worker in others:
+        if costs[worker] < costs[best] - least:
+            best = worker
+    return best
+
+
+def _ranked(instance: Instance) -> Ints:
+    """The workers in an order in which nothing depends on how they are numbered."""
+    ranked: Ints = np.lexsort((instance.capacity, instance.loads @ instance.weights))
+    return ranked
+
+
+def _least(workers: int, peaks: float) -> float:
+    """Improvements by less are rounding; peaks: weighted, summed over the steps."""
+    return _ROUNDING * workers * peaks + _ROUNDING
+
+
+def _nowhere(instance: Instance) -> Ints:
+    return np.full(len(instance.candidates), -1, dtype=np.int64)
 
 
 class _Kinds(NamedTuple):

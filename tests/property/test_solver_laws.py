@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.policies.solver import Instance, Solution, solve
+from router.policies.solver import DEFAULT_MOVES, Instance, Solution, _searched, solve
 from router.workload import Floats, Ints
 from tests.support.uncompiled import uncompiled
 
@@ -169,29 +168,30 @@ def test_a_step_without_weight_decides_nothing() -> None:
 
 
 @given(
-    loads=st.lists(st.integers(0, 9) | st.integers(0, 9000), min_size=1, max_size=9),
+    rows=st.sampled_from([1, 6]).flatmap(
+        lambda steps: st.lists(
+            st.lists(st.integers(0, 3) | st.integers(0, 9000), min_size=steps, max_size=steps),
+            min_size=2,
+            max_size=9,
+        )
+    ),
     free=st.lists(st.integers(-1, 3), min_size=9, max_size=9),
-    size=TOKENS,
     tie_weight=TIE_WEIGHTS,
+    discount=st.sampled_from([0.5, 0.7, 1.0]),
 )
 @settings(deadline=None)  # the first search loads the kernels
 def test_one_candidate_alone_goes_where_the_search_would_put_it(
-    loads: list[int], free: list[int], size: int, tie_weight: float
+    rows: list[list[int]], free: list[int], tie_weight: float, discount: float
 ) -> None:
+    row, *loads = np.array(rows, dtype=np.float64)
     alone = Instance(
-        loads=np.array([[load] for load in loads], dtype=np.float64),
-        candidates=np.array([[size]], dtype=np.float64),
+        loads=np.array(loads),
+        candidates=row[None],
         capacity=np.array(free[: len(loads)], dtype=np.int64),
-        weights=np.ones(1),
+        weights=np.array([discount**h for h in range(len(row))]),
         tie_weight=tie_weight,
     )
-    searched = replace(  # the same program, with a step that does not count
-        alone,
-        loads=np.repeat(alone.loads, 2, axis=1),
-        candidates=np.repeat(alone.candidates, 2, axis=1),
-        weights=np.array([1.0, 0.0]),
-    )
-    one, other = solve(alone), solve(searched)
+    one, other = solve(alone), _searched(alone, DEFAULT_MOVES)
     assert one.places.tolist() == other.places.tolist()
     assert one.objective == pytest.approx(other.objective)
 
