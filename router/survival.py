@@ -131,4 +131,5 @@ class SurvivalSignal:
 def _bucket(prompt_tokens: Ints) -> Ints:
     """By the bits of the prompt's length; shape (n,)."""
     bits = np.frexp(prompt_tokens)[1].astype(np.int64)
-    return np.clip(bits, _SHORTEST, _LONGEST) - _SHORTEST
+    # As np.clip does, in half the time where they are few.
+    return np.minimum(np.maximum(bits, _SHORTEST), _LONGEST) - _SHORTEST
