@@ -83,6 +83,7 @@ class Exchange:
         self._transport = cycle.transport
         self._identity = identify(self._scope)
         self._line = hot.requests.begin(self._scope)
+        self._line.request_id = self._identity.name  # also of one that gets no answer
         self._body_there: asyncio.Future[None] | None = None
         self._source: Source | None = None
         self._head = b""
