@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from router import rounds
 from router.access.shares import FairShare, Offer
+from router.clock import Clock
 from router.errors import PolicyError
 from router.forecast import Outlook
 from router.group import Group
@@ -23,8 +24,6 @@ from router.stats import GroupStats
 from router.types import Assignment, Dispatch, PoolState, WorkerView
 
 log = logging.getLogger(__name__)
-
-Clock = Callable[[], float]
 
 
 @dataclass(slots=True)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
 from router.access.shares import FairShare, Weight, equal
+from router.clock import Clock
 from router.cluster import Cluster
-from router.decider import Clock, Decider
+from router.decider import Decider
 from router.errors import (
     DisplacedError,
     EvenstepError,

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
+from router.clock import Clock
 from router.cluster import Cluster
-from router.decider import Clock, Decider
+from router.decider import Decider
 from router.group import Group
 from router.lane import DispatchSettings, Lane, Waiter
 from router.overcommit import Overcommit

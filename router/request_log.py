@@ -8,15 +8,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from router.decider import Clock
-from router.group import Group
+from router.clock import Clock
 from router.logs import fields
 from router.proxy.identity import HEADER
 from router.types import Outcome, Request
-from router.worker import Worker
+
+if TYPE_CHECKING:
+    from router.group import Group
+    from router.worker import Worker
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from router.access.door import Door
 from router.access.files import KEYS_VARIABLE, KeySource, key_source, keys_wanted
 from router.access.keys import KeyRing
 from router.access.limits import KeyLimits
-from router.decider import Clock
+from router.clock import Clock
 from router.settings.serve import ServeSettings
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from router.access.files import KeySource
 from router.access.keys import Key
 from router.access.limits import KeyLimits
-from router.decider import Clock
+from router.clock import Clock
 from router.errors import UnknownKeyError
 
 # As in vLLM, whoever watches over the router needs no key.

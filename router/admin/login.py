@@ -24,7 +24,7 @@ from router.access.keys import Key
 from router.admin.hosts import guarded
 from router.admin.origin import is_foreign, is_foreign_change
 from router.admin.page import WEB
-from router.decider import Clock
+from router.clock import Clock
 from router.errors import UnknownKeyError
 from router.proxy.answers import error_answer, send_answer
 

@@ -10,8 +10,9 @@ from importlib.metadata import version
 import msgspec
 
 from router.admin.footing import Fact, Footing, facts
+from router.clock import Clock
 from router.cluster import Cluster
-from router.decider import Clock, Decider
+from router.decider import Decider
 from router.group import Group
 from router.policies import POLICIES
 from router.types import Outcome

@@ -23,8 +23,9 @@ from prometheus_client.utils import floatToGoString
 
 from router.access.limits import KeyLimits
 from router.barrier import StepTotals
+from router.clock import Clock
 from router.cluster import Cluster
-from router.decider import Clock, Decider
+from router.decider import Decider
 from router.energy.levels import STATES
 from router.engines.agents import PowerAgents
 from router.engines.gauges import GaugeReader

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from router.access.door import Door
-from router.decider import Clock
+from router.clock import Clock
 from router.dispatch import Dispatcher
 from router.lifecycle import Lifecycle
 from router.models import ModelTable

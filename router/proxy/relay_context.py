@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
+from router.clock import Clock
 from router.deadlines import Deadlines
-from router.decider import Clock
 from router.engines.upstream import HttpClient
 from router.port import DispatchPort
 from router.proxy.attempts import Attempts
