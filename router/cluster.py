@@ -126,6 +126,10 @@ class Cluster:
         """The worker of that id."""
         return self._group_of[worker_id].workers[worker_id]
 
+    def knows(self, worker_id: str) -> bool:
+        """Whether there is a worker of that id."""
+        return worker_id in self._group_of
+
     def group_of(self, worker_id: str) -> Group:
         """The group that a worker belongs to."""
         return self._group_of[worker_id]

@@ -14,6 +14,7 @@ from router.group import Group
 from router.lane import DispatchSettings, Lane, Waiter
 from router.overcommit import Overcommit
 from router.types import (
+    Arrived,
     Assignment,
     Dispatched,
     EngineFailed,
@@ -210,6 +211,19 @@ class Lanes:
         lane.waiters[request.id] = Waiter(worker, since_s)
         self.schedule(lane, hurry=True)
         return worker
+
+    def adopt(self, request: Request, worker_id: str) -> bool:
+        """Count a request that others before this router have sent to a worker.
+
+        Returns:
+            False, and nothing is changed, if the worker is not there any more.
+        """
+        lane = self.get(request.group)
+        if lane is None or worker_id not in lane.group.workers:
+            return False
+        self._cluster.apply(Arrived(request))
+        self._cluster.apply(Dispatched(request.id, worker_id, self._clock()))
+        return True
 
     def take_sent(self, request_id: str) -> float | None:
         """When a request was sent; None if it was not, or this has been asked before."""

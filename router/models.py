@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from router.cluster import Cluster
 from router.errors import InvalidRequestError, NoWorkerError, UnknownModelError
+
+if TYPE_CHECKING:
+    from router.cluster import Cluster
 
 # What an engine says of a model.
 Card = Mapping[str, Any]
@@ -48,6 +50,22 @@ class ModelTable:
         ]
         return [card for card in models if card["id"] not in self._aliases] + aliases
 
+    @property
+    def known(self) -> list[str]:
+        """What clients may call the models."""
+        return [str(card["id"]) for card in self.cards]
+
+    @property
+    def by_group(self) -> Mapping[str, str]:
+        """The group of each model that has been seen."""
+        self._forget()
+        return self._group_of
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Further names of models."""
+        return self._aliases
+
     def learn(self, worker_id: str, cards: Mapping[str, Card]) -> None:
         """A worker said what it serves; the first group to serve a model keeps it."""
         self._forget()
@@ -74,18 +92,31 @@ class ModelTable:
             if len(groups) == 1:
                 return groups[0]
         self._forget()
-        if not self._group_of:
-            raise NoWorkerError("no worker has answered yet; retry in a moment")
-        if model in self._group_of:
-            return self._group_of[model]
-        known = ", ".join(str(card["id"]) for card in self.cards)
-        if model is None:
-            raise InvalidRequestError(f"name a 'model', one of: {known}", param="model")
-        said = f"The model `{model}` does not exist. Valid aliases: {known}."  # in vLLM's words
-        raise UnknownModelError(said, param="model")
+        return group_of(model, self._group_of, lambda: self.known)
 
     def _forget(self) -> None:
         """Groups may have gone since the last look."""
         groups = self._cluster.groups
         for model in [model for model, group in self._group_of.items() if group not in groups]:
             del self._group_of[model], self._cards[model]
+
+
+def group_of(
+    model: str | None, groups: Mapping[str, str], known: Callable[[], Iterable[str]]
+) -> str:
+    """The group that serves a model, of those that models have.
+
+    Raises:
+        InvalidRequestError: no model is named.
+        NoWorkerError: no group serves any.
+        UnknownModelError: no group serves it; ``known`` are told instead.
+    """
+    if not groups:
+        raise NoWorkerError("no worker has answered yet; retry in a moment")
+    if model is not None and model in groups:
+        return groups[model]
+    names = ", ".join(known())
+    if model is None:
+        raise InvalidRequestError(f"name a 'model', one of: {names}", param="model")
+    said = f"The model `{model}` does not exist. Valid aliases: {names}."  # in vLLM's words
+    raise UnknownModelError(said, param="model")

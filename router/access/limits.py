@@ -76,8 +76,12 @@ class KeyLimits:
             every = f"{key.rate.requests} requests in {key.rate.seconds:g} s"
             raise KeyLimitError(f"key {key.name!r} has made its {every}", math.ceil(wait_s))
         counts.requests += 1
-        counts.under_way += 1
-        self._under_way[key.name] = under_way + 1
+        self.resume(key)
+
+    def resume(self, key: Key) -> None:
+        """A request is under way that had been let in before it could be counted here."""
+        self._counts.setdefault(self.label(key.name), KeyCounts()).under_way += 1
+        self._under_way[key.name] = self._under_way.get(key.name, 0) + 1
 
     def leave(self, key: Key) -> None:
         """A request that was let in has ended."""

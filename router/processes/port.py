@@ -1,0 +1,286 @@
+"""A proxy's end: the dispatcher as its relays know it, in another process.
+
+What has to be answered at once is answered from what that process has told: who may be asked
+elsewhere is up to date but for some hundredths of a second, and the budget of retries is one of the
+proxy's own, earned by its own requests: that of all proxies together is never more than that of one
+process, though one of them may have spent its own while others have not.
+
+While the deciding process is gone, streams go on, and who waits for a worker waits for its return,
+for so long; then all are told to come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from router.clock import Clock
+from router.errors import EvenstepError, NoWorkerError
+from router.processes import messages as m
+from router.processes.connection import Connection
+from router.processes.directory import Directory
+from router.processes.tallies import Tallies
+from router.retry import RetryBudget
+from router.stats import TokenStats
+from router.types import Outcome, Request, WorkerSpec
+
+Waiter = asyncio.Future[WorkerSpec]
+
+GONE_S = 5.0
+
+
+class Served(NamedTuple):
+    """What is known of a request at its worker."""
+
+    worker_id: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A request that waits for a worker or is at one; the tokens are those known so far."""
+
+    request: Request
+    waiter: Waiter
+    worker_id: str | None = None
+    prompt_tokens: int | None = None
+    tokens: int = 0
+
+    @property
+    def served(self) -> Served | None:
+        if self.worker_id is None:
+            return None
+        prompt_tokens = self.prompt_tokens or self.request.prompt_tokens
+        return Served(self.worker_id, prompt_tokens, self.tokens)
+
+
+class Witness(Protocol):
+    """Told of the requests' stages, as a cluster's watchers are."""
+
+    def dispatched(self, request: Request) -> None:
+        """It is given to a worker."""
+        ...
+
+    def first_byte(self, request: Request) -> None:
+        """The first byte of its answer has been passed on."""
+        ...
+
+    def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+        """It ends; None: it was on no worker."""
+        ...
+
+
+class RemotePort:
+    """See ``DispatchPort``; requests that are split or metered are not for it.
+
+    Args:
+        clock: the dispatcher's.
+        tallies: what is told now and then.
+        witness: told of the requests' stages.
+
+    Attributes:
+        directory: what the deciding process has told last; None before it has.
+    """
+
+    def __init__(self, clock: Clock, tallies: Tallies, witness: Witness) -> None:
+        self._clock = clock
+        self._tallies = tallies
+        self._witness = witness
+        self._entries: dict[str, _Entry] = {}
+        self._ended: list[tuple[_Entry, Outcome]] = []
+        self._connection: Connection[m.FromDecider] | None = None
+        self._gone_s: float | None = None
+        self._budgets: dict[str, RetryBudget] = {}
+        self.directory: Directory | None = None
+
+    # the connection
+
+    def connected(self, connection: Connection[m.FromDecider], slot: int, restarts: int) -> None:
+        """The deciding process is there, perhaps another than before: tell it what is here.
+
+        Args:
+            connection: to it.
+            slot: which of the proxies this is.
+            restarts: how often it has been started anew.
+        """
+        self._connection = connection
+        self._tallies.anew()
+        ended = [entry for entry, _ in self._ended]
+        sent = [entry for entry in (*ended, *self._entries.values()) if entry.worker_id]
+        held = [m.Held(one.request, one.worker_id or "", one.tokens) for one in sent]
+        connection.say(m.Hello(slot, restarts, held))
+        for entry, outcome in self._ended:
+            self._tell_end(entry.request, outcome)
+        self._ended.clear()
+        for entry in self._entries.values():
+            if entry.worker_id is None:
+                connection.say(m.Submit(entry.request))
+
+    def lost(self) -> None:
+        """The deciding process is gone."""
+        self._connection = None
+        self._gone_s = self._clock()
+
+    def tick(self) -> None:
+        """Tell what has been counted; if nobody has been there for too long, let nobody wait."""
+        if self._connection is not None:
+            if (tally := self._tallies.take()) is not None:
+                self._connection.say(tally)
+        elif self._deserted:
+            for entry in list(self._entries.values()):
+                if entry.worker_id is None:
+                    self._deny(entry.request.id, _deserted())
+
+    @property
+    def _deserted(self) -> bool:
+        return self._gone_s is not None and self._clock() - self._gone_s >= GONE_S
+
+    def take(self, message: m.Given | m.Denied) -> None:
+        """The deciding process has answered."""
+        if isinstance(message, m.Denied):
+            self._deny(message.id, m.error_of(message))
+        elif (entry := self._entries.get(message.id)) is not None:
+            entry.worker_id = message.worker.id
+            if not entry.waiter.done():
+                self._witness.dispatched(entry.request)
+                entry.waiter.set_result(message.worker)
+
+    def _deny(self, request_id: str, error: EvenstepError) -> None:
+        entry = self._entries.pop(request_id, None)
+        if entry is not None and not entry.waiter.done():
+            entry.waiter.set_exception(error)
+
+    def _say(self, message: m.Message) -> None:
+        if self._connection is not None:
+            self._connection.say(message)
+
+    # what relays ask
+
+    def submit(self, request: Request) -> Waiter:
+        """See ``DispatchPort.submit``; the waiter is told also that there is no room to wait."""
+        if self._connection is None and self._deserted:
+            raise _deserted()
+        self._budget(request.group).earn(self._clock())
+        self._say(m.Submit(request))
+        return self._wait(request)
+
+    def _wait(self, request: Request) -> Waiter:
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._entries[request.id] = _Entry(request, waiter)
+        return waiter
+
+    def withdraw(self, request: Request, outcome: Outcome = Outcome.ABORTED) -> None:
+        """See ``DispatchPort.withdraw``."""
+        entry = self._entries.pop(request.id, None)
+        if entry is None:
+            return
+        entry.waiter.cancel()
+        self._witness.ended(entry.request, entry.served, outcome)
+        if self._connection is not None:
+            self._connection.say(m.Withdraw(request.id, outcome))
+        elif entry.worker_id is not None:
+            self._ended.append((entry, outcome))
+
+    def end(self, request: Request, outcome: Outcome) -> None:
+        """See ``DispatchPort.end``."""
+        entry = self._entries.pop(request.id, None)
+        if entry is None:
+            return
+        self._witness.ended(entry.request, entry.served, outcome)
+        if self._connection is not None:
+            self._tell_end(request, outcome)
+        elif entry.worker_id is not None:
+            self._ended.append((entry, outcome))
+
+    def _tell_end(self, request: Request, outcome: Outcome) -> None:
+        self._say(m.End(request.id, outcome))
+
+    def give_back(self, request: Request, *failed_by: str) -> tuple[Request, Waiter]:
+        """See ``DispatchPort.give_back``."""
+        again = request.again(*failed_by)
+        self._entries.pop(request.id, None)
+        self._say(m.GiveBack(request.id, again, failed_by))
+        return again, self._wait(again)
+
+    def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
+        """See ``DispatchPort.may_ask_elsewhere``."""
+        card = None if self.directory is None else self.directory.groups.get(group)
+        if card is None or not card.askable - asked:
+            return False
+        within = self._budget(group).spend(self._clock())
+        self._tallies.unreturned[group] += not within
+        return within
+
+    def _budget(self, group: str) -> RetryBudget:
+        if group not in self._budgets:
+            self._budgets[group] = RetryBudget(*self._retries)
+        return self._budgets[group]
+
+    @property
+    def _retries(self) -> tuple[float, float]:
+        assert self.directory is not None
+        patience = self.directory.patience
+        return patience.retry_share, patience.retry_min_per_s
+
+    def learn(self, directory: Directory) -> None:
+        """Go by this from now on."""
+        self.directory = directory
+        for name in self._budgets.keys() - directory.groups.keys():
+            del self._budgets[name]
+        for budget in self._budgets.values():
+            budget.configure(*self._retries)
+
+    # what relays tell
+
+    def first_byte(self, request: Request, now_s: float) -> None:
+        """See ``DispatchPort.first_byte``."""
+        self._witness.first_byte(request)
+        self._say(m.FirstByte(request.id, now_s))
+
+    def progress(self, request: Request, generated_tokens: int) -> None:
+        """See ``DispatchPort.progress``."""
+        if (entry := self._entries.get(request.id)) is not None:
+            entry.tokens = generated_tokens
+            self._say(m.Progress(request.id, generated_tokens))
+
+    def prompt_counted(self, request: Request, prompt_tokens: int, output_tokens: int = 0) -> None:
+        """See ``DispatchPort.prompt_counted``."""
+        if (entry := self._entries.get(request.id)) is not None:
+            entry.prompt_tokens = prompt_tokens
+            entry.tokens = output_tokens or entry.tokens
+            self._say(m.Counted(request.id, prompt_tokens, output_tokens))
+
+    def answered(self, worker_id: str, attempt: str) -> None:
+        """See ``DispatchPort.answered``."""
+        self._say(m.Answered(worker_id, attempt))
+
+    def failed(self, worker_id: str, attempt: str, *, suspect: bool = False) -> None:
+        """See ``DispatchPort.failed``."""
+        self._say(m.Failed(worker_id, attempt, suspect))
+
+    def refused(self, worker_id: str, attempt: str) -> None:
+        """See ``DispatchPort.refused``."""
+        self._say(m.Refused(worker_id, attempt))
+
+    def rest(self, worker_id: str, seconds: float) -> None:
+        """See ``DispatchPort.rest``."""
+        self._say(m.Rest(worker_id, seconds))
+
+    def trouble(self, worker_id: str, reason: str) -> None:
+        """See ``RelayContext``."""
+        self._say(m.Trouble(worker_id, reason))
+
+    def token_stats(self, group: str) -> TokenStats:
+        """See ``DispatchPort.token_stats``."""
+        return self._tallies.tokens[group]
+
+    def energy_j(self, request: Request) -> float | None:
+        """See ``DispatchPort.energy_j``: it is not known here."""
+        return None
+
+
+def _deserted() -> NoWorkerError:
+    return NoWorkerError("the router's deciding process is gone for now; retry")
