@@ -22,17 +22,20 @@ class Connection(asyncio.Protocol, Generic[M]):
     Args:
         decoder: of what the other end says.
         take: called with each message.
-        lost: called once when there is no connection any more.
+        made: called once when there is a connection.
+        lost: called once when there is none any more.
     """
 
     def __init__(
         self,
         decoder: msgspec.msgpack.Decoder[list[M]],
         take: Callable[[M], None],
+        made: Callable[[], None],
         lost: Callable[[], None],
     ) -> None:
         self._decoder = decoder
         self._take = take
+        self._made = made
         self._lost = lost
         self._frames = Frames()
         self._unsent: list[Message] = []
@@ -42,6 +45,7 @@ class Connection(asyncio.Protocol, Generic[M]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         self._transport = cast(asyncio.Transport, transport)
+        self._made()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio; what cannot be understood ends the connection."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from router.access.keys import Key, KeyRing
 from router.access.limits import KeyLimits
+from router.clock import Clock
 from router.dispatch import Dispatcher
 from router.errors import EvenstepError
 from router.http.counts import HttpCounts
@@ -33,6 +34,7 @@ class Books:
         limits: counts the keys' requests.
         trouble: told of a worker that could not be reached or broke off, and why.
         http: of the clients' port, all proxies together.
+        clock: the dispatcher's.
     """
 
     dispatcher: Dispatcher
@@ -40,6 +42,7 @@ class Books:
     limits: KeyLimits
     trouble: Callable[[str, str], None]
     http: HttpCounts
+    clock: Clock
 
 
 @dataclass(slots=True)
@@ -57,19 +60,25 @@ class Link:
 
     Args:
         books: see ``Books``.
-        lost: called when the proxy is gone, and nothing of it is counted any more.
+        made: called when the proxy is there.
+        lost: called when it is gone, and nothing of it is counted any more.
 
     Attributes:
         connection: to the proxy.
     """
 
-    def __init__(self, books: Books, lost: Callable[[Link], None]) -> None:
+    def __init__(
+        self, books: Books, made: Callable[[Link], None], lost: Callable[[Link], None]
+    ) -> None:
         self._books = books
         self._dispatcher = books.dispatcher
+        self._made = made
         self._lost = lost
         self._requests: dict[str, Request] = {}
         self._seat = _Seat()
-        self.connection: Connection[m.FromProxy] = Connection(m.from_proxy, self._take, self._gone)
+        self.connection: Connection[m.FromProxy] = Connection(
+            m.from_proxy, self._take, self._come, self._gone
+        )
 
     @property
     def slot(self) -> int:
@@ -83,6 +92,9 @@ class Link:
 
     def _take(self, message: m.FromProxy) -> None:
         self._DO[type(message)](self, message)
+
+    def _come(self) -> None:
+        self._made(self)
 
     def _gone(self) -> None:
         """The connections to engines are gone with the process."""
@@ -111,7 +123,7 @@ class Link:
     def _submit(self, message: m.Submit) -> None:
         request = message.request
         try:
-            self._let_in(request, partial(self._books.limits.enter, now_s=request.arrival_s))
+            self._let_in(request, partial(self._books.limits.enter, now_s=self._books.clock()))
             waiter = self._dispatcher.submit(request)
         except EvenstepError as error:
             self._deny(request, error)
@@ -137,9 +149,9 @@ class Link:
         waiter.add_done_callback(partial(self._answer, request.id))
 
     def _answer(self, request_id: str, waiter: Waiter) -> None:
+        error = None if waiter.cancelled() else waiter.exception()
         if waiter.cancelled() or request_id not in self._requests:
             return
-        error = waiter.exception()
         if error is None:
             self.connection.say(m.Given(request_id, waiter.result()))
         else:

@@ -80,12 +80,16 @@ class RemotePort:
         clock: the dispatcher's.
         tallies: what is told now and then.
         witness: told of the requests' stages.
+        seat: which of the proxies this is, and how often it has been started anew.
 
     Attributes:
         directory: what the deciding process has told last; None before it has.
     """
 
-    def __init__(self, clock: Clock, tallies: Tallies, witness: Witness) -> None:
+    def __init__(
+        self, clock: Clock, tallies: Tallies, witness: Witness, seat: tuple[int, int]
+    ) -> None:
+        self._seat = seat
         self._clock = clock
         self._tallies = tallies
         self._witness = witness
@@ -98,20 +102,14 @@ class RemotePort:
 
     # the connection
 
-    def connected(self, connection: Connection[m.FromDecider], slot: int, restarts: int) -> None:
-        """The deciding process is there, perhaps another than before: tell it what is here.
-
-        Args:
-            connection: to it.
-            slot: which of the proxies this is.
-            restarts: how often it has been started anew.
-        """
-        self._connection = connection
+    def connected(self, connection: Connection[m.FromDecider]) -> None:
+        """The deciding process is there, perhaps another than before: tell it what is here."""
+        self._connection, self._gone_s = connection, None
         self._tallies.anew()
         ended = [entry for entry, _ in self._ended]
         sent = [entry for entry in (*ended, *self._entries.values()) if entry.worker_id]
         held = [m.Held(one.request, one.worker_id or "", one.tokens) for one in sent]
-        connection.say(m.Hello(slot, restarts, held))
+        connection.say(m.Hello(*self._seat, held))
         for entry, outcome in self._ended:
             self._tell_end(entry.request, outcome)
         self._ended.clear()
@@ -121,8 +119,17 @@ class RemotePort:
 
     def lost(self) -> None:
         """The deciding process is gone."""
-        self._connection = None
-        self._gone_s = self._clock()
+        self._connection, self._gone_s = None, self._clock()
+
+    def close(self) -> None:
+        """Send the rest, and end."""
+        if self._connection is not None:
+            self._connection.close()
+
+    @property
+    def here(self) -> bool:
+        """Whether the deciding process is."""
+        return self._connection is not None
 
     def tick(self) -> None:
         """Tell what has been counted; if nobody has been there for too long, let nobody wait."""

@@ -35,7 +35,8 @@ class Tallies:
 
     def take(self) -> Tally | None:
         """What is to be told now, None if nothing is."""
-        groups = {name: tally for name in self.tokens if (tally := self._group(name)) is not None}
+        names = self.tokens.keys() | self.unreturned.keys()
+        groups = {name: tally for name in names if (tally := self._group(name)) is not None}
         refused = Counter(self._http.refused) - self._told_refused
         connections, unauthorized = self._http.connections, self.unauthorized
         if not (groups or refused or unauthorized) and connections == self._told_connections:

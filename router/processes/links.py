@@ -1,0 +1,73 @@
+"""Where proxies reach the deciding process, and what it tells all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from router.processes import messages as m
+from router.processes.connection import Connection
+from router.processes.directory import Directory
+from router.processes.link import Books, Link
+
+LOOK_S = 0.05
+
+
+class Links:
+    """All proxies.
+
+    Args:
+        path: of the Unix socket that they connect to.
+        books: where their requests are kept.
+        directory: what they are to go by now.
+    """
+
+    def __init__(self, path: str, books: Books, directory: Callable[[], Directory]) -> None:
+        self._path = path
+        self._books = books
+        self._directory = directory
+        self._links: set[Link] = set()
+        self._server: asyncio.Server | None = None
+        self._told: m.Told | None = None
+
+    @property
+    def proxies(self) -> Collection[Link]:
+        """Those that have said who they are."""
+        return [link for link in self._links if link.slot >= 0]
+
+    async def run(self) -> None:
+        """Let proxies come, and tell them what changes."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._join, self._path)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.tick()
+
+    def close(self) -> None:
+        """Let no more come, and go."""
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._links):
+            link.connection.close()
+
+    def tick(self) -> None:
+        """Tell all if something has changed."""
+        told = m.Told(self._directory())
+        if told != self._told:
+            self._told = told
+            self._tell(told)
+
+    def recall(self, worker_id: str, reason: str, *, streams: bool) -> None:
+        """See ``Attempts``: also those of the proxies."""
+        self._tell(m.Recall(worker_id, reason, streams))
+
+    def _tell(self, message: m.Message) -> None:
+        for link in self._links:
+            link.connection.say(message)
+
+    def _join(self) -> Connection[m.FromProxy]:
+        return Link(self._books, self._welcome, self._links.discard).connection
+
+    def _welcome(self, link: Link) -> None:
+        self._links.add(link)
+        link.connection.say(self._told or m.Told(self._directory()))

@@ -1,0 +1,279 @@
+"""A proxy's requests in another process's books: each is entered once and ended once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from router.access.keys import Key, digest_of
+from router.errors import KeyLimitError, NoWorkerError, PoolFullError
+from router.processes.port import GONE_S, Served
+from router.types import Outcome, Request, WorkerDown
+from tests.support.core import request
+from tests.support.linked import Decider, Proxy, socket_path
+from tests.support.scripted import until
+
+
+async def test_a_request_gets_its_worker_and_ends_once(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with Decider(path, {"a": 1}).up() as decider, Proxy(path).up() as proxy:
+        asked, port = request(0, arrival=100.0), proxy.port
+        worker = await port.submit(asked)
+        port.first_byte(asked, 100.5)
+        port.progress(asked, 7)
+        port.prompt_counted(asked, 90)
+        port.end(asked, Outcome.COMPLETED)
+        port.end(asked, Outcome.FAILED)
+
+        await until(lambda: decider.rig.stats.outcomes[Outcome.COMPLETED] == 1)
+        assert worker == decider.rig.cluster.worker("a").spec
+        assert dict(decider.rig.stats.outcomes) == {Outcome.COMPLETED: 1}
+        assert (decider.rig.stats.ttft_s.total, decider.rig.in_flight) == (0.5, 0)
+        assert proxy.diary.lines == [
+            ("dispatched", asked.id),
+            ("first byte", asked.id),
+            ("ended", asked.id, Served("a", 90, 7), Outcome.COMPLETED),
+        ]
+
+
+async def test_who_leaves_the_pool_waits_no_more(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with Decider(path, {"a": 1}).up() as decider, Proxy(path).up() as proxy:
+        await proxy.port.submit(request(0))
+        waiting = request(1)
+        waiter = proxy.port.submit(waiting)
+        await until(lambda: decider.rig.waiting == 1)
+        proxy.port.withdraw(waiting)
+
+        await until(lambda: decider.rig.waiting == 0)
+        assert waiter.cancelled()
+        assert dict(decider.rig.stats.outcomes) == {Outcome.ABORTED: 1}
+
+
+async def test_a_worker_that_comes_too_late_is_given_back(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with Decider(path, {"a": 1}).up() as decider, Proxy(path).up() as proxy:
+        asked = request(0)
+        proxy.port.submit(asked)
+        await until(lambda: decider.rig.in_flight == 1)  # told, and not heard yet
+        proxy.port.withdraw(asked)
+
+        await until(lambda: decider.rig.in_flight == 0)
+        assert dict(decider.rig.stats.outcomes) == {Outcome.ABORTED: 1}
+
+
+async def test_errors_are_the_dispatchers_own(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with (
+        Decider(path, {"a": 1}, pool_limit=1).up() as decider,
+        Proxy(path).up() as proxy,
+    ):
+        await proxy.port.submit(request(0))
+        proxy.port.submit(request(1))
+        with pytest.raises(PoolFullError, match=r"is full \(1 requests\)") as full:
+            await proxy.port.submit(request(2))
+        with pytest.raises(NoWorkerError, match="'gone' has been removed"):
+            await proxy.port.submit(Request("es-9", "gone", 1))
+
+        assert full.value.retry_after_s == 1
+        assert decider.rig.stats.rejected == 1
+
+
+async def test_a_failed_attempt_is_made_elsewhere(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with Decider(path, {"a": 1, "b": 1}).up() as decider, Proxy(path).up() as proxy:
+        asked = request(0)
+        first = await proxy.port.submit(asked)
+        again, waiter = proxy.port.give_back(asked, first.id)
+        second = await waiter
+
+        assert {first.id, second.id} == {"a", "b"}
+        assert again == asked.again(first.id)
+        assert (decider.rig.stats.returned, decider.rig.in_flight) == (1, 1)
+
+
+async def test_requests_go_with_their_proxy(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    key = Key("me", digest_of(b"sesame"), concurrency=2)
+    async with Decider(path, {"a": 1}, [key]).up() as decider, Proxy(path, 1).up() as other:
+        kept = await other.port.submit(request(0))
+        async with Proxy(path).up() as proxy:
+            proxy.http.connections = 3
+            proxy.port.submit(Request("es-5", "default", 1, tenant="me"))
+            proxy.port.submit(Request("es-6", "default", 1, tenant="me"))
+            proxy.port.tick()
+            await until(lambda: decider.rig.waiting == 2 and decider.http.connections == 3)
+            assert decider.limits.counts["me"].under_way == 2
+
+        await until(lambda: decider.rig.waiting == 0)
+        assert dict(decider.rig.stats.outcomes) == {Outcome.ABORTED: 2}
+        assert (kept.id, decider.rig.in_flight, decider.http.connections) == ("a", 1, 0)
+        assert decider.limits.counts["me"].under_way == 0
+        assert [link.slot for link in decider.links.proxies] == [1]
+
+
+async def test_limits_of_a_key_hold_over_all_proxies(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    key = Key("me", digest_of(b"sesame"), concurrency=2)
+    async with (
+        Decider(path, {"a": 9}, [key]).up() as decider,
+        Proxy(path).up() as one,
+        Proxy(path, 1).up() as other,
+    ):
+        asked = [Request(f"es-{i}", "default", 1, tenant="me") for i in range(4)]
+        await one.port.submit(asked[0])
+        await other.port.submit(asked[1])
+        with pytest.raises(KeyLimitError, match="2 requests of key 'me' are under way") as limited:
+            await one.port.submit(asked[2])
+        one.port.end(asked[0], Outcome.COMPLETED)
+        await until(lambda: decider.limits.counts["me"].under_way == 1)
+        await other.port.submit(asked[3])
+
+        assert limited.value.retry_after_s == 1
+        assert decider.limits.counts["me"].limited == {"concurrency": 1, "rate": 0}
+
+
+async def test_a_key_is_held_by_a_request_that_is_tried_anew(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    key = Key("me", digest_of(b"sesame"), concurrency=1)
+    async with Decider(path, {"a": 1, "b": 1}, [key]).up() as decider, Proxy(path).up() as proxy:
+        asked = Request("es-0", "default", 1, tenant="me")
+        first = await proxy.port.submit(asked)
+        again, waiter = proxy.port.give_back(asked, first.id)
+        await waiter
+        assert decider.limits.counts["me"].under_way == 1
+        proxy.port.end(again, Outcome.COMPLETED)
+        await until(lambda: decider.limits.counts["me"].under_way == 0)
+
+
+async def test_another_decider_knows_what_is_under_way(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    key = Key("me", digest_of(b"sesame"), concurrency=1)
+    streaming, ending = (Request(f"es-{i}", "default", 9, tenant="me") for i in range(2))
+    waiting = Request("es-2", "default", 9)
+    async with contextlib.AsyncExitStack() as proxies:
+        async with Decider(path, {"a": 3}).up():
+            proxy = await proxies.enter_async_context(Proxy(path).up())
+            await proxy.port.submit(streaming)
+            await proxy.port.submit(ending)
+            proxy.port.progress(streaming, 40)
+        await until(lambda: not proxy.port.here)
+        proxy.port.end(ending, Outcome.COMPLETED)
+        waiter = proxy.port.submit(waiting)
+
+        async with Decider(path, {"a": 3, "b": 1}, [key]).up() as decider:
+            assert (await waiter).id in {"a", "b"}
+            worker = decider.rig.cluster.worker("a")
+            await until(lambda: decider.rig.stats.outcomes[Outcome.COMPLETED] == 1)
+            assert decider.rig.in_flight == 2
+            assert worker.served(streaming.id, complete=False) == (9, 40)
+            assert decider.limits.counts["me"].under_way == 1
+            proxy.port.end(streaming, Outcome.FAILED)
+            proxy.port.end(waiting, Outcome.ABORTED)
+            await until(lambda: decider.rig.in_flight == 0)
+            outcomes = {Outcome.COMPLETED: 1, Outcome.FAILED: 1, Outcome.ABORTED: 1}
+            assert dict(decider.rig.stats.outcomes) == outcomes
+            assert decider.limits.counts["me"].under_way == 0
+
+
+async def test_nobody_waits_for_long_while_nobody_decides(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with contextlib.AsyncExitStack() as proxies:
+        async with Decider(path, {"a": 1}).up():
+            proxy = await proxies.enter_async_context(Proxy(path).up())
+            await proxy.port.submit(request(0))
+        await until(lambda: not proxy.port.here)
+        waiter = proxy.port.submit(request(1))
+        proxy.port.tick()
+        assert not waiter.done()
+
+        proxy.now_s += GONE_S
+        proxy.port.tick()
+        with pytest.raises(NoWorkerError, match="retry"):
+            await waiter
+        with pytest.raises(NoWorkerError, match="retry"):
+            proxy.port.submit(request(2))
+
+
+async def test_what_has_to_be_known_at_once_is_known_here(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with Decider(path, {"a": 1, "b": 1}).up() as decider, Proxy(path).up() as proxy:
+        ask = proxy.port.may_ask_elsewhere
+        assert [ask("default", {"a", "b"}), ask("default", {"a"})] == [False, True]
+        assert [ask("default", {"a"}), ask("default", {"a"})] == [True, False]  # 0.2/s, for 10 s
+        proxy.port.tick()
+        await until(lambda: decider.rig.stats.unreturned == 1)
+
+        decider.rig.dispatcher.apply(WorkerDown("b", "gone"))
+        known = proxy.port.directory
+        await until(lambda: proxy.port.directory is not known)
+        assert proxy.port.directory is not None
+        assert proxy.port.directory.groups["default"].askable == {"a"}
+        assert not ask("default", {"a"})
+
+
+async def test_what_proxies_count_comes_together(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with (
+        Decider(path, {"a": 1}).up() as decider,
+        Proxy(path).up() as one,
+        Proxy(path, 1).up() as other,
+    ):
+        for proxy in (one, other):
+            proxy.port.token_stats("default").itl_s.observe(0.02)
+            proxy.port.token_stats("default").tpot_s.observe(0.03)
+            proxy.http.connections, proxy.http.refused[413] = 2, 1
+            proxy.tallies.unauthorized += 1
+            proxy.port.tick()
+            proxy.port.tick()  # has no news
+        tokens = decider.rig.stats.tokens
+        await until(lambda: sum(tokens.itl_s.counts) == 2)
+
+        assert (sum(tokens.tpot_s.counts), tokens.itl_s.total) == (2, 0.04)
+        assert (decider.http.connections, decider.http.refused[413]) == (4, 2)
+        assert decider.limits.unauthorized == 2
+        one.http.connections = 0
+        one.port.tick()
+        await until(lambda: decider.http.connections == 2)
+
+
+async def test_a_recall_reaches_all_proxies(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with (
+        Decider(path, {"a": 1}).up() as decider,
+        Proxy(path).up() as one,
+        Proxy(path, 1).up() as other,
+    ):
+        decider.links.recall("a", "it is gone", streams=True)
+        for proxy in (one, other):
+            await until(lambda proxy=proxy: proxy.recalled == [("a", "it is gone", True)])
+
+
+async def test_what_is_said_of_workers_is_heard(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with Decider(path, {"a": 1, "b": 1}).up() as decider, Proxy(path).up() as proxy:
+        asked = request(0)
+        worker = await proxy.port.submit(asked)
+        proxy.port.failed(worker.id, asked.id)
+        proxy.port.refused(worker.id, asked.id)
+        proxy.port.rest(worker.id, 2.0)
+        proxy.port.rest("nobody", 2.0)
+        proxy.port.trouble(worker.id, "cannot connect")
+        proxy.port.answered("nobody", "es-unknown")
+
+        await until(lambda: decider.troubles == [(worker.id, "cannot connect")])
+        assert decider.rig.cluster.worker(worker.id).breaker.state.value == "open"
+
+
+async def test_what_is_no_message_ends_a_connection(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with Decider(path, {"a": 1}).up() as decider, Proxy(path).up():
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"\0\0\0\x01\xc1")
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 30)
+        writer.close()
+        assert len(decider.links.proxies) == 1

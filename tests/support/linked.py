@@ -1,0 +1,119 @@
+"""A proxy's port and a dispatcher in one event loop, over a real Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+from router.access.keys import Key, KeyRing
+from router.access.limits import KeyLimits
+from router.deadlines import Deadlines
+from router.http.counts import HttpCounts
+from router.http.limits import HttpLimits
+from router.processes.dial import Dial
+from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
+from router.processes.link import Books
+from router.processes.links import Links
+from router.processes.port import RemotePort, Served
+from router.processes.tallies import Tallies
+from router.types import Outcome, Request
+from tests.support.dispatching import Rig
+from tests.support.scripted import until
+
+
+class Diary:
+    """What a port says of its requests' stages."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[object, ...]] = []
+
+    def dispatched(self, request: Request) -> None:
+        self.lines.append(("dispatched", request.id))
+
+    def first_byte(self, request: Request) -> None:
+        self.lines.append(("first byte", request.id))
+
+    def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+        self.lines.append(("ended", request.id, served, outcome))
+
+
+def directory(rig: Rig, **patience: Any) -> Directory:
+    """What proxies before this dispatcher go by."""
+    group = rig.cluster.groups["default"]
+    card = GroupCard(4.0, split=False, askable=frozenset(group.askable))
+    known = {"max_attempts": 3, "deadlines": Deadlines(), "retry_share": 0.0}
+    return Directory(
+        groups={"default": card},
+        models={"tiny": "default"},
+        aliases={"small": "tiny"},
+        known=("tiny", "small"),
+        ranked=frozenset(),
+        patience=Patience(**{**known, "retry_min_per_s": 0.2, **patience}),
+        access=Access(None, hidden=False),
+        serving=Serving(HttpLimits(), None, 0, 0.0, 1.0, "info", "text", None, 2.0),
+    )
+
+
+class Decider:
+    """A deciding process as far as proxies know it: a dispatcher that can be had anew.
+
+    Args:
+        path: of its socket.
+        slots: see ``Rig``.
+        keys: of clients.
+    """
+
+    def __init__(self, path: str, slots: dict[str, int], keys: Iterable[Key] = (), **settings: Any):
+        self.rig = Rig(slots, **settings)
+        self.limits, self.http = KeyLimits(), HttpCounts()
+        self.troubles: list[tuple[str, str]] = []
+        ring = KeyRing(keys)
+        books = Books(
+            *(self.rig.dispatcher, lambda: ring, self.limits),
+            *(lambda *told: self.troubles.append(told), self.http, lambda: self.rig.now_s),
+        )
+        self.links = Links(path, books, lambda: directory(self.rig))
+
+    @contextlib.asynccontextmanager
+    async def up(self) -> AsyncIterator[Decider]:
+        """Until the block ends; its end looks to proxies as that of its process."""
+        running = asyncio.create_task(self.links.run())
+        try:
+            yield self
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+            self.links.close()
+
+
+class Proxy:
+    """A proxy as far as the deciding process knows it."""
+
+    def __init__(self, path: str, slot: int = 0) -> None:
+        self.now_s = 100.0
+        self.http, self.diary = HttpCounts(), Diary()
+        self.tallies = Tallies(self.http)
+        self.port = RemotePort(lambda: self.now_s, self.tallies, self.diary, (slot, 0))
+        self.recalled: list[tuple[str, str, bool]] = []
+        self._dial = Dial(
+            path, self.port, self.port.learn, lambda *told: self.recalled.append(told)
+        )
+
+    @contextlib.asynccontextmanager
+    async def up(self) -> AsyncIterator[Proxy]:
+        """Until the block ends."""
+        running = asyncio.create_task(self._dial.run())
+        try:
+            await until(lambda: self.port.here and self.port.directory is not None)
+            yield self
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+
+
+def socket_path(folder: Path) -> str:
+    """Short enough for a Unix socket's address."""
+    return str(folder / "s")
