@@ -50,6 +50,15 @@ class ModelTable:
         ]
         return [card for card in models if card["id"] not in self._aliases] + aliases
 
+    def tokens(self, group: str, text_bytes: int) -> int:
+        """What a text comes to in a group, by estimate."""
+        return self._cluster.groups[group].token_rate.tokens(text_bytes)
+
+    def prefills(self, group: str) -> str | None:
+        """The group that computes a group's prompts, if there is one."""
+        prefills = self._cluster.prefill_group(group)
+        return None if prefills is None else prefills.name
+
     @property
     def known(self) -> list[str]:
         """What clients may call the models."""

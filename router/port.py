@@ -66,6 +66,34 @@ class DispatchPort(Protocol):
         """A worker asks to be given nothing for so long."""
         ...
 
+    def end(self, request: Request, outcome: Outcome) -> None:
+        """An assigned request has ended."""
+        ...
+
+    def progress(self, request: Request, generated_tokens: int) -> None:
+        """An assigned request's stream has shown so many output tokens."""
+        ...
+
+    def prompt_counted(self, request: Request, prompt_tokens: int, output_tokens: int = 0) -> None:
+        """An engine has said how many tokens a request's prompt has, and perhaps its output."""
+        ...
+
+    def token_stats(self, group: str) -> TokenStats:
+        """Where streams of a group count the times of their tokens."""
+        ...
+
+    def energy_j(self, request: Request) -> float | None:
+        """Joules that a metered request has used so far where it is; None: not known."""
+        ...
+
+    def first_byte(self, request: Request, now_s: float) -> None:
+        """The first byte of an answer was passed on, at a time of the dispatcher's clock."""
+        ...
+
+
+class SplitPort(DispatchPort, Protocol):
+    """The same for requests whose prompts are computed apart."""
+
     def turned_away(
         self, request: Request, worker_id: str
     ) -> tuple[Request, asyncio.Future[WorkerSpec]] | None:
@@ -114,28 +142,4 @@ class DispatchPort(Protocol):
 
     def fetched(self, request: Request) -> None:
         """A worker that answers has the KV of a request that was handed off, if it was kept."""
-        ...
-
-    def end(self, request: Request, outcome: Outcome) -> None:
-        """An assigned request has ended."""
-        ...
-
-    def progress(self, request: Request, generated_tokens: int) -> None:
-        """An assigned request's stream has shown so many output tokens."""
-        ...
-
-    def prompt_counted(self, request: Request, prompt_tokens: int, output_tokens: int = 0) -> None:
-        """An engine has said how many tokens a request's prompt has, and perhaps its output."""
-        ...
-
-    def token_stats(self, group: str) -> TokenStats:
-        """Where streams of a group count the times of their tokens."""
-        ...
-
-    def energy_j(self, request: Request) -> float | None:
-        """Joules that a metered request has used so far where it is; None: not known."""
-        ...
-
-    def first_byte(self, request: Request, now_s: float) -> None:
-        """The first byte of an answer was passed on, at a time of the dispatcher's clock."""
         ...

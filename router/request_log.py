@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.types import Scope
 
@@ -38,6 +38,7 @@ class RequestLine:
         outcome: of one that went to a pool.
         attempts: how often it was given to a worker.
         token: the router's own, of one that went to a pool.
+        elsewhere: another process has it, and writes its line.
     """
 
     method: str
@@ -54,11 +55,20 @@ class RequestLine:
     attempts: int | None = None
     ttft_s: float | None = None
     token: str | None = None
+    elsewhere: bool = False
 
     def begun(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head of the answer is being sent."""
         self.status = status
         self.request_id = next((v.decode("latin-1") for n, v in headers if n == HEADER), None)
+
+
+class Served(NamedTuple):
+    """What is known of a request at its worker."""
+
+    worker_id: str
+    prompt_tokens: int
+    output_tokens: int
 
 
 class RequestLog:
@@ -84,7 +94,7 @@ class RequestLog:
         if line.token is not None:
             self._open.pop(line.token, None)
         level = logging.DEBUG if line.method in {"GET", "HEAD"} else logging.INFO
-        if log.isEnabledFor(level):
+        if log.isEnabledFor(level) and not line.elsewhere:
             shown = _shown(line, scope.get("tenant"), self._clock())
             log.log(level, "request", extra=fields(**shown))
 
@@ -102,14 +112,22 @@ class RequestLog:
 
     def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
         """See ``Watcher.ended``."""
+        if request.first_id not in self._open:
+            return
+        served = None
+        if worker is not None:
+            complete = outcome is Outcome.COMPLETED
+            served = Served(worker.spec.id, *worker.served(request.id, complete=complete))
+        self.note_end(request, served, outcome)
+
+    def note_end(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+        """The same, by what is known of it at its worker; None: it was at none."""
         if (line := self._open.get(request.first_id)) is None:
             return
         line.outcome = outcome.value
         line.prompt_tokens = request.prompt_tokens
-        if worker is not None:
-            complete = outcome is Outcome.COMPLETED
-            line.worker = worker.spec.id
-            line.prompt_tokens, line.output_tokens = worker.served(request.id, complete=complete)
+        if served is not None:
+            line.worker, line.prompt_tokens, line.output_tokens = served
 
     def joined(self, group: Group) -> None:
         """See ``Watcher.joined``."""
@@ -142,6 +160,13 @@ def follow(scope: Scope, request: Request, model: str | None, name: str) -> None
         # Its client may leave before an answer could say it.
         line.request_id = name
         scope[_OPEN][line.token] = line
+
+
+def pass_on(scope: Scope) -> None:
+    """A request goes to another process, which writes its line."""
+    line: RequestLine | None = scope.get(_LINE)
+    if line is not None:
+        line.elsewhere = True
 
 
 def note_sent(scope: Scope, group: str, worker_id: str) -> None:

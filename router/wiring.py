@@ -117,7 +117,9 @@ def relay(
         attempts=attempts,
         deadlines=settings.deadlines,
         transfer=KvTransfer(
-            settings.kv_expiry_s if settings.kv_transfer == "params" else None, Bootstraps(client)
+            dispatcher,
+            settings.kv_expiry_s if settings.kv_transfer == "params" else None,
+            Bootstraps(client),
         ),
     )
 

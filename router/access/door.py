@@ -3,21 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
-from router.access.files import KeySource
-from router.access.keys import Key
-from router.access.limits import KeyLimits
+from router.access.keys import Key, KeyRing
 from router.clock import Clock
 from router.errors import UnknownKeyError
 
 # As in vLLM, whoever watches over the router needs no key.
 OPEN = frozenset({"/health", "/version", "/metrics"})
 
+SHOWN = "evenstep.shown"
+
 # Anthropic's clients show it in the second one.
 _SHOWN_IN = (b"authorization", b"x-api-key")
 
 Header = tuple[bytes, bytes]
+
+
+class Keys(Protocol):
+    """The keys that count now."""
+
+    @property
+    def ring(self) -> KeyRing:
+        """All of them."""
+        ...
+
+
+class Limits(Protocol):
+    """Counts the requests of keys; see ``KeyLimits``."""
+
+    unauthorized: int
+
+    def enter(self, key: Key, now_s: float) -> None:
+        """See ``KeyLimits``."""
+        ...
+
+    def leave(self, key: Key) -> None:
+        """See ``KeyLimits``."""
+        ...
 
 
 class Door:
@@ -29,7 +52,7 @@ class Door:
         clock: seconds, monotonic.
     """
 
-    def __init__(self, keys: KeySource | None, limits: KeyLimits, clock: Clock) -> None:
+    def __init__(self, keys: Keys | None, limits: Limits, clock: Clock) -> None:
         self._keys = keys
         self._limits = limits
         self._clock = clock
@@ -37,7 +60,8 @@ class Door:
     def enter(self, scope: MutableMapping[str, Any]) -> Key | None:
         """A request wants to come in.
 
-        The key goes no further: the scope is told the name that stands for it (``tenant``).
+        The key goes no further: the scope is told the name that stands for it (``tenant``), and
+        what was shown (``SHOWN``) for another process of this router, which asks for it as well.
 
         Args:
             scope: the request's, as in ASGI.
@@ -51,6 +75,7 @@ class Door:
         """
         headers = scope["headers"]
         scope["headers"] = [each for each in headers if each[0] not in _SHOWN_IN]
+        scope[SHOWN] = [each for each in headers if each[0] in _SHOWN_IN]
         if self._keys is None or scope["path"] in OPEN:
             return None
         key = self._known(headers, self._keys)
@@ -65,7 +90,7 @@ class Door:
         if key is not None:
             self._limits.leave(key)
 
-    def _known(self, headers: Iterable[Header], keys: KeySource) -> Key:
+    def _known(self, headers: Iterable[Header], keys: Keys) -> Key:
         shown = shown_key(headers)
         key = None if shown is None else keys.ring.find(shown)
         if key is None:

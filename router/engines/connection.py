@@ -66,8 +66,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         self._transport = cast(asyncio.Transport, transport)
-        for option in _SOCKET_OPTIONS:
-            transport.get_extra_info("socket").setsockopt(*option)
+        own = transport.get_extra_info("socket")
+        for option in _SOCKET_OPTIONS if own.family != socket.AF_UNIX else ():
+            own.setsockopt(*option)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio; who waits is woken once for all that a read has brought."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from urllib.parse import urlsplit
 
 from router.engines.connection import Connection, Sink
@@ -140,10 +140,14 @@ class HttpClient:
     Args:
         connect_timeout_s: bound on opening a connection.
         key: the engines' API key; None: they ask for none.
+        socket: path of a Unix socket that all are reached at; None: each at its own address.
     """
 
-    def __init__(self, connect_timeout_s: float = 2.0, key: str | None = None) -> None:
+    def __init__(
+        self, connect_timeout_s: float = 2.0, key: str | None = None, socket: str | None = None
+    ) -> None:
         self._connect_timeout_s = connect_timeout_s
+        self._socket = socket
         self._credentials = bearer(key)
         self._origins: dict[str, _Origin] = {}
 
@@ -187,17 +191,23 @@ class HttpClient:
         self._origins.clear()
 
     async def _connect(self, origin: _Origin) -> Connection:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(origin.idle),
-                    *origin.address,
-                    ssl=ssl.create_default_context() if origin.secure else None,
-                )
+                return await self._open(lambda: Connection(origin.idle), origin)
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no connection within {self._connect_timeout_s:g} s"
             raise UpstreamError(f"cannot connect to {origin.url}: {reason}") from error
+
+    async def _open(self, make: Callable[[], Connection], origin: _Origin) -> Connection:
+        loop = asyncio.get_running_loop()
+        if self._socket is not None:
+            _, connection = await loop.create_unix_connection(make, self._socket)
+            return connection
+        _, connection = await loop.create_connection(
+            make,
+            *origin.address,
+            ssl=ssl.create_default_context() if origin.secure else None,
+        )
         return connection
 
 

@@ -18,12 +18,12 @@ class GroupCard(msgspec.Struct, frozen=True):
 
     Attributes:
         bytes_per_token: of its prompts' text, as learned so far.
-        split: others compute its prompts.
+        prefills: the group that computes its prompts, if there is one.
         askable: ids of its workers that take requests, if not right now.
     """
 
     bytes_per_token: float
-    split: bool
+    prefills: str | None
     askable: frozenset[str]
 
 
@@ -106,5 +106,9 @@ class Directory(msgspec.Struct, frozen=True):
         return group_of(model, self.models, lambda: self.known)
 
     def tokens(self, group: str, text_bytes: int) -> int:
-        """What a text comes to in a group, by estimate."""
+        """See ``ModelTable.tokens``."""
         return math.ceil(text_bytes / self.groups[group].bytes_per_token)
+
+    def prefills(self, group: str) -> str | None:
+        """See ``ModelTable.prefills``."""
+        return self.groups[group].prefills

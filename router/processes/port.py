@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Set
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from router.clock import Clock
 from router.errors import EvenstepError, NoWorkerError
@@ -22,6 +22,7 @@ from router.processes import messages as m
 from router.processes.connection import Connection
 from router.processes.directory import Directory
 from router.processes.tallies import Tallies
+from router.request_log import Served
 from router.retry import RetryBudget
 from router.stats import TokenStats
 from router.types import Outcome, Request, WorkerSpec
@@ -29,14 +30,7 @@ from router.types import Outcome, Request, WorkerSpec
 Waiter = asyncio.Future[WorkerSpec]
 
 GONE_S = 5.0
-
-
-class Served(NamedTuple):
-    """What is known of a request at its worker."""
-
-    worker_id: str
-    prompt_tokens: int
-    output_tokens: int
+_LOOK_S = 0.02
 
 
 @dataclass(slots=True)
@@ -68,7 +62,7 @@ class Witness(Protocol):
         """The first byte of its answer has been passed on."""
         ...
 
-    def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+    def note_end(self, request: Request, served: Served | None, outcome: Outcome) -> None:
         """It ends; None: it was on no worker."""
         ...
 
@@ -126,6 +120,17 @@ class RemotePort:
         if self._connection is not None:
             self._connection.close()
 
+    async def back(self) -> None:
+        """Wait for the deciding process if it is gone, for no longer than requests do.
+
+        Raises:
+            NoWorkerError: it is gone for longer.
+        """
+        while self._connection is None:
+            if self._deserted:
+                raise deserted()
+            await asyncio.sleep(_LOOK_S)
+
     @property
     def here(self) -> bool:
         """Whether the deciding process is."""
@@ -139,7 +144,7 @@ class RemotePort:
         elif self._deserted:
             for entry in list(self._entries.values()):
                 if entry.worker_id is None:
-                    self._deny(entry.request.id, _deserted())
+                    self._deny(entry.request.id, deserted())
 
     @property
     def _deserted(self) -> bool:
@@ -169,7 +174,7 @@ class RemotePort:
     def submit(self, request: Request) -> Waiter:
         """See ``DispatchPort.submit``; the waiter is told also that there is no room to wait."""
         if self._connection is None and self._deserted:
-            raise _deserted()
+            raise deserted()
         self._budget(request.group).earn(self._clock())
         self._say(m.Submit(request))
         return self._wait(request)
@@ -185,7 +190,7 @@ class RemotePort:
         if entry is None:
             return
         entry.waiter.cancel()
-        self._witness.ended(entry.request, entry.served, outcome)
+        self._witness.note_end(entry.request, entry.served, outcome)
         if self._connection is not None:
             self._connection.say(m.Withdraw(request.id, outcome))
         elif entry.worker_id is not None:
@@ -196,7 +201,7 @@ class RemotePort:
         entry = self._entries.pop(request.id, None)
         if entry is None:
             return
-        self._witness.ended(entry.request, entry.served, outcome)
+        self._witness.note_end(entry.request, entry.served, outcome)
         if self._connection is not None:
             self._tell_end(request, outcome)
         elif entry.worker_id is not None:
@@ -289,5 +294,6 @@ class RemotePort:
         return None
 
 
-def _deserted() -> NoWorkerError:
+def deserted() -> NoWorkerError:
+    """What is said where the deciding process is needed, and gone."""
     return NoWorkerError("the router's deciding process is gone for now; retry")

@@ -39,6 +39,8 @@ _NOT_SENT_UP = _HOP_BY_HOP | {
     *(b"host", b"content-length", b"expect", b"accept-encoding"),
     *(b"x-request-id", b"x-data-parallel-rank", b"forwarded", b"x-real-ip"),
 }
+# Set anew for another process of this router.
+_NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 _KINDS_NOT_SENT_UP = (b"x-forwarded-", b"x-evenstep-")
 
 
@@ -118,6 +120,16 @@ def headers_up(
     if rank is not None:
         passed.append((b"x-data-parallel-rank", str(rank).encode()))
     return passed
+
+
+def headers_on(headers: Iterable[Header], identity: Header) -> list[Header]:
+    """What another process of this router is told of the client's headers.
+
+    Args:
+        headers: the client's.
+        identity: how its request is called.
+    """
+    return [*_without(headers, _NOT_SENT_ON), identity]
 
 
 def headers_down(headers: Iterable[Header]) -> list[Header]:

@@ -2,111 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
 from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
 
-from router.proxy.answers import Answer, Header, framed
-from router.proxy.client import Source
-from router.proxy.context import AppContext
+from router.proxy.asgi_client import serve
+from router.proxy.context import ServingContext
 from router.proxy.generation import ENDPOINTS, relay_of
-from router.proxy.leaving import cancelled, client_left
-from router.proxy.relay import Relay
-
-# Bytes that may wait for the client before their source is paused.
-_HIGH_WATER_BYTES = 64 * 1024
 
 
-def add_generation(app: FastAPI, context: AppContext) -> None:
+def add_generation(app: FastAPI, context: ServingContext) -> None:
     """Give an application these endpoints."""
     answer = partial(_generate, context)
     for path in ENDPOINTS:
         app.router.routes.append(Route(path, answer, methods=["POST"]))
 
 
-async def _generate(context: AppContext, request: Request) -> Response:
+async def _generate(context: ServingContext, request: Request) -> Response:
     relay = relay_of(context, request.scope, await request.body())
     # Starlette only calls what it is given as an ASGI application, which this is.
-    return cast(Response, partial(_serve, relay))
-
-
-async def _serve(relay: Relay, _: Scope, receive: Receive, send: Send) -> None:
-    """Have a request served; give it up as soon as the client is gone."""
-    client = _Client()
-    serving = asyncio.create_task(relay.serve(client))
-    leaving = asyncio.create_task(client_left(receive))
-    serving.add_done_callback(client.wake)
-    leaving.add_done_callback(client.leave)
-    try:
-        while not (serving.done() or client.gone):
-            await client.pass_on(send)
-    except asyncio.CancelledError:  # the server ends, and has waited long enough
-        serving.cancel()
-        await asyncio.wait((serving,))
-    finally:
-        leaving.cancel()
-        await cancelled(serving)
-    await client.flush(send)
-
-
-class _Client:
-    """See ``Client``: what is sent waits for ASGI's ``send``, which may take its time."""
-
-    def __init__(self) -> None:
-        self.gone = False
-        self._messages: list[Message] = []
-        self._waiting_bytes = 0
-        self._source: Source | None = None
-        self._news = asyncio.Event()
-
-    def answer(self, answer: Answer) -> None:
-        self._begin(answer.status, framed(answer))
-        self.finish(answer.body)
-
-    def begin(self, status: int, headers: Iterable[Header], source: Source) -> None:
-        self._source = source
-        self._begin(status, headers)
-
-    def send(self, piece: bytes) -> None:
-        self._say({"type": "http.response.body", "body": piece, "more_body": True})
-        self._waiting_bytes += len(piece)
-        if self._source is not None and self._waiting_bytes > _HIGH_WATER_BYTES:
-            self._source.pause()
-
-    def finish(self, piece: bytes = b"") -> None:
-        self._say({"type": "http.response.body", "body": piece})
-
-    def wake(self, _: asyncio.Future[None]) -> None:
-        """There is something to be seen to."""
-        self._news.set()
-
-    def leave(self, _: asyncio.Future[None]) -> None:
-        """It is gone, or has its whole answer."""
-        self.gone = True
-        self._news.set()
-
-    async def pass_on(self, send: Send) -> None:
-        """Wait for something, and send what there is."""
-        await self._news.wait()
-        self._news.clear()
-        await self.flush(send)
-        if self._source is not None and not self._messages:
-            self._source.resume()
-
-    async def flush(self, send: Send) -> None:
-        """Send what there is."""
-        messages, self._messages, self._waiting_bytes = self._messages, [], 0
-        for message in messages:
-            await send(message)
-
-    def _begin(self, status: int, headers: Iterable[Header]) -> None:
-        self._say({"type": "http.response.start", "status": status, "headers": list(headers)})
-
-    def _say(self, message: Message) -> None:
-        self._messages.append(message)
-        self._news.set()
+    return cast(Response, partial(serve, relay))

@@ -4,13 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from starlette.types import Scope
 
 from router.access.door import Door
 from router.clock import Clock
-from router.dispatch import Dispatcher
 from router.lifecycle import Lifecycle
-from router.models import ModelTable
+from router.proxy.client import Client
 from router.proxy.relay_context import RelayContext
+
+if TYPE_CHECKING:
+    from router.dispatch import Dispatcher
+    from router.models import ModelTable
+
+
+class Serves(Protocol):
+    """What serves one request."""
+
+    async def serve(self, client: Client) -> None:
+        """See ``Relay.serve``."""
+        ...
+
+
+class Models(Protocol):
+    """Who serves which model, as far as requests have to know."""
+
+    def resolve(self, name: str | None) -> str | None:
+        """See ``ModelTable``."""
+        ...
+
+    def group(self, model: str | None) -> str:
+        """See ``ModelTable``."""
+        ...
+
+    def tokens(self, group: str, text_bytes: int) -> int:
+        """See ``ModelTable``."""
+        ...
+
+    def prefills(self, group: str) -> str | None:
+        """See ``ModelTable``."""
+        ...
+
+
+class ServingContext(Protocol):
+    """What requests that generate need."""
+
+    @property
+    def models(self) -> Models:
+        """Who serves which model."""
+        ...
+
+    @property
+    def relay(self) -> RelayContext:
+        """Shared by all relays."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """The dispatcher's."""
+        ...
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        """How far from its end the router is."""
+        ...
+
+    @property
+    def door(self) -> Door | None:
+        """Lets in who may ask; None: all may."""
+        ...
+
+    @property
+    def elsewhere(self) -> Callable[[Scope, bytes], Serves] | None:
+        """What serves requests that are split or metered; None: they are served here."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +94,7 @@ class AppContext:
         problem: why a worker's snapshots do not count, None as far as all is well.
         lifecycle: how far from its end the router is.
         door: lets in who may ask; None: all may.
+        elsewhere: nothing is served anywhere else.
     """
 
     dispatcher: Dispatcher
@@ -36,3 +105,4 @@ class AppContext:
     problem: Callable[[str], str | None] = lambda _: None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     door: Door | None = None
+    elsewhere: None = None

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from router.errors import EvenstepError, NoWorkerError
 from router.proxy.answers import Answer, Header, error_answer, framed
 from router.proxy.client import Source
-from router.proxy.context import AppContext
+from router.proxy.context import ServingContext
 from router.proxy.events import error_body
 from router.proxy.generation import ENDPOINTS, dialect_of, relay_of
 from router.proxy.identity import identify
@@ -37,11 +37,11 @@ class HotPath:
     """Takes requests over.
 
     Args:
-        context: see ``AppContext``.
+        context: see ``ServingContext``.
         requests: told of each of them.
     """
 
-    def __init__(self, context: AppContext, requests: RequestLog) -> None:
+    def __init__(self, context: ServingContext, requests: RequestLog) -> None:
         self.context = context
         self.requests = requests
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.types import Scope
 
-from router.group import Group
 from router.proxy import wishes
 from router.proxy.asked import Asked
 from router.proxy.bodies import with_field
-from router.proxy.context import AppContext
+from router.proxy.context import Serves, ServingContext
 from router.proxy.dialects import COMPLETIONS, MESSAGES, RESPONSES, Dialect
 from router.proxy.identity import identity_of
 from router.proxy.parse import ParsedRequest, parse, parse_message, parse_response
@@ -49,11 +49,11 @@ def dialect_of(path: str) -> Dialect:
     return ENDPOINTS[path].dialect if path in ENDPOINTS else COMPLETIONS
 
 
-def relay_of(context: AppContext, scope: Scope, body: bytes) -> Relay:
+def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves:
     """What serves a request of these endpoints.
 
     Args:
-        context: see ``AppContext``.
+        context: see ``ServingContext``.
         scope: the request's, as in ASGI.
         body: its body, whole.
 
@@ -63,29 +63,31 @@ def relay_of(context: AppContext, scope: Scope, body: bytes) -> Relay:
     """
     endpoint, headers = ENDPOINTS[scope["path"]], scope["headers"]
     parsed = endpoint.parse(body)
-    model = context.models.resolve(parsed.model)
+    models = context.models
+    model = models.resolve(parsed.model)
     if model is not None and model != parsed.model:
         body = with_field(body, "model", model)
-    cluster = context.dispatcher.cluster
-    group = cluster.groups[context.models.group(model)]
-    prefills = cluster.prefill_group(group.name)
-    splits = prefills is not None and _splits(parsed, context.relay)
+    group = models.group(model)
+    prefills = models.prefills(group) if _splittable(parsed, context.relay) else None
     identity, said = identity_of(scope), wishes.said(headers)
+    metered = wishes.metered(said)
+    if context.elsewhere is not None and (metered or prefills is not None):
+        return context.elsewhere(scope, body)
     waiting = pool_request(
         parsed,
-        group,
+        partial(models.tokens, group),
         context.clock(),
         id=identity.token,
-        group=prefills.name if prefills is not None and splits else group.name,
+        group=prefills or group,
         priority=wishes.priority(said, parsed.priority),
         queue_timeout_s=wishes.timeout_s(said, wishes.QUEUE_TIMEOUT),
-        metered=wishes.metered(said),
+        metered=metered,
         tenant=scope.get("tenant", ""),
     )
     timeout_s = wishes.timeout_s(said, wishes.REQUEST_TIMEOUT)
     asked = Asked(target(scope), body, headers, identity.client_id, endpoint.dialect, timeout_s)
     follow(scope, waiting, model, identity.name)
-    return (SplitRelay if splits else Relay)(context.relay, waiting, asked)
+    return (SplitRelay if prefills else Relay)(context.relay, waiting, asked)
 
 
 def target(scope: Scope) -> str:
@@ -94,8 +96,8 @@ def target(scope: Scope) -> str:
     return f"{scope['path']}?{query}" if query else scope["path"]
 
 
-def _splits(parsed: ParsedRequest, relay: RelayContext) -> bool:
-    """Whether one worker is to compute a request's prompt, and another to decode.
+def _splittable(parsed: ParsedRequest, relay: RelayContext) -> bool:
+    """Whether one worker may compute a request's prompt, and another decode.
 
     KV that is handed to one engine request is let go as soon as it is fetched: vLLM's connectors
     have none for a second one (``n`` above 1), what is found by its content is there for all.
@@ -104,19 +106,21 @@ def _splits(parsed: ParsedRequest, relay: RelayContext) -> bool:
     return parsed.splittable and (parsed.slots == 1 or not handed)
 
 
-def pool_request(parsed: ParsedRequest, size_in: Group, now_s: float, **known: Any) -> PoolRequest:
+def pool_request(
+    parsed: ParsedRequest, tokens: Callable[[int], int], now_s: float, **known: Any
+) -> PoolRequest:
     """A request as the pool knows it.
 
     Args:
         parsed: what its body says.
-        size_in: the group by which the prompt is sized, and its own if no other is known.
+        tokens: what bytes of text come to in its group.
         now_s: when it has come.
         known: its other fields, as far as something is known of them.
     """
     fields: dict[str, Any] = {
         "id": "",
-        "group": size_in.name,
-        "prompt_tokens": parsed.known_tokens + size_in.token_rate.tokens(parsed.text_bytes),
+        "group": "",
+        "prompt_tokens": parsed.known_tokens + tokens(parsed.text_bytes),
         "slots": parsed.slots,
         "max_tokens": parsed.max_tokens,
         "priority": parsed.priority,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.decider import Clock
+from router.clock import Clock
 from router.proxy.events import ENDS, EventStream
 from router.proxy.token_times import TokenTimes
 

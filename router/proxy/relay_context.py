@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from router.clock import Clock
 from router.deadlines import Deadlines
 from router.engines.upstream import HttpClient
-from router.port import DispatchPort
+from router.port import DispatchPort, SplitPort
 from router.proxy.attempts import Attempts
 from router.proxy.mooncake import Bootstraps
 
@@ -18,12 +18,14 @@ class KvTransfer:
     """How prompts' KV gets from the workers that compute them to those that decode.
 
     Attributes:
+        port: the dispatcher, for requests that are split.
         kept_s: how long an engine keeps it for whom it tells where it lies; None: it tells nobody,
             and others find it by its content.
         bootstraps: who knows it instead of the engine.
         warned: workers that should have told and did not.
     """
 
+    port: SplitPort
     kept_s: float | None
     bootstraps: Bootstraps
     warned: set[str] = field(default_factory=set)

@@ -51,7 +51,7 @@ class SplitRelay(Relay):
             return await super()._enter_again(*failed_by)
         self._transfer.bootstraps.forget(self._computed_at)
         self._computed = None
-        self._request, waiter = self._context.port.prefill_again(self._request, *failed_by)
+        self._request, waiter = self._transfer.port.prefill_again(self._request, *failed_by)
         return await self._prefill(waiter)
 
     @property
@@ -61,7 +61,7 @@ class SplitRelay(Relay):
 
     def _body_up(self) -> bytes:
         """See ``Relay``; a prompt that was computed often enough for nothing is the worker's."""
-        if self._kept and not self._context.port.keeps(self._request):
+        if self._kept and not self._transfer.port.keeps(self._request):
             if self._prefills_left > 0:
                 raise RecalledError("the prompt's KV is gone")
             self._computed = None
@@ -93,7 +93,7 @@ class SplitRelay(Relay):
         """See ``Relay``; who answers with an error has not fetched the KV, which is kept on."""
         super()._note_first_byte()
         if self._response.status < HTTPStatus.BAD_REQUEST and not self._failed:
-            self._context.port.fetched(self._request)
+            self._transfer.port.fetched(self._request)
 
     async def _prefill(self, waiter: Waiter) -> Waiter | None:
         """Have the prompt computed, then wait for a worker; None if all is answered."""
@@ -130,7 +130,7 @@ class SplitRelay(Relay):
         again = None
         if self._prefills_left > 0 and may_differ_elsewhere(answer.status):
             if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
-                again = port.turned_away(request, worker.id)
+                again = self._transfer.port.turned_away(request, worker.id)
             elif self._may_ask_elsewhere(worker.id):
                 again = port.give_back(request, worker.id)
         if again is None:
@@ -173,12 +173,11 @@ class SplitRelay(Relay):
 
     def _go_on(self, answer: Computed | Answer) -> Waiter | None:
         """Hand the request off; what the client must mend, say so."""
-        port = self._context.port
         if isinstance(answer, Computed):
             self._computed = answer
             kept_s = self._transfer.kept_s if self._kept else None
             lost = self._transfer.kept_s is not None and not self._kept
-            self._request, waiter = port.hand_off(
+            self._request, waiter = self._transfer.port.hand_off(
                 self._request, answer.prompt_tokens, kept_s, lost=lost
             )
             return waiter
@@ -190,7 +189,7 @@ class SplitRelay(Relay):
         return None
 
     def _go_whole(self) -> Waiter:
-        self._request, waiter = self._context.port.serve_whole(self._request)
+        self._request, waiter = self._transfer.port.serve_whole(self._request)
         return waiter
 
     def _warn(self, worker: WorkerSpec) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from router.access.keys import Key, digest_of
 from router.errors import KeyLimitError, NoWorkerError, PoolFullError
-from router.processes.port import GONE_S, Served
+from router.processes.port import GONE_S
+from router.request_log import Served
 from router.types import Outcome, Request, WorkerDown
 from tests.support.core import request
 from tests.support.linked import Decider, Proxy, socket_path
@@ -240,6 +242,10 @@ async def test_what_proxies_count_comes_together(tmp_path: Path) -> None:
         await until(lambda: decider.http.connections == 2)
 
 
+def recalled(proxy: Proxy) -> bool:
+    return proxy.recalled == [("a", "it is gone", True)]
+
+
 async def test_a_recall_reaches_all_proxies(tmp_path: Path) -> None:
     path = socket_path(tmp_path)
     async with (
@@ -249,7 +255,7 @@ async def test_a_recall_reaches_all_proxies(tmp_path: Path) -> None:
     ):
         decider.links.recall("a", "it is gone", streams=True)
         for proxy in (one, other):
-            await until(lambda proxy=proxy: proxy.recalled == [("a", "it is gone", True)])
+            await until(partial(recalled, proxy))
 
 
 async def test_what_is_said_of_workers_is_heard(tmp_path: Path) -> None:
@@ -265,7 +271,9 @@ async def test_what_is_said_of_workers_is_heard(tmp_path: Path) -> None:
         proxy.port.answered("nobody", "es-unknown")
 
         await until(lambda: decider.troubles == [(worker.id, "cannot connect")])
-        assert decider.rig.cluster.worker(worker.id).breaker.state.value == "open"
+        breaker = decider.rig.cluster.worker(worker.id).breaker
+        breaker.look(decider.rig.now_s)
+        assert breaker.capacity(1, 1, 0) == 0
 
 
 async def test_what_is_no_message_ends_a_connection(tmp_path: Path) -> None:

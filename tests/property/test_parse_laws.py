@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidRequestError
-from router.group import Group
 from router.proxy.generation import pool_request
 from router.proxy.parse import ParsedRequest, parse
+from router.token_rate import TokenRate
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -53,7 +53,7 @@ def readings(body: dict[str, Any]) -> tuple[Any, ...]:
         parsed = parse(json.dumps(body).encode())
     except InvalidRequestError as error:
         return error.message, error.param
-    request = pool_request(parsed, Group("default"), 1.0)
+    request = pool_request(parsed, TokenRate().tokens, 1.0)
     return parsed, request
 
 

@@ -17,8 +17,9 @@ from router.processes.dial import Dial
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.processes.link import Books
 from router.processes.links import Links
-from router.processes.port import RemotePort, Served
+from router.processes.port import RemotePort
 from router.processes.tallies import Tallies
+from router.request_log import Served
 from router.types import Outcome, Request
 from tests.support.dispatching import Rig
 from tests.support.scripted import until
@@ -36,14 +37,14 @@ class Diary:
     def first_byte(self, request: Request) -> None:
         self.lines.append(("first byte", request.id))
 
-    def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+    def note_end(self, request: Request, served: Served | None, outcome: Outcome) -> None:
         self.lines.append(("ended", request.id, served, outcome))
 
 
 def directory(rig: Rig, **patience: Any) -> Directory:
     """What proxies before this dispatcher go by."""
     group = rig.cluster.groups["default"]
-    card = GroupCard(4.0, split=False, askable=frozenset(group.askable))
+    card = GroupCard(4.0, prefills=None, askable=frozenset(group.askable))
     known = {"max_attempts": 3, "deadlines": Deadlines(), "retry_share": 0.0}
     return Directory(
         groups={"default": card},

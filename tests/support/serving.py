@@ -182,7 +182,7 @@ async def serving(
         max_attempts,
         time.monotonic,
         deadlines=deadlines or Deadlines(),
-        transfer=KvTransfer(kept_s, Bootstraps(upstream)),
+        transfer=KvTransfer(dispatcher, kept_s, Bootstraps(upstream)),
     )
     context = AppContext(dispatcher, models, relay, _metrics, time.monotonic, door=door)
     watching = asyncio.create_task(dispatcher.run())

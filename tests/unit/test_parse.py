@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from router.errors import InvalidRequestError
-from router.group import Group
 from router.proxy.generation import pool_request
 from router.proxy.parse import ParsedRequest, parse, parse_message, parse_response
 from router.token_rate import TokenRate
@@ -100,7 +99,7 @@ def test_what_an_image_comes_to_says_nothing_of_text(content: Any, learns: bool)
     """It is estimated by its text still."""
     messages = [{"content": "abcd"}, {"content": content}]
     parsed = parse(json.dumps({"messages": messages}).encode())
-    request = pool_request(parsed, Group("default"), 0.0)
+    request = pool_request(parsed, TokenRate().tokens, 0.0)
     assert bool(request.text_bytes) is learns
     assert request.prompt_tokens > 2 * PER_MESSAGE
 

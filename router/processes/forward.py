@@ -1,0 +1,115 @@
+"""Requests that the deciding process serves itself: a proxy passes them on whole, as they came."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from router.access.door import SHOWN
+from router.engines.upstream import HttpClient, Response
+from router.errors import EvenstepError
+from router.processes.port import RemotePort, deserted
+from router.proxy.answers import (
+    Answer,
+    content_type,
+    error_answer,
+    header,
+    headers_down,
+    headers_on,
+    told_in_stream,
+)
+from router.proxy.asgi_client import serve
+from router.proxy.client import Client
+from router.proxy.generation import dialect_of, target
+from router.proxy.identity import identity_of
+from router.proxy.leaving import cancelled
+from router.request_log import pass_on
+
+# The deciding process ends at the same time as this one: its last word is waited for.
+_LAST_WORD_S = 1.0
+_URL = "http://evenstep"
+
+
+class Whole:
+    """Serves one request by the deciding process's own HTTP application.
+
+    Args:
+        client: reaches that application.
+        port: knows whether that process is there.
+        scope: the request's, as in ASGI.
+        body: its body, whole.
+    """
+
+    def __init__(self, client: HttpClient, port: RemotePort, scope: Scope, body: bytes) -> None:
+        self._upstream = client
+        self._port = port
+        self._scope = scope
+        self._body = body
+        self._headed = False
+        pass_on(scope)
+
+    async def serve(self, client: Client) -> None:
+        """See ``Relay.serve``."""
+        passing = asyncio.create_task(self._pass(client))
+        try:
+            await asyncio.wait((passing,))
+        except asyncio.CancelledError:
+            if client.gone:
+                raise
+            await asyncio.wait((passing,), timeout=_LAST_WORD_S)
+        finally:
+            await cancelled(passing)
+
+    async def _pass(self, client: Client) -> None:
+        dialect = dialect_of(self._scope["path"])
+        try:
+            await self._port.back()
+            with contextlib.closing(await self._ask()) as response:
+                await self._answer(response, client)
+        except EvenstepError as error:
+            if self._headed:
+                client.finish(dialect.error_event(*told_in_stream(error), 0))
+            else:
+                client.answer(dialect.error(error_answer(deserted())))
+
+    async def _ask(self) -> Response:
+        scope = self._scope
+        headers = headers_on((*scope["headers"], *scope.get(SHOWN, ())), identity_of(scope).header)
+        ask = self._upstream.request
+        return await ask(scope["method"], _URL, target(scope), headers, self._body)
+
+    async def _answer(self, response: Response, client: Client) -> None:
+        headers, length = (
+            headers_down(response.headers),
+            header(response.headers, b"content-length"),
+        )
+        if self._scope["method"] == "HEAD":
+            sizes = [(b"content-length", length)] if length else []
+            client.begin(response.status, (*headers, *sizes), response)
+            client.finish()
+        elif length or not content_type(headers).startswith(b"text/event-stream"):
+            client.answer(Answer(response.status, await response.read(), tuple(headers)))
+        else:
+            self._headed = True
+            client.begin(response.status, headers, response)
+            await response.pour(client.send)
+            client.finish()
+
+
+class Forward:
+    """An ASGI application that passes everything on."""
+
+    def __init__(self, client: HttpClient, port: RemotePort) -> None:
+        self._whole = partial(Whole, client, port)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        await serve(self._whole(scope, body), scope, receive, send)
