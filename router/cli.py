@@ -201,14 +201,19 @@ for _name, _command in COMMANDS.items():
     _register(_parents[_name.rpartition(" ")[0]], _name, _command)
 
 
-def main() -> None:
-    """Run the command line; exit 2 on bad input, 1 on other failures, one line for either."""
+def report_errors(run: Callable[[], object]) -> None:
+    """Run something; exit 2 on bad input, 1 on other failures, one line for either."""
     try:
-        app()
+        run()
     except EvenstepError as error:
         line = " ".join(str(error).split())
         Console(stderr=True).print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
         raise SystemExit(2 if isinstance(error, ConfigError | InputError) else 1) from None
+
+
+def main() -> None:
+    """Run the command line."""
+    report_errors(app)
 
 
 if __name__ == "__main__":

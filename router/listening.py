@@ -18,13 +18,14 @@ from router.http.limits import HttpLimits
 from router.http.protocol import HotPath, LimitedProtocol
 
 
-def listen(host: str, port: int, flag: str) -> socket.socket:
+def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
     """A socket bound to an address.
 
     Args:
         host: name or address.
         port: 0 for any free one.
         flag: what gives another port; that for another host is called alike.
+        shared: others of this user's may be bound to it as well, and each gets connections.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -35,6 +36,7 @@ def listen(host: str, port: int, flag: str) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
         listener.bind(address)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -42,6 +44,17 @@ def listen(host: str, port: int, flag: str) -> socket.socket:
             flag = flag.replace("port", "host")
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}; try another {flag}") from None
     return listener
+
+
+def listen_together(host: str, port: int, flag: str, count: int) -> list[socket.socket]:
+    """As many sockets bound to one address; the kernel divides new connections among them.
+
+    Raises:
+        ConfigError: see ``listen``; also if there is one of somebody else's already.
+    """
+    with listen(host, port, flag) as alone:
+        port = alone.getsockname()[1]
+    return [listen(host, port, flag, shared=True) for _ in range(count)]
 
 
 def url(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:
@@ -60,6 +73,7 @@ def server_config(
     grace_s: int | None = None,
     tls: ssl.SSLContext | None = None,
     lifespan: Literal["auto", "off"] = "auto",
+    path: str | None = None,
 ) -> uvicorn.Config:
     """How an application is served.
 
@@ -71,6 +85,7 @@ def server_config(
         grace_s: how long open answers may go on once it is to end; None: its server sees to that.
         tls: for HTTPS.
         lifespan: whether the application starts and stops what runs beside it.
+        path: of a Unix socket to listen on; None: the server is given sockets.
     """
     # uvicorn only calls it, and gives all the rest by name.
     protocol = partial(LimitedProtocol, limits, counts or HttpCounts(), hot)
@@ -80,6 +95,7 @@ def server_config(
         http=cast(type[asyncio.Protocol], protocol),
         ws="none",
         lifespan=lifespan,
+        uds=path,
         # What a client says of who it is and whence (X-Forwarded-…) counts for nothing here.
         proxy_headers=False,
         access_log=False,

@@ -29,6 +29,8 @@ _LOOK_S = 0.02
 _SAME_S = 0.2
 # An answer that is cut short has its last word to send; a client that reads nothing is not awaited.
 _LAST_WORD_S = 2.0
+# Others have as much to do at their ends.
+_OTHERS_S = 8.0
 # Who got the last byte of an answer may have the next request on its way on that connection.
 _LINGER_S = 0.5
 
@@ -41,6 +43,7 @@ class MainServer(uvicorn.Server):
         lifecycle: moved on as it ends.
         reload: called at SIGHUP.
         inherited: the socket is another process's too, who goes on listening.
+        others: whether others still serve who need this one; they end by themselves.
     """
 
     def __init__(
@@ -50,8 +53,10 @@ class MainServer(uvicorn.Server):
         reload: Callable[[], None],
         *,
         inherited: bool = False,
+        others: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__(config)
+        self._others = others
         self._lifecycle = lifecycle
         self._reload = reload
         self._inherited = inherited
@@ -89,10 +94,11 @@ class MainServer(uvicorn.Server):
         self._lifecycle.closed = True
         self._close_listeners(sockets or [])
         log.info("ending: %d open answers may go on for %g s", len(state.tasks), grace_s)
-        await self._until(lambda: not state.tasks, grace_s)
+        await self._until(lambda: not (state.tasks or self._others()), grace_s)
         if state.tasks:
             log.warning("ending: %d answers are cut short", len(state.tasks))
             await self._cut_short()
+        await self._until(lambda: not self._others(), _OTHERS_S, hurried=False)
         await self._until(self._all_gone, _LINGER_S)
         for connection in list(state.connections):
             connection.transport.close()

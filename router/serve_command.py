@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,13 +33,26 @@ def serve(
     settings = given_settings(context, config)
     if print_config:
         typer.echo(to_toml(settings), nl=False)
+    elif _usable(settings).processes > 1:
+        from router.processes.starting import start
+
+        start(settings, sys.argv[sys.argv.index("serve") + 1 :])
     else:
         from router.server import run
 
-        run(_usable(settings), lambda: _usable(given_settings(context, config)))
+        run(settings, partial(read_settings, context, config))
 
 
 with_flags(serve)
+
+
+def read_settings(context: typer.Context, config: Path | None) -> ServeSettings:
+    """The settings that count now.
+
+    Raises:
+        ConfigError: they cannot be used.
+    """
+    return _usable(given_settings(context, config))
 
 
 def _usable(settings: ServeSettings) -> ServeSettings:

@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +22,6 @@ from starlette.types import ASGIApp
 from router import wiring
 from router.access.access import Access
 from router.admin.app import AddRoutes, Render, add_instance, add_metrics, create_admin
-from router.admin.hosts import is_loopback, loopback
 from router.admin.page import add_page
 from router.admin.recording import add_recording
 from router.admin.server import serving
@@ -34,17 +32,18 @@ from router.app import create_app
 from router.balancing import balancing, deciding
 from router.cluster import Cluster
 from router.dispatch import Dispatcher
-from router.errors import ConfigError
 from router.file_limit import allow_connections
 from router.front import Front
 from router.http import uvicorn_api
 from router.http.counts import HttpCounts
 from router.http.plane import DataPlane
 from router.lifecycle import Lifecycle
-from router.listening import listen, server_config, url
+from router.listening import server_config
 from router.logs import start_logging
 from router.main_server import MainServer
 from router.metrics.render import Metrics, Sources
+from router.ports import admin_tls, opened
+from router.processes.counts import ProcessCounts
 from router.proxy.context import AppContext
 from router.proxy.exchange import HotPath
 from router.recording.file import RecordFile
@@ -52,7 +51,6 @@ from router.recording.recorder import Recorder
 from router.reload import Part, Reload
 from router.request_log import RequestLog
 from router.settings.serve import ServeSettings
-from router.systemd import given_sockets
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +67,8 @@ class Built:
         reload: has the settings read again.
         counts: of the main port's connections.
         hot: takes requests over before the application has them, if it is to.
+        made: what routes requests.
+        access: all keys.
     """
 
     app: ASGIApp
@@ -76,6 +76,8 @@ class Built:
     reload: Reload
     counts: HttpCounts
     hot: HotPath | None
+    made: wiring.Parts
+    access: Access
 
 
 def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
@@ -90,50 +92,17 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
     """
     start_logging(settings.log_level, settings.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
-    if settings.port and settings.admin_port == settings.port:
-        raise ConfigError(f"--admin-port {settings.port} is --port as well; give another")
     tls = settings.tls
-    with contextlib.ExitStack() as sockets:
-        given = given_sockets(("http", "admin"))
-        listener = given.get("http") or listen(settings.host, settings.port, "--port")
-        sockets.enter_context(listener)
-        admin = _admin_port(settings, given.get("admin"))
-        if admin is not None:
-            sockets.enter_context(admin)
-        built = build(settings, read, tls, admin)
+    with opened(settings) as ports:
+        built = build(settings, read, tls, ports.admin)
         allow_connections(settings.max_connections)
         config = server_config(
             built.app, settings.http_limits, counts=built.counts, hot=built.hot, tls=tls
         )
-        log.info(
-            "evenstep %s: %s, %s dispatch, %d workers, %s",
-            *(version("evenstep"), settings.policy, settings.dispatch.value),
-            *(len(settings.workers), url(listener, tls)),
-        )
-        if admin is not None:
-            log.info("status page: %s", url(admin, _admin_tls(admin, tls)))
-        inherited = "http" in given
+        ports.announce(settings, tls)
+        inherited = ports.inherited
         server = MainServer(config, built.lifecycle, built.reload, inherited=inherited)
-        server.run(sockets=[listener])
-
-
-def _admin_port(settings: ServeSettings, given: socket.socket | None) -> socket.socket | None:
-    """Where the admin port listens, if there is one.
-
-    Raises:
-        ConfigError: it cannot listen there, or others would reach it and need no key.
-    """
-    if given is None and settings.admin_port is None:
-        return None
-    listener = given or listen(settings.admin_host, settings.admin_port or 0, "--admin-port")
-    if settings.admin_key_file is None:
-        loopback(listener.getsockname()[0])
-    return listener
-
-
-def _admin_tls(admin: socket.socket, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
-    """What the admin port's clients are shown; on loopback nobody reads along."""
-    return None if is_loopback(admin.getsockname()[0]) else tls
+        server.run(sockets=ports.listeners)
 
 
 def build(
@@ -141,6 +110,7 @@ def build(
     read: Callable[[], ServeSettings],
     tls: ssl.SSLContext | None = None,
     admin: socket.socket | None = None,
+    processes: ProcessCounts | None = None,
 ) -> Built:
     """The application with all that runs beside it.
 
@@ -149,6 +119,7 @@ def build(
         read: reads them anew.
         tls: what the main port's clients are shown.
         admin: where the admin port listens; None: there is none.
+        processes: of the router, where there are several.
     """
     lifecycle = Lifecycle(settings.drain_delay_s, settings.grace_s)
     access = Access(settings, time.monotonic)
@@ -156,7 +127,9 @@ def build(
     dispatcher, snapshots, cluster = made.dispatcher, made.snapshots, made.dispatcher.cluster
     requests, counts = RequestLog(time.monotonic), HttpCounts()
     cluster.watchers.append(requests)
-    sources = Sources(snapshots, made.agents, made.health, made.gauges, access.limits, counts)
+    sources = Sources(
+        *(snapshots, made.agents, made.health, made.gauges, access.limits, counts, processes)
+    )
     metrics = Metrics(cluster, sources, time.monotonic, dispatcher.deciders).render
     streams = Streams()
     recorder = Recorder(cluster, wiring.recorded(settings), time.monotonic, time.time())
@@ -169,7 +142,7 @@ def build(
         gc.freeze()
         beside: Iterable[_Runs] = (*made.running, *files)
         admin_app = create_admin(routes, access.operators)
-        shown = None if admin is None else _admin_tls(admin, tls)
+        shown = None if admin is None else admin_tls(admin, tls)
         async with _running(beside), serving(admin_app, streams, admin, shown):
             await _all_checked(cluster, settings.health_timeout_s)
             yield
@@ -186,7 +159,8 @@ def build(
     parts += [wiring.keys(access), *_routing(settings, made)]
     parts += [wiring.recording(recorder), wiring.ending(lifecycle)]
     reload = Reload(settings, read, parts)
-    return Built(app, lifecycle, reload, counts, _hot_path(settings.data_plane, context, requests))
+    hot = _hot_path(settings.data_plane, context, requests)
+    return Built(app, lifecycle, reload, counts, hot, made, access)
 
 
 def _hot_path(plane: DataPlane, context: AppContext, requests: RequestLog) -> HotPath | None:

@@ -53,6 +53,7 @@ class Parts:
     client: HttpClient
     relay: RelayContext
     fleet: Fleet
+    urls: SharedUrls
 
     @property
     def running(self) -> tuple[HealthMonitor, GaugeReader, PowerAgents, Fleet, Dispatcher]:
@@ -79,7 +80,7 @@ def parts(settings: ServeSettings, access: Access) -> Parts:
     snapshots, gauges, agents = sources(settings, made)
     followers = (urls, agents, gauges, monitor, snapshots)
     fleet = Fleet(cluster, made.lanes, followers, attempts.break_off, settings.workers)
-    return Parts(made, models, snapshots, gauges, agents, monitor, client, relays, fleet)
+    return Parts(made, models, snapshots, gauges, agents, monitor, client, relays, fleet, urls)
 
 
 def health(

@@ -26,6 +26,11 @@ class SharedUrls:
     def __contains__(self, url: object) -> bool:
         return url in self._shared
 
+    @property
+    def all(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(self._shared)
+
     def join(self, spec: WorkerSpec) -> None:
         """One more worker."""
         if spec.url in self._url_of.values():

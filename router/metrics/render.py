@@ -36,6 +36,7 @@ from router.http.counts import HttpCounts
 from router.lookahead import LookAhead
 from router.metrics import http as http_rows
 from router.metrics.keys import KEY_LIMITED, KEY_ROWS, UNAUTHORIZED, limited, readings
+from router.metrics.processes import PROCESSES, RESTARTS
 from router.metrics.rows import GroupReading, Row, WorkerReading
 from router.metrics.table import (
     ADMISSION_WORKERS,
@@ -61,6 +62,7 @@ from router.metrics.workers import (
     STATE_SOURCE,
     WORKER_ROWS,
 )
+from router.processes.counts import ProcessCounts
 from router.types import ADMISSION_ENDED, Outcome, StateSource
 
 # Not looked up at each scrape: that reads files.
@@ -96,6 +98,7 @@ class Sources:
         gauges: readings of engines' metrics; likewise.
         limits: of API keys; likewise.
         http: of the clients' port; likewise.
+        processes: of the router; None where there is one.
     """
 
     snapshots: SnapshotClient
@@ -104,6 +107,7 @@ class Sources:
     gauges: GaugeReader | None = None
     limits: KeyLimits | None = None
     http: HttpCounts | None = None
+    processes: ProcessCounts | None = None
 
 
 class Metrics:
@@ -158,6 +162,9 @@ class Metrics:
         if sources.http is not None:
             yield _family(*http_rows.CONNECTIONS, (), [((), sources.http.connections)])
             yield _family(*http_rows.REFUSED, ("status",), http_rows.refused(sources.http))
+        if sources.processes is not None:
+            yield _family(*PROCESSES, ("role",), sources.processes.up())
+            yield _family(*RESTARTS, ("role",), sources.processes.restarts())
         named = [((group.name,), group) for group in groups]
         yield _family(*WORKERS, ("group", "source"), _known(groups))
         yield _family(*ADMISSION_WORKERS, ("group", "admission"), _admissions(groups))

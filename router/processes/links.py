@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 from router.processes import messages as m
 from router.processes.connection import Connection
+from router.processes.counts import ProcessCounts
 from router.processes.directory import Directory
 from router.processes.link import Books, Link
 
@@ -20,9 +21,13 @@ class Links:
         path: of the Unix socket that they connect to.
         books: where their requests are kept.
         directory: what they are to go by now.
+        counts: how many there are.
     """
 
-    def __init__(self, path: str, books: Books, directory: Callable[[], Directory]) -> None:
+    def __init__(
+        self, path: str, books: Books, directory: Callable[[], Directory], counts: ProcessCounts
+    ) -> None:
+        self._counts = counts
         self._path = path
         self._books = books
         self._directory = directory
@@ -52,12 +57,15 @@ class Links:
 
     def tick(self) -> None:
         """Tell all if something has changed."""
+        proxies = self.proxies
+        self._counts.proxies = len(proxies)
+        self._counts.proxy_restarts |= {link.slot: link.restarts for link in proxies}
         told = m.Told(self._directory())
         if told != self._told:
             self._told = told
             self._tell(told)
 
-    def recall(self, worker_id: str, reason: str, *, streams: bool) -> None:
+    def recall(self, worker_id: str, reason: str, streams: bool) -> None:
         """See ``Attempts``: also those of the proxies."""
         self._tell(m.Recall(worker_id, reason, streams))
 

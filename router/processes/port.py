@@ -233,9 +233,14 @@ class RemotePort:
 
     @property
     def _retries(self) -> tuple[float, float]:
-        assert self.directory is not None
-        patience = self.directory.patience
+        patience = self.told.patience
         return patience.retry_share, patience.retry_min_per_s
+
+    @property
+    def told(self) -> Directory:
+        """What has been told last; something has."""
+        assert self.directory is not None
+        return self.directory
 
     def learn(self, directory: Directory) -> None:
         """Go by this from now on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from router.access.keys import Key
 from router.http.counts import HttpCounts
 from router.processes.messages import GroupTally, Tally
 from router.stats import TokenStats
@@ -28,6 +29,12 @@ class Tallies:
         self.tokens: defaultdict[str, TokenStats] = defaultdict(TokenStats)
         self.unreturned: Counter[str] = Counter()
         self.unauthorized = 0
+
+    def enter(self, key: Key, now_s: float) -> None:
+        """A request of a key: it is counted by the deciding process, which is told its name."""
+
+    def leave(self, key: Key) -> None:
+        """The same at its end."""
 
     def anew(self) -> None:
         """Who is told is another one, who knows of no connections yet."""

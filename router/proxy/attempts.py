@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from router.deadlines import Deadlines
@@ -83,10 +84,15 @@ class Attempt:
 
 
 class Attempts:
-    """Attempts under way, by worker, so that those at a worker that is out of use can be ended."""
+    """Attempts under way, by worker, so that those at a worker that is out of use can be ended.
+
+    Attributes:
+        watchers: called with ``worker_id``, ``reason`` and whether streams end too.
+    """
 
     def __init__(self) -> None:
         self._of: defaultdict[str, set[Attempt]] = defaultdict(set)
+        self.watchers: list[Callable[[str, str, bool], None]] = []
 
     def watch(self, worker_id: str, deadlines: Deadlines) -> Attempt:
         """What is to be entered around an attempt, and told of its first byte."""
@@ -94,12 +100,17 @@ class Attempts:
 
     def recall(self, worker_id: str, reason: str) -> None:
         """Break off those without a first byte, which are then made elsewhere."""
-        for attempt in [one for one in self._of[worker_id] if one.response is None]:
-            attempt.recall(reason)
+        self._end(worker_id, reason, streams=False)
 
     def break_off(self, worker_id: str, reason: str) -> None:
         """The same, and end the streams that have begun."""
-        self.recall(worker_id, reason)
-        for attempt in self._of[worker_id]:
-            if attempt.response is not None:
+        self._end(worker_id, reason, streams=True)
+
+    def _end(self, worker_id: str, reason: str, *, streams: bool) -> None:
+        for tell in self.watchers:
+            tell(worker_id, reason, streams)
+        for attempt in list(self._of[worker_id]):
+            if attempt.response is None:
+                attempt.recall(reason)
+            elif streams:
                 attempt.response.break_off(RecalledError(reason))

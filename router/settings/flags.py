@@ -23,6 +23,7 @@ METAVARS = MappingProxyType(
         "model_alias": "NAME=MODEL",
         "host": "H",
         "port": "N",
+        "processes": "N",
         "admin_port": "N",
         "admin_host": "H",
         "admin_key_file": "FILE",

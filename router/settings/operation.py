@@ -1,4 +1,4 @@
-"""Operation: how the router ends, its certificate, the path of requests, its log."""
+"""Operation: how the router ends, its certificate, the path of requests, processes, its log."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ class OperationSettings(BaseSettings):
         description="How requests for answers of models pass through: from the client's connection "
         "to the engine's at once (splice), or by way of FastAPI like all others (asgi).",
     )
+    processes: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that pass requests and answers on. With more than one, one more "
+        "decides for all of them; one that fails is started again, and the others go on.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Least severity that is logged: debug, info, warning, error."
     )
@@ -53,6 +60,13 @@ class OperationSettings(BaseSettings):
     def tls(self) -> ssl.SSLContext | None:
         """What clients are shown; None: the port speaks plain HTTP."""
         return None if self.tls_cert is None else server_context(self.tls_cert, self.tls_key)
+
+    @field_validator("processes")
+    @classmethod
+    def _spliced_by_several(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("data_plane") is DataPlane.ASGI:
+            raise ValueError("--processes above 1 needs --data-plane splice")
+        return value
 
     @field_validator("tls_key")
     @classmethod

@@ -253,7 +253,7 @@ async def test_a_recall_reaches_all_proxies(tmp_path: Path) -> None:
         Proxy(path).up() as one,
         Proxy(path, 1).up() as other,
     ):
-        decider.links.recall("a", "it is gone", streams=True)
+        decider.links.recall("a", "it is gone", True)
         for proxy in (one, other):
             await until(partial(recalled, proxy))
 

@@ -13,6 +13,7 @@ from router.access.limits import KeyLimits
 from router.deadlines import Deadlines
 from router.http.counts import HttpCounts
 from router.http.limits import HttpLimits
+from router.processes.counts import ProcessCounts
 from router.processes.dial import Dial
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.processes.link import Books
@@ -70,13 +71,14 @@ class Decider:
     def __init__(self, path: str, slots: dict[str, int], keys: Iterable[Key] = (), **settings: Any):
         self.rig = Rig(slots, **settings)
         self.limits, self.http = KeyLimits(), HttpCounts()
+        self.counts = ProcessCounts()
         self.troubles: list[tuple[str, str]] = []
         ring = KeyRing(keys)
         books = Books(
             *(self.rig.dispatcher, lambda: ring, self.limits),
             *(lambda *told: self.troubles.append(told), self.http, lambda: self.rig.now_s),
         )
-        self.links = Links(path, books, lambda: directory(self.rig))
+        self.links = Links(path, books, lambda: directory(self.rig), self.counts)
 
     @contextlib.asynccontextmanager
     async def up(self) -> AsyncIterator[Decider]:

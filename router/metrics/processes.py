@@ -1,0 +1,12 @@
+"""Metrics of the router's own processes."""
+
+from __future__ import annotations
+
+PROCESSES = (
+    "evenstep_processes",
+    "Processes of the router that run, by what they do (--processes).",
+)
+RESTARTS = (
+    "evenstep_process_restarts_total",
+    "Times that a process of the router was started again after it had failed.",
+)

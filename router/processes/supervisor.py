@@ -1,0 +1,211 @@
+"""The parent of a router's processes: starts them, starts again those that fail, and ends them.
+
+It serves nothing itself and holds nothing but the listening sockets, so that connections which
+wait in a proxy's socket are there for the next one. Processes tell it how they do as they would
+tell systemd (``NOTIFY_SOCKET``), and end when it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from router import systemd
+from router.logs import start_logging
+from router.processes.place import Place
+
+log = logging.getLogger(__name__)
+
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
+# A process that has lived so long fails for another reason than the one before.
+_LONG_S = 10.0
+_MOST_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to run, told on the supervisor's command line.
+
+    Attributes:
+        listeners: file numbers of the sockets of the clients' port, one for each proxy.
+        admin: the same of the admin port, if there is one.
+        inherited: the listening socket is somebody's who goes on listening.
+        log_level: see ``start_logging``.
+        log_format: likewise.
+    """
+
+    listeners: Sequence[int]
+    admin: int | None
+    inherited: bool
+    log_level: str
+    log_format: str
+
+    def command(self, flags: Sequence[str]) -> list[str]:
+        """What starts the supervisor; ``flags``: of ``evenstep serve``."""
+        module = "router.processes.supervisor"
+        return [sys.executable, "-m", module, json.dumps(asdict(self)), *flags]
+
+
+@dataclass(slots=True)
+class _Child:
+    """A process, and how it does.
+
+    Attributes:
+        name: for the log.
+        module: that it runs.
+        place: among the others.
+        flags: further arguments.
+    """
+
+    name: str
+    module: str
+    place: Place
+    flags: Sequence[str] = ()
+    process: asyncio.subprocess.Process | None = None
+    ready: bool = False
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", self.module, self.place.argument(), *self.flags]
+
+
+class Supervisor:
+    """Keeps the processes running until a signal ends them.
+
+    Args:
+        plan: what is to run.
+        flags: of ``evenstep serve``.
+        folder: for the sockets.
+    """
+
+    def __init__(self, plan: Plan, flags: Sequence[str], folder: str) -> None:
+        self._plan = plan
+        self._folder = folder
+        place = Place(folder, len(plan.listeners), inherited=plan.inherited)
+        deciding = replace(place, listener=plan.admin)
+        self._children = [_Child("the deciding process", _DECIDING, deciding, flags)]
+        for slot, listener in enumerate(plan.listeners):
+            own = replace(place, listener=listener, slot=slot)
+            self._children.append(_Child(f"proxy {slot}", _PROXYING, own))
+        self._ending = asyncio.Event()
+        self._served = False
+        self._status = 0
+
+    async def run(self) -> int:
+        """Until all have ended; the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        with contextlib.ExitStack() as sockets:
+            for child in self._children:
+                sockets.enter_context(self._heard(child))
+            await asyncio.gather(*map(self._keep, self._children))
+        return self._status
+
+    async def _keep(self, child: _Child) -> None:
+        """Have it run, again and again."""
+        delay_s = _FIRST_DELAY_S
+        while not self._ending.is_set():
+            started_s = time.monotonic()
+            status = await self._run(child)
+            if self._ending.is_set():
+                break
+            if not self._served:  # what cannot start does not get better
+                self._status = status if status > 0 else 1
+                self._end(signal.SIGTERM)
+                break
+            log.error("%s ended with status %d; it is started again", child.name, status)
+            lived_s = time.monotonic() - started_s
+            delay_s = _FIRST_DELAY_S if lived_s > _LONG_S else min(2 * delay_s, _LONGEST_DELAY_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), delay_s)
+            child.place = replace(child.place, restarts=child.place.restarts + 1)
+
+    async def _run(self, child: _Child) -> int:
+        """Once; its exit status."""
+        own = child.place.listener
+        child.process = await asyncio.create_subprocess_exec(
+            *child.command(),
+            stdin=asyncio.subprocess.PIPE,
+            pass_fds=() if own is None else (own,),
+            env={**os.environ, "NOTIFY_SOCKET": self._address(child)},
+        )
+        status = await child.process.wait()
+        child.process, child.ready = None, False
+        return status
+
+    def _end(self, number: int) -> None:
+        """All are to end; a second signal is passed on as well."""
+        if not self._ending.is_set():
+            self._ending.set()
+            systemd.notify("STOPPING=1")
+            # Nobody may connect to a socket whose proxy does not listen any more.
+            for listener in set(self._plan.listeners):
+                os.close(listener)
+        self._signal(number, self._children)
+
+    def _reload(self) -> None:
+        """Whoever reads settings is to read them again."""
+        self._signal(signal.SIGHUP, [child for child in self._children[:1] if child.ready])
+
+    def _signal(self, number: int, children: Sequence[_Child]) -> None:
+        for child in children:
+            if child.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.send_signal(number)
+
+    # what the processes say
+
+    def _address(self, child: _Child) -> str:
+        return str(Path(self._folder) / f"notify-{self._children.index(child)}")
+
+    @contextlib.contextmanager
+    def _heard(self, child: _Child) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ear:
+            ear.bind(self._address(child))
+            ear.setblocking(False)
+            loop.add_reader(ear, self._hear, child, ear)
+            yield
+            loop.remove_reader(ear)
+
+    def _hear(self, child: _Child, ear: socket.socket) -> None:
+        state = ear.recv(_MOST_BYTES).decode(errors="replace")
+        if state.startswith("READY=1"):
+            child.ready = True
+        if self._served and child is self._children[0]:
+            systemd.notify(state)  # it reads its settings again
+        elif not self._served and all(each.ready for each in self._children):
+            self._served = True
+            systemd.notify("READY=1")
+
+
+_DECIDING, _PROXYING = "router.processes.deciding", "router.processes.proxying"
+
+
+def main() -> None:
+    """Run the supervisor: its plan, then the flags of ``evenstep serve``."""
+    plan = Plan(**json.loads(sys.argv[1]))
+    start_logging(plan.log_level, plan.log_format)
+    with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
+        status = asyncio.run(_supervise(plan, sys.argv[2:], folder))
+    raise SystemExit(status)
+
+
+async def _supervise(plan: Plan, flags: Sequence[str], folder: str) -> int:
+    return await Supervisor(plan, flags, folder).run()
+
+
+if __name__ == "__main__":
+    main()

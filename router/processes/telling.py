@@ -1,0 +1,88 @@
+"""What the deciding process tells proxies to go by."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
+from router.server import Built
+
+
+class Teller:
+    """Says what holds now.
+
+    Args:
+        built: what decides.
+        proxies: how many share the port, its connections and the budget of retries.
+    """
+
+    def __init__(self, built: Built, proxies: int) -> None:
+        self._built = built
+        self._proxies = proxies
+        self._settings = settings = built.reload.settings
+        self._reads = 0
+        limits = settings.http_limits
+        connections = ceil(limits.max_connections / proxies)
+        self._limits = replace(limits, max_connections=connections)
+        self._worker_key = settings.worker_key
+
+    def __call__(self) -> Directory:
+        """What proxies are to go by now."""
+        made = self._built.made
+        return Directory(
+            groups=self._groups(),
+            models=dict(made.models.by_group),
+            aliases=dict(made.models.aliases),
+            known=tuple(made.models.known),
+            ranked=made.urls.all,
+            patience=self._patience(),
+            access=self._access(),
+            serving=self._serving(),
+        )
+
+    def _groups(self) -> dict[str, GroupCard]:
+        made = self._built.made
+        return {
+            name: GroupCard(
+                # To the hundredth: it moves a little with every prompt.
+                round(group.token_rate.bytes_per_token, 2),
+                made.models.prefills(name),
+                frozenset(group.askable),
+            )
+            for name, group in made.dispatcher.cluster.groups.items()
+            if group.serves is None
+        }
+
+    def _patience(self) -> Patience:
+        made = self._built.made
+        settings = made.dispatcher.lanes.settings
+        return Patience(
+            max_attempts=made.relay.max_attempts,
+            deadlines=made.relay.deadlines,
+            retry_share=settings.retry_share,
+            retry_min_per_s=settings.retry_min_per_s / self._proxies,
+        )
+
+    def _access(self) -> Access:
+        access = self._built.access
+        keys = None if access.clients is None else tuple(access.clients.ring.by_name.values())
+        return Access(keys, hidden=access.door is not None)
+
+    def _serving(self) -> Serving:
+        settings, lifecycle = self._built.reload.settings, self._built.lifecycle
+        if settings is not self._settings:
+            self._settings = settings
+            self._reads += 1
+        tls = None if settings.tls_cert is None else (settings.tls_cert, settings.tls_key)
+        return Serving(
+            limits=self._limits,
+            tls=tls,
+            tls_reads=self._reads,
+            drain_delay_s=lifecycle.drain_delay_s,
+            grace_s=lifecycle.grace_s,
+            log_level=settings.log_level,
+            log_format=settings.log_format,
+            worker_key=self._worker_key,
+            connect_timeout_s=settings.connect_timeout_s,
+        )
