@@ -24,7 +24,7 @@ from router.proxy.answers import (
 )
 from router.proxy.asgi_client import serve
 from router.proxy.client import Client
-from router.proxy.generation import dialect_of, target
+from router.proxy.generation import dialect_of
 from router.proxy.identity import identity_of
 from router.proxy.leaving import cancelled
 from router.request_log import pass_on
@@ -80,7 +80,7 @@ class Whole:
         scope = self._scope
         headers = headers_on((*scope["headers"], *scope.get(SHOWN, ())), identity_of(scope).header)
         ask = self._upstream.request
-        return await ask(scope["method"], _URL, target(scope), headers, self._body)
+        return await ask(scope["method"], _URL, _target(scope), headers, self._body)
 
     async def _answer(self, response: Response, client: Client) -> None:
         headers, length = (
@@ -98,6 +98,12 @@ class Whole:
             client.begin(response.status, headers, response)
             await response.pour(client.send)
             client.finish()
+
+
+def _target(scope: Scope) -> str:
+    """Path and query, byte for byte."""
+    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 class Forward:
