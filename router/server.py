@@ -127,9 +127,7 @@ def build(
     dispatcher, snapshots, cluster = made.dispatcher, made.snapshots, made.dispatcher.cluster
     requests, counts = RequestLog(time.monotonic), HttpCounts()
     cluster.watchers.append(requests)
-    sources = Sources(
-        *(snapshots, made.agents, made.health, made.gauges, access.limits, counts, processes)
-    )
+    sources = _sources(made, access, counts, processes)
     metrics = Metrics(cluster, sources, time.monotonic, dispatcher.deciders).render
     streams = Streams()
     recorder = Recorder(cluster, wiring.recorded(settings), time.monotonic, time.time())
@@ -140,10 +138,8 @@ def build(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         snapshots.start()
         gc.freeze()
-        beside: Iterable[_Runs] = (*made.running, *files)
-        admin_app = create_admin(routes, access.operators)
-        shown = None if admin is None else admin_tls(admin, tls)
-        async with _running(beside), serving(admin_app, streams, admin, shown):
+        operated = _operated(create_admin(routes, access.operators), streams, admin, tls)
+        async with _running((*made.running, *files)), operated:
             await _all_checked(cluster, settings.health_timeout_s)
             yield
         snapshots.close()
@@ -155,10 +151,8 @@ def build(
         *(snapshots.problem, lifecycle, access.door),
     )
     app = Front(create_app(context, lifespan), lifecycle, requests)
-    parts = [] if tls is None else [wiring.certificate(tls)]
-    parts += [wiring.keys(access), *_routing(settings, made)]
-    parts += [wiring.recording(recorder), wiring.ending(lifecycle)]
-    reload = Reload(settings, read, parts)
+    last = [wiring.recording(recorder), wiring.ending(lifecycle)]
+    reload = Reload(settings, read, [*_guarded(tls, access), *_routing(settings, made), *last])
     hot = _hot_path(settings.data_plane, context, requests)
     return Built(app, lifecycle, reload, counts, hot, made, access)
 
@@ -174,6 +168,26 @@ def _hot_path(plane: DataPlane, context: AppContext, requests: RequestLog) -> Ho
         )
         return None
     return HotPath(context, requests)
+
+
+def _operated(
+    app: ASGIApp, streams: Streams, admin: socket.socket | None, tls: ssl.SSLContext | None
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """The admin port, if there is one, while the block lasts."""
+    return serving(app, streams, admin, None if admin is None else admin_tls(admin, tls))
+
+
+def _sources(
+    made: wiring.Parts, access: Access, counts: HttpCounts, processes: ProcessCounts | None
+) -> Sources:
+    """What metrics are read of beside the cluster."""
+    engines = made.snapshots, made.agents, made.health, made.gauges
+    return Sources(*engines, access.limits, counts, processes)
+
+
+def _guarded(tls: ssl.SSLContext | None, access: Access) -> list[Part]:
+    """What is shown to clients, and what they have to show."""
+    return [*([] if tls is None else [wiring.certificate(tls)]), wiring.keys(access)]
 
 
 def _routing(settings: ServeSettings, made: wiring.Parts) -> list[Part]:

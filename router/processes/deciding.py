@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import signal
 import socket
 import sys
@@ -27,7 +28,7 @@ from router.main_server import MainServer
 from router.processes.counts import ProcessCounts
 from router.processes.link import Books
 from router.processes.links import Links
-from router.processes.place import Place, end_with_supervisor, place_of
+from router.processes.place import Place, end_with_supervisor, orphaned, place_of
 from router.processes.telling import Teller
 from router.serve_command import read_settings
 from router.server import Built, build
@@ -58,6 +59,8 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings], place: Place
         built.made.relay.attempts.watchers.append(links.recall)
         config = server_config(built.app, settings.http_limits, hot=built.hot, path=place.http)
         _Server(config, built, links).run()
+    if orphaned():  # nobody else tidies up
+        shutil.rmtree(place.folder, ignore_errors=True)
 
 
 def _links(built: Built, place: Place, counts: ProcessCounts) -> Links:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import sys
 from dataclasses import asdict, dataclass
@@ -51,8 +52,13 @@ def place_of(argument: str) -> Place:
     return Place(**json.loads(argument))
 
 
+def orphaned() -> bool:
+    """Whether the supervisor is gone: it holds the other end of stdin, and says nothing there."""
+    return bool(select.select((sys.stdin,), (), (), 0)[0])
+
+
 def end_with_supervisor() -> None:
-    """End as if asked to as soon as the supervisor is gone: it holds the other end of stdin."""
+    """End as if asked to as soon as the supervisor is gone; see ``orphaned``."""
     loop = asyncio.get_running_loop()
 
     def gone() -> None:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import select
 import signal
 import socket
 import sys
@@ -37,7 +36,7 @@ from router.processes import messages as m
 from router.processes.dial import Dial
 from router.processes.directory import Directory, Serving
 from router.processes.forward import Forward, Whole
-from router.processes.place import Place, end_with_supervisor, place_of
+from router.processes.place import Place, end_with_supervisor, orphaned, place_of
 from router.processes.port import RemotePort
 from router.processes.tallies import Tallies
 from router.proxy.context import Models, Serves
@@ -203,8 +202,9 @@ def _first_directory(path: str) -> Directory:
                     for message in m.from_decider.decode(frame):
                         if isinstance(message, m.Told):
                             return message.directory
-        if select.select((sys.stdin,), (), (), _AGAIN_S)[0]:
+        if orphaned():
             raise SystemExit(1)
+        time.sleep(_AGAIN_S)
 
 
 if __name__ == "__main__":
