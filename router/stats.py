@@ -36,13 +36,13 @@ class Histogram:
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Count what has been counted elsewhere, within the same bounds."""
-        self.counts = [own + other for own, other in zip(self.counts, counts, strict=True)]
+        self.counts[:] = [own + other for own, other in zip(self.counts, counts, strict=True)]
         self.total += total
 
     def take(self) -> tuple[list[int], float]:
         """What has been counted, from which counting begins anew."""
-        taken = self.counts, self.total
-        self.counts, self.total = [0] * len(self.counts), 0.0
+        taken = self.counts[:], self.total
+        self.counts[:], self.total = [0] * len(self.counts), 0.0
         return taken
 
 
