@@ -267,6 +267,23 @@ ROUTER = Row(
             (Query(f"evenstep_http_connections {_ROUTERS}", "{{instance}}"),),
         ),
         Panel(
+            "Processes of the router",
+            "Those that run, by what they do, where there are several (--processes).",
+            "short",
+            (Query(f"evenstep_processes {_ROUTERS}", "{{instance}} {{role}}"),),
+        ),
+        Panel(
+            "Processes started again",
+            "How often one of them has failed in the last ten minutes.",
+            "short",
+            (
+                Query(
+                    f"increase(evenstep_process_restarts_total[10m]) {_ROUTERS}",
+                    "{{instance}} {{role}}",
+                ),
+            ),
+        ),
+        Panel(
             "Requests refused as a whole",
             "By status: malformed, too large (413, 414, 431) or too slow ones (408), and "
             "connections beyond the limit (503). None of them reaches a worker.",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from router.metrics import http as metric_http
 from router.metrics import keys as metric_keys
+from router.metrics import processes as metric_processes
 from router.metrics import table as metric_table
 from router.metrics import workers as metric_workers
 
@@ -37,12 +38,14 @@ _LABELED = (
     ("", metric_keys.UNAUTHORIZED),
     ("", metric_http.CONNECTIONS),
     ("status", metric_http.REFUSED),
+    ("role", metric_processes.PROCESSES),
+    ("role", metric_processes.RESTARTS),
 )
 _HEAD = """# Metrics
 
 What `/metrics` tells, generated from the tables that the router reads them by
-(`table.py`, `workers.py`, `keys.py` and `http.py` in `router/metrics`): change them there, then
-`python -m dashboards.generate`. Units are Prometheus's base units. A worker has ten series at most;
+(`table.py`, `workers.py`, `keys.py`, `http.py` and `processes.py` in `router/metrics`): change
+them there, then `python -m dashboards.generate`. Units are Prometheus's base units. A worker has ten series at most;
 its gauges end while it is down, and totals of groups never fall. The process's own (`process_…`)
 come on top. API keys are told by their names, 64 at most and the rest together as `other`.
 

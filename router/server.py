@@ -119,7 +119,7 @@ def build(
         read: reads them anew.
         tls: what the main port's clients are shown.
         admin: where the admin port listens; None: there is none.
-        processes: of the router, where there are several.
+        processes: of the router; None: this is the only one.
     """
     lifecycle = Lifecycle(settings.drain_delay_s, settings.grace_s)
     access = Access(settings, time.monotonic)
@@ -182,7 +182,7 @@ def _sources(
 ) -> Sources:
     """What metrics are read of beside the cluster."""
     engines = made.snapshots, made.agents, made.health, made.gauges
-    return Sources(*engines, access.limits, counts, processes)
+    return Sources(*engines, access.limits, counts, processes or ProcessCounts())
 
 
 def _guarded(tls: ssl.SSLContext | None, access: Access) -> list[Part]:

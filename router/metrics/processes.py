@@ -4,7 +4,8 @@ from __future__ import annotations
 
 PROCESSES = (
     "evenstep_processes",
-    "Processes of the router that run, by what they do (--processes).",
+    "Processes of the router that run: the one that decides, and proxies where there are several "
+    "(--processes).",
 )
 RESTARTS = (
     "evenstep_process_restarts_total",

@@ -98,7 +98,7 @@ class Sources:
         gauges: readings of engines' metrics; likewise.
         limits: of API keys; likewise.
         http: of the clients' port; likewise.
-        processes: of the router; None where there is one.
+        processes: of the router; likewise.
     """
 
     snapshots: SnapshotClient

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import typer
@@ -22,6 +22,7 @@ import uvicorn
 from router.access.keys import KeyRing
 from router.cli import report_errors
 from router.file_limit import allow_connections
+from router.http.limits import HttpLimits
 from router.listening import server_config
 from router.logs import start_logging
 from router.main_server import MainServer
@@ -35,7 +36,8 @@ from router.server import Built, build
 from router.settings.flags import ConfigFile, with_flags
 from router.settings.serve import ServeSettings
 
-log = logging.getLogger(__name__)
+# Header fields of a request that is passed on which its client may not have sent.
+_SAID_BYTES, _SAID_FIELDS = 256, 3
 
 
 def run(settings: ServeSettings, read: Callable[[], ServeSettings], place: Place) -> None:
@@ -57,10 +59,17 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings], place: Place
         allow_connections(settings.max_connections)
         links = _links(built, place, counts)
         built.made.relay.attempts.watchers.append(links.recall)
-        config = server_config(built.app, settings.http_limits, hot=built.hot, path=place.http)
+        config = server_config(built.app, _inside(settings), hot=built.hot, path=place.http)
         _Server(config, built, links).run()
     if orphaned():  # nobody else tidies up
         shutil.rmtree(place.folder, ignore_errors=True)
+
+
+def _inside(settings: ServeSettings) -> HttpLimits:
+    """What proxies may send: what clients may, and what is said on the way."""
+    limits = settings.http_limits
+    head, fields = limits.max_header_bytes + _SAID_BYTES, limits.max_headers + _SAID_FIELDS
+    return replace(limits, max_header_bytes=head, max_headers=fields)
 
 
 def _links(built: Built, place: Place, counts: ProcessCounts) -> Links:

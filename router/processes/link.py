@@ -1,4 +1,9 @@
-"""The deciding process's end: each proxy's requests, from its first word of them to their end."""
+"""The deciding process's end: each proxy's requests, from its first word of them to their end.
+
+A key's limits are kept here, where all proxies' requests come by, so that they hold exactly: a
+request enters with its first word and leaves when it ends, or its proxy does. What a proxy answers
+itself, since it cannot be served as it stands, is no request of the key's.
+"""
 
 from __future__ import annotations
 

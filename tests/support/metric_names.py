@@ -6,6 +6,7 @@ import re
 
 from router.metrics import http as metric_http
 from router.metrics import keys as metric_keys
+from router.metrics import processes as metric_processes
 from router.metrics import table as metric_table
 from router.metrics import workers as metric_workers
 
@@ -19,7 +20,7 @@ OTHERS = {
 
 def own_metrics() -> set[str]:
     """Everything that the router's tables name."""
-    tables_of = (metric_table, metric_workers, metric_keys, metric_http)
+    tables_of = (metric_table, metric_workers, metric_keys, metric_http, metric_processes)
     named = [value for module in tables_of for value in vars(module).values()]
     tables = [table for table in named if isinstance(table, tuple)]
     rows = {row.name for table in tables for row in table if hasattr(row, "help")}

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from deploy.engine.build import cache_folder, ensure, run
@@ -47,7 +48,7 @@ class Target:
     command: Callable[[int, int, Fleet, Path], list[str]]
 
 
-def _evenstep(port: int, _: int, fleet: Fleet, folder: Path) -> list[str]:
+def _evenstep(port: int, _: int, fleet: Fleet, folder: Path, proxies: int = 1) -> list[str]:
     """Everything that it does is on; of the log as much as the others write."""
     keys = folder / "keys"
     keys.write_text(f"bench {KEY}\n")
@@ -56,7 +57,8 @@ def _evenstep(port: int, _: int, fleet: Fleet, folder: Path) -> list[str]:
         for url, snapshots in zip(fleet.urls, fleet.snapshots, strict=True)
     ]
     started = [sys.executable, "-m", "router.cli", "serve", "--port", str(port), *workers]
-    return [*started, "--api-key-file", str(keys), "--log-level", "warning"]
+    flags = ("--processes", str(proxies), "--log-level", "warning")
+    return [*started, "--api-key-file", str(keys), *flags]
 
 
 def _rust(package: str, *program: str) -> Callable[[int, int, Fleet, Path], list[str]]:
@@ -79,6 +81,7 @@ _LAUNCH = ("python", "-m", "sglang_router.launch_router", "--prometheus-host", "
 
 TARGETS = {
     "evenstep": Target("evenstep, bfio", _evenstep),
+    "evenstep-2": Target("evenstep, bfio, --processes 2", partial(_evenstep, proxies=2)),
     "vllm-router": Target(
         f"{_VLLM}, round_robin", _rust(_VLLM, "vllm-router", "--log-level", "warning")
     ),

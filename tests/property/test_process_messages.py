@@ -1,0 +1,147 @@
+"""What processes tell each other arrives as it was said, however the bytes come cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.access.keys import Key, Rate, digest_of
+from router.deadlines import Deadlines
+from router.errors import (
+    DisplacedError,
+    EvenstepError,
+    KeyLimitError,
+    NoWorkerError,
+    PoolFullError,
+    QueueTimeoutError,
+)
+from router.http.limits import HttpLimits
+from router.processes import messages as m
+from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
+from router.proxy.answers import error_answer
+from router.types import Outcome, Request, WorkerSpec
+
+names = st.text(max_size=12)
+counts = st.integers(0, 2**40)
+times = st.floats(0, 1e9)
+outcomes = st.sampled_from(Outcome)
+requests = st.builds(
+    Request,
+    id=names,
+    group=names,
+    prompt_tokens=counts,
+    slots=st.integers(1, 9),
+    max_tokens=st.none() | counts,
+    priority=st.integers(-9, 9),
+    arrival_s=times,
+    tenant=names,
+    queue_timeout_s=st.none() | times,
+    avoid=st.frozensets(names, max_size=3),
+)
+tallies = st.builds(
+    m.GroupTally, st.lists(counts, max_size=4), times, st.lists(counts, max_size=4), times, counts
+)
+from_proxies = st.one_of(
+    st.builds(m.Hello, counts, counts, st.lists(st.builds(m.Held, requests, names, counts))),
+    st.builds(m.Submit, requests),
+    st.builds(m.GiveBack, names, requests, st.lists(names).map(tuple)),
+    st.builds(m.Withdraw, names, outcomes),
+    st.builds(m.End, names, outcomes),
+    st.builds(m.FirstByte, names, times),
+    st.builds(m.Progress, names, counts),
+    st.builds(m.Counted, names, counts, counts),
+    st.builds(m.Answered, names, names),
+    st.builds(m.Failed, names, names, st.booleans()),
+    st.builds(m.Refused, names, names),
+    st.builds(m.Rest, names, times),
+    st.builds(m.Trouble, names, names),
+    st.builds(
+        m.Tally,
+        st.dictionaries(names, tallies, max_size=2),
+        counts,
+        st.dictionaries(counts, counts, max_size=2),
+        counts,
+    ),
+)
+DIRECTORY = Directory(
+    groups={"g": GroupCard(3.5, "g/prefill", frozenset({"a", "b"}))},
+    models={"tiny": "g"},
+    aliases={"small": "tiny"},
+    known=("tiny", "small"),
+    ranked=frozenset({"http://a"}),
+    patience=Patience(3, Deadlines(1.0, None, 2.0), 0.2, 5.0),
+    access=Access((Key("me", digest_of(b"sesame"), 2.0, 3, Rate(5, 60.0)),), hidden=True),
+    serving=Serving(HttpLimits(), ("cert", None), 2, 0.5, 30.0, "info", "json", "key", 2.0),
+)
+from_deciders = st.one_of(
+    st.builds(m.Given, names, st.builds(WorkerSpec, names, names, rank=st.none() | counts)),
+    st.builds(m.Denied, names, names, names, st.none() | counts),
+    st.builds(m.Recall, names, names, st.booleans()),
+    st.just(m.Told(DIRECTORY)),
+)
+
+
+def taken_apart(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    """Frames of bytes that come in pieces."""
+    frames, found, at = m.Frames(), [], 0
+    for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
+        found += [bytes(frame) for frame in frames.feed(data[at:cut])]
+        at = cut
+    return found
+
+
+@given(st.lists(st.lists(from_proxies, min_size=1), max_size=4), st.lists(counts, max_size=20))
+def test_what_a_proxy_says(batches: list[list[m.Message]], cuts: list[int]) -> None:
+    data = b"".join(map(m.encode, batches))
+    assert [m.from_proxy.decode(frame) for frame in taken_apart(data, cuts)] == batches
+
+
+@given(st.lists(st.lists(from_deciders, min_size=1), max_size=4), st.lists(counts, max_size=20))
+def test_what_the_deciding_process_says(batches: list[list[m.Message]], cuts: list[int]) -> None:
+    data = b"".join(map(m.encode, batches))
+    assert [m.from_decider.decode(frame) for frame in taken_apart(data, cuts)] == batches
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoWorkerError("nobody"),
+        QueueTimeoutError("no slot became free within 3 s"),
+        PoolFullError(7, 2),
+        DisplacedError(7, 3),
+        KeyLimitError("5 requests", 11),
+    ],
+)
+def test_errors_are_told_as_they_are(error: EvenstepError) -> None:
+    (frame,) = taken_apart(m.encode([m.denied("es-1", error)]), [])
+    (message,) = m.from_decider.decode(frame)
+    assert isinstance(message, m.Denied)
+    again = m.error_of(message)
+    assert (type(again), str(again)) == (type(error), str(error))
+    assert error_answer(again) == error_answer(error)
+
+
+def test_an_error_that_nobody_expects_is_one_of_the_routers() -> None:
+    assert type(m.error_of(m.Denied("es-1", "Surprise", "what?"))) is EvenstepError
+
+
+def test_a_length_that_nobody_says_is_no_frame() -> None:
+    with pytest.raises(ValueError, match="a frame of"):
+        list(m.Frames().feed(b"\xff\xff\xff\xff"))
+
+
+@given(from_deciders)
+def test_one_end_does_not_take_what_it_says_itself(message: m.Message) -> None:
+    (frame,) = taken_apart(m.encode([message]), [])
+    with pytest.raises(msgspec.ValidationError):
+        m.from_proxy.decode(frame)
+
+
+def test_a_directory_knows_what_it_was_told() -> None:
+    assert DIRECTORY.resolve("small") == "tiny"
+    assert (DIRECTORY.group(None), DIRECTORY.group("tiny")) == ("g", "g")
+    assert (DIRECTORY.tokens("g", 8), DIRECTORY.prefills("g")) == (3, "g/prefill")
