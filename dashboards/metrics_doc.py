@@ -45,9 +45,10 @@ _HEAD = """# Metrics
 
 What `/metrics` tells, generated from the tables that the router reads them by
 (`table.py`, `workers.py`, `keys.py`, `http.py` and `processes.py` in `router/metrics`): change
-them there, then `python -m dashboards.generate`. Units are Prometheus's base units. A worker has ten series at most;
-its gauges end while it is down, and totals of groups never fall. The process's own (`process_…`)
-come on top. API keys are told by their names, 64 at most and the rest together as `other`.
+them there, then `python -m dashboards.generate`. Units are Prometheus's base units. A worker has
+ten series at most; its gauges end while it is down, and totals of groups never fall. The process's
+own (`process_…`) come on top; with `--processes` above 1 they are those of the one that decides.
+API keys are told by their names, 64 at most and the rest together as `other`.
 
 Joules per output token: `group:evenstep_energy_joules_per_output_token:rate5m`, a recording rule of
 [rules.yml](../deploy/prometheus/rules.yml).

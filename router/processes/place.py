@@ -52,6 +52,12 @@ def place_of(argument: str) -> Place:
     return Place(**json.loads(argument))
 
 
+def interpreter() -> list[str]:
+    """What runs modules of this router: they are looked for where this process has its own from."""
+    beside_folder = sys.path[0] in ("", str(Path.cwd()))
+    return [sys.executable, *(() if beside_folder else ("-P",)), "-m"]
+
+
 def orphaned() -> bool:
     """Whether the supervisor is gone: it holds the other end of stdin, and says nothing there."""
     return bool(select.select((sys.stdin,), (), (), 0)[0])

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from router import systemd
 from router.logs import start_logging
-from router.processes.place import Place
+from router.processes.place import Place, interpreter
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Plan:
     def command(self, flags: Sequence[str]) -> list[str]:
         """What starts the supervisor; ``flags``: of ``evenstep serve``."""
         module = "router.processes.supervisor"
-        return [sys.executable, "-m", module, json.dumps(asdict(self)), *flags]
+        return [*interpreter(), module, json.dumps(asdict(self)), *flags]
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class _Child:
     ready: bool = False
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", self.module, self.place.argument(), *self.flags]
+        return [*interpreter(), self.module, self.place.argument(), *self.flags]
 
 
 class Supervisor:
