@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.certificates import certificate, shown
 from tests.support.chaos import body
@@ -26,7 +27,10 @@ def hang_up(router: Server, said: str) -> None:
     wait_until(lambda: router.log.read_text().count(said) > before, 60, said)
 
 
-async def test_a_stream_goes_on_while_everything_is_read_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_a_stream_goes_on_while_everything_is_read_again(
+    tmp_path: Path, processes: str
+) -> None:
     certificates = [certificate(tmp_path, name) for name in ("one", "two")]
     for file, name in zip(certificates[0], ("now.crt", "now.key"), strict=True):
         shutil.copy(file, tmp_path / name)
@@ -49,6 +53,7 @@ async def test_a_stream_goes_on_while_everything_is_read_again(tmp_path: Path) -
 
     port = free_port()
     serve = [sys.executable, "-m", "router.cli", "serve", "--port", str(port)]
+    serve += ["--processes", processes]
     trusted = ssl.create_default_context()
     for cert, _ in certificates:
         trusted.load_verify_locations(cert)

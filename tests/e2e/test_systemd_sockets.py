@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.chaos import body
 from tests.support.fleet import running_fleet, worker_flags
@@ -69,14 +70,15 @@ def refused(log: Path, listeners: Mapping[str, socket.socket], *flags: str) -> t
         return process.wait(timeout=60), log.read_text()
 
 
-def test_connections_wait_while_the_router_is_restarted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_connections_wait_while_the_router_is_restarted(tmp_path: Path, processes: str) -> None:
     with (
         running_fleet(tmp_path, "--slots", "4") as fleet,
         socket.create_server(("127.0.0.1", 0)) as http,
         socket.create_server(("127.0.0.1", 0)) as admin,
         ThreadPoolExecutor() as threads,
     ):
-        flags = ("--policy", "least_tokens", *worker_flags(fleet))
+        flags = ("--processes", processes, "--policy", "least_tokens", *worker_flags(fleet))
         listeners = {"http": http, "admin": admin}
         early = threads.submit(complete, http)
         with activated(listeners, tmp_path / "one.log", *flags) as router:
@@ -89,14 +91,16 @@ def test_connections_wait_while_the_router_is_restarted(tmp_path: Path) -> None:
             assert early.result() == 200
 
 
-def test_systemd_is_told_how_the_service_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_systemd_is_told_how_the_service_does(tmp_path: Path, processes: str) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as http,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told,
     ):
         told.bind(str(tmp_path / "router.notify"))
         told.settimeout(120)
-        flags = ("--policy", "least_tokens", "--worker", "http://127.0.0.1:9")
+        decided = ("--processes", processes, "--policy", "least_tokens")
+        flags = (*decided, "--worker", "http://127.0.0.1:9")
         with activated({"http": http}, tmp_path / "router.log", *flags) as router:
             assert told.recv(100) == b"READY=1"
             router.send_signal(signal.SIGHUP)
