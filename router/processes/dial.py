@@ -14,7 +14,7 @@ from router.processes.port import RemotePort
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.25
+_TICK_S = 0.25
 _AGAIN_S = 0.05
 
 
@@ -53,7 +53,7 @@ class Dial:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(_TICK_S)
             self._port.tick()
 
     async def _connect(self) -> None:

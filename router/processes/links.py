@@ -11,7 +11,7 @@ from router.processes.counts import ProcessCounts
 from router.processes.directory import Directory
 from router.processes.link import Books, Link
 
-LOOK_S = 0.05
+_LOOK_S = 0.05
 
 
 class Links:
@@ -32,7 +32,6 @@ class Links:
         self._books = books
         self._directory = directory
         self._links: set[Link] = set()
-        self._server: asyncio.Server | None = None
         self._told: m.Told | None = None
 
     @property
@@ -41,21 +40,19 @@ class Links:
         return [link for link in self._links if link.slot >= 0]
 
     async def run(self) -> None:
-        """Let proxies come, and tell them what changes."""
+        """Let proxies come, and tell them what changes, until it is cancelled."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._join, self._path)
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.tick()
+        server = await loop.create_unix_server(self._join, self._path)
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                self._look()
+        finally:
+            server.close()
+            for link in list(self._links):
+                link.connection.close()
 
-    def close(self) -> None:
-        """Let no more come, and go."""
-        if self._server is not None:
-            self._server.close()
-        for link in list(self._links):
-            link.connection.close()
-
-    def tick(self) -> None:
+    def _look(self) -> None:
         """Tell all if something has changed."""
         proxies = self.proxies
         self._counts.proxies = len(proxies)

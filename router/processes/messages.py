@@ -23,7 +23,7 @@ from router.processes.directory import Directory
 from router.types import Outcome, Request, WorkerSpec
 
 # Longer than any frame that is ever sent: who announces one is not understood.
-MOST_BYTES = 256 * 1024 * 1024
+_MOST_BYTES = 256 * 1024 * 1024
 
 _LENGTH_BYTES = 4
 
@@ -283,6 +283,6 @@ def _end_of_frame(view: memoryview, at: int) -> int | None:
     if len(view) - at < _LENGTH_BYTES:
         return None
     length = int.from_bytes(view[at : at + _LENGTH_BYTES], "big")
-    if length > MOST_BYTES:
+    if length > _MOST_BYTES:
         raise ValueError(f"a frame of {length} bytes")
     return at + _LENGTH_BYTES + length

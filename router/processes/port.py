@@ -12,12 +12,12 @@ for so long; then all are told to come again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
 from router.clock import Clock
-from router.errors import EvenstepError, NoWorkerError
+from router.errors import DisplacedError, EvenstepError, NoWorkerError, QueueTimeoutError
 from router.processes import messages as m
 from router.processes.connection import Connection
 from router.processes.directory import Directory
@@ -30,6 +30,12 @@ from router.types import Outcome, Request, WorkerSpec
 Waiter = asyncio.Future[WorkerSpec]
 
 GONE_S = 5.0
+# How requests have ended that get no worker; others were never let in.
+_OUTCOMES: Mapping[type[EvenstepError], Outcome] = {
+    QueueTimeoutError: Outcome.EXPIRED,
+    DisplacedError: Outcome.DISPLACED,
+    NoWorkerError: Outcome.FAILED,
+}
 _LOOK_S = 0.02
 
 
@@ -90,7 +96,7 @@ class RemotePort:
         self._entries: dict[str, _Entry] = {}
         self._ended: list[tuple[_Entry, Outcome]] = []
         self._connection: Connection[m.FromDecider] | None = None
-        self._gone_s: float | None = None
+        self._gone_s: float | None = clock()
         self._budgets: dict[str, RetryBudget] = {}
         self.directory: Directory | None = None
 
@@ -126,7 +132,7 @@ class RemotePort:
         Raises:
             NoWorkerError: it is gone for longer.
         """
-        while self._connection is None:
+        while not self.here:
             if self._deserted:
                 raise deserted()
             await asyncio.sleep(_LOOK_S)
@@ -162,7 +168,11 @@ class RemotePort:
 
     def _deny(self, request_id: str, error: EvenstepError) -> None:
         entry = self._entries.pop(request_id, None)
-        if entry is not None and not entry.waiter.done():
+        if entry is None:
+            return
+        if (outcome := _OUTCOMES.get(type(error))) is not None:
+            self._witness.note_end(entry.request, None, outcome)
+        if not entry.waiter.done():
             entry.waiter.set_exception(error)
 
     def _say(self, message: m.Message) -> None:

@@ -17,6 +17,7 @@ from tests.support.processes import DECIDER, PROXY, kill, outcomes, pids, sample
 from tests.support.server import Server, running_router, wait_until
 
 STREAMS, TOKENS = 24, 150
+COMPLETIONS = "/v1/completions"
 WORKERS = 2
 
 
@@ -78,7 +79,7 @@ async def served(router: Server) -> int:
     answers = []
     for _ in range(4):
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-            url = router.url + "/v1/completions"
+            url = router.url + COMPLETIONS
             answers.append((await client.post(url, content=body(2, stream=False))).status_code)
     assert answers == [200] * len(answers)
     return len(answers)
@@ -115,10 +116,30 @@ async def test_the_deciding_process(tmp_path: Path) -> None:
         assert restarts == {'role="proxy"': 0, 'role="decider"': 1}
 
 
+async def test_what_the_deciding_process_serves_itself(tmp_path: Path) -> None:
+    """Its own streams end with it, and say so once."""
+    with several(tmp_path) as (fleet, router):
+        client, meter = HttpClient(), [(b"x-evenstep-energy", b"1")]
+        stream, seen = body(TOKENS), Seen()
+        async with asyncio.timeout(120):
+            for rank in range(WORKERS):
+                await asyncio.to_thread(fleet.fault, rank, "slow", factor=25)
+            response = await client.request("POST", router.url, COMPLETIONS, meter, stream)
+            kill(pids(router, DECIDER)[0])
+            seen.status, seen.body = response.status, await response.read()
+            assert (seen.status, seen.errors) == (200, 1)
+            await asyncio.to_thread(wait_all_up, router)
+        for rank in range(WORKERS):
+            await asyncio.to_thread(fleet.restore, rank)
+        await until(lambda: not fleet.unfinished() and not in_flight(router), "all has ended")
+        assert outcomes(router) == {}
+        await client.aclose()
+
+
 async def test_who_asks_while_nobody_decides_waits_for_a_while(tmp_path: Path) -> None:
     with several(tmp_path) as (_, router):
         async with asyncio.timeout(120), httpx.AsyncClient(timeout=60, trust_env=False) as client:
-            url = router.url + "/v1/completions"
+            url = router.url + COMPLETIONS
             kill(pids(router, DECIDER)[0])
             answer = await client.post(url, content=body(2, stream=False))
             while answer.status_code == 503:  # a machine that has much else to do

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from router.access.keys import Key, digest_of
-from router.errors import KeyLimitError, NoWorkerError, PoolFullError
+from router.errors import KeyLimitError, NoWorkerError, PoolFullError, QueueTimeoutError
 from router.processes.port import GONE_S
 from router.request_log import Served
 from router.types import Outcome, Request, WorkerDown
@@ -82,6 +82,26 @@ async def test_errors_are_the_dispatchers_own(tmp_path: Path) -> None:
 
         assert full.value.retry_after_s == 1
         assert decider.rig.stats.rejected == 1
+
+
+async def test_who_waits_too_long_is_told_so_once(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with (
+        Decider(path, {"a": 1}, queue_timeout_s=1.0).up() as decider,
+        Proxy(path).up() as proxy,
+    ):
+        await proxy.port.submit(request(0, arrival=100.0))
+        late = request(1, arrival=100.0)
+        waiter = proxy.port.submit(late)
+        await until(lambda: decider.rig.waiting == 1)
+        decider.rig.now_s += 2
+        decider.rig.dispatcher.tick()
+        with pytest.raises(QueueTimeoutError, match="within 1 s"):
+            await waiter
+        proxy.port.end(late, Outcome.FAILED)
+
+        assert proxy.diary.lines[-1] == ("ended", late.id, None, Outcome.EXPIRED)
+        assert dict(decider.rig.stats.outcomes) == {Outcome.EXPIRED: 1}
 
 
 async def test_a_failed_attempt_is_made_elsewhere(tmp_path: Path) -> None:

@@ -89,7 +89,6 @@ class Decider:
         finally:
             running.cancel()
             await asyncio.wait((running,))
-            self.links.close()
 
 
 class Proxy:
