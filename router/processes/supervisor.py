@@ -51,6 +51,11 @@ class Plan:
     log_level: str
     log_format: str
 
+    @property
+    def sockets(self) -> set[int]:
+        """File numbers of all sockets."""
+        return {*self.listeners, *(() if self.admin is None else (self.admin,))}
+
     def command(self, flags: Sequence[str]) -> list[str]:
         """What starts the supervisor; ``flags``: of ``evenstep serve``."""
         module = "router.processes.supervisor"
@@ -150,8 +155,8 @@ class Supervisor:
         if not self._ending.is_set():
             self._ending.set()
             systemd.notify("STOPPING=1")
-            # Nobody may connect to a socket whose proxy does not listen any more.
-            for listener in set(self._plan.listeners):
+            # Nobody may connect to a socket whose process does not listen any more.
+            for listener in self._plan.sockets:
                 os.close(listener)
         self._signal(number, self._children)
 
