@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.errors import NoWorkerError
 from router.lifecycle import Lifecycle
 from router.proxy.answers import error_answer, send_answer
+from router.proxy.generation import dialect_of
 from router.proxy.identity import read_identity
 from router.request_log import RequestLine, RequestLog
 
@@ -68,5 +69,6 @@ class _Noting:
 
 async def _turn_away(scope: Scope, send: Send) -> None:
     answer = error_answer(NoWorkerError("the router is ending; retry"))
+    answer = dialect_of(scope["path"]).error(answer)
     named = (*answer.headers, read_identity(scope["headers"]).header)
     await send_answer(send, replace(answer, headers=named))

@@ -109,10 +109,12 @@ async def test_who_is_ended_as_its_body_comes_is_told(
     assert engine.idle
 
 
+@pytest.mark.parametrize("plane", list(DataPlane), ids=str)
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
-async def test_who_is_ended_while_it_sends_is_told_in_its_dialect(hot: One, path: str) -> None:
-    router, _ = hot
-    async with RawClient(router) as client:
+async def test_who_is_ended_while_it_sends_is_told_in_its_dialect(
+    plane: DataPlane, path: str
+) -> None:
+    async with routed(plane=plane) as (router, _), RawClient(router) as client:
         client.writer.write(message().replace(b"/v1/completions", path.encode())[:-1])
         await until(lambda: bool(router.tasks))
         await asyncio.sleep(0)
