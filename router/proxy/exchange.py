@@ -172,6 +172,8 @@ class Exchange:
             await self._serve()
         except EvenstepError as error:
             self._refuse(error)
+        except asyncio.CancelledError:
+            self._cut_short()
         except Exception:
             log.exception("a request failed")
             self._fail()
@@ -179,9 +181,14 @@ class Exchange:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Its task has ended, if it ever began: what is cancelled at once does not."""
         self._tasks.discard(task)
-        if task.cancelled() and not (self.gone or self._cycle.response_started):
-            self._refuse(_ending())  # the server ends, and has waited long enough
+        if task.cancelled():
+            self._cut_short()
         self._hot.requests.end(self._scope)
+
+    def _cut_short(self) -> None:
+        """The client has left; or the server ends, and has waited long enough."""
+        if not (self.gone or self._cycle.response_started):
+            self._refuse(_ending())
 
     async def _serve(self) -> None:
         context, scope = self._hot.context, self._scope

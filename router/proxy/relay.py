@@ -107,6 +107,8 @@ class Relay:
         except BaseException:
             port.end(self._request, Outcome.FAILED)
             raise
+        finally:
+            self._passing = None  # it knows this one: together they would be garbage to look for
 
     def _refuse(self, error: EvenstepError) -> None:
         self._started = True
