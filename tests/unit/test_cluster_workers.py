@@ -44,6 +44,13 @@ def test_a_newcomer_is_down_until_it_is_said_to_be_up() -> None:
     assert [w.spec.id for w in cluster.groups["default"].live_workers()] == ["a", "b"]
 
 
+def test_a_worker_is_known_from_its_coming_to_its_going() -> None:
+    cluster = cluster_of(WorkerSpec("a", "http://a"), WorkerSpec("b", "http://b"))
+    assert cluster.knows("b")
+    cluster.leave("b")
+    assert (cluster.knows("a"), cluster.knows("b")) == (True, False)
+
+
 def test_two_workers_of_one_id_are_refused() -> None:
     with pytest.raises(ConfigError, match="two workers are called 'a'"):
         cluster_of(spec("a")).join(spec("a", group="other"))
