@@ -125,14 +125,14 @@ def test_local_search_improves_and_keeps_its_books(filled: Any) -> None:
 
 
 def test_an_item_moves_to_a_worker_with_room_where_that_is_better() -> None:
-    loads, candidates = np.array([[0.0], [10.0]]), np.array([[3.0], [5.0]])
-    state = state_of(Instance(loads, candidates, np.array([2, 2]), np.ones(1), 0.1))
+    loads, candidates = np.array([[0.0], [10.0], [9.0]]), np.array([[3.0], [5.0]])
+    state = state_of(Instance(loads, candidates, np.array([2, 2, 0]), np.ones(1), 0.1))
     filling.place_item(state, 0, 0, 1)  # the load of 10 is not the one to be raised
     filling.place_item(state, 1, 1, 0)
     state.cost[0] = before = objective(state)
 
     assert local.move(state, 0, LEAST)
-    assert (state.item_worker.tolist(), state.capacity.tolist()) == ([0, 0], [0, 2])
+    assert (state.item_worker.tolist(), state.capacity.tolist()) == ([0, 0], [0, 2, 0])
     assert state.cost[0] == pytest.approx(objective(state))
     assert state.cost[0] < before
     assert ranked(state)
