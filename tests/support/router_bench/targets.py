@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from deploy.engine.build import cache_folder, ensure, run
@@ -48,7 +47,7 @@ class Target:
     command: Callable[[int, int, Fleet, Path], list[str]]
 
 
-def _evenstep(port: int, _: int, fleet: Fleet, folder: Path, proxies: int = 1) -> list[str]:
+def _evenstep(port: int, _: int, fleet: Fleet, folder: Path, *flags: str) -> list[str]:
     """Everything that it does is on; of the log as much as the others write."""
     keys = folder / "keys"
     keys.write_text(f"bench {KEY}\n")
@@ -57,8 +56,11 @@ def _evenstep(port: int, _: int, fleet: Fleet, folder: Path, proxies: int = 1) -
         for url, snapshots in zip(fleet.urls, fleet.snapshots, strict=True)
     ]
     started = [sys.executable, "-m", "router.cli", "serve", "--port", str(port), *workers]
-    flags = ("--processes", str(proxies), "--log-level", "warning")
-    return [*started, "--api-key-file", str(keys), *flags]
+    return [*started, "--api-key-file", str(keys), "--log-level", "warning", *flags]
+
+
+def _with(*flags: str) -> Callable[[int, int, Fleet, Path], list[str]]:
+    return lambda *place: _evenstep(*place, *flags)
 
 
 def _rust(package: str, *program: str) -> Callable[[int, int, Fleet, Path], list[str]]:
@@ -81,7 +83,8 @@ _LAUNCH = ("python", "-m", "sglang_router.launch_router", "--prometheus-host", "
 
 TARGETS = {
     "evenstep": Target("evenstep, bfio", _evenstep),
-    "evenstep-2": Target("evenstep, bfio, --processes 2", partial(_evenstep, proxies=2)),
+    "evenstep-asgi": Target("evenstep, bfio, --data-plane asgi", _with("--data-plane", "asgi")),
+    "evenstep-2": Target("evenstep, bfio, --processes 2", _with("--processes", "2")),
     "vllm-router": Target(
         f"{_VLLM}, round_robin", _rust(_VLLM, "vllm-router", "--log-level", "warning")
     ),
