@@ -28,9 +28,8 @@ def start_logging(level: str, form: str = "text") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # What these say of a server's start and end, and of each call, the router says itself.
-    for noisy in ("httpx", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    # What it says of a server's start and end the router says itself.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 
 def fields(**values: object) -> dict[str, object]:

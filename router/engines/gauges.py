@@ -9,9 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-import httpx
-
 from router.engines.watching import Watches
+from router.errors import UpstreamError
 from router.foreign import Gauges
 from router.types import GaugesReceived, WorkerSpec
 
@@ -107,7 +106,6 @@ class GaugeReader:
         self._wanted = wanted
         self._clock = clock
         self._interval_s = interval_s
-        self._timeout_s = timeout_s
         self._watches = Watches(self._watch, "gauges", timeout_s)
         self._engine_of: dict[str, _Engine] = {}
         for spec in specs:
@@ -137,25 +135,23 @@ class GaugeReader:
         """Read until cancelled."""
         await self._watches.run()
 
-    async def _watch(self, engine: _Engine, client: httpx.AsyncClient) -> None:
+    async def _watch(self, engine: _Engine) -> None:
         while True:
             try:
                 if any(self._wanted(worker.id) for worker in engine.workers):
-                    await self._read(engine, client)
+                    await self._read(engine)
             except Exception:
                 log.exception("%s: reading the gauges broke", engine.url)
             await asyncio.sleep(self._interval_s)
 
-    async def _read(self, engine: _Engine, client: httpx.AsyncClient) -> None:
+    async def _read(self, engine: _Engine) -> None:
         self.reads += 1
         ranks: Mapping[int, Gauges] = {}
         reason = "they do not tell vllm:num_requests_running"
         try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await client.get(f"{engine.url}/metrics")
-            ranks = read_gauges(answer.raise_for_status().text)
-        except (TimeoutError, httpx.HTTPError, ValueError) as error:
-            reason = str(error) or type(error).__name__
+            ranks = read_gauges((await self._watches.ask(engine.url, "/metrics")).decode())
+        except (UpstreamError, ValueError) as error:
+            reason = str(error)
         self._note(engine, None if ranks else reason)
         for worker in engine.workers:
             if self._wanted(worker.id):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import msgspec
 
 from router.engines.watching import Watches
+from router.errors import UpstreamError
 from router.models import Card
 from router.types import WorkerDown, WorkerSpec, WorkerUp
 
@@ -29,14 +29,6 @@ class _Models(msgspec.Struct):
 
 
 _decode_models = msgspec.json.Decoder(_Models).decode
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A question that was not answered with success; ``refused``: nobody is there."""
-
-    reason: str
-    refused: bool = False
 
 
 @dataclass(slots=True)
@@ -109,7 +101,6 @@ class HealthMonitor:
         self._on_models = on_models
         self._on_silent = on_silent
         self._interval_s = interval_s
-        self._timeout_s = timeout_s
         self._failures = failures
         self._watches = Watches(self._watch, "health", timeout_s, key)
         self._engine_of: dict[str, _Engine] = {}
@@ -165,11 +156,11 @@ class HealthMonitor:
         engine.backoff_s = 2 * engine.delay_s
         engine.hurried.set()
 
-    async def _watch(self, engine: _Engine, client: httpx.AsyncClient) -> None:
+    async def _watch(self, engine: _Engine) -> None:
         while True:
             try:
                 await self._wait(engine)
-                await self._check(engine, client)
+                await self._check(engine)
             except Exception:
                 self.errors += 1
                 log.exception("%s: health check broke", engine.url)
@@ -185,28 +176,32 @@ class HealthMonitor:
             except TimeoutError:
                 return
 
-    async def _check(self, engine: _Engine, client: httpx.AsyncClient) -> None:
+    async def _check(self, engine: _Engine) -> None:
         self.checks += 1
-        answer = await self._ask(engine, client, "/health")
+        failure: UpstreamError | None = None
+        try:
+            await self._watches.ask(engine.url, "/health")
+        except UpstreamError as error:
+            failure = error
         if engine.hurried.is_set():
             return  # trouble was reported after the question: the answer is out of date
-        if isinstance(answer, _Failure):
-            self._note_failure(engine, answer)
+        if failure is not None:
+            self._note_failure(engine, failure)
             return
         engine.failures = 0
         if not engine.models_known:
-            await self._learn_models(engine, client)
+            await self._learn_models(engine)
         if engine.up:
             engine.backoff_s = FIRST_BACKOFF_S
         elif not engine.hurried.is_set():
             self._bring_up(engine)
 
-    def _note_failure(self, engine: _Engine, failure: _Failure) -> None:
+    def _note_failure(self, engine: _Engine, failure: UpstreamError) -> None:
         self.failed_checks += 1
         engine.failures += 1
-        if failure.refused:
+        if isinstance(failure.__cause__, ConnectionRefusedError):  # nobody is there
             engine.failures = max(engine.failures, self._failures)
-        reason = f"health check failed: {failure.reason}"
+        reason = f"health check failed: {failure}"
         enough = engine.failures >= self._failures
         news = enough if engine.up else reason != engine.down_reason
         if news:
@@ -228,9 +223,11 @@ class HealthMonitor:
         engine.up = engine.models_known = False
         engine.down_reason = reason
 
-    async def _learn_models(self, engine: _Engine, client: httpx.AsyncClient) -> None:
-        answer = await self._ask(engine, client, "/v1/models")
-        cards = answer.reason if isinstance(answer, _Failure) else _model_cards(answer)
+    async def _learn_models(self, engine: _Engine) -> None:
+        try:
+            cards = _model_cards(await self._watches.ask(engine.url, "/v1/models"))
+        except UpstreamError as error:
+            cards = str(error)
         if isinstance(cards, str):
             log.warning("%s: models not known, asking again: %s", engine.url, cards)
             return
@@ -238,31 +235,6 @@ class HealthMonitor:
         engine.emulated = any(card.get("owned_by") == _EMULATOR for card in cards.values())
         for worker_id in engine.worker_ids:
             self._on_models(worker_id, cards)
-
-    async def _ask(self, engine: _Engine, client: httpx.AsyncClient, path: str) -> bytes | _Failure:
-        """The body of a successful answer, or what was wrong."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await client.get(engine.url + path)
-        except TimeoutError:
-            return _Failure(f"no answer within {self._timeout_s:g} s")
-        except httpx.HTTPError as error:
-            return _Failure(str(error) or type(error).__name__, _refused(error))
-        if response.is_success:
-            return response.content
-        return _Failure(f"status {response.status_code}")
-
-
-def _refused(error: BaseException | None) -> bool:
-    """The engine's machine refused the connection, at each of its addresses.
-
-    httpx names every failure to connect alike, those for want of file descriptors here included.
-    """
-    if isinstance(error, BaseExceptionGroup):
-        return all(map(_refused, error.exceptions))
-    if error is None or isinstance(error, ConnectionRefusedError):
-        return error is not None
-    return _refused(error.__cause__ or error.__context__)
 
 
 def _model_cards(body: bytes) -> dict[str, Card] | str:

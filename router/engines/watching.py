@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Generic, TypeVar
 
-import httpx
-
-from router.engines.upstream import bearer
+from router.engines.upstream import HttpClient
+from router.errors import AnsweredError, UpstreamTimeoutError
 
 E = TypeVar("E")
 
@@ -18,9 +17,9 @@ class Watches(Generic[E]):
     """A task for every engine, from its coming to its going.
 
     Args:
-        watch: goes on for ever with one engine; the client is shared by all.
+        watch: goes on for ever with one engine.
         what: is watched, for the tasks' names.
-        timeout_s: the client's.
+        timeout_s: bound on one question.
         key: the engines' API key; None: they ask for none.
 
     Attributes:
@@ -29,7 +28,7 @@ class Watches(Generic[E]):
 
     def __init__(
         self,
-        watch: Callable[[E, httpx.AsyncClient], Coroutine[None, None, None]],
+        watch: Callable[[E], Coroutine[None, None, None]],
         what: str,
         timeout_s: float,
         key: str | None = None,
@@ -37,23 +36,19 @@ class Watches(Generic[E]):
         self.engines: dict[str, E] = {}
         self._watch = watch
         self._what = what
-        self._client = partial(
-            httpx.AsyncClient, timeout=timeout_s, headers=bearer(key), trust_env=False
-        )
+        self._timeout_s = timeout_s
+        self._client = HttpClient(timeout_s, key)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._start: Callable[[str, E], None] = lambda url, engine: None
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with (
-            self._client(limits=limits) as client,
-            asyncio.TaskGroup() as tasks,
-        ):
+        async with contextlib.aclosing(self._client), asyncio.TaskGroup() as tasks:
 
             def start(url: str, engine: E) -> None:
-                watching = self._watch(engine, client)
-                self._tasks[url] = tasks.create_task(watching, name=f"{self._what} {url}")
+                self._tasks[url] = tasks.create_task(
+                    self._watch(engine), name=f"{self._what} {url}"
+                )
 
             self._start = start
             for url, engine in self.engines.items():
@@ -71,3 +66,19 @@ class Watches(Generic[E]):
         task = self._tasks.pop(url, None)
         if task is not None:
             task.cancel()
+
+    async def ask(self, url: str, path: str) -> bytes:
+        """The body of an engine's answer.
+
+        Raises:
+            UpstreamError: there is none in time, or it is not one of success.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                with contextlib.closing(await self._client.request("GET", url, path)) as answer:
+                    body = await answer.read()
+        except TimeoutError:
+            raise UpstreamTimeoutError(f"no answer within {self._timeout_s:g} s") from None
+        if not 200 <= answer.status < 300:
+            raise AnsweredError(f"status {answer.status}")
+        return body
