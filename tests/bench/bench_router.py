@@ -1,10 +1,11 @@
 """What a router costs per token and per request, beside the Rust routers of the registry.
 
-    python tests/bench/bench_router.py [--rounds 3] [--seconds 2] [--json FILE]
+    python tests/bench/bench_router.py [--rounds 3] [--seconds 5] [--json FILE]
 
 All stand before the same engines, which compute nothing (8 of them, 20 ms a step, each publishing
 50 snapshots a second), on a core of their own; engines and clients have another one. In each round
-every test is run with every target in turn, and the order changes from round to round. CPU seconds
+every target in turn is started, goes through all tests and is ended: beside others it would share
+the processor's caches with what they do at rest. The order changes from round to round. CPU seconds
 are those of the target's processes, kernel included; medians over the rounds.
 
 unary    64 clients, answers at once, as many requests as they can
@@ -13,9 +14,9 @@ paced    64 streams of 50 events, 20 ms apart
 fleet    512 streams of 75 events
 first    one client, streams of 20 events: what is added to the time to the first byte
 
-This router has keys, limits, metrics, breakers, retries and fair shares on, and decides by bfio;
-the others deal in turn (round_robin), and write as little of a log. Where two cores are not to be
-had for it alone, compare within a run: CPU seconds wander less than the clock.
+This router has keys, limits, metrics, breakers, retries and fair shares on, and decides by bfio
+but for one target; the others deal in turn (round_robin), and write as little of a log. Where two
+cores are not to be had for it alone, compare within a run: CPU seconds wander less than the clock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,6 @@ from tests.support.router_bench.targets import (
     ROUTER_CORE,
     TARGETS,
     Fleet,
-    Target,
     cpu_s,
     memory_mb,
     pinned,
@@ -72,7 +71,7 @@ class Running:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each run, then it drains")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each run, then it drains")
     parser.add_argument("--tests", default=",".join(TESTS), help="which, with commas")
     parser.add_argument("--targets", default=",".join(TARGETS), help="which, with commas")
     parser.add_argument("--json", type=Path, help="file for what was measured")
@@ -83,11 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         folder = Path(scratch)
         fleet = stack.enter_context(engines(folder))
-        running = {"none": Running(fleet.ports[0], ())}
-        for name in names:
-            running[name] = stack.enter_context(started(TARGETS[name], fleet, folder))
-        results = measured(running, tests, options.rounds, options.seconds)
-        memory = {name: memory_mb(each.pids) for name, each in running.items() if each.pids}
+        results, memory = measured(fleet, folder, names, tests, options.rounds, options.seconds)
     loads.append(os.getloadavg()[0])
     medians = {
         test: {name: median(rows) for name, rows in of.items()} for test, of in results.items()
@@ -115,10 +110,13 @@ def engines(folder: Path) -> Iterator[Fleet]:
 
 
 @contextlib.contextmanager
-def started(target: Target, fleet: Fleet, folder: Path) -> Iterator[Running]:
-    """A router before the engines, warmed up."""
+def started(name: str, fleet: Fleet, folder: Path) -> Iterator[Running]:
+    """A router before the engines, warmed up; or an engine itself."""
+    if name not in TARGETS:
+        yield Running(fleet.ports[0], ())
+        return
     port, other = free_port(), free_port()
-    command = [*pinned(ROUTER_CORE), *target.command(port, other, fleet, folder)]
+    command = [*pinned(ROUTER_CORE), *TARGETS[name].command(port, other, fleet, folder)]
     with starting(command, port, folder / f"{port}.log") as server:
         try:
             wait_ready(server, 180)
@@ -141,30 +139,42 @@ def answers(server: Server) -> bool:
 
 
 def measured(
-    running: dict[str, Running], tests: Sequence[str], rounds: int, seconds: float
-) -> Results:
-    """Each test with each target, round after round."""
+    fleet: Fleet,
+    folder: Path,
+    names: Sequence[str],
+    tests: Sequence[str],
+    rounds: int,
+    seconds: float,
+) -> tuple[Results, dict[str, float]]:
+    """All tests with each target in turn, round after round; and the memory it has at last."""
     results: Results = defaultdict(lambda: defaultdict(list))
-    names = list(running)
+    memory: dict[str, float] = {}
+    order = ["none", *names]
     for turn in range(rounds):
-        first = turn % len(names)
-        for test in tests:
-            for name in names[first:] + names[:first]:
-                before_s = cpu_s(running[name].pids)
-                row = ask(running[name], TESTS[test], seconds)
-                row["cpu_s"] = cpu_s(running[name].pids) - before_s
-                row["cpu_us_per_request"] = 1e6 * row["cpu_s"] / max(1.0, row["requests"])
-                row["cpu_us_per_event"] = 1e6 * row["cpu_s"] / max(1.0, row["events"])
-                if row["errors"] or row["lost"] or row["unended"]:
-                    print(
-                        f"{name}, {test}: {row['errors']:.0f} errors, {row['lost']:.0f} lost, "
-                        f"{row['unended']:.0f} unended",
-                        flush=True,
-                    )
-                results[test][name].append(row)
+        first = turn % len(order)
+        for name in order[first:] + order[:first]:
+            with started(name, fleet, folder) as target:
+                for test in tests:
+                    results[test][name].append(one(name, test, target, seconds))
+                memory[name] = memory_mb(target.pids)
         print(f"round {turn + 1} of {rounds}", flush=True)
-        time.sleep(0.5)
-    return results
+    return results, {name: memory[name] for name in names}
+
+
+def one(name: str, test: str, target: Running, seconds: float) -> dict[str, float]:
+    """What a test shows of a target."""
+    before_s = cpu_s(target.pids)
+    row = ask(target, TESTS[test], seconds)
+    row["cpu_s"] = cpu_s(target.pids) - before_s
+    row["cpu_us_per_request"] = 1e6 * row["cpu_s"] / max(1.0, row["requests"])
+    row["cpu_us_per_event"] = 1e6 * row["cpu_s"] / max(1.0, row["events"])
+    if row["errors"] or row["lost"] or row["unended"]:
+        print(
+            f"{name}, {test}: {row['errors']:.0f} errors, {row['lost']:.0f} lost, "
+            f"{row['unended']:.0f} unended",
+            flush=True,
+        )
+    return row
 
 
 def ask(target: Running, flags: Sequence[str], seconds: float) -> dict[str, float]:

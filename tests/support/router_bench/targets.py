@@ -83,6 +83,7 @@ _LAUNCH = ("python", "-m", "sglang_router.launch_router", "--prometheus-host", "
 
 TARGETS = {
     "evenstep": Target("evenstep, bfio", _evenstep),
+    "evenstep-rr": Target("evenstep, round_robin", _with("--policy", "round_robin")),
     "evenstep-asgi": Target("evenstep, bfio, --data-plane asgi", _with("--data-plane", "asgi")),
     "evenstep-2": Target("evenstep, bfio, --processes 2", _with("--processes", "2")),
     "vllm-router": Target(
