@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.access.door import SHOWN
 from router.engines.upstream import HttpClient, Response
-from router.errors import EvenstepError
+from router.errors import EvenstepError, UpstreamError
 from router.processes.port import RemotePort, deserted
 from router.proxy.answers import (
     Answer,
@@ -31,6 +31,7 @@ from router.request_log import pass_on
 
 # The deciding process ends at the same time as this one: its last word is waited for.
 _LAST_WORD_S = 1.0
+_LOOK_S = 0.02
 _URL = "http://evenstep"
 
 
@@ -67,7 +68,6 @@ class Whole:
     async def _pass(self, client: Client) -> None:
         dialect = dialect_of(self._scope["path"])
         try:
-            await self._port.back()
             with contextlib.closing(await self._ask()) as response:
                 await self._answer(response, client)
         except EvenstepError as error:
@@ -77,6 +77,17 @@ class Whole:
                 client.answer(dialect.error(error_answer(deserted())))
 
     async def _ask(self) -> Response:
+        """Its answer; whoever is not there any more, or not yet, is waited for."""
+        while True:
+            await self._port.back()
+            try:
+                return await self._request()
+            except UpstreamError as error:
+                if not isinstance(error.__cause__, ConnectionRefusedError):
+                    raise
+            await asyncio.sleep(_LOOK_S)
+
+    async def _request(self) -> Response:
         scope = self._scope
         headers = headers_on((*scope["headers"], *scope.get(SHOWN, ())), identity_of(scope).header)
         ask = self._upstream.request

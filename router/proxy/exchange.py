@@ -54,9 +54,7 @@ class HotPath:
         """
         scope = cycle.scope
         hot = scope["path"] in ENDPOINTS and scope["method"] == "POST"
-        if not hot or scope["http_version"] != "1.1":
-            return None
-        return Exchange(self, cycle, tasks)
+        return Exchange(self, cycle, tasks) if hot else None
 
 
 class Exchange:
@@ -69,8 +67,8 @@ class Exchange:
     """
 
     __slots__ = (
-        *("_body_there", "_cycle", "_head", "_hot", "_identity", "_line", "_scope", "_source"),
-        *("_task", "_tasks", "_transport", "gone"),
+        *("_body_there", "_chunked", "_cycle", "_head", "_hot", "_identity", "_line", "_scope"),
+        *("_source", "_task", "_tasks", "_transport", "gone"),
     )
 
     def __init__(
@@ -81,6 +79,8 @@ class Exchange:
         self._cycle = cycle
         self._scope = cast(Scope, cycle.scope)
         self._transport = cycle.transport
+        # HTTP/1.0 knows no chunks: what has no length ends with the connection there.
+        self._chunked = self._scope["http_version"] != "1.0"
         self._identity = identify(self._scope)
         self._line = hot.requests.begin(self._scope)
         self._line.request_id = self._identity.name  # also of one that gets no answer
@@ -122,22 +122,26 @@ class Exchange:
 
     def begin(self, status: int, headers: Iterable[Header], source: Source) -> None:
         """See ``Client``."""
-        self._head = self._encode(status, (*headers, _CHUNKED))
+        coding = (_CHUNKED,) if self._chunked else ()
+        self._head = self._encode(status, (*headers, *coding))
         self._source = source
         if self._cycle.flow.write_paused:
             source.pause()
 
     def send(self, piece: bytes) -> None:
         """See ``Client``."""
-        if not self.gone:
-            self._transport.write(b"%b%x\r\n%b\r\n" % (self._head, len(piece), piece))
-            self._head = b""
+        if self.gone:
+            return
+        if self._chunked:
+            piece = b"%x\r\n%b\r\n" % (len(piece), piece)
+        self._transport.write(self._head + piece)
+        self._head = b""
 
     def finish(self, piece: bytes = b"") -> None:
         """See ``Client``."""
         if piece:
             self.send(piece)
-        self._complete(self._head + b"0\r\n\r\n")
+        self._complete(self._head + (b"0\r\n\r\n" if self._chunked else b""))
 
     def _encode(self, status: int, headers: Iterable[Header]) -> bytes:
         """The head of the answer; from here on it has begun."""

@@ -225,8 +225,6 @@ class Relay:
         self._begin(response)
         self._count()
         self._times.end()
-        # Shorter than what is told in between, most answers would count as nothing.
-        self._context.port.progress(self._request, stream.tokens)
         self._end(Outcome.COMPLETED)
         self._client.finish(self._rest(stream))
 
@@ -267,13 +265,19 @@ class Relay:
     def _tell(self, tokens: int) -> None:
         """So many have been passed on by now; the dispatcher hears of it now and then."""
         if tokens - self._told_tokens >= _PROGRESS_TOKENS:
-            self._told_tokens = tokens
-            self._context.port.progress(self._request, tokens)
+            self._progress(tokens)
+
+    def _progress(self, tokens: int) -> None:
+        self._told_tokens = tokens
+        self._context.port.progress(self._request, tokens)
 
     def _count(self) -> None:
-        """Have all counted that has been passed on."""
+        """Have all counted and told that has been passed on."""
         if self._passing is not None:
             self._passing.count()
+        if self._headed and self._stream_down is not None:
+            # Shorter than what is told in between, most answers would count as nothing.
+            self._progress(self._stream_down.tokens)
 
     def _break_off(self, worker: WorkerSpec, error: UpstreamError, stream: EventStream) -> None:
         """End a stream that has begun: its tokens cannot be taken back, so say what happened."""

@@ -1,6 +1,6 @@
 """What very many clients cost: 10,000 that are only connected, and 2,000 that read a stream.
 
-    python tests/bench/bench_streams.py [--planes splice,asgi] [--idle 10000] [--streams 2000]
+    python tests/bench/bench_streams.py [--plane splice] [--idle 10000] [--streams 2000]
 
 The engines compute nothing: 8 of them, a step a second (an event per stream, and a snapshot), their
 steps spread evenly, so that two cores can take it: 2,000 events a second, 250 of them at once.
@@ -41,19 +41,22 @@ ENGINES = 8
 STEP_MS = 1000
 # Listeners, state streams, the log, and what libraries open.
 OTHER_FILES = 300
+PLANES = ("splice", "asgi")
 Figures = dict[str, float]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--planes", default="splice,asgi", help="which, with commas")
-    parser.add_argument("--idle", type=int, default=10_000)
-    parser.add_argument("--streams", type=int, default=2_000)
-    parser.add_argument("--seconds", type=float, default=12.0, help="that are measured")
+    parser.add_argument(
+        "--plane", choices=list(PLANES), action="append", help="data plane, may be repeated: both"
+    )
+    parser.add_argument("--idle", type=int, default=10_000, help="connections (10,000)")
+    parser.add_argument("--streams", type=int, default=2_000, help="of an event a second (2,000)")
+    parser.add_argument("--seconds", type=float, default=12.0, help="that are measured (12)")
     parser.add_argument("--json", type=Path, help="file for what was measured")
     options = parser.parse_args()
     idle = allowed(options.idle, options.streams)
-    planes = options.planes.split(",")
+    planes = options.plane or PLANES
     told = {plane: measured(plane, idle, options.streams, options.seconds) for plane in planes}
     print(f"{idle:,} idle connections, {options.streams:,} streams of an event a second")
     for plane, row in told.items():

@@ -11,6 +11,7 @@ import httpx
 
 from router.engines.upstream import HttpClient
 from router.errors import UpstreamError
+from router.processes.port import GONE_S
 from tests.support.chaos import Seen, ask, body, workers_of
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.processes import DECIDER, PROXY, kill, outcomes, pids, samples, wait_all_up
@@ -148,6 +149,16 @@ async def test_who_asks_while_nobody_decides_waits_for_a_while(tmp_path: Path) -
                 answer = await client.post(url, content=body(2, stream=False))
             assert answer.status_code == 200
             await until(lambda: outcomes(router) == {"completed": 1}, "it is in the books")
+
+
+async def test_who_asks_the_deciding_process_itself_waits_as_well(tmp_path: Path) -> None:
+    with several(tmp_path) as (_, router):
+        async with asyncio.timeout(120), httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            assert (await client.get(router.url + "/v1/models")).status_code == 200
+            kill(pids(router, DECIDER)[0])
+            answer = await client.get(router.url + "/v1/models")
+            waited_s = answer.elapsed.total_seconds()
+            assert answer.status_code == 200 or waited_s > GONE_S / 2
 
 
 async def test_the_parent(tmp_path: Path) -> None:

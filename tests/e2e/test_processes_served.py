@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,21 @@ def test_a_request_that_is_metered_is_told_its_energy(tmp_path: Path) -> None:
         router.stop()
         lines = [line for line in router.log.read_text().splitlines() if "path=/v1/" in line]
         assert len(lines) == 2
+
+
+def test_the_log_tells_the_tokens_that_who_has_left_has_seen(tmp_path: Path) -> None:
+    with several(tmp_path) as (_, router):
+        url = router.url + "/v1/completions"
+        asked = {**COMPLETION, "max_tokens": 4000, "stream": True}
+        with httpx.stream("POST", url, json=asked, timeout=60) as answer:
+            events = islice((line for line in answer.iter_lines() if line), 40)
+            assert all(line.startswith("data: {") for line in events)
+        wait_until(lambda: outcomes(router) == {"aborted": 1}, 60, "it has left")
+        router.stop()
+        (line,) = [line for line in router.log.read_text().splitlines() if "path=/v1/" in line]
+        tokens = re.search(r"output_tokens=(\d+)", line)
+        assert tokens is not None
+        assert 40 <= int(tokens[1]) < 4000  # some are under way when it leaves
 
 
 async def test_limits_of_keys_hold_over_all_processes(tmp_path: Path) -> None:

@@ -173,3 +173,18 @@ async def test_of_who_leaves_all_is_counted_that_it_got(hot: One) -> None:
     await router.settled()
     assert sum(router.stats.tokens.itl_s.counts) == len(TOKENS) - 1
     assert router.outcomes == {Outcome.ABORTED: 1}
+
+
+async def test_a_stream_in_http_1_0_has_no_chunks_and_ends_with_the_connection(hot: One) -> None:
+    router, engine = hot
+    body = json.dumps({"model": "tiny", "prompt": [1], "stream": True}).encode()
+    async with RawClient(router) as client:
+        client.writer.write(message(body).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        exchange = await engine.next()
+        await exchange.stream(*TOKENS, DONE)
+        head, _, events = (await soon(client.reader.read())).partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head
+    assert b"transfer-encoding" not in head
+    assert events == b"".join((*TOKENS, DONE))
+    await until(lambda: not router.tasks)
+    assert router.outcomes == {Outcome.COMPLETED: 1}
