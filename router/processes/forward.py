@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from router.access.door import SHOWN
 from router.engines.upstream import HttpClient, Response
 from router.errors import EvenstepError, UpstreamError
-from router.processes.port import RemotePort, deserted
+from router.processes.port import GONE_S, RemotePort, deserted
 from router.proxy.answers import (
     Answer,
     content_type,
@@ -77,15 +77,22 @@ class Whole:
                 client.answer(dialect.error(error_answer(deserted())))
 
     async def _ask(self) -> Response:
-        """Its answer; whoever is not there any more, or not yet, is waited for."""
+        """Its answer; who is gone before any of it is waited for, and asked once more."""
+        loop, asked = asyncio.get_running_loop(), 0
+        until_s = loop.time() + GONE_S
         while True:
             await self._port.back()
             try:
                 return await self._request()
             except UpstreamError as error:
-                if not isinstance(error.__cause__, ConnectionRefusedError):
+                await asyncio.sleep(_LOOK_S)  # by then it is known who is gone
+                if isinstance(error.__cause__, ConnectionRefusedError):
+                    if loop.time() > until_s:
+                        raise
+                    continue
+                asked += 1
+                if asked > 1 or self._port.here:
                     raise
-            await asyncio.sleep(_LOOK_S)
 
     async def _request(self) -> Response:
         scope = self._scope
