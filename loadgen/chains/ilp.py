@@ -15,7 +15,7 @@ import numpy as np
 
 from router.errors import InputError
 from router.placement.model import Chain, Placement
-from router.policies.exact_model import Rows
+from router.policies.exact_model import Rows, run_highs
 
 
 def fewest_slots(
@@ -31,10 +31,7 @@ def fewest_slots(
     Raises:
         InputError: no slots complete so many.
     """
-    highs = highspy.Highs()  # type: ignore[no-untyped-call]
-    highs.silent()
-    highs.passModel(_program(chains, placement, total_rate))
-    highs.run()
+    highs = run_highs(_program(chains, placement, total_rate), {})
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         raise InputError(
             f"the chains cannot complete {total_rate:g} requests per second within their "

@@ -27,11 +27,11 @@ from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.queues import Eviction, PolicyOrder
 from loadgen.simulator.admission import EndlessError
-from router.policies.exact_model import Rows
+from router.policies.exact_model import Rows, run_highs
 from router.workload import Floats, Ints
 
 # Totals are whole numbers: what is less than one above the bound is the optimum.
-_OPTIONS = {"mip_rel_gap": 0.0, "mip_abs_gap": 0.9, "threads": 1}
+_OPTIONS = {"mip_rel_gap": 0.0, "mip_abs_gap": 0.9}
 _MOST_FRUITLESS = 10_000
 
 
@@ -211,11 +211,6 @@ class _Program:
 
 
 def _solved(lp: highspy.HighsLp) -> Floats:
-    highs = highspy.Highs()  # type: ignore[no-untyped-call]
-    highs.silent()
-    for name, value in _OPTIONS.items():
-        highs.setOptionValue(name, value)
-    highs.passModel(lp)
-    highs.run()
+    highs = run_highs(lp, _OPTIONS)
     assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
     return np.array(highs.getSolution().col_value)

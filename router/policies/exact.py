@@ -17,7 +17,7 @@ from itertools import pairwise
 import highspy
 import numpy as np
 
-from router.policies.exact_model import Model, Program, Split
+from router.policies.exact_model import Model, Program, Split, run_highs
 from router.policies.solver import Instance, solve
 from router.workload import Floats, Ints
 
@@ -34,7 +34,6 @@ _OPTIONS = {
     "mip_rel_gap": 0.0,
     "mip_heuristic_effort": 0.0,
     "mip_allow_restart": False,
-    "threads": 1,
 }
 
 
@@ -172,16 +171,9 @@ class _Search:
     def _solve(
         self, model: Model, limit_s: float, gap: float, start: Ints | None = None
     ) -> highspy.Highs:
-        highs = highspy.Highs()  # type: ignore[no-untyped-call]
-        highs.silent()
-        for name, value in (_OPTIONS | {"time_limit": limit_s, "mip_abs_gap": gap}).items():
-            highs.setOptionValue(name, value)
-        highs.passModel(model.lp)
-        if start is not None:
-            solution = highspy.HighsSolution()
-            solution.col_value = list(model.vector(start))
-            highs.setSolution(solution)
-        highs.run()
+        values = None if start is None else model.vector(start)
+        options = _OPTIONS | {"time_limit": limit_s, "mip_abs_gap": gap}
+        highs = run_highs(model.lp, options, values)
         self._spent_s += float(highs.getRunTime())
         return highs
 

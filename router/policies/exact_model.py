@@ -266,3 +266,33 @@ class Model:
         values[self.entered] = entered
         values[self.split_columns] = [entered[rank:, worker].sum() for worker, rank in self.splits]
         return values
+
+
+def run_highs(
+    lp: highspy.HighsLp, options: Mapping[str, float | bool], start: Floats | None = None
+) -> highspy.Highs:
+    """HiGHS after it has run a program, in one thread.
+
+    Args:
+        lp: the program.
+        options: HiGHS's own.
+        start: shape (columns,), a solution to begin from.
+
+    Raises:
+        RuntimeError: HiGHS refuses to run, as where the process has run it with more threads.
+    """
+    highs = highspy.Highs()  # type: ignore[no-untyped-call]
+    highs.silent()
+    for name, value in {**options, "threads": 1}.items():
+        highs.setOptionValue(name, value)
+    highs.passModel(lp)
+    if start is not None:
+        solution = highspy.HighsSolution()
+        solution.col_value = list(start)
+        highs.setSolution(solution)
+    if highs.run() == highspy.HighsStatus.kError:
+        raise RuntimeError(
+            "HiGHS refuses to run: a process that has run it with another number of threads needs "
+            "highspy.Highs.resetGlobalScheduler(True) first"
+        )
+    return highs

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from itertools import product
 
+import highspy
 import numpy as np
 import pytest
 
@@ -139,3 +140,12 @@ def test_counts_that_are_not_filled_in_time(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_tie_weight_has_no_place_in_it() -> None:
     with pytest.raises(ValueError, match=r"tie weight is 0\.1: make it 0"):
         solve_exact(replace(contended(), tie_weight=0.1))
+
+
+def test_a_program_that_highs_refuses_is_no_endless_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Since 1.16 so it does where the process has run it with another number of threads."""
+    monkeypatch.setattr(highspy.Highs, "run", lambda _self: highspy.HighsStatus.kError)
+    with pytest.raises(RuntimeError, match="refuses to run"):
+        solve_exact(contended())
