@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import signal
 import ssl
@@ -17,6 +18,7 @@ import pytest
 from tests.support.certificates import certificate, shown
 from tests.support.chaos import body
 from tests.support.fleet import running_fleet
+from tests.support.planes import VARIABLE
 from tests.support.server import Server, free_port, starting, wait_until
 
 
@@ -27,7 +29,12 @@ def hang_up(router: Server, said: str) -> None:
     wait_until(lambda: router.log.read_text().count(said) > before, 60, said)
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+ONE_PROCESS_ONLY = pytest.mark.skipif(
+    os.environ.get(VARIABLE) == "asgi", reason="this data plane knows one process"
+)
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=ONE_PROCESS_ONLY)])
 async def test_a_stream_goes_on_while_everything_is_read_again(
     tmp_path: Path, processes: str
 ) -> None:
