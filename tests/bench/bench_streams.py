@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from router.http.plane import DataPlane
 from tests.support.router_bench.targets import (
     OTHER_CORE,
     ROUTER_CORE,
@@ -41,14 +42,17 @@ ENGINES = 8
 STEP_MS = 1000
 # Listeners, state streams, the log, and what libraries open.
 OTHER_FILES = 300
-PLANES = ("splice", "asgi")
+PLANES = [str(plane) for plane in DataPlane]
 Figures = dict[str, float]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--plane", choices=list(PLANES), action="append", help="data plane, may be repeated: both"
+        "--plane",
+        choices=PLANES,
+        action="append",
+        help="data plane, may be repeated: both",
     )
     parser.add_argument("--idle", type=int, default=10_000, help="connections (10,000)")
     parser.add_argument("--streams", type=int, default=2_000, help="of an event a second (2,000)")

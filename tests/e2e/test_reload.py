@@ -21,6 +21,12 @@ from tests.support.fleet import running_fleet
 from tests.support.planes import VARIABLE
 from tests.support.server import Server, free_port, starting, wait_until
 
+SEVERAL_PROCESSES = pytest.mark.skipif(
+    os.environ.get(VARIABLE) == "asgi", reason="this data plane knows one process"
+)
+Settings = dict[str, object]
+Pair = tuple[Path, Path]
+
 
 def hang_up(router: Server, said: str) -> None:
     """Send SIGHUP, and wait until the log says so."""
@@ -29,36 +35,36 @@ def hang_up(router: Server, said: str) -> None:
     wait_until(lambda: router.log.read_text().count(said) > before, 60, said)
 
 
-ONE_PROCESS_ONLY = pytest.mark.skipif(
-    os.environ.get(VARIABLE) == "asgi", reason="this data plane knows one process"
-)
-
-
-@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=ONE_PROCESS_ONLY)])
-async def test_a_stream_goes_on_while_everything_is_read_again(
-    tmp_path: Path, processes: str
-) -> None:
-    certificates = [certificate(tmp_path, name) for name in ("one", "two")]
+def set_up(folder: Path) -> tuple[list[Pair], Settings]:
+    """Two certificates with their keys, and settings with copies of the first ones."""
+    certificates = [certificate(folder, name) for name in ("one", "two")]
     for file, name in zip(certificates[0], ("now.crt", "now.key"), strict=True):
-        shutil.copy(file, tmp_path / name)
-    config, keys = tmp_path / "evenstep.toml", tmp_path / "keys"
+        shutil.copy(file, folder / name)
+    keys = folder / "keys"
     keys.write_text("operator sesame-open-yourself\n")
     keys.chmod(0o600)
-    lines = {
-        "tls_cert": str(tmp_path / "now.crt"),
-        "tls_key": str(tmp_path / "now.key"),
+    return certificates, {
+        "tls_cert": str(folder / "now.crt"),
+        "tls_key": str(folder / "now.key"),
         "admin_host": "0.0.0.0",
-        "admin_port": (admin := free_port()),
         "admin_key_file": str(keys),
         "log_level": "warning",
         "policy": "least_tokens",
     }
 
-    def write(**changed: object) -> None:
-        told = {**lines, **changed}
-        config.write_text("".join(f"{name} = {json.dumps(v)}\n" for name, v in told.items()))
 
-    port = free_port()
+def write(config: Path, settings: Settings) -> None:
+    config.write_text("".join(f"{name} = {json.dumps(v)}\n" for name, v in settings.items()))
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=SEVERAL_PROCESSES)])
+async def test_a_stream_goes_on_while_everything_is_read_again(
+    tmp_path: Path, processes: str
+) -> None:
+    certificates, lines = set_up(tmp_path)
+    config = tmp_path / "evenstep.toml"
+    port, admin = free_port(), free_port()
+    lines["admin_port"] = admin
     serve = [sys.executable, "-m", "router.cli", "serve", "--port", str(port)]
     serve += ["--processes", processes]
     trusted = ssl.create_default_context()
@@ -68,7 +74,7 @@ async def test_a_stream_goes_on_while_everything_is_read_again(
         running_fleet(tmp_path, "--workers", "2", "--slots", "4") as fleet,
         contextlib.ExitStack() as stack,
     ):
-        write(workers=fleet.workers[:1])
+        write(config, lines | {"workers": fleet.workers[:1]})
         command = [*serve, "--config", str(config)]
         router = stack.enter_context(starting(command, port, tmp_path / "router.log"))
         url = f"https://127.0.0.1:{port}"
@@ -87,13 +93,15 @@ async def test_a_stream_goes_on_while_everything_is_read_again(
             assert shown(port) == certificates[0][0].read_text()
 
             shutil.copy(certificates[1][1], tmp_path / "now.key")
-            write(workers=fleet.workers[1:], log_level="info", log_format="json", host="::1")
+            told: Settings = {"log_level": "info", "log_format": "json", "host": "::1"}
+            lines["workers"] = fleet.workers[1:]
+            write(config, lines | told)
             await asyncio.to_thread(hang_up, router, '"message":"settings read again; changed: ')
             assert shown(port) == shown(admin) == certificates[1][0].read_text()
             assert "take effect at the next start: host" in router.log_tail()
 
             del lines["tls_cert"], lines["tls_key"]
-            write(workers=fleet.workers[1:])
+            write(config, lines)
             await asyncio.to_thread(hang_up, router, "a port that speaks HTTPS does so until")
             config.write_text("grace = 5\n")
             await asyncio.to_thread(hang_up, router, "the settings stay as they are: ")

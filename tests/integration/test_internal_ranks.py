@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import httpx
 from loadgen.emulator.fleet import EmulatedFleet
 from tests.support.chaos import body, workers_of
 from tests.support.emulated import TIMEOUT_S, emulated
+from tests.support.round_robin import copy
 from tests.support.server import running_router, wait_until
 
 RANKS = 2
@@ -31,19 +31,13 @@ async def front(fleet: EmulatedFleet) -> AsyncIterator[str]:
         back, forth = await asyncio.open_connection("127.0.0.1", int(port))
         # One request for each connection, so that every one is sent where it says.
         forth.write(head.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
-        await asyncio.gather(_pump(reader, forth), _pump(back, writer))
+        await asyncio.gather(copy(reader, forth), copy(back, writer))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError), contextlib.closing(writer):
-        while data := await reader.read(65536):
-            writer.write(data)
 
 
 async def test_requests_reach_the_rank_whose_stream_shows_them(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ def round_robin(ports: Sequence[int]) -> Iterator[str]:
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, downstream = await asyncio.open_connection("127.0.0.1", next(turns))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_copy(reader, downstream))
-            tasks.create_task(_copy(upstream, writer))
+            tasks.create_task(copy(reader, downstream))
+            tasks.create_task(copy(upstream, writer))
 
     server = loop.run_until_complete(asyncio.start_server(pass_on, "127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever)
@@ -33,12 +33,12 @@ def round_robin(ports: Sequence[int]) -> Iterator[str]:
         loop.close()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass bytes on until one of both is gone, then let go of the other."""
+    with contextlib.suppress(ConnectionError), contextlib.closing(writer):
         while data := await reader.read(65536):
             writer.write(data)
             await writer.drain()
-    writer.close()
 
 
 async def _end(server: asyncio.Server) -> None:
