@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from router.access.door import SHOWN
 from router.engines.upstream import HttpClient, Response
 from router.errors import EvenstepError, UpstreamError
-from router.processes.port import GONE_S, RemotePort, deserted
+from router.processes.port import RemotePort, deserted
 from router.proxy.answers import (
     Answer,
     content_type,
@@ -31,7 +31,8 @@ from router.request_log import pass_on
 
 # The deciding process ends at the same time as this one: its last word is waited for.
 _LAST_WORD_S = 1.0
-_LOOK_S = 0.02
+# By then it is known that it has gone, and the next one is not there yet.
+_LOOK_S = 0.2
 _URL = "http://evenstep"
 
 
@@ -77,22 +78,16 @@ class Whole:
                 client.answer(dialect.error(error_answer(deserted())))
 
     async def _ask(self) -> Response:
-        """Its answer; who is gone before any of it is waited for, and asked once more."""
-        loop, asked = asyncio.get_running_loop(), 0
-        until_s = loop.time() + GONE_S
-        while True:
-            await self._port.back()
-            try:
-                return await self._request()
-            except UpstreamError as error:
-                await asyncio.sleep(_LOOK_S)  # by then it is known who is gone
-                if isinstance(error.__cause__, ConnectionRefusedError):
-                    if loop.time() > until_s:
-                        raise
-                    continue
-                asked += 1
-                if asked > 1 or self._port.here:
-                    raise
+        """Its answer; if it goes before it has answered, the next one's."""
+        await self._port.back()
+        try:
+            return await self._request()
+        except UpstreamError:
+            await asyncio.sleep(_LOOK_S)
+            if self._port.here:
+                raise
+        await self._port.back()
+        return await self._request()
 
     async def _request(self) -> Response:
         scope = self._scope
