@@ -10,7 +10,7 @@ PURE := $(addprefix router/,types.py policy.py access/keys.py access/limits.py a
 	$(addprefix loadgen/diagnose/,window.py findings.py prospects.py verdict.py comparison.py)
 
 .NOTPARALLEL:
-.PHONY: help venv engine prometheus up demo figures test test-fast test-engine test-planes soak check format bench bench-router clean
+.PHONY: help venv engine prometheus up demo figures gpu test test-fast test-engine test-planes soak check format bench bench-router clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,12 @@ demo: $(READY)  ## compare policies on emulated workers, no GPU needed
 
 figures: $(READY)  ## simulate the paper's experiments again (goes on where it was interrupted)
 	$(BIN)/evenstep figures --out tests/data/figures
+
+# Nothing is installed: a machine with a GPU may have no network.
+GPU_PYTHON ?= $(or $(wildcard $(BIN)/python),python3)
+GPU_FLAGS ?=
+gpu:  ## measure one GPU in ten minutes (goes on where it ended); a dry run where there is none
+	@$(GPU_PYTHON) -m tests.gpu $(GPU_FLAGS)
 
 test: check engine  ## everything but the slow proofs, real vLLM included (under 20 minutes)
 	@REQUIRE_ENGINE=1; export REQUIRE_ENGINE; $(call BESIDE,not slow)

@@ -16,8 +16,11 @@ from dashboards.panel import (
 )
 
 _IMBALANCE = "evenstep_imbalance_tokens_total"
+_TOGETHER = ratio("evenstep_together_steps_total", "evenstep_contested_steps_total")
+# Where workers do not step together nothing is lost.
 _LOST = Query(
-    f"{rate(_IMBALANCE)} / ({rate(_IMBALANCE)} + {rate('evenstep_load_tokens_total')})",
+    f"{rate(_IMBALANCE)} / ({rate(_IMBALANCE)} + {rate('evenstep_load_tokens_total')}) "
+    f"unless {_TOGETHER} < 0.9",
 )
 
 _CPU = "process_cpu_seconds_total"
@@ -65,7 +68,8 @@ GLANCE = Row(
             "Lost at the barrier",
             "Share of the time spent on KV tokens in which workers wait for the most loaded one: "
             "G max L - sum L over G max L. The fixed time of a step is not in it, so the share of "
-            "the whole step is lower. 0 is even; what a better policy could win is at most this.",
+            "the whole step is lower. 0 is even; what a better policy could win is at most this. "
+            "No value where workers do not step together: none waits for another.",
             "percentunit",
             (_LOST,),
             "stat",
@@ -88,7 +92,8 @@ BALANCE = Row(
         Panel(
             "Imbalance per step (KV tokens)",
             "Workers x highest load - sum of loads, on average over the steps that all workers of "
-            "a group made together: how many KV tokens' worth of time is waited away per step. "
+            "a group: how many KV tokens' worth of time is waited away per step, where workers "
+            "step together. "
             "Apart for steps while requests waited in the router and while none did.",
             "short",
             (
@@ -100,14 +105,22 @@ BALANCE = Row(
         ),
         Panel(
             "Lost at the barrier",
-            "Share of the time spent on KV tokens in which workers wait for the most loaded one.",
+            "Share of the time spent on KV tokens in which workers wait for the most loaded one. "
+            "No line where they do not step together.",
             "percentunit",
             (_LOST,),
         ),
         Panel(
+            "Steps made together",
+            "Of the steps in which two workers or more had something to run, those that all of "
+            "these made together. Below 90 % there is no barrier, and none waits for another.",
+            "percentunit",
+            (Query(_TOGETHER),),
+        ),
+        Panel(
             "Load of workers (KV tokens)",
             "Resident KV tokens: of the most loaded worker, on average, of the least loaded one. "
-            "The first alone sets the time of a step.",
+            "Where workers step together the first alone sets the time of a step.",
             "short",
             (
                 Query(of_group("evenstep_worker_load_tokens", "max"), "{{group}} highest"),
@@ -138,7 +151,7 @@ BALANCE = Row(
         ),
         Panel(
             "Steps per second",
-            "Decode steps that all workers of the group made together.",
+            "Decode steps of the group; where workers do not step together, of the furthest one.",
             "ops",
             (Query(rate("evenstep_barrier_steps_total")),),
         ),
@@ -280,6 +293,10 @@ ROUTER = Row(
                 Query(
                     f"increase(evenstep_process_restarts_total[10m]) {_ROUTERS}",
                     "{{instance}} {{role}}",
+                ),
+                Query(
+                    f"increase(evenstep_process_connection_errors_total[10m]) {_ROUTERS}",
+                    "{{instance}} connections between them that an error has ended",
                 ),
             ),
         ),

@@ -40,6 +40,7 @@ _LABELED = (
     ("status", metric_http.REFUSED),
     ("role", metric_processes.PROCESSES),
     ("role", metric_processes.RESTARTS),
+    ("", metric_processes.BROKEN),
 )
 _HEAD = """# Metrics
 

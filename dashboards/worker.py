@@ -22,8 +22,8 @@ LOADS = Row(
     (
         Panel(
             "Load of each worker (KV tokens)",
-            "Resident KV tokens, those on their way included. One line far above the others: the "
-            "others wait for it in every step.",
+            "Resident KV tokens, those on their way included. One line far above the others: where "
+            "workers step together, the others wait for it in every step.",
             "short",
             of_worker("evenstep_worker_load_tokens"),
             width=16,

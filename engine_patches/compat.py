@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from engine_patches.end_table import EndReader, table_path
+from engine_patches.power.devices import RankGpus
 from engine_patches.settings import PlugInError
 from engine_patches.state import EngineRequest
 
@@ -34,6 +35,8 @@ SCHEDULER = (
     "vllm_config.parallel_config.data_parallel_rank_local",
     "vllm_config.parallel_config.data_parallel_size",
     "vllm_config.parallel_config.world_size",
+    "vllm_config.parallel_config.nnodes_within_dp",
+    "vllm_config.parallel_config.assigned_physical_gpu_ids",
     "vllm_config.parallel_config.tensor_parallel_size",
     "vllm_config.parallel_config.distributed_executor_backend",
     "vllm_config.instance_id",
@@ -94,8 +97,7 @@ class EngineView:
 
     Attributes:
         rank: data-parallel rank of the engine.
-        local_rank: the same among the ranks of this machine.
-        gpus: GPUs of this rank.
+        gpus: what is known of this rank's GPUs.
         lockstep: whether its steps are those of a data-parallel group (mixture of experts).
         slots: requests that run at once.
         block_sizes: tokens per KV block, one for each KV group of the model.
@@ -113,9 +115,7 @@ class EngineView:
         self._pool = scheduler.kv_cache_manager.block_pool
         parallel = scheduler.vllm_config.parallel_config
         self.rank = int(parallel.data_parallel_index)
-        local_rank = parallel.data_parallel_rank_local
-        self.local_rank = self.rank if local_rank is None else int(local_rank)
-        self.gpus = int(parallel.world_size)
+        self.gpus = _gpus(parallel, self.rank)
         # Of dense models each engine is made to believe that it is alone.
         self.lockstep = int(parallel.data_parallel_size) > 1
         self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
@@ -240,6 +240,18 @@ def check_end_workers(vllm_config: Any) -> None:
             "evenstep.end_signal works with tensor parallelism only: leave out "
             "--pipeline-parallel-size and --prefill-context-parallel-size, or end_signal"
         )
+
+
+def _gpus(parallel: Any, rank: int) -> RankGpus:
+    local_rank = parallel.data_parallel_rank_local
+    backend = parallel.distributed_executor_backend
+    return RankGpus(
+        int(parallel.world_size),
+        rank if local_rank is None else int(local_rank),
+        int(parallel.nnodes_within_dp),
+        None if backend in EXECUTORS else f"the executor {backend}",
+        parallel.assigned_physical_gpu_ids,
+    )
 
 
 def _kv_bytes(tensors: Sequence[Any]) -> int:

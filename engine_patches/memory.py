@@ -45,7 +45,10 @@ def _taken(nvml: Any, handle: Any) -> tuple[int, str]:
     processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     held = [one.usedGpuMemory for one in processes if is_ours(one.pid)]
     if held and None not in held:
-        return sum(held), "held by this engine"
+        shared = " (other processes use it too, and its power includes theirs)" * (
+            len(held) < len(processes)
+        )
+        return sum(held), f"held by this engine{shared}"
     # In a container process ids are not those that NVML has.
     return int(nvml.nvmlDeviceGetMemoryInfo(handle).used), "held by all processes of the GPU"
 

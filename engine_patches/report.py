@@ -37,7 +37,7 @@ class StepReport(msgspec.Struct, frozen=True):
         rows: every running request.
         finished: ids that ended since the last report, whether they ran or only waited.
         preempted: ids that lost their slot since the last report and wait again.
-        waited_s, admission: see ``Snapshot``.
+        waited_s, admission, waiting_routed: see ``Snapshot``.
     """
 
     step: int
@@ -58,6 +58,7 @@ class StepReport(msgspec.Struct, frozen=True):
     waited_s: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
+    waiting_routed: int | None = None
 
 
 class SnapshotMessage(msgspec.Struct, omit_defaults=True):
@@ -88,6 +89,7 @@ class SnapshotMessage(msgspec.Struct, omit_defaults=True):
     waited_s: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
+    waiting_routed: int | None = None
 
 
 _REPORTED = tuple(

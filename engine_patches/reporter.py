@@ -106,7 +106,7 @@ class Reporter:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: CurveGate | None = None
         self._closing = threading.Event()
-        self._power = open_source(engine.gpus, engine.local_rank)
+        self._power = open_source(engine.gpus)
         self._ends = engine.open_ends() if settings.end_signal else None
         self._publisher = self._open(settings)
         self._read_power()
@@ -268,6 +268,7 @@ class Reporter:
         message.time_s = self._wall()
         message.waiting = engine.waiting
         message.waiting_tokens = self._state.waiting_tokens
+        message.waiting_routed = self._state.waiting_routed
         message.admissible_kv_tokens = self._admissible_tokens(free)
         if self._admissible is not None:
             message.admission = self._admissible.admission

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engine_patches.report import Row
+from router.wire import request_token
 
 
 class EngineRequest(Protocol):
@@ -95,10 +96,12 @@ class EngineState:
 
     Attributes:
         waiting_tokens: prompt and generated tokens of the requests that wait.
+        waiting_routed: those of them that routers have sent.
     """
 
     def __init__(self) -> None:
         self.waiting_tokens = 0
+        self.waiting_routed = 0
         self._deltas = 0
         # Generated tokens less deltas so far; None while a request is in prefill.
         self._offsets: dict[str, int | None] = {}
@@ -273,6 +276,10 @@ class EngineState:
         tokens = request.num_prompt_tokens + request.num_output_tokens
         self._waiting[request.request_id] = tokens
         self.waiting_tokens += tokens
+        self.waiting_routed += request_token(request.request_id) is not None
 
     def _leave_waiting(self, id_: str) -> None:
-        self.waiting_tokens -= self._waiting.pop(id_, 0)
+        tokens = self._waiting.pop(id_, None)
+        if tokens is not None:
+            self.waiting_tokens -= tokens
+            self.waiting_routed -= request_token(id_) is not None

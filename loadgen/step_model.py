@@ -20,6 +20,7 @@ Share = TypeVar("Share", float, Floats)
 
 # Of a measurement's file.
 _COSTS = ("base_s", "per_token_s", "per_request_s")
+_PROMPT_COST = "per_prompt_token_s"
 _MEASURED = "measured"
 
 
@@ -74,17 +75,22 @@ def load_step_time(text: str) -> StepTime:
 
     Args:
         text: numbers, or the path of a JSON object that has ``base_s``, ``per_token_s``, perhaps
-            ``per_request_s``, and in ``measured`` whatever else there is to say, as
-            ``tests/gpu/step_time.py`` writes it.
+            ``per_request_s`` and ``per_prompt_token_s``, which is not read here, and in
+            ``measured`` whatever else there is to say, as ``tests/gpu/measure.py`` writes it.
 
     Raises:
         ConfigError: no file has this name, and it is not two or three numbers either.
         InputError: the file is no such object; names the key and the value.
     """
+    if not _is_file(Path(text)) and _begins_with_a_number(text):
+        return parse_step_time(text)
+    base_s, per_token_s, per_request_s, _ = _measured_costs(text)
+    return StepTime(base_s, per_token_s, per_request_s)
+
+
+def _measured_costs(text: str) -> list[float]:
     path = Path(text)
     if not _is_file(path):
-        if _begins_with_a_number(text):
-            return parse_step_time(text)
         raise ConfigError(
             f"--step-time: {text!r} is no file that is there, and not C,t_l[,t_r] in seconds "
             "either, such as 4.95e-3,9.5e-8"
@@ -95,16 +101,16 @@ def load_step_time(text: str) -> StepTime:
         raise InputError(f"--step-time: {text} cannot be read as JSON ({error})") from error
     if not isinstance(found, dict):
         raise InputError(f"--step-time: {text} is no JSON object with base_s and per_token_s")
-    if unknown := found.keys() - {*_COSTS, _MEASURED}:
+    if unknown := found.keys() - {*_COSTS, _PROMPT_COST, _MEASURED}:
         mean = "means" if len(unknown) == 1 else "mean"
         raise InputError(
             f"--step-time: {text} has {', '.join(sorted(unknown))}, which {mean} nothing here; "
             f"it may have {', '.join(_COSTS)} (seconds), and all else inside {_MEASURED}"
         )
-    values = [_seconds(text, found, key) for key in _COSTS]
+    values = [_seconds(text, found, key) for key in (*_COSTS, _PROMPT_COST)]
     if values[0] == 0:
         raise InputError(f"--step-time: base_s in {text} must be above 0")
-    return StepTime(*values)
+    return values
 
 
 def load_step_cost(text: str) -> StepCost:
@@ -115,8 +121,7 @@ def load_step_cost(text: str) -> StepCost:
     """
     if _begins_with_a_number(text) and not _is_file(Path(text)):
         return parse_step_cost(text)
-    time = load_step_time(text)
-    return StepCost(time.base_s, time.per_token_s, time.per_request_s)
+    return StepCost(*_measured_costs(text))
 
 
 def parse_step_cost(text: str) -> StepCost:
@@ -142,7 +147,7 @@ def _begins_with_a_number(text: str) -> bool:
 
 
 def _seconds(file: str, found: dict[str, object], key: str) -> float:
-    value = found.get(key, 0.0 if key == "per_request_s" else None)
+    value = found.get(key, 0.0 if key in ("per_request_s", _PROMPT_COST) else None)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:  # type: ignore[operator]
         raise InputError(

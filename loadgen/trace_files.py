@@ -134,9 +134,7 @@ def _recorded(path: Path, file: Bytes) -> Iterator[TraceRequest]:
             raise InputError(
                 f"{path}: request {line.request} has more than {MAX_TOKENS} tokens; remove its line"
             )
-        parts = min(line.slots, max(1, line.output_tokens))
-        for part in range(parts):
-            output_tokens = (line.output_tokens + part) // parts
+        for output_tokens in line.outputs:
             yield TraceRequest(max(1, line.prompt_tokens), output_tokens, line.arrival_s)
 
 

@@ -72,10 +72,12 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
         status = "ok" if up else "unavailable"
         if context.lifecycle.draining:
             status = "draining"
-        body = {
+        body: dict[str, Any] = {
             "status": status,
             "groups": {group.name: _describe_group(group, context) for group in groups},
         }
+        if context.processes is not None:
+            body["proxies"] = {"up": context.processes.proxies, "of": context.processes.wanted}
         return JSONResponse(body, status_code=200 if status == "ok" else 503)
 
     @app.get("/load")
@@ -122,6 +124,7 @@ def _describe_worker(worker: Worker, now_s: float, context: AppContext) -> dict[
         "draining": worker.draining,
         "breaker": worker.breaker.state.value,
         "slots": worker.slots,
+        "slots_reported": worker.feed.slots if worker.feed else None,
         "free_slots": worker.free_slots,
         "in_flight": worker.in_flight,
         "load_tokens": worker.load_tokens,

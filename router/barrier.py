@@ -4,6 +4,9 @@ Imbalance of a step is G max L - sum L over the live workers, idle ones as 0 (BF
 arXiv 2601.17855, section 3). Ranks of a barrier report the same step number; a step is closed when
 all live workers have reported it or one reports a later one. Ranks that do not step together are
 sampled at the steps of the furthest busy one, each held at the load that its last step left.
+
+An engine counts steps from its start. Where ranks have stepped together, the steps of an engine
+that has started anew are numbered on from the others' step at the time when its first step ended.
 """
 
 from __future__ import annotations
@@ -19,6 +22,21 @@ from router.energy.group import GroupEnergy
 from router.energy.joules import PowerLevels
 from router.step_watch import ClosedStep, Said, StepWatch
 from router.types import PoolState, Snapshot
+
+# In step with each other, ranks miss a step of the count only when a message is lost.
+STEPPING_TOGETHER = 0.9
+# About so many of the last contested steps say whether there is a barrier now: engines change.
+_REMEMBERED_STEPS = 500
+
+
+def is_barrier(together_share: float | None) -> bool | None:
+    """Whether workers wait for each other; None: not known.
+
+    Args:
+        together_share: of the steps in which two workers or more had something to run, those that
+            all of these made together; None: there was no such step.
+    """
+    return None if together_share is None else together_share >= STEPPING_TOGETHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,8 @@ class StepTotals:
         timed_s: sum over workers of the step time where one of both was known; the idle share is
             the one over the other.
         measured_s: of that, where engines have timed it.
+        contested_steps: those in which two workers or more had something to run.
+        together_steps: of these, those that all of them made together.
     """
 
     steps: int = 0
@@ -55,6 +75,13 @@ class StepTotals:
     waiting_s: float = 0.0
     timed_s: float = 0.0
     measured_s: float = 0.0
+    contested_steps: int = 0
+    together_steps: int = 0
+
+    @property
+    def together_share(self) -> float | None:
+        """See ``is_barrier``."""
+        return self.together_steps / self.contested_steps if self.contested_steps else None
 
     def __add__(self, other: StepTotals) -> StepTotals:
         return StepTotals(*map(add, astuple(self), astuple(other)))
@@ -63,11 +90,22 @@ class StepTotals:
         return StepTotals(*map(sub, astuple(self), astuple(other)))
 
 
+# From so many contested steps on a barrier is proven well enough to number a new engine's steps by.
+_PROOF = 64
+
+
 @dataclass(slots=True)
 class _Rank:
-    """What a worker said last: its load in that step, and the load that it goes on with."""
+    """What a worker said last: its load in that step, and the load that it goes on with.
 
+    ``step`` is its engine's number and ``offset``, which is still to be found for a ``stranger``;
+    ``time_s`` is when the step ended, by the engine's clock.
+    """
+
+    offset: int = 0
+    stranger: bool = False
     step: int = -1
+    time_s: float = 0.0
     step_tokens: int = 0
     held_tokens: int = 0
     power_w: float = 0.0
@@ -109,13 +147,21 @@ class StepLedger:
         self.energy = GroupEnergy(levels)
         self._step = -1
         self._ranks: dict[str, _Rank] = {}
+        self._offsets: dict[str, tuple[str, int]] = {}
         self._reported: set[str] = set()
         self._step_s = 0.0
         self._output_tokens = 0
         self._free_slots = 0
         self._entered = 0
         self._waits: dict[str, float] = {}
+        self._contested = 0
+        self._together_share: float | None = None
         self._watch: StepWatch | None = None
+
+    @property
+    def barrier(self) -> bool | None:
+        """Whether workers wait for each other, by the last steps; None: not known."""
+        return is_barrier(self._together_share)
 
     def watch(
         self,
@@ -142,14 +188,17 @@ class StepLedger:
                 an engine at rest says first.
             state: whether requests of the group wait now.
         """
-        rank = self._ranks.get(worker_id) or _Rank()
+        rank = self._ranks.get(worker_id) or self._rank(worker_id, snapshot.epoch)
         resting = rank.step < 0 and not (snapshot.step_s or shares.running)
-        stepped = rank.step != snapshot.step and not resting
-        if stepped and snapshot.step > self._step:
+        number = snapshot.step if resting else self._number(rank, snapshot)
+        stepped = rank.step != number and not resting
+        if stepped and number > self._step:
             self._close(state)
-            self._step = snapshot.step
+            self._step = number
             self._reported.add(worker_id)
         self._ranks[worker_id] = rank
+        if not rank.stranger:  # else it is to be introduced however often it comes
+            self._offsets[worker_id] = snapshot.epoch, rank.offset
         if self.energy.metered or not (snapshot.power_w is None and snapshot.energy_j is None):
             idle = not rank.held_tokens
             self.energy.report(worker_id, snapshot, shares.asked, idle=idle, stepped=stepped)
@@ -159,7 +208,7 @@ class StepLedger:
         if not stepped:
             self._step = self._step if self._reported else self._furthest()
             return
-        rank.step, rank.step_tokens = snapshot.step, shares.step_tokens
+        rank.step, rank.time_s, rank.step_tokens = number, snapshot.time_s, shares.step_tokens
         if snapshot.waited_s is not None:
             self._waits[worker_id] = min(snapshot.waited_s, snapshot.step_s)
         self._output_tokens += snapshot.scheduled_decode_tokens
@@ -167,7 +216,7 @@ class StepLedger:
         self._entered += shares.entered
         if self._reported:
             self._reported.add(worker_id)
-            if snapshot.step == self._step:
+            if number == self._step:
                 self._step_s = max(self._step_s, snapshot.step_s)
 
     def complete(self, live: Collection[str], state: PoolState) -> bool:
@@ -190,7 +239,32 @@ class StepLedger:
     def forget_worker(self, worker_id: str) -> None:
         """A worker is gone for good; what it has added to the sums stays."""
         self.leave(worker_id)
+        self._offsets.pop(worker_id, None)
         self.energy.forget_worker(worker_id)
+
+    def _rank(self, worker_id: str, epoch: str) -> _Rank:
+        """A worker that steps for the first time, or again after a restart."""
+        before, offset = self._offsets.get(worker_id, (epoch, 0))
+        if before == epoch:
+            return _Rank(offset)
+        return _Rank(stranger=self.barrier is True and self._contested >= _PROOF)
+
+    def _number(self, rank: _Rank, snapshot: Snapshot) -> int:
+        """Which of the group's steps it is; found out first if its engine has just started anew."""
+        if rank.stranger:
+            self._introduce(rank, snapshot)
+        return snapshot.step + rank.offset
+
+    def _introduce(self, rank: _Rank, snapshot: Snapshot) -> None:
+        others = [each for each in self._ranks.values() if not each.stranger and each.step >= 0]
+        busy = [each for each in others if each.held_tokens]
+        if busy:
+            latest = max(busy, key=lambda each: each.step)
+            later_s = snapshot.time_s - latest.time_s
+            later = later_s / snapshot.step_s if snapshot.step_s > 0 else 0.0
+            rank.offset = latest.step + round(max(-1.0, min(1.0, later))) - snapshot.step
+        # While the others have nothing to run, their count is not known.
+        rank.stranger = bool(others) and not busy
 
     def _furthest(self) -> int:
         """The latest step of workers that have something to run: an idle one stands still."""
@@ -207,7 +281,9 @@ class StepLedger:
         together = all(
             rank.step == self._step or not rank.held_tokens for rank in self._ranks.values()
         )
-        per_token_s = self._close_energy(peak, together=together)
+        contested = self._contest(loads, together=together)
+        modelled = together and self.barrier is not False
+        per_token_s = self._close_energy(peak, together=modelled)
         imbalance = len(loads) * peak - total
         waited_s, timed = self._waited(loads, peak, per_token_s)
         power_w = sum(rank.power_w for rank in self._ranks.values())
@@ -225,13 +301,12 @@ class StepLedger:
             waiting_s=old.waiting_s + waited_s,
             timed_s=old.timed_s + timed * self._step_s,
             measured_s=old.measured_s + len(self._waits) * self._step_s,
+            contested_steps=old.contested_steps + contested,
+            together_steps=old.together_steps + (contested and together),
         )
-        if self._watch is not None:
-            waiting_s = None if per_token_s is None else per_token_s * imbalance
-            by_worker = dict(zip(self._ranks, loads, strict=True))
-            every = sum(self._waits.values()) if len(self._waits) == len(loads) else None
-            step = ClosedStep(self._step, self._step_s, {}, together, waiting_s, 0, every)
-            self._watch.close(step, by_worker)
+        waiting_s = None if per_token_s is None else per_token_s * imbalance
+        every = sum(self._waits.values()) if len(self._waits) == len(loads) else None
+        step = ClosedStep(self._step, self._step_s, {}, together, waiting_s, 0, every)
         self._step = self._furthest()
         self._reported.clear()
         self._step_s = 0.0
@@ -239,6 +314,17 @@ class StepLedger:
         self._free_slots = 0
         self._entered = 0
         self._waits.clear()
+        if self._watch is not None:  # last: whatever comes of it, the step is over
+            self._watch.close(step, dict(zip(self._ranks, loads, strict=True)))
+
+    def _contest(self, loads: Sequence[int], *, together: bool) -> bool:
+        """Whether two workers or more had something to run, and so show whether they wait."""
+        if sum(load > 0 for load in loads) < 2:
+            return False
+        self._contested = min(self._contested + 1, _REMEMBERED_STEPS)
+        before = self._together_share or 0.0
+        self._together_share = before + (together - before) / self._contested
+        return True
 
     def _waited(
         self, loads: Sequence[int], peak: int, per_token_s: float | None

@@ -290,10 +290,12 @@ class Cluster:
                 self._leave(group, tracked, event, complete=False)
                 self._wait(event.again)
             case _:
-                for watcher in self.watchers:
-                    watcher.ended(tracked.request, tracked.worker, event.outcome)
                 complete = event.outcome is Outcome.COMPLETED
-                self._leave(group, tracked, event, complete=complete)
+                try:
+                    for watcher in self.watchers:
+                        watcher.ended(tracked.request, tracked.worker, event.outcome)
+                finally:  # whatever comes of that, it has ended
+                    self._leave(group, tracked, event, complete=complete)
 
     def _wait(self, request: Request, keeper: PrefillWorker | None = None) -> None:
         self._requests[request.id] = _Tracked(request, keeper=keeper)

@@ -55,14 +55,15 @@ class Decider:
         To be called at each step's end, and now and then besides. Where no live worker has
         snapshots, the tokens that requests receive say how many steps.
         """
-        departures = self.group.departures
+        # Taken before they are looked at: one that could not be learned from is not met again.
+        departures = self.group.departures[:]
+        self.group.departures.clear()
         if self.look_ahead is not None:
             for departure in departures:
                 self.look_ahead.ended(departure)
             step_tokens = self.look_ahead.profile.step_tokens
             if steps := 1 if step_complete else self.group.own_steps(step_tokens):
                 self.look_ahead.advance(steps)
-        departures.clear()
         if step_complete:
             slots = sum(worker.slots for worker in self.group.live_workers())
             self.overcommit.review(self.group.totals[PoolState.WAITING], slots)
@@ -77,11 +78,12 @@ class Decider:
         if not self.pool or not capacity:
             return ()
         waiting = len(self.pool)
+        spent = _spent(self.policy)
         assignments = self._assign(now, capacity, views)
         self.stats.decided(clock() - now, waiting, len(assignments))
         if self.solved is not None:
             self.stats.decision_objective.observe(self.solved.solution.objective)
-            self.stats.decision_moves.observe(self.solved.solution.moves)
+            self.stats.decision_moves.observe(_spent(self.policy) - spent)
         return assignments
 
     def _assign(
@@ -90,7 +92,7 @@ class Decider:
         gap_tokens = rounds.gap_tokens(views)
         tiers = self.pool.tiers(now, capacity, gap_tokens, self._turns(capacity))
         overdue = self.pool.overdue(now, tiers)
-        askable = self.group.askable if tiers[0].avoid else frozenset()
+        askable = self.group.askable if any(tier.avoid for tier in tiers) else frozenset()
         self.stats.rounds += 1
         self.solved = None
         try:
@@ -127,3 +129,8 @@ class Decider:
         loads = np.array([view.load_tokens for view in views], dtype=np.float64)
         requests = np.array([view.requests for view in views])
         return self.look_ahead.outlook_from_loads(loads, requests, slots)
+
+
+def _spent(policy: Policy) -> int:
+    """Moves that a policy's search has made so far."""
+    return policy.spent if isinstance(policy, BfIo) else 0

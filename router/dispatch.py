@@ -192,6 +192,7 @@ class Dispatcher:
             group=lane.group.serves.name,
             prompt_tokens=prompt_tokens,
             text_bytes=0,
+            parts=0,
             exact=True,
         )
         self.apply(Prefilled(request.id, ready, None if kept_s is None else now + kept_s, now))
@@ -301,23 +302,29 @@ class Dispatcher:
             try:
                 self.tick()
             except Exception:
-                log.exception("looking at the clock failed")
+                log.exception("timeouts could not be checked")
 
     def tick(self) -> None:
         """Look at the clock once."""
         now = self._clock()
         for lane in self.lanes:
-            lane.decider.learn()
-            lane.decider.fair.see(now, lane.group.held)
-            self._watch_feeds(lane, now)
-            self._expire(lane, now)
-            self._look_at_prefills(lane, now)
-            if lane.group.review(now) and lane.pool:
-                self.lanes.schedule(lane, hurry=True)
-            if (deserted := self.lanes.deserted(lane)) is not None:
-                for request in list(lane.pool):
-                    self._desert(lane, request, deserted)
+            try:
+                self._tick(lane, now)
+            except Exception:  # the other groups go on
+                log.exception("group %s: its timeouts could not be checked", lane.group.name)
         self.lanes.dissolve()
+
+    def _tick(self, lane: Lane, now: float) -> None:
+        lane.decider.learn()
+        lane.decider.fair.see(now, lane.group.held)
+        self._watch_feeds(lane, now)
+        self._expire(lane, now)
+        self._look_at_prefills(lane, now)
+        if lane.group.review(now) and lane.pool:
+            self.lanes.schedule(lane, hurry=True)
+        if (deserted := self.lanes.deserted(lane)) is not None:
+            for request in list(lane.pool):
+                self._desert(lane, request, deserted)
 
     def _expire(self, lane: Lane, now: float) -> None:
         lacking = "slot became free" if lane.group.serves is None else "prefill worker had room"
@@ -325,7 +332,8 @@ class Dispatcher:
             # One that came back is old by its arrival, but has waited since its return only.
             timeout_s = lane.pool.timeout_of(request)
             if now - lane.waiters[request.id].since_s >= timeout_s:
-                error = QueueTimeoutError(f"no {lacking} within {timeout_s:g} s")
+                own = timeout_s == request.queue_timeout_s
+                error = QueueTimeoutError(f"no {lacking} within {timeout_s:g} s", own=own)
                 self._give_up(lane, request, Outcome.EXPIRED, error)
 
     def _look_at_prefills(self, lane: Lane, now: float) -> None:

@@ -11,14 +11,18 @@ EvenstepError
 ├── KeyLimitError          a key has reached its limit
 ├── PoolFullError          no room to wait
 │   └── DisplacedError     none any more
-├── QueueTimeoutError      waited longer than allowed
-├── RequestTimeoutError    took longer than allowed
+├── DeadlineError          a request's time is over
+│   ├── QueueTimeoutError  waited longer than allowed
+│   └── RequestTimeoutError  took longer than allowed
 ├── NoWorkerError          no live worker in the group
 ├── PolicyError            a policy broke its contract
 ├── SnapshotError          a state message that cannot be understood
 └── UpstreamError          the engine could not be reached, or broke off
     ├── AnsweredError      it answers with an error that another engine may not have
+    │   └── UnknownPathError  it does not know what it was asked for
     ├── UpstreamTimeoutError  it was silent for too long
+    ├── UnreachedError     it has read nothing of the request
+    │   └── DescriptorsError  since the router can open no connection
     └── RecalledError      the router broke it off
         └── EndingError    since it ends itself
 """
@@ -112,11 +116,24 @@ class DisplacedError(PoolFullError):
     _whose = ", most of them with this key"
 
 
-class QueueTimeoutError(EvenstepError):
-    """The request waited in the pool longer than the queue timeout."""
+class DeadlineError(EvenstepError):
+    """A request's time is over.
+
+    Args:
+        message: for the client.
+        own: the client has set the time, so that asking again is in vain.
+    """
+
+    def __init__(self, message: str, *, own: bool = False) -> None:
+        super().__init__(message)
+        self.own = own
 
 
-class RequestTimeoutError(EvenstepError):
+class QueueTimeoutError(DeadlineError):
+    """The request waited in the pool longer than the queue timeout, or its own."""
+
+
+class RequestTimeoutError(DeadlineError):
     """The request was not answered within its own time, or the router's."""
 
 
@@ -138,6 +155,18 @@ class UpstreamError(EvenstepError):
 
 class AnsweredError(UpstreamError):
     """The engine answers with an error, which another one is asked instead of."""
+
+
+class UnknownPathError(AnsweredError):
+    """The engine does not know the path."""
+
+
+class UnreachedError(UpstreamError):
+    """There is no connection to the engine: it has read nothing of the request."""
+
+
+class DescriptorsError(UnreachedError):
+    """The router has no file descriptors left for connections; no engine is to blame."""
 
 
 class UpstreamTimeoutError(UpstreamError):

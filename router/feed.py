@@ -6,9 +6,8 @@ which it was last told and a delta costs what it lists, not what runs.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -16,9 +15,11 @@ from router.forecast import NO_CAP
 from router.running import RunningTable, WorkerRows
 from router.signals import Departure
 from router.types import RunningRequest, Snapshot
+from router.wire import request_token
 
-_TOKEN = re.compile(r"es-[0-9a-f]{20}(?:r[0-9]+)?")
 _TOMBSTONES = 4096
+# No message is so many others late: what seemed to be ahead of it was a mistake.
+_MOST_LATE = 1 << 16
 
 
 # By a request's token and its prompt's: the cap on its output, and its id if it has been given one.
@@ -29,14 +30,11 @@ def _unclaimed(token: str, prompt_tokens: int) -> tuple[int, int | None]:
     return NO_CAP, None
 
 
-def request_token(engine_id: str) -> str | None:
-    """The router's own token inside an engine's request id, None for somebody else's request."""
-    found = _TOKEN.search(engine_id)
-    return found.group() if found else None
-
-
 class _Part(msgspec.Struct, gc=False):
-    """One running engine request; ``generated_tokens`` are less the feed's ticks by then."""
+    """One running engine request.
+
+    ``generated_tokens`` are less the feed's ticks by then, ``from_tokens`` see ``Departure``.
+    """
 
     number: int
     token: str | None
@@ -44,6 +42,7 @@ class _Part(msgspec.Struct, gc=False):
     generated_tokens: int
     max_tokens: int
     prefill_left: int
+    from_tokens: int
 
 
 class Feed:
@@ -60,6 +59,7 @@ class Feed:
         step_running: requests that took part in that step.
         step_entered: requests that began to run in it.
         step_asked: KV tokens in it of those requests that are asked about.
+        waiting_routed: of ``waiting``, those that may be this router's.
         kv_usage: fraction of the KV memory in use, of the fullest group of blocks.
         kv_tokens: tokens that fit into it, 0 where that is not told.
         admissible_tokens: KV tokens that it would let in if nobody waited there.
@@ -105,6 +105,7 @@ class Feed:
         "step_load_tokens",
         "step_running",
         "waiting",
+        "waiting_routed",
     )
 
     def __init__(
@@ -118,7 +119,7 @@ class Feed:
         self.step = 0
         self.received_s = 0.0
         self.slots = 0
-        self.waiting = 0
+        self.waiting = self.waiting_routed = 0
         self.power_w: float | None = None
         self.load_tokens = 0
         self.step_load_tokens = 0
@@ -172,27 +173,31 @@ class Feed:
             Tokens of this router's engine requests that ended, one for each; None for a late or
             repeated snapshot, which changes nothing.
         """
-        if snapshot.epoch != self.epoch:
+        if snapshot.epoch != self.epoch or snapshot.sequence < self.sequence - _MOST_LATE:
             self._restart(snapshot.epoch)
         elif not self._is_news(snapshot):
             return None
         stepped = snapshot.kind == "delta" or snapshot.sequence > self.sequence
         self._note(snapshot, received_s)
+        # Should a fault end it halfway, only a full snapshot would tell what is so.
+        full_wanted, self.full_wanted = self.full_wanted, True
         self.step_entered = 0
         if stepped:
             self._grow()
         if snapshot.kind == "full":
             self._drop_all_but({*snapshot.finished, *(told.id for told in snapshot.running)})
-        self._tell(snapshot.running)
+        self._tell(snapshot)
         self.step_load_tokens = self.resident_tokens
         self.step_running = len(self._parts)
         if self._asked or self.step_asked:
             self.step_asked = self._held_by_asked()
-        for engine_id in snapshot.finished:
+        finished = dict.fromkeys(snapshot.finished)
+        for engine_id in finished:
             self._leave(engine_id, completed=True)
         for engine_id in snapshot.preempted:
             self._leave(engine_id, completed=False)
-        return [token for i in snapshot.finished if (token := request_token(i)) is not None]
+        self.full_wanted = full_wanted
+        return [token for i in finished if (token := request_token(i)) is not None]
 
     def forget(self, token: str) -> None:
         """A request's answer is complete: a late snapshot that still shows it is mistaken."""
@@ -248,6 +253,8 @@ class Feed:
         self.received_s = received_s
         self.slots = snapshot.slots
         self.waiting = snapshot.waiting
+        routed = snapshot.waiting_routed  # of an older plug-in it may be all
+        self.waiting_routed = self.waiting if routed is None else min(routed, self.waiting)
         self.power_w = snapshot.power_w
         self.admissible_tokens = snapshot.admissible_kv_tokens
         self.admission = snapshot.admission
@@ -257,9 +264,8 @@ class Feed:
             self._preemptions_told = snapshot.preemptions_total
         self.kv_usage = 0.0
         for group in snapshot.kv_groups:
-            usage = group.blocks_used / group.blocks_total
-            if usage > self.kv_usage:
-                self.kv_usage = usage
+            if group.blocks_total:  # a model without attention has none
+                self.kv_usage = max(self.kv_usage, min(1.0, group.blocks_used / group.blocks_total))
 
     def _grow(self) -> None:
         self._tick += 1
@@ -271,14 +277,20 @@ class Feed:
         for engine_id in self._parts.keys() - engine_ids:
             self._leave(engine_id, completed=False)
 
-    def _tell(self, running: Iterable[RunningRequest]) -> None:
-        for told in running:
+    def _tell(self, snapshot: Snapshot) -> None:
+        stepped = snapshot.kind == "delta"
+        for told in snapshot.running:
             before = self._drop(told.id) if told.id in self._parts else None
             token = request_token(told.id)
             if token is None or token not in self._forgotten:
-                self._add(told, token, before)
+                # Of one that is new in a step, the latest token is the step's.
+                latest = int(stepped and not told.prefill_left)
+                seen = told.generated_tokens - latest if before is None else before.from_tokens
+                self._add(told, token, before, min(max(0, seen), told.generated_tokens))
 
-    def _add(self, told: RunningRequest, token: str | None, before: _Part | None) -> None:
+    def _add(
+        self, told: RunningRequest, token: str | None, before: _Part | None, from_tokens: int
+    ) -> None:
         prompt, generated, prefill_left = (
             told.prompt_tokens,
             told.generated_tokens,
@@ -290,10 +302,10 @@ class Feed:
         elif token is not None:
             max_tokens, number = self._claim(token, prompt)
         number = self._rows.add(
-            prompt, generated, prefill_left, max_tokens, told.end_probability, number
+            prompt, generated, prefill_left, max_tokens, told.end_probability, number, from_tokens
         )
         self._parts[told.id] = _Part(
-            number, token, prompt, generated - self._tick, max_tokens, prefill_left
+            number, token, prompt, generated - self._tick, max_tokens, prefill_left, from_tokens
         )
         self.step_entered += before is None
         self.load_tokens += prompt + generated
@@ -306,10 +318,8 @@ class Feed:
         part = self._drop(engine_id)
         if part is not None:
             generated = self._tick + part.generated_tokens
-            departure = Departure(
-                part.number, part.prompt_tokens, generated, completed, part.max_tokens, engine_id
-            )
-            self.departures.append((part.token, departure))
+            known = part.number, part.prompt_tokens, generated, completed, part.max_tokens
+            self.departures.append((part.token, Departure(*known, engine_id, part.from_tokens)))
 
     def _drop(self, engine_id: str) -> _Part | None:
         part = self._parts.pop(engine_id, None)

@@ -36,6 +36,7 @@ class Running:
         max_tokens: its output's cap, ``NO_CAP`` where there is none.
         end_probability: that its next token is the last, as the engine reports; nan if it does not.
         prefill_left: prompt tokens that are still to be computed.
+        from_tokens: output that it had when it was seen first, or again; see ``Departure``.
     """
 
     id: Ints
@@ -45,6 +46,7 @@ class Running:
     max_tokens: Ints
     end_probability: Floats
     prefill_left: Ints
+    from_tokens: Ints
 
     def __len__(self) -> int:
         return len(self.id)

@@ -19,6 +19,7 @@ from router.signals import Departure
 from router.step_watch import ClosedStep, Said
 from router.token_rate import TokenRate
 from router.types import (
+    PAUSED,
     Dispatch,
     PoolState,
     PowerTold,
@@ -124,6 +125,12 @@ class Group:
         return sum(self.totals.values(), StepTotals())
 
     @property
+    def barrier(self) -> bool | None:
+        """Its workers wait for each other, as their steps show or lockstep says; None: unknown."""
+        shown = self._ledger.barrier
+        return True if shown is None and self.lockstep else shown
+
+    @property
     def gaps(self) -> int:
         """Snapshots known to be lost."""
         every = self.workers.values()
@@ -152,6 +159,12 @@ class Group:
         """Those of its workers that compute prompts for others: all or none."""
         return [each for each in self.workers.values() if isinstance(each, PrefillWorker)]
 
+    @property
+    def most_slots(self) -> int | None:
+        """Slots of the largest engine, as reported; None: not all of them report theirs now."""
+        told = [worker.feed.slots if worker.feed else 0 for worker in self.workers.values()]
+        return max(told) if told and all(told) else None
+
     def live_workers(self) -> list[Worker]:
         """Workers whose engines can be used, in the order in which they joined."""
         return [worker for worker in self.workers.values() if worker.live]
@@ -160,6 +173,11 @@ class Group:
     def serving(self) -> bool:
         """Some worker may be given requests."""
         return any(worker.takes for worker in self.workers.values())
+
+    @property
+    def paused(self) -> bool:
+        """Some worker's engine is paused: it is expected to go on before long."""
+        return any(worker.trouble == PAUSED for worker in self.workers.values())
 
     def join(self, spec: WorkerSpec) -> None:
         """One more worker; in lockstep it holds nobody back before it has been live once."""
@@ -253,10 +271,10 @@ class Group:
         unseen = [(i, *row) for i, worker in enumerate(live) for row in worker.foreseen()]
         if not unseen:
             return shown
-        worker, number, prompt, generated, cap = np.array(unseen, dtype=np.int64).T
+        worker, number, prompt, generated, cap, seen = np.array(unseen, dtype=np.int64).T
         left = np.where(generated == 0, prompt, 0)
         untold = np.full(len(unseen), np.nan)
-        return joined(shown, Running(number, worker, prompt, generated, cap, untold, left))
+        return joined(shown, Running(number, worker, prompt, generated, cap, untold, left, seen))
 
     def receive(self, event: SnapshotReceived) -> bool:
         """Take in a snapshot; True if all live workers have now reported the step."""

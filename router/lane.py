@@ -31,8 +31,8 @@ class Waiter:
 class Lane:
     """A group's decider, and those who wait for its answers.
 
-    ``deserted_s`` is since when no worker takes requests, None while one does; ``budget`` is for
-    answers that are asked for anew.
+    ``deserted_s`` is since when no worker takes requests, None while one does, or is only paused;
+    ``budget`` is for answers that are asked for anew.
     """
 
     decider: Decider
@@ -59,7 +59,7 @@ class Lane:
 
     def note_desertion(self, now_s: float) -> None:
         """A worker has come or gone."""
-        if self.group.serving:
+        if self.group.serving or self.group.paused:
             self.deserted_s = None
         elif self.deserted_s is None:
             self.deserted_s = now_s

@@ -6,6 +6,7 @@ text as ``name=value`` behind the message.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -46,7 +47,12 @@ class TextLines(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging has it
         """See ``logging``."""
         shown = (f"{name}={_text(value)}" for name, value in _fields(record).items())
-        return " ".join((super().formatMessage(record), *shown))
+        return visible(" ".join((super().formatMessage(record), *shown)))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - as logging has it
+        """See ``logging``; indented, so that no line of it looks like one of the log's own."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {visible(line)}" for line in lines)
 
 
 class JsonLines(logging.Formatter):
@@ -63,7 +69,17 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return visible(msgspec.json.encode(line, enc_hook=str).decode())
+
+
+def visible(text: str) -> str:
+    """The same with all that is not to be seen, or turns the direction, escaped as in JSON.
+
+    Line ends of every kind are among it, so that what comes from outside makes no line of its own.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:

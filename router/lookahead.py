@@ -203,6 +203,7 @@ class MeanOutput:
     """Mean output length: tokens per completion, aborted requests' tokens included.
 
     That is the maximum-likelihood mean of an exponential law with censoring; older requests fade.
+    A request that leaves and comes back, as after a preemption, adds what is new each time.
     """
 
     def __init__(self) -> None:
@@ -217,5 +218,5 @@ class MeanOutput:
     def ended(self, departure: Departure) -> None:
         """A request has left its worker."""
         fade = math.exp(-1 / OUTPUTS_REMEMBERED)
-        self._tokens = self._tokens * fade + departure.generated_tokens
+        self._tokens = self._tokens * fade + departure.new_tokens
         self._completions = self._completions * fade + departure.completed

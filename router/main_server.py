@@ -14,7 +14,7 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import uvicorn
 
@@ -41,7 +41,7 @@ class MainServer(uvicorn.Server):
     Args:
         config: see ``server_config``.
         lifecycle: moved on as it ends.
-        reload: called at SIGHUP.
+        reload: called at SIGHUP, one after the other; None: SIGHUP is none of its business.
         inherited: the socket is another process's too, who goes on listening.
         others: whether others still serve who need this one; they end by themselves.
     """
@@ -50,7 +50,7 @@ class MainServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         lifecycle: Lifecycle,
-        reload: Callable[[], None],
+        reload: Callable[[], Awaitable[None]] | None = None,
         *,
         inherited: bool = False,
         others: Callable[[], bool] = lambda: False,
@@ -71,14 +71,23 @@ class MainServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in _ENDING:
             loop.add_signal_handler(number, self._end)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
         yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn; tells systemd, or the parent, meanwhile that the process runs."""
+        beating = asyncio.create_task(systemd.beat())
+        try:
+            await super().serve(sockets)
+        finally:
+            beating.cancel()
 
     async def main_loop(self) -> None:
         """See uvicorn; returns when no new requests are to be taken."""
         await self.on_tick(0)
+        reloading = asyncio.create_task(self._reloads())
         systemd.notify("READY=1")
         await self._asked.wait()
+        reloading.cancel()
         systemd.notify("STOPPING=1")
         delay_s = self._lifecycle.drain_delay_s
         self._lifecycle.draining = True
@@ -105,6 +114,18 @@ class MainServer(uvicorn.Server):
         await self._until(lambda: not state.connections, _LAST_WORD_S, hurried=False)
         self._abort()
         await self.lifespan.shutdown()
+
+    async def _reloads(self) -> None:
+        """Read settings again at each SIGHUP, one that was held included; see ``hold_hangups``."""
+        if self._reload is None:
+            return
+        asked = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+        systemd.take_hangups()
+        while True:
+            await asked.wait()
+            asked.clear()
+            await self._reload()
 
     def _end(self) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -43,6 +43,15 @@ class RoundMemory:
             for worker in workers
         ]
 
+    def ample(self, tier: Tier, workers: Sequence[WorkerView]) -> bool:
+        """Whether each worker's memory takes whatever requests of the tier it is given."""
+        most = int(_sizes(tier).max(initial=0))
+        return all(
+            most * min(len(tier), one.capacity) <= room
+            for one in workers
+            if (room := one.admissible_tokens) is not None and one.capacity > 0
+        )
+
     def fitting(
         self, assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView]
     ) -> Sequence[Assignment]:

@@ -1,18 +1,23 @@
-"""Which group serves which model, as the engines say at ``/v1/models``."""
+"""Which group serves which model, and which of its workers, as engines say at ``/v1/models``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from router.errors import InvalidRequestError, NoWorkerError, UnknownModelError
+from router.proxy.parse import DEFAULT_LIMITS, RequestLimits
 
 if TYPE_CHECKING:
     from router.cluster import Cluster
+    from router.types import WorkerSpec
 
 # What an engine says of a model.
 Card = Mapping[str, Any]
+
+# Characters of a name that the answer to its sender repeats.
+_SHOWN = 200
 
 _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 
@@ -20,16 +25,28 @@ _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 class ModelTable:
     """Models by group; a model stays known while the workers that serve it are down.
 
-    It is forgotten with its group.
+    It is forgotten when none of its group's workers serves it any more, and with its group.
 
     Args:
-        cluster: for the groups and who belongs to them.
+        cluster: for the groups and their workers.
         aliases: further names of models; one that is a model's own as well goes before it.
+        limits: of each request; also an attribute.
+
+    Attributes:
+        absent: workers of its group that do not serve a model, where there are any.
     """
 
-    def __init__(self, cluster: Cluster, aliases: Mapping[str, str] = _NO_ALIASES) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        aliases: Mapping[str, str] = _NO_ALIASES,
+        limits: RequestLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.limits = limits
+        self.absent: Mapping[str, frozenset[str]] = {}
         self._cluster = cluster
         self._aliases = aliases
+        self._said: dict[str, tuple[str, Mapping[str, Card]]] = {}
         self._group_of: dict[str, str] = {}
         self._cards: dict[str, Card] = {}
 
@@ -50,14 +67,18 @@ class ModelTable:
         ]
         return [card for card in models if card["id"] not in self._aliases] + aliases
 
-    def tokens(self, group: str, text_bytes: int) -> int:
-        """What a text comes to in a group, by estimate."""
-        return self._cluster.groups[group].token_rate.tokens(text_bytes)
+    def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
+        """What a text, with images and the like, comes to in a group, by estimate."""
+        return self._cluster.groups[group].token_rate.tokens(text_bytes, parts)
 
-    def prefills(self, group: str) -> str | None:
-        """The group that computes a group's prompts, if there is one."""
+    def most_slots(self, group: str) -> int | None:
+        """Slots of the largest worker of a group; None: none reports them."""
+        return self._cluster.groups[group].most_slots
+
+    def prefills(self, group: str, lacks: Set[str]) -> str | None:
+        """The group that computes a group's prompts, unless none of its workers can."""
         prefills = self._cluster.prefill_group(group)
-        return None if prefills is None else prefills.name
+        return None if prefills is None or prefills.workers.keys() <= lacks else prefills.name
 
     @property
     def known(self) -> list[str]:
@@ -76,13 +97,56 @@ class ModelTable:
         return self._aliases
 
     def learn(self, worker_id: str, cards: Mapping[str, Card]) -> None:
-        """A worker said what it serves; the first group to serve a model keeps it."""
-        self._forget()
+        """A worker said what it serves; a group keeps a model while one of its workers serves it.
+
+        Else it is the first group's that serves it.
+        """
         group = self._cluster.group_of(worker_id)
-        for model, card in cards.items():
-            if model not in self._group_of:
-                self._group_of[model] = (group.serves or group).name
-                self._cards[model] = card
+        self._said[worker_id] = (group.serves or group).name, cards
+        self._settle()
+
+    def join(self, spec: WorkerSpec) -> None:
+        """One more worker, which has said nothing yet."""
+
+    def leave(self, worker_id: str) -> None:
+        """A worker goes; what it serves stays known if nobody is left in its group."""
+        if worker_id in self._said:
+            group, _ = self._said[worker_id]
+            if sum(of == group for of, _ in self._said.values()) > 1:
+                del self._said[worker_id]
+                self._settle()
+
+    def _settle(self) -> None:
+        """Find anew which workers serve which model."""
+        known, serving = self._cluster.knows, dict[str, dict[str, Card]]()
+        there = {group for worker_id, (group, _) in self._said.items() if known(worker_id)}
+        self._said = {i: said for i, said in self._said.items() if known(i) or said[0] not in there}
+        for group, cards in self._said.values():
+            for model, card in cards.items():
+                serving.setdefault(model, {}).setdefault(group, card)
+        kept = {model: at for model, at in self._group_of.items() if at in serving.get(model, ())}
+        self._group_of = kept | {m: next(iter(by)) for m, by in serving.items() if m not in kept}
+        self._cards = {model: serving[model][group] for model, group in self._group_of.items()}
+        lacking = {
+            model: frozenset(
+                worker_id
+                for worker_id, (at, cards) in self._said.items()
+                if at == group and model not in cards
+            )
+            for model, group in self._group_of.items()
+        }
+        self.absent = {model: workers for model, workers in lacking.items() if workers}
+
+    def lacking(self, model: str | None) -> frozenset[str]:
+        """Workers of its group that do not serve a model.
+
+        Raises:
+            NoWorkerError: those that do are all down.
+        """
+        lacks = self.absent.get(model or "", frozenset())
+        if lacks:
+            check_served(model, lacks, self._cluster.groups[self.group(model)].askable)
+        return lacks
 
     def resolve(self, name: str | None) -> str | None:
         """The model that is meant by a name, which is its own where it is no alias."""
@@ -106,8 +170,19 @@ class ModelTable:
     def _forget(self) -> None:
         """Groups may have gone since the last look."""
         groups = self._cluster.groups
-        for model in [model for model, group in self._group_of.items() if group not in groups]:
-            del self._group_of[model], self._cards[model]
+        if any(group not in groups for group in self._group_of.values()):
+            self._said = {i: said for i, said in self._said.items() if said[0] in groups}
+            self._settle()
+
+
+def check_served(model: str | None, lacks: Set[str], askable: Set[str]) -> None:
+    """See that not all workers that can be asked lack a model.
+
+    Raises:
+        NoWorkerError: they do.
+    """
+    if askable and askable <= lacks:
+        raise NoWorkerError(f"no worker that serves {model!r} is up; retry")
 
 
 def group_of(
@@ -127,5 +202,6 @@ def group_of(
     names = ", ".join(known())
     if model is None:
         raise InvalidRequestError(f"name a 'model', one of: {names}", param="model")
-    said = f"The model `{model}` does not exist. Valid aliases: {names}."  # in vLLM's words
+    shown = model if len(model) <= _SHOWN else f"{model[:_SHOWN]}…"
+    said = f"The model `{shown}` does not exist. Valid aliases: {names}."  # in vLLM's words
     raise UnknownModelError(said, param="model")

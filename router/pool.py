@@ -58,6 +58,7 @@ class Pool:
         self._requests_of: Counter[str] = Counter()
         self._slots_of: Counter[str] = Counter()
         self._failed: dict[str, tuple[_Key, Request]] = {}
+        self._choosy = 0  # requests that not every worker can serve
 
     def configure(self, limit: int, patience: float, timeout: float) -> None:
         """Go by other bounds from now on, see the arguments of the class; who waits waits on."""
@@ -104,6 +105,7 @@ class Pool:
         key = (request.priority, request.arrival_s, self._serial)
         self._requests_of[request.tenant] += 1
         self._slots_of[request.tenant] += request.slots
+        self._choosy += bool(request.lacks)
         if request.avoid:
             self._failed[request.id] = key, request
             return
@@ -122,6 +124,7 @@ class Pool:
         request = self._taken_out(request_id)
         self._requests_of[request.tenant] -= 1
         self._slots_of[request.tenant] -= request.slots
+        self._choosy -= bool(request.lacks)
         if not self._requests_of[request.tenant]:
             del self._requests_of[request.tenant], self._slots_of[request.tenant]
         return request
@@ -175,7 +178,7 @@ class Pool:
         tenants in their turns; within each, per priority: first those that have lost patience, as
         many of the oldest as surely get in and one at least, or else one that fits; then the rest,
         among whom a policy chooses freely. They are the pool as it stands, and hold until a request
-        enters or leaves.
+        enters or leaves. Of each of these, those that only some workers can serve go first.
 
         Args:
             now: the time.
@@ -193,7 +196,7 @@ class Pool:
                 tiers.append(self._rest(peers, urgent))
             if len(peers) < len(self._order):
                 capacity -= sum(map(self._slots.__getitem__, peers))
-        return tiers
+        return [part for tier in tiers for part in tier.parts] if self._choosy else tiers
 
     def overdue(self, now: float, tiers: Sequence[Tier]) -> Request | None:
         """The first in order, if it has lost patience."""

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _LINE = "evenstep.line"
 _OPEN = "evenstep.lines"
 _LONGEST = 128
+_MOST_AGAIN = 512
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class RequestLine:
         request_id: as its client knows it.
         outcome: of one that went to a pool.
         attempts: how often it was given to a worker.
+        pool_s: how long it has waited in pools; engine_s: and been at workers.
+        again: which worker it was taken from to be asked again, and why, one behind the other.
         token: the router's own, of one that went to a pool.
         elsewhere: another process has it, and writes its line.
     """
@@ -44,6 +47,7 @@ class RequestLine:
     method: str
     path: str
     began_s: float
+    clock: Clock
     status: int | None = None
     request_id: str | None = None
     model: str | None = None
@@ -53,9 +57,45 @@ class RequestLine:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     attempts: int | None = None
+    pool_s: float | None = None
+    engine_s: float | None = None
+    again: str | None = None
     ttft_s: float | None = None
     token: str | None = None
     elsewhere: bool = False
+    _since_s: float | None = None
+    _at_engine: bool = False
+
+    def waits(self) -> None:
+        """It begins to wait in a pool."""
+        self._go(at_engine=False)
+
+    def sent(self) -> None:
+        """It is given to a worker."""
+        self.attempts = (self.attempts or 0) + 1
+        self._go(at_engine=True)
+
+    def failed(self, worker_id: str, why: object) -> None:
+        """It is taken from a worker, to be asked again."""
+        reason = f"{worker_id}: {why}"[:_LONGEST]
+        self.again = reason if self.again is None else f"{self.again}; {reason}"[-_MOST_AGAIN:]
+        self._go(at_engine=False)
+
+    def ended(self) -> None:
+        """Neither pool nor worker has it any more."""
+        self._go(at_engine=False)
+        self._since_s = None
+
+    def _go(self, *, at_engine: bool) -> None:
+        """It is in another place from now on."""
+        now_s = self.clock()
+        if self._since_s is not None:
+            spent_s = now_s - self._since_s
+            if self._at_engine:
+                self.engine_s = (self.engine_s or 0.0) + spent_s
+            else:
+                self.pool_s = (self.pool_s or 0.0) + spent_s
+        self._since_s, self._at_engine = now_s, at_engine
 
     def begun(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The head of the answer is being sent."""
@@ -84,7 +124,9 @@ class RequestLog:
 
     def begin(self, scope: Scope) -> RequestLine:
         """A request has come; its line can be found by its scope."""
-        line = scope[_LINE] = RequestLine(scope["method"], scope["path"], self._clock())
+        line = scope[_LINE] = RequestLine(
+            scope["method"], scope["path"], self._clock(), self._clock
+        )
         scope[_OPEN] = self._open
         return line
 
@@ -93,6 +135,7 @@ class RequestLog:
         line: RequestLine = scope[_LINE]
         if line.token is not None:
             self._open.pop(line.token, None)
+        line.ended()
         level = logging.DEBUG if line.method in {"GET", "HEAD"} else logging.INFO
         if log.isEnabledFor(level) and not line.elsewhere:
             shown = _shown(line, scope.get("tenant"), self._clock())
@@ -103,7 +146,7 @@ class RequestLog:
     def dispatched(self, request: Request) -> None:
         """See ``Watcher.dispatched``."""
         if (line := self._open.get(request.first_id)) is not None:
-            line.attempts = (line.attempts or 0) + 1
+            line.sent()
 
     def first_byte(self, request: Request) -> None:
         """See ``Watcher.first_byte``."""
@@ -124,6 +167,7 @@ class RequestLog:
         """The same, by what is known of it at its worker; None: it was at none."""
         if (line := self._open.get(request.first_id)) is None:
             return
+        line.ended()
         line.outcome = outcome.value
         line.prompt_tokens = request.prompt_tokens
         if served is not None:
@@ -147,19 +191,28 @@ def _shown(line: RequestLine, key: str | None, now_s: float) -> dict[str, object
         "prompt_tokens": line.prompt_tokens,
         "output_tokens": line.output_tokens,
         "attempts": line.attempts,
-        "ttft_s": None if line.ttft_s is None else round(line.ttft_s, 6),
-        "duration_s": round(now_s - line.began_s, 6),
+        "again": line.again,
+        "pool_s": _rounded(line.pool_s),
+        "engine_s": _rounded(line.engine_s),
+        "ttft_s": _rounded(line.ttft_s),
+        "duration_s": _rounded(now_s - line.began_s),
     }
 
 
-def follow(scope: Scope, request: Request, model: str | None, name: str) -> None:
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def follow(scope: Scope, request: Request, model: str | None, name: str) -> RequestLine | None:
     """A request goes to a pool: what becomes of it is told in its line."""
     line: RequestLine | None = scope.get(_LINE)
     if line is not None:
+        line.waits()
         line.token, line.model, line.group = request.first_id, model, request.group
         # Its client may leave before an answer could say it.
         line.request_id = name
         scope[_OPEN][line.token] = line
+    return line
 
 
 def pass_on(scope: Scope) -> None:
@@ -169,8 +222,17 @@ def pass_on(scope: Scope) -> None:
         line.elsewhere = True
 
 
-def note_sent(scope: Scope, group: str, worker_id: str) -> None:
+def take_back(scope: Scope) -> None:
+    """The other process has gone before it answered: the line is written here."""
+    line: RequestLine | None = scope.get(_LINE)
+    if line is not None:
+        line.elsewhere = False
+
+
+def note_sent(scope: Scope, group: str, worker_id: str) -> RequestLine | None:
     """A request that goes to no pool is sent to a worker."""
     line: RequestLine | None = scope.get(_LINE)
     if line is not None:
-        line.group, line.worker, line.attempts = group, worker_id, (line.attempts or 0) + 1
+        line.group, line.worker = group, worker_id
+        line.sent()
+    return line

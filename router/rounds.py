@@ -25,11 +25,13 @@ def assign(
 ) -> list[Assignment]:
     """Let a policy assign tier after tier while capacity lasts.
 
-    A budget for the round is divided among the tiers by the slots that each of them fills.
+    The tiers share the budget of the round by the slots that each of them fills. Where a worker's
+    memory may be too small for what it is given, the policy may be asked about a tier more than
+    once; then each time has half of what is left of the tier's share.
 
     Args:
-        policy: who chooses; one with a budget for a round has an attribute ``share``, which is set
-            to what it may use of that for the next tier.
+        policy: chooses; if it has a budget for a round, its attribute ``share`` is set to the
+            part that it may use for the next call.
         tiers: groups of waiting requests, the more urgent first.
         workers: the live workers of one group.
         outlook: their predicted loads, if there is a look-ahead.
@@ -44,7 +46,7 @@ def assign(
     in_turn = [Tier.of(tier) for tier in tiers]
     round_ = _Round(policy, workers, outlook, askable)
     if overdue is not None:
-        round_.reserve(overdue)
+        round_.reserve(overdue, in_turn[0])
     shares = _shares(in_turn, workers)
     return [each for turn in zip(in_turn, shares, strict=True) for each in round_.serve(*turn)]
 
@@ -67,9 +69,9 @@ class _Round:
         self._memory = RoundMemory()
         self._last: tuple[Sequence[Assignment], Tier] | None = None
 
-    def reserve(self, overdue: Request) -> None:
-        """Keep room for one."""
-        self._memory.reserve(overdue, self._workers)
+    def reserve(self, overdue: Request, tier: Tier) -> None:
+        """Keep room for one, at a worker that its tier may go to."""
+        self._memory.reserve(overdue, self._offered(tier))
 
     def serve(self, tier: Tier, share: float) -> Iterator[Assignment]:
         """Assign a tier; anew what did not fit into the memory of the worker that it was given."""
@@ -81,7 +83,8 @@ class _Round:
                 self._memory.keep_room(self._offered(tier))
                 break
             if self._budgeted is not None:
-                self._budgeted.share = share
+                self._budgeted.share = share if self._memory.ample(tier, takers) else share / 2
+                share -= self._budgeted.share
             assignments = self._policy.assign(tier, takers, self._outlook)
             _check(assignments, tier, takers)
             fitting = self._memory.fitting(assignments, tier, takers)
@@ -90,19 +93,21 @@ class _Round:
                 break
             entered = {assignment.request_id for assignment in fitting}
             left = [request for request in tier if request.id not in entered]
-            tier = Tier.of(left, tier.avoid)
+            tier = Tier.of(left, tier.avoid, tier.lacks)
 
     def _enter(self, assignments: Sequence[Assignment], tier: Tier) -> Sequence[Assignment]:
         self._last = assignments, tier
         return assignments
 
     def _offered(self, tier: Tier) -> Sequence[WorkerView]:
-        """The workers, without capacity those that the tier avoids."""
-        workers = self._settled()
-        if not tier.avoid or not self._askable - tier.avoid:
+        """The workers, without capacity those that the tier avoids or that lack its model."""
+        workers, closed = self._settled(), tier.lacks
+        if tier.avoid and self._askable - tier.avoid - closed:
+            closed = closed | tier.avoid
+        if not closed:
             return workers
         return [
-            replace(one, capacity=min(0, one.capacity)) if one.id in tier.avoid else one
+            replace(one, capacity=min(0, one.capacity)) if one.id in closed else one
             for one in workers
         ]
 

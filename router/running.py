@@ -10,8 +10,8 @@ import numpy as np
 
 from router.forecast import NO_CAP, Running
 
-_ID, _WORKER, _PROMPT, _GENERATED, _CAP, _PREFILL = range(6)
-_COLUMNS = 6
+_ID, _WORKER, _PROMPT, _GENERATED, _CAP, _PREFILL, _FROM = range(7)
+_COLUMNS = 7
 _FIRST_ROWS = 64
 
 
@@ -81,6 +81,7 @@ class RunningTable:
             max_tokens=kept[_CAP],
             end_probability=self._end_probability[: len(self)][here],
             prefill_left=kept[_PREFILL],
+            from_tokens=kept[_FROM],
         )
 
     def new_id(self) -> int:
@@ -90,10 +91,10 @@ class RunningTable:
 
     def add(
         self,
-        row: tuple[int, int, int, int, int, int],
+        row: tuple[int, int, int, int, int, int, int],
         end_probability: float | None,
     ) -> None:
-        """Add id, worker, prompt, generated tokens, cap and prompt tokens not yet computed.
+        """Add id, worker, and what ``WorkerRows.add`` is given.
 
         Generated tokens less the worker's ticks.
         """
@@ -151,12 +152,16 @@ class WorkerRows:
         max_tokens: int = NO_CAP,
         end_probability: float | None = None,
         number: int | None = None,
+        from_tokens: int = 0,
     ) -> int:
-        """Add a request; returns its id, a new one unless it is given."""
+        """Add a request; returns its id, a new one unless it is given.
+
+        ``from_tokens``: see ``Departure``.
+        """
         number = self._table.new_id() if number is None else number
         generated = generated_tokens - self._ticks[self.worker]
-        row = (number, self.worker, prompt_tokens, generated, max_tokens, prefill_left)
-        self._table.add(row, end_probability)
+        known = (prompt_tokens, generated, max_tokens, prefill_left, from_tokens)
+        self._table.add((number, self.worker, *known), end_probability)
         return number
 
     def new_id(self) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from router import systemd
 from router.errors import ConfigError
 from router.settings.flags import ConfigFile, given_settings, with_flags
 from router.settings.serve import ServeSettings
@@ -30,6 +31,7 @@ def serve(
 
     Settings come from flags, EVENSTEP_* variables, the --config file and defaults; the first wins.
     """
+    systemd.hold_hangups()  # from here on what is read may be out of date by the time it serves
     settings = given_settings(context, config)
     if print_config:
         typer.echo(to_toml(settings), nl=False)

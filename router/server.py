@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import signal
 import socket
 import ssl
 import time
@@ -91,7 +90,6 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
         ConfigError: an address cannot be listened on.
     """
     start_logging(settings.log_level, settings.log_format)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
     tls = settings.tls
     with opened(settings) as ports:
         built = build(settings, read, tls, ports.admin)
@@ -125,11 +123,10 @@ def build(
     access = Access(settings, time.monotonic)
     made = wiring.parts(settings, access)
     dispatcher, snapshots, cluster = made.dispatcher, made.snapshots, made.dispatcher.cluster
-    requests, counts = RequestLog(time.monotonic), HttpCounts()
+    requests, counts, streams = RequestLog(time.monotonic), HttpCounts(), Streams()
     cluster.watchers.append(requests)
     sources = _sources(made, access, counts, processes)
     metrics = Metrics(cluster, sources, time.monotonic, dispatcher.deciders).render
-    streams = Streams()
     recorder = Recorder(cluster, wiring.recorded(settings), time.monotonic, time.time())
     files = [RecordFile(Path(settings.record), recorder)] if settings.record else []
     routes = _admin_routes(lambda: reload, made, metrics, recorder, streams)
@@ -148,11 +145,12 @@ def build(
 
     context = AppContext(
         *(dispatcher, made.models, made.relay, metrics, time.monotonic),
-        *(snapshots.problem, lifecycle, access.door),
+        *(snapshots.problem, lifecycle, access.door, processes),
     )
     app = Front(create_app(context, lifespan), lifecycle, requests)
     last = [wiring.recording(recorder), wiring.ending(lifecycle)]
-    reload = Reload(settings, read, [*_guarded(tls, access), *_routing(settings, made), *last])
+    parts = *_guarded(tls, access), *_routing(settings, made), *last
+    reload = Reload(settings, read, parts, deciding)
     hot = _hot_path(settings.data_plane, context, requests)
     return Built(app, lifecycle, reload, counts, hot, made, access)
 
@@ -213,7 +211,7 @@ def _admin_routes(
         partial(add_page, render=page, streams=streams),
         partial(add_recording, recorder=recorder, streams=streams),
         partial(add_workers, fleet=made.fleet),
-        partial(add_settings, reload=reload, prepare=deciding),
+        partial(add_settings, reload=reload),
     ]
 
 

@@ -24,6 +24,8 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
         completed: it ended by itself or at its cap; False if it was aborted or failed.
         max_tokens: its cap, ``NO_CAP`` where there is none.
         engine_id: as its engine calls it, where that is known.
+        from_tokens: output that it had when it was first seen there, or seen again: after a
+            preemption or a silence it goes on, and what came before has been told, or never seen.
     """
 
     id: int
@@ -32,6 +34,12 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
     completed: bool
     max_tokens: int
     engine_id: str = ""
+    from_tokens: int = 0
+
+    @property
+    def new_tokens(self) -> int:
+        """Output that was seen to come, and that no departure has told before."""
+        return max(0, self.generated_tokens - self.from_tokens)
 
     @property
     def by_itself(self) -> bool:

@@ -3,7 +3,8 @@
 For each bucket of prompt lengths, of the requests that reached their x-th output token, the share
 that ended with it is the hazard at x; survival is the product of what the hazards leave. A request
 that was aborted, ended at its cap, or still runs has been at risk up to where it got, and no more:
-so it counts among those that reached a token, never among the ends.
+so it counts among those that reached a token, never among the ends. One that was first seen with
+some output, or again after a preemption, was at risk from there on only.
 
 Every request weighs exp(-(steps since it began) / memory), be it over or not. Weights by the step
 of its end instead would let the short ones speak first at the start and after every change.
@@ -89,7 +90,9 @@ class SurvivalSignal:
         known = self._ended if departure.by_itself and length <= self._longest else self._left
         bucket = min(max(departure.prompt_tokens.bit_length(), _SHORTEST), _LONGEST) - _SHORTEST
         began = self._since_refresh - length / self._profile.step_tokens
-        known[bucket, min(length, self._longest)] += math.exp(began / self._memory_steps)
+        weight = math.exp(began / self._memory_steps)
+        known[bucket, min(length, self._longest)] += weight
+        self._left[bucket, min(length - departure.new_tokens, self._longest)] -= weight
 
     def advance(self, steps: int) -> None:
         """Steps have passed; the ends at them have been told."""
@@ -107,9 +110,11 @@ class SurvivalSignal:
             return
         age = np.minimum(running.generated_tokens, self._longest)
         weight = np.exp(-running.generated_tokens / self._profile.step_tokens / self._memory_steps)
-        place = _bucket(running.prompt_tokens) * (self._longest + 1) + age
-        alive = np.bincount(place, weight, self._left.size).reshape(self._left.shape)
-        self._log_survival = self._draw(self._ended, self._left + alive)
+        row = _bucket(running.prompt_tokens) * (self._longest + 1)
+        entry = np.minimum(running.from_tokens, age)
+        alive = np.bincount(row + age, weight, self._left.size)
+        alive -= np.bincount(row + entry, weight, self._left.size)
+        self._log_survival = self._draw(self._ended, self._left + alive.reshape(self._left.shape))
         self.stale = False
 
     def _draw(self, ended: Floats, left: Floats) -> Floats:

@@ -28,6 +28,7 @@ class Tier(Sequence[Request]):
         by_id: the same requests, and maybe others.
         others: ids of these others.
         avoid: workers that have failed these requests.
+        lacks: workers that do not serve their model.
     """
 
     requests: Sequence[Request]
@@ -36,9 +37,15 @@ class Tier(Sequence[Request]):
     by_id: Mapping[str, Request]
     others: Set[str] = frozenset()
     avoid: Set[str] = frozenset()
+    lacks: Set[str] = frozenset()
 
     @classmethod
-    def of(cls, requests: Sequence[Request], avoid: Set[str] = frozenset()) -> Tier:
+    def of(
+        cls,
+        requests: Sequence[Request],
+        avoid: Set[str] = frozenset(),
+        lacks: Set[str] = frozenset(),
+    ) -> Tier:
         """A tier of these; a tier is its own."""
         if isinstance(requests, Tier):
             return requests
@@ -49,7 +56,17 @@ class Tier(Sequence[Request]):
             np.fromiter(map(_SLOTS, requests), dtype=np.int64, count=count),
             dict(zip(map(_ID, requests), requests, strict=True)),
             avoid=avoid,
+            lacks=lacks,
         )
+
+    @property
+    def parts(self) -> Iterator[Tier]:
+        """Those that may go to the same workers, together; the ones that may go to all last."""
+        lacking: dict[frozenset[str], list[Request]] = {}
+        for request in self.requests:
+            lacking.setdefault(request.lacks, []).append(request)
+        for lacks, requests in sorted(lacking.items(), key=lambda part: not part[0]):
+            yield Tier.of(requests, self.avoid, lacks)
 
     def find(self, request_id: str) -> Request | None:
         """The request of that id, if it is one of these."""

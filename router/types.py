@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 if TYPE_CHECKING:
     from router.foreign import Gauges
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 DEFAULT_SLOTS = 256
 ADMISSION_ENDED = "ended"
+# Why a worker is down whose operator has stopped its engine for a while, in ``WorkerDown``.
+ASLEEP, PAUSED = "its engine is asleep", "its engine is paused"
+
+MOST_RUNNING = 16_384
+"""Running requests that a snapshot may list: they are taken in within a tenth of a second."""
+
+MOST_ENDED = 65_536
+"""Ids that a snapshot may call finished, and preempted."""
+
+# What a message may say; ``wire`` refuses the rest as it decodes. Sums of these stay exact.
+Count = Annotated[int, Meta(ge=0, le=1 << 32)]
+Number = Annotated[int, Meta(ge=0, le=1 << 53)]
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+Name = Annotated[str, Meta(max_length=1024)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Ids = Annotated[tuple[str, ...], Meta(max_length=MOST_ENDED)]
 
 Role = Literal["both", "prefill", "decode"]
 
@@ -78,11 +95,13 @@ class Request:
         priority: lower goes first, as in vLLM.
         arrival_s: when it reached the router.
         text_bytes: of the text that its prompts are; 0 where it says nothing of their tokens.
+        parts: images and the like beside that text.
         exact: ``prompt_tokens`` is no estimate.
         metered: its client asks how much energy it takes.
         tenant: name of the key that it came with; empty where no keys are asked for.
         queue_timeout_s: how long it may wait in the router; None: as long as the router lets it.
         avoid: ids of workers that have failed it; it goes to others while there are any.
+        lacks: ids of workers that do not serve its model; it goes to none of them.
     """
 
     id: str
@@ -93,11 +112,13 @@ class Request:
     priority: int = 0
     arrival_s: float = 0.0
     text_bytes: int = 0
+    parts: int = 0
     exact: bool = False
     metered: bool = False
     tenant: str = ""
     queue_timeout_s: float | None = None
     avoid: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()
 
     @property
     def load_tokens(self) -> int:
@@ -195,19 +216,19 @@ class RunningRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One running engine request in a snapshot; ``id`` is the engine's own."""
 
     id: str
-    prompt_tokens: int
-    generated_tokens: int
-    cached_tokens: int = 0
-    prefill_left: int = 0
-    end_probability: float | None = None
+    prompt_tokens: Count
+    generated_tokens: Count
+    cached_tokens: Count = 0
+    prefill_left: Count = 0
+    end_probability: Share | None = None
 
 
 class KvGroup(msgspec.Struct, frozen=True, gc=False):
     """Block pool of one KV group; hybrid models have several."""
 
-    block_size: int
-    blocks_used: int
-    blocks_total: int
+    block_size: Count
+    blocks_used: Count
+    blocks_total: Count
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):
@@ -224,33 +245,35 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         step_s: how long the step took.
         waited_s: for how long of it the rank waited for others; None: its engine times it not.
         admission: its plug-in's policy; ``ADMISSION_ENDED`` after a fault; None: its engine's own.
+        waiting_routed: those of ``waiting`` that routers have sent; None: not told.
     """
 
     kind: Literal["full", "delta"]
-    group: str
-    worker: str
-    rank: int
-    epoch: str
-    sequence: int
-    step: int
-    time_s: float
-    step_s: float
+    group: Name
+    worker: Name
+    rank: Count
+    epoch: Name
+    sequence: Number
+    step: Number
+    time_s: Amount
+    step_s: Amount
     version: int = SCHEMA_VERSION
-    running: tuple[RunningRequest, ...] = ()
-    finished: tuple[str, ...] = ()
-    preempted: tuple[str, ...] = ()
-    waiting: int = 0
-    waiting_tokens: int = 0
-    slots: int = DEFAULT_SLOTS
-    kv_groups: tuple[KvGroup, ...] = ()
-    admissible_kv_tokens: int | None = None
-    admission: str | None = None
-    scheduled_prefill_tokens: int = 0
-    scheduled_decode_tokens: int = 0
-    preemptions_total: int = 0
-    waited_s: float | None = None
-    power_w: float | None = None
-    energy_j: float | None = None
+    running: Annotated[tuple[RunningRequest, ...], Meta(max_length=MOST_RUNNING)] = ()
+    finished: Ids = ()
+    preempted: Ids = ()
+    waiting: Count = 0
+    waiting_tokens: Number = 0
+    slots: Annotated[int, Meta(ge=0, le=MOST_RUNNING)] = DEFAULT_SLOTS
+    kv_groups: Annotated[tuple[KvGroup, ...], Meta(max_length=64)] = ()
+    admissible_kv_tokens: Number | None = None
+    admission: Name | None = None
+    scheduled_prefill_tokens: Count = 0
+    scheduled_decode_tokens: Count = 0
+    preemptions_total: Number = 0
+    waited_s: Amount | None = None
+    power_w: Amount | None = None
+    energy_j: Amount | None = None
+    waiting_routed: Count | None = None
 
 
 class WorkerUp(msgspec.Struct, frozen=True, gc=False):

@@ -5,22 +5,32 @@ An agent's messages have the same form, and a ``kind`` of their own.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import TypeVar
 
 import msgspec
 
 from router.errors import SnapshotError
-from router.types import SCHEMA_VERSION, Snapshot
+from router.types import SCHEMA_VERSION, Amount, Count, Name, Snapshot
 
 # Z85, ZMQ's alphabet: no comma, no space, no quotation mark.
 _CURVE_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
+_TOKEN = re.compile(r"es-[0-9a-f]{20}(?:r[0-9]+)?")
 
 T = TypeVar("T")
+
+MOST_BYTES = 4 << 20
+"""Of a message that is read; ZMQ holds none that is four times as long, and hangs up."""
+
+_LONGEST_REASON = 200
+
+
+def request_token(engine_id: str) -> str | None:
+    """A router's own token inside an engine's request id, None for somebody else's request."""
+    found = _TOKEN.search(engine_id)
+    return found.group() if found else None
 
 
 class PowerMessage(msgspec.Struct, frozen=True, tag_field="kind", tag="power"):
@@ -34,16 +44,17 @@ class PowerMessage(msgspec.Struct, frozen=True, tag_field="kind", tag="power"):
         energy_j: joules since the agent's start; None: unknown.
     """
 
-    worker: str
-    rank: int
-    time_s: float
-    power_w: float | None = None
-    energy_j: float | None = None
+    worker: Name
+    rank: Count
+    time_s: Amount
+    power_w: Amount | None = None
+    energy_j: Amount | None = None
     version: int = SCHEMA_VERSION
 
 
 class _Header(msgspec.Struct):
     version: int
+    epoch: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -61,11 +72,14 @@ def decode(message: bytes) -> Snapshot:
     """Read one message; unknown fields are ignored.
 
     Raises:
-        SnapshotError: not a snapshot, of another major version, or of times and energy that no
-            sum would recover from.
+        SnapshotError: not a snapshot, of another major version, or with a field beyond its bounds.
     """
     told = _decoded(message, _decoder, "snapshot")
-    _check((told.time_s, told.step_s, told.waited_s, told.power_w, told.energy_j), "snapshot")
+    for one in told.running:
+        if one.prefill_left > one.prompt_tokens + one.generated_tokens:
+            raise SnapshotError(
+                f"not a snapshot: prefill_left {one.prefill_left} exceeds a request"
+            )
     return told
 
 
@@ -75,24 +89,28 @@ def decode_power(message: bytes) -> PowerMessage:
     Raises:
         SnapshotError: none of an agent, of another major version, or what no GPU uses.
     """
-    told = _decoded(message, _power, "message of an agent")
-    _check((told.power_w, told.energy_j), "message of an agent")
-    return told
+    return _decoded(message, _power, "message of an agent")
 
 
-def _check(figures: Iterable[float | None], what: str) -> None:
-    for value in figures:
-        if value is not None and not 0 <= value < math.inf:
-            raise SnapshotError(f"not a {what}: {value:g} s, W or J")
+def epoch_of(message: bytes) -> str:
+    """The epoch of a message that may be no snapshot; empty where it tells none."""
+    try:
+        return _header.decode(message).epoch
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def _decoded(message: bytes, decoder: msgspec.msgpack.Decoder[T], what: str) -> T:
+    if len(message) > MOST_BYTES:
+        raise SnapshotError(f"not a {what}: {len(message)} bytes, at most {MOST_BYTES} are read")
     try:
         version = _header.decode(message).version
         if version == SCHEMA_VERSION:
             return decoder.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SnapshotError(f"not a {what}: {error}") from error
+        # It may quote the message, whatever that is.
+        reason = str(error)[:_LONGEST_REASON]
+        raise SnapshotError(f"not a {what}: {reason}") from error
     raise SnapshotError(
         f"the worker speaks snapshot schema {version}, this router schema {SCHEMA_VERSION}: "
         "install the same version of evenstep in both"

@@ -71,14 +71,14 @@ def parts(settings: ServeSettings, access: Access) -> Parts:
         settings.breakers,
     )
     made = dispatcher(settings, cluster, access.weight)
-    models = ModelTable(cluster, settings.aliases)
+    models = ModelTable(cluster, settings.aliases, settings.request_limits)
     attempts = Attempts()
     monitor = health(settings, made, models, attempts)
     client = HttpClient(settings.connect_timeout_s, settings.worker_key)
     urls = SharedUrls(settings.workers)
     relays = relay(settings, made, client, monitor, attempts, urls)
     snapshots, gauges, agents = sources(settings, made)
-    followers = (urls, agents, gauges, monitor, snapshots)
+    followers = (urls, agents, gauges, models, monitor, snapshots)
     fleet = Fleet(cluster, made.lanes, followers, attempts.break_off, settings.workers)
     return Parts(made, models, snapshots, gauges, agents, monitor, client, relays, fleet, urls)
 
@@ -122,6 +122,7 @@ def relay(
             settings.kv_expiry_s if settings.kv_transfer == "params" else None,
             Bootstraps(client),
         ),
+        tells=settings.worker_headers,
     )
 
 
@@ -228,13 +229,14 @@ def watching(health: HealthMonitor, gauges: GaugeReader) -> Part:
 
 
 def patience(relay: RelayContext) -> Part:
-    """How often and for how long workers are tried, for requests from now on."""
+    """How often and for how long workers are tried, and what is told, for requests from now on."""
 
     def take(settings: ServeSettings) -> None:
         relay.max_attempts, relay.deadlines = settings.max_attempts, settings.deadlines
+        relay.tells = settings.worker_headers
 
     names = {"max_attempts", "request_timeout_s", "first_byte_timeout_s", "stream_idle_timeout_s"}
-    return Part(frozenset(names), take)
+    return Part(frozenset(names | {"worker_headers"}), take)
 
 
 def workers(fleet: Fleet) -> Part:
@@ -250,10 +252,10 @@ def workers(fleet: Fleet) -> Part:
 
 
 def recording(recorder: Recorder) -> Part:
-    """What recordings say that begin from now on."""
+    """What recordings say from now on."""
 
     def take(settings: ServeSettings) -> None:
-        recorder.setting = recorded(settings)
+        recorder.change(recorded(settings))
 
     return Part(frozenset(), take)
 
@@ -275,15 +277,12 @@ def keys(access: Access) -> Part:
 def certificate(shown: ssl.SSLContext) -> Part:
     """What new clients are shown; also when the files are the same, with something else in them."""
 
-    def files(settings: ServeSettings) -> tuple[str, str | None]:
-        if settings.tls_cert is None:
+    def check(settings: ServeSettings) -> None:
+        if settings.certificate is None:
             raise ConfigError("tls_cert is gone: a port that speaks HTTPS does so until it ends")
-        return settings.tls_cert, settings.tls_key
 
     def take(settings: ServeSettings) -> None:
-        tls.load(shown, *files(settings))
-
-    def check(settings: ServeSettings) -> None:
-        tls.check(*files(settings))
+        if settings.certificate is not None:
+            tls.load(shown, *settings.certificate)
 
     return Part(frozenset({"tls_cert", "tls_key"}), take, check)

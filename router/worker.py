@@ -42,6 +42,7 @@ class _InFlight:
     """A dispatched request, and how many of its engine requests have ended.
 
     ``numbers`` are ids in the look-ahead, until engine requests that are shown take them over;
+    ``from_tokens`` are of ``generated_tokens`` those that a feed's departures have told;
     ``generated_tokens`` are of all that are not shown together; ``uncounted`` of its prompts have
     not taught the token rate yet; ``told_tokens`` is what one of its prompts is by its engine's
     count, 0 until that is known; ``ended_tokens`` are the output of what has ended, by its feed,
@@ -53,6 +54,7 @@ class _InFlight:
     numbers: list[int] = field(default_factory=list)
     finished: int = 0
     generated_tokens: int = 0
+    from_tokens: int = 0
     uncounted: int = field(init=False)
     told_tokens: int = 0
     ended_tokens: int = 0
@@ -181,7 +183,9 @@ class Worker:
         unseen = sum(self._unseen.values())
         if self.feed is None:
             return unseen
-        return self.feed.running + max(unseen, self.feed.waiting)
+        # Of those that queue there, what routers have sent may be the very ones not seen to run.
+        feed = self.feed
+        return feed.running + feed.waiting + max(0, unseen - feed.waiting_routed)
 
     def open_slots(self, running: int) -> int:
         """Slots that stood open for others in a step that ran so many engine requests."""
@@ -231,6 +235,7 @@ class Worker:
         self._own_meter = False
         for token, flight in self._in_flight.items():
             flight.generated_tokens = self.feed.generated_by_token(token)
+            flight.from_tokens = flight.generated_tokens
         self.gaps += self.feed.gaps
         self.preemptions += self.feed.preemptions
         self.feed.clear()
@@ -248,7 +253,7 @@ class Worker:
         self._note_own()
 
     def _note_own(self) -> None:
-        if self.feed is None:  # else what is known includes what others have there
+        if self.feed is None:  # else it includes what others have there
             self.foreign.note_own(self._known_requests(), self._known_tokens())
 
     def add(self, request: Request, now_s: float | None = None) -> None:
@@ -267,11 +272,10 @@ class Worker:
         flight.streamed_tokens = generated_tokens
         if self.feed is not None:
             return 0
-        generated_tokens = max(0, generated_tokens - flight.ended_tokens)
-        new = generated_tokens - flight.generated_tokens
-        flight.generated_tokens = generated_tokens
+        before = flight.generated_tokens
+        flight.generated_tokens = max(0, generated_tokens - flight.ended_tokens)
         self.rows.change()
-        return new
+        return flight.generated_tokens - before
 
     def count(self, counted: PromptCounted) -> None:
         """An answer says how many tokens a request has; a feed may have shown it."""
@@ -306,8 +310,9 @@ class Worker:
             self.feed.forget(request_id)
             self._note_departures(self.feed)
         if self.feed is None:
-            for number, prompt, generated, cap in self._unseen_parts(request_id):
-                self.departures.append(Departure(number, prompt, generated, complete, cap))
+            for number, prompt, generated, cap, seen in self._unseen_parts(request_id):
+                left = Departure(number, prompt, generated, complete, cap, from_tokens=seen)
+                self.departures.append(left)
         flight = self._in_flight.pop(request_id)
         done = complete and not flight.refused
         self.service.gone(flight.request.slots, now_s, complete=done)
@@ -344,17 +349,18 @@ class Worker:
             return None
         return max(0, self.feed.admissible_tokens - self._unseen_tokens())
 
-    def foreseen(self) -> Iterator[tuple[int, int, int, int]]:
-        """Engine requests that no snapshot has shown: id, prompt, generated tokens, and cap."""
+    def foreseen(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """What no snapshot has shown: id, prompt, generated tokens, cap, ``from_tokens``."""
         return chain.from_iterable(map(self._unseen_parts, self._unseen))
 
-    def _unseen_parts(self, token: str) -> Iterator[tuple[int, int, int, int]]:
+    def _unseen_parts(self, token: str) -> Iterator[tuple[int, int, int, int, int]]:
         """Those of one request, between which its tokens are divided."""
         flight, parts = self._in_flight[token], self._unseen.get(token, 0)
         flight.numbers += [self.rows.new_id() for _ in range(parts - len(flight.numbers))]
         for part, number in enumerate(flight.numbers[:parts]):
             generated_tokens = (flight.generated_tokens + part) // parts
-            yield number, flight.request.prompt_tokens, generated_tokens, flight.max_tokens
+            seen = (flight.from_tokens + part) // parts
+            yield number, flight.request.prompt_tokens, generated_tokens, flight.max_tokens, seen
 
     def _claim(self, token: str, prompt_tokens: int) -> tuple[int, int | None]:
         flight = self._in_flight.get(token)
@@ -368,21 +374,19 @@ class Worker:
         flight.told_tokens = prompt_tokens
         if flight.uncounted:
             flight.uncounted -= 1
-            self._token_rate.learn(flight.request.text_bytes, prompt_tokens)
+            request = flight.request
+            self._token_rate.learn(request.text_bytes, prompt_tokens, request.parts)
 
     def _recount(self, tokens: Iterable[str]) -> None:
         """Find out anew how much of these requests the feed does not show."""
         self.rows.change()
         running: Mapping[str, int] = self.feed.running_by_token if self.feed else {}
         for token in tokens:
-            flight = self._in_flight.get(token)
-            parts = 0
-            if flight is not None:
+            self._unseen.pop(token, None)
+            if (flight := self._in_flight.get(token)) is not None:
                 parts = flight.request.slots - flight.finished - running.get(token, 0)
-            if parts > 0:
-                self._unseen[token] = parts
-            else:
-                self._unseen.pop(token, None)
+                if parts > 0:
+                    self._unseen[token] = parts
 
     def _note_departures(self, feed: Feed) -> None:
         """An own request that had left before its engine dropped it was aborted."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit
 
-import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -22,10 +25,24 @@ _LONGEST_S = 3600.0
 # Of a line: a terminal breaks it, and nothing of it is left out.
 _WIDEST = 10_000
 
-Url = Annotated[str, typer.Option("--url", metavar="URL", help="The router's admin port.")]
+URL_VARIABLE, KEY_VARIABLE = "EVENSTEP_ADMIN_URL", "EVENSTEP_ADMIN_KEY"
+
+Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        envvar=URL_VARIABLE,
+        help="URL of the router's admin port.",
+    ),
+]
 KeyFile = Annotated[
     Path | None,
-    typer.Option("--key-file", metavar="FILE", help="With a key of the router's --admin-key-file."),
+    typer.Option(
+        "--key-file",
+        metavar="FILE",
+        help=f"File with a key of the router's --admin-key-file; unset: {KEY_VARIABLE} is the key.",
+    ),
 ]
 JsonFile = Annotated[str | None, json_option("Write the router's answer; - is stdout.")]
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="URL[,key=value]..., as in --worker.")]
@@ -86,29 +103,56 @@ def undrain(
 
 
 def _ask(
-    method: str, url: str, path: str, key_file: Path | None, wait_s: float = 0.0, **fields: Any
+    method: str,
+    url: str,
+    path: str,
+    key_file: Path | None,
+    wait_s: float = 0.0,
+    content: str | None = None,
+    params: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     address = f"{url.rstrip('/')}/workers{path}"
-    headers = {} if key_file is None else {"authorization": f"Bearer {first_key(str(key_file))}"}
+    key = os.environ.get(KEY_VARIABLE) if key_file is None else first_key(str(key_file))
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    connection, target = _connection(url, address, _TIMEOUT_S + wait_s)
+    # http.client would send text as Latin-1.
+    sent = None if content is None else content.encode()
+    with contextlib.closing(connection):
+        try:
+            query = "" if params is None else f"?{urlencode(params)}"
+            connection.request(method, target + query, sent, headers)
+            answer = connection.getresponse()
+            status, body = answer.status, answer.read()
+        except ValueError:
+            raise ConfigError(
+                f"the key (--key-file or {KEY_VARIABLE}) has a line end or a character that a "
+                "header cannot hold; give it as it stands in the router's --admin-key-file"
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise ConfigError(f"--url: nothing answers at {address} ({error})") from None
     try:
-        answer = httpx.request(
-            method, address, headers=headers, timeout=_TIMEOUT_S + wait_s, trust_env=False, **fields
-        )
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
-        raise ConfigError(f"--url: {url} is no URL; write http://HOST:PORT") from None
-    except httpx.HTTPError as error:
-        raise ConfigError(f"--url: nothing answers at {address} ({error})") from None
-    try:
-        said = answer.json()
-        if answer.is_success:
+        said = json.loads(body)
+        if 200 <= status < 300:
             return dict(said)
         reason = said["error"]["message"]
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
-            f"--url: {address} answers {answer.status_code} as no admin port does; give the "
+            f"--url: {address} is no admin port (it answers {status}); give the address of the "
             "router's --admin-port"
         ) from None
     raise InputError(reason)
+
+
+def _connection(url: str, address: str, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+    """Of Python's own client, since others take long to import; and the path to request."""
+    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+    try:
+        parts = urlsplit(address)
+        if not parts.hostname:
+            raise ValueError
+        return kinds[parts.scheme](parts.hostname, parts.port, timeout=timeout_s), parts.path
+    except (ValueError, KeyError, http.client.InvalidURL):
+        raise ConfigError(f"--url: {url} is no URL; write http://HOST:PORT") from None
 
 
 def _show(answer: Mapping[str, Any], json_file: str | None) -> None:

@@ -3,8 +3,8 @@
     python -m deploy.local.up                    # everything on free ports of 127.0.0.1
     python -m deploy.local.up --port 8000 --policy round_robin
 
-Nothing is installed and nothing stays: states and logs lie in a temporary folder. Without
-Prometheus the rest goes on, and it is said how to get it.
+Nothing is installed: states and logs lie in a temporary folder. Debian's Prometheus is laid beside
+the engine if there is none; where that fails the rest goes on, and it is said how to get it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from deploy.prometheus.install import ADVICE, find
+from deploy.prometheus.install import ADVICE, lay
 from loadgen.demo.page import EMULATED_POWER
 from loadgen.demo.processes import Child, free_ports, signals_as_interrupts
 from router.errors import EvenstepError
@@ -106,7 +106,7 @@ def _start_fleet(options: argparse.Namespace, stack: Stack) -> dict[str, Any]:
 
 def _start_prometheus(stack: Stack, router: str, engines: Sequence[str]) -> str | None:
     """Its URL; None where there is no Prometheus."""
-    program = find("prometheus")
+    program = lay("prometheus")
     if program is None:
         return None
     config = stack.folder / "prometheus.yml"

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from deploy.engine.build import BuildError, cache_folder, ensure, is_complete, say
 
+# Without a network apt-get may try for very long.
+_PATIENCE_S = 120.0
+
 ADVICE = "install prometheus (Debian: apt-get install prometheus), or run make prometheus"
 
 
@@ -52,21 +55,28 @@ def unpack(into: Path) -> None:
 
 def _succeeds(cwd: Path, *command: str) -> bool:
     try:
-        return subprocess.run(command, cwd=cwd, stdout=sys.stderr, check=False).returncode == 0
-    except FileNotFoundError:
+        done = subprocess.run(command, cwd=cwd, stdout=sys.stderr, check=False, timeout=_PATIENCE_S)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
         return False
+    return done.returncode == 0
+
+
+def lay(*programs: str) -> str | None:
+    """Path of the first of these, all unpacked before if one is missing; None, and says why."""
+    if None in map(find, programs):
+        try:
+            ensure(folder(), unpack)
+        except (BuildError, OSError) as error:
+            say(str(error))
+            return find(programs[0]) if None not in map(find, programs) else None
+    return find(programs[0])
 
 
 def main() -> int:
     """Print the folder of ``prometheus`` and ``promtool``, made first if need be."""
-    if find("prometheus") is None or find("promtool") is None:
-        try:
-            ensure(folder(), unpack)
-        except BuildError as error:
-            say(str(error))
-            return 1
-    program = find("prometheus")
-    assert program is not None
+    program = lay("prometheus", "promtool")
+    if program is None:
+        return 1
     print(Path(program).parent)
     return 0
 

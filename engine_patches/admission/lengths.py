@@ -121,4 +121,4 @@ def _table(running: Mapping[str, Ticket], steps: int) -> Running:
     caps = np.array([ticket.cap_tokens for ticket in running.values()], dtype=np.int64)
     nothing = np.zeros(len(prompts), dtype=np.int64)
     unknown = np.full(len(prompts), math.nan)
-    return Running(nothing, nothing, prompts, sizes - prompts, caps, unknown, nothing)
+    return Running(nothing, nothing, prompts, sizes - prompts, caps, unknown, nothing, nothing)

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from engine_patches.memory import cross_check
+from engine_patches.power.devices import VISIBLE, RankGpus, UnknownGpusError, rank_devices
 from engine_patches.power.source import EnergySum, PowerReading
 
 log = logging.getLogger("vllm.evenstep")
@@ -21,15 +22,16 @@ log = logging.getLogger("vllm.evenstep")
 RETRY_S = 30.0
 """How long to wait before a GPU that could not be read is tried again."""
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_ORDER = "CUDA_DEVICE_ORDER"
 _MODULES = ("pynvml", "vllm.third_party.pynvml")
+_NO_GPU = "there is no such GPU: nvidia-smi -L lists indices and whole UUIDs"
 _MENDS = {
     "NVMLError_LibraryNotFound": "there is no NVIDIA driver here: install it, or give the "
     "container access to the GPUs (NVIDIA_DRIVER_CAPABILITIES with utility)",
     "NVMLError_DriverNotLoaded": "the NVIDIA driver is not loaded: see what nvidia-smi says",
     "NVMLError_NoPermission": "the driver refuses permission: let this user read /dev/nvidia*",
-    "NVMLError_NotFound": "there is no such GPU: nvidia-smi -L lists indices and UUIDs",
-    "NVMLError_InvalidArgument": "there is no such GPU: nvidia-smi -L lists indices and UUIDs",
+    "NVMLError_NotFound": _NO_GPU,
+    "NVMLError_InvalidArgument": _NO_GPU,
     "NVMLError_GpuIsLost": "it is lost: see dmesg for its Xid error, and reset it",
 }
 _ABSENT = frozenset({"NVMLError_NotSupported", "NVMLError_FunctionNotFound"})
@@ -50,11 +52,16 @@ class _Gpus:
 
 
 class Notices:
-    """What is wrong is said once, however many ranks of a host suffer from it."""
+    """What is wrong is said once, however many ranks of one process suffer from it.
+
+    An agent has them all; each rank with the plug-in is a process of its own.
+    """
 
     def __init__(self) -> None:
         self._said: set[str] = set()
         self._parts_said = False
+        self._owners: dict[str, object] = {}
+        self._shared: set[str] = set()
 
     def begin(self, problem: str) -> None:
         """Power is unknown."""
@@ -69,6 +76,16 @@ class Notices:
             log.warning(
                 "evenstep: %s is part of a GPU: the power told of such parts is the whole GPU's, "
                 "all of its parts together, since NVML knows no other",
+                device,
+            )
+
+    def taken(self, device: str, uuid: str, owner: object) -> None:
+        """Note that a rank has a GPU, and warn if another one has it too."""
+        if self._owners.setdefault(uuid, owner) is not owner and uuid not in self._shared:
+            self._shared.add(uuid)
+            log.warning(
+                "evenstep: GPU %s is in several ranks: each reports the whole GPU's power, so that "
+                "sums over them count it more than once",
                 device,
             )
 
@@ -88,6 +105,8 @@ class NvmlSource:
             for whose parts NVML tells no power.
         notices: shared by the sources of a process.
         load: gets the module ``pynvml``; ImportError where there is none.
+        by_speed: indices are CUDA's, which may number a machine's GPUs from the fastest on; NVML
+            always numbers them by their places on the bus.
     """
 
     def __init__(
@@ -95,10 +114,13 @@ class NvmlSource:
         devices: Sequence[str],
         notices: Notices | None = None,
         load: Callable[[], Any] | None = None,
+        *,
+        by_speed: bool = False,
     ) -> None:
         self._devices = tuple(devices)
         self._notices = notices or Notices()
         self._load = load or _pynvml
+        self._by_speed = by_speed
         self._nvml: Any = None
         self._gpus: _Gpus | None = None
         self._energy = EnergySum()
@@ -151,11 +173,14 @@ class NvmlSource:
             self._nvml = nvml
         except nvml.NVMLError as error:
             raise NvmlError(_mend(error)) from error
+        self._check_order()
         handles = tuple(self._handle(device) for device in self._devices)
         whole: dict[str, tuple[str, Any]] = {}
         for device, handle in zip(self._devices, handles, strict=True):
             gpu = self._whole(device, handle)
-            whole.setdefault(self._ask(device, "nvmlDeviceGetUUID", gpu), (device, gpu))
+            uuid = self._ask(device, "nvmlDeviceGetUUID", gpu)
+            whole.setdefault(uuid, (device, gpu))
+            self._notices.taken(device, uuid, self)
         return _Gpus(handles, whole)
 
     def _close(self) -> None:
@@ -164,6 +189,18 @@ class NvmlSource:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
             self._nvml = None
+
+    def _check_order(self) -> None:
+        """Refuse indices that may name other GPUs; GPUs of one kind have the same order in both."""
+        if not self._by_speed or not any(map(str.isdecimal, self._devices)):
+            return
+        indices = range(self._ask("0", "nvmlDeviceGetCount"))
+        handles = [self._handle(str(index)) for index in indices]
+        if len({self._ask("0", "nvmlDeviceGetName", handle) for handle in handles}) > 1:
+            raise NvmlError(
+                f"the GPUs here are of several kinds, which CUDA numbers by their speed: set "
+                f"{_ORDER}=PCI_BUS_ID, or name GPUs by their UUIDs in {VISIBLE}"
+            )
 
     def _handle(self, device: str) -> Any:
         if device.isdecimal():
@@ -198,14 +235,14 @@ class NvmlSource:
                 return None
             raise
 
-    def _ask(self, device: str, function: str, argument: Any) -> Any:
+    def _ask(self, device: str, function: str, *arguments: Any) -> Any:
         """What NVML answers.
 
         Raises:
             NvmlError: an error; the message names the device.
         """
         try:
-            return getattr(self._nvml, function)(argument)
+            return getattr(self._nvml, function)(*arguments)
         except self._nvml.NVMLError as error:
             raise NvmlError(f"GPU {device}: {_mend(error)}") from error
 
@@ -222,25 +259,12 @@ def _pynvml() -> Any:
     raise ImportError
 
 
-def rank_devices(visible: str | None, gpus: int, local_rank: int) -> tuple[str, ...]:
-    """The GPUs of one data-parallel rank, which vLLM takes in order.
-
-    Args:
-        visible: what ``CUDA_VISIBLE_DEVICES`` says.
-        gpus: how many one rank has.
-        local_rank: number of the rank among those of this machine.
-
-    Returns:
-        Index or UUID of each; fewer where fewer are visible.
-    """
-    first = local_rank * gpus
-    if visible is None:
-        return tuple(str(index) for index in range(first, first + gpus))
-    devices = [name.strip() for name in visible.split(",") if name.strip()]
-    return tuple(devices[first : first + gpus] or devices[:gpus])
-
-
-def open_source(gpus: int, local_rank: int) -> NvmlSource | None:
-    """What knows the power of this rank's GPUs; None where this process may see none."""
-    devices = rank_devices(os.environ.get(_VISIBLE), gpus, local_rank)
-    return NvmlSource(devices) if devices else None
+def open_source(rank: RankGpus) -> NvmlSource | None:
+    """What knows the power of a rank's GPUs; None, and a line in the log, where nothing can."""
+    try:
+        devices = rank_devices(rank, os.environ.get(VISIBLE))
+    except UnknownGpusError as error:
+        log.warning("evenstep: power unknown: %s", error)
+        return None
+    by_speed = os.environ.get(_ORDER) != "PCI_BUS_ID"
+    return NvmlSource(devices, by_speed=by_speed)

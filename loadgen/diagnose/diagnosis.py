@@ -96,6 +96,10 @@ def report(diagnosis: Diagnosis, compared: Comparison | None = None) -> dict[str
             "other_groups": list(window.others),
             "policy": window.policy,
             "dispatch": window.dispatch.value if window.dispatch else None,
+            "policy_changes": [
+                asdict(each) | {"dispatch": each.dispatch.value if each.dispatch else None}
+                for each in window.changes
+            ],
             "seconds": window.elapsed_s,
             "time_scale": window.time_scale,
             "steps": window.steps,

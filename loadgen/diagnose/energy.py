@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.diagnose.findings import MOSTLY, Findings
-from loadgen.diagnose.prospects import Prospect, Prospects
+from loadgen.diagnose.prospects import Prospects
 from loadgen.diagnose.window import Window
 from loadgen.step_model import PowerModel
 from router.energy.joules import PowerLevels
@@ -21,21 +21,23 @@ class Energy:
     """Of the group's workers, in their steps, per day.
 
     Attributes:
-        power_is: ``measured``, or ``modelled``: by calibrated levels, else by the P(u) of the paper
-            with the watts of ``PowerModel``.
-        power_w: mean, of all workers together, in steps.
+        power_is: ``measured``; ``modelled`` by calibrated levels; ``unknown``, without either.
+        power_w: mean, of all workers together, in steps; None: unknown.
         per_day_j: at the share of the time that the engines step.
         waiting_per_day_j: of these, spent waiting for the fullest; None: without calibrated levels
             nobody knows.
-        saved_per_day_j: for the same tokens, with the policy that a switch would go to; always
-            modelled. None: no switch would pay. Below 0: it takes more.
+        saved_share: share of the energy that the best policy would save for the same tokens;
+            modelled by calibrated levels, else by the P(u) of the paper. None: no switch would
+            pay. Below 0: it takes more.
+        saved_per_day_j: the same in joules.
         price_per_kwh: None: not given, and money is not known.
     """
 
     power_is: str
-    power_w: float
-    per_day_j: float
+    power_w: float | None
+    per_day_j: float | None
     waiting_per_day_j: float | None
+    saved_share: float | None
     saved_per_day_j: float | None
     price_per_kwh: float | None
 
@@ -59,25 +61,39 @@ def energy(
     """
     if not window.steps:
         return None
-    idle_share = found.waiting.idle_share
-    model_w = _model_w(window, idle_share)
-    measured_w = _measured_w(window)
-    power_w = model_w if measured_w is None else measured_w
-    per_day_j = power_w * DAY_S * found.barrier.stepping_share
-    waiting_j = saved_j = None
-    if window.levels is not None and idle_share is not None:
+    idle_share = found.waiting.idle_share if found.barrier.there is not False else 0.0
+    power_w, power_is = _power(window, idle_share)
+    per_day_j = None if power_w is None else power_w * DAY_S * found.barrier.stepping_share
+    waiting_j = saved_share = None
+    if per_day_j is not None and window.levels is not None and idle_share is not None:
         levels = window.levels
         waiting_j = per_day_j * levels.spin_w * idle_share / _mean_w(levels, idle_share)
     if prospects is not None:
-        saved_j = per_day_j * (1 - _relative(window, found, prospects, model_w))
+        saved_share = 1 - _relative(window, found, prospects)
     return Energy(
-        power_is="modelled" if measured_w is None else "measured",
+        power_is=power_is,
         power_w=power_w,
         per_day_j=per_day_j,
         waiting_per_day_j=waiting_j,
-        saved_per_day_j=saved_j,
+        saved_share=saved_share,
+        saved_per_day_j=_times(saved_share, per_day_j),
         price_per_kwh=price_per_kwh,
     )
+
+
+def _times(share: float | None, amount: float | None) -> float | None:
+    return None if share is None or amount is None else share * amount
+
+
+def _power(window: Window, idle_share: float | None) -> tuple[float | None, str]:
+    """Mean power in steps of all workers, and whether it is measured, modelled or unknown."""
+    measured_w = _measured_w(window)
+    if measured_w is not None:
+        return measured_w, "measured"
+    if window.levels is not None and idle_share is not None:
+        workers = window.worker_seconds / float(window.step_s.sum())
+        return workers * _mean_w(window.levels, idle_share), "modelled"
+    return None, "unknown"
 
 
 def _measured_w(window: Window) -> float | None:
@@ -91,11 +107,8 @@ def _measured_w(window: Window) -> float | None:
     return float(total_w @ window.step_s / window.step_s.sum())
 
 
-def _model_w(window: Window, idle_share: float | None) -> float:
-    """Mean power in steps of all workers, by calibrated levels or by the paper's P(u)."""
-    if window.levels is not None and idle_share is not None:
-        workers = float(window.counted.sum(axis=1) @ window.step_s / window.step_s.sum())
-        return workers * _mean_w(window.levels, idle_share)
+def _paper_w(window: Window) -> float:
+    """Mean power in steps of all workers, by the paper's P(u)."""
     used = window.loads / np.maximum(1, window.peak_tokens)[:, np.newaxis]
     watts = np.where(window.counted, PowerModel().watts(used), 0.0).sum(axis=1)
     return float(watts @ window.step_s / window.step_s.sum())
@@ -105,7 +118,7 @@ def _mean_w(levels: PowerLevels, idle_share: float) -> float:
     return levels.spin_w * idle_share + levels.busy_w * (1 - idle_share)
 
 
-def _relative(window: Window, found: Findings, prospects: Prospects, model_w: float) -> float:
+def _relative(window: Window, found: Findings, prospects: Prospects) -> float:
     """Energy per token with the best policy, against now, by the model."""
     best, now = prospects.best, found.waiting
     if window.levels is not None:
@@ -113,10 +126,7 @@ def _relative(window: Window, found: Findings, prospects: Prospects, model_w: fl
         power = _mean_w(window.levels, best.predicted.idle_share)
         power /= _mean_w(window.levels, now.idle_share)
         return power * now.throughput_tok_s / best.predicted.throughput_tok_s
-    return best.energy_j_per_token / _now_j_per_token(prospects.current, found, model_w)
-
-
-def _now_j_per_token(current: Prospect | None, found: Findings, model_w: float) -> float:
+    current = prospects.current
     if current is not None:
-        return current.energy_j_per_token
-    return model_w / found.waiting.throughput_tok_s
+        return best.energy_j_per_token / current.energy_j_per_token
+    return best.energy_j_per_token * now.throughput_tok_s / _paper_w(window)

@@ -9,6 +9,7 @@ from statistics import fmean
 import numpy as np
 
 from loadgen.diagnose.window import Flags, Window
+from router.barrier import is_barrier
 from router.energy.step_fit import FittedStep, StepFit
 from router.types import Dispatch
 from router.workload import Floats, Ints
@@ -17,8 +18,6 @@ from router.workload import Floats, Ints
 NEARLY_FULL = 0.85
 # Between a slot's becoming free and its next request there is a step or two: no sign of any want.
 TRANSIT_STEPS = 2
-# In step with each other, ranks miss a step of the count only when a message is lost.
-STEPPING_TOGETHER = 0.9
 # Timed by the engines at most steps, or not at all.
 MOSTLY = 0.9
 # Standard errors above what the steps show, beyond which the cost of a token surely does not lie.
@@ -48,7 +47,7 @@ class Barrier:
     @property
     def there(self) -> bool | None:
         """Ranks wait for each other; None: not known."""
-        return None if self.together_share is None else self.together_share >= STEPPING_TOGETHER
+        return is_barrier(self.together_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +112,17 @@ class Load:
         workers: that count, in the median step.
         slots: of a worker, mean; None: not told.
         slots_used: share of the slots with a request in them; None: ``slots`` is.
-        waiting: requests that wait, in the router and the engines, mean over steps.
+        waiting: engine requests that wait, in the router and the engines, mean over steps.
         waiting_share: of the steps, those in which more wait than slots are free; without
             ``slots``, than are about to enter anyway.
-        inside: requests that wait or run, mean over steps.
+        inside: engine requests that wait or run, mean over steps.
         arrivals_s: requests that ended per second.
         second_half: tokens of the window's second half against those of the first; None: there
             are none in the first.
         completed: requests with their whole answer.
         failed: those without.
-        prompt_tokens, output_tokens: means of the completed ones; None: there are none.
+        prompt_tokens, output_tokens: of an engine request of the completed ones, means; None:
+            there are none.
     """
 
     workers: int
@@ -190,7 +190,7 @@ def _mean(values: Floats | Ints | Flags) -> float:
 
 
 def _barrier(window: Window) -> Barrier:
-    several = (window.running > 0).sum(axis=1) >= 2
+    several = (window.loads > 0).sum(axis=1) >= 2
     together = window.together[several]
     fit = StepFit()
     peak, seconds = window.peak_tokens, window.step_s
@@ -252,25 +252,25 @@ def _idle_share(window: Window, fitted: FittedStep | None) -> tuple[float | None
 
 
 def _load(window: Window) -> Load:
-    completed = window.completed
+    completed, parts = window.completed, [lengths for _, lengths in window.parts]
     slots = _slots(window)
     told = slots[~np.isnan(slots)]
     places = float((window.counted * np.nan_to_num(slots)).sum())
     known = bool(told.size) and told.size == slots.size and places > 0
-    waiting = window.pool + window.queued
+    waiting = window.pool * window.slots_per_request + window.queued
     return Load(
         workers=int(np.median(window.counted.sum(axis=1))) if window.steps else len(slots),
         slots=float(told.mean()) if told.size else None,
         slots_used=float(window.running.sum()) / places if known else None,
-        waiting=_mean(waiting),
+        waiting=float(waiting.mean()) if waiting.size else 0.0,
         waiting_share=_mean(waiting > (_free(window).sum(axis=1) if known else _transit(window))),
-        inside=_mean(waiting + window.running.sum(axis=1)),
-        arrivals_s=len(window.requests) / window.elapsed_s if window.elapsed_s > 0 else 0.0,
+        inside=float((waiting + window.running.sum(axis=1)).mean()) if waiting.size else 0.0,
+        arrivals_s=len(window.requests) / window.elapsed_s if window.elapsed_s > 1e-6 else 0.0,
         second_half=_second_half(window),
         completed=len(completed),
         failed=len(window.requests) - len(completed),
-        prompt_tokens=fmean(each.prompt_tokens for each in completed) if completed else None,
-        output_tokens=fmean(each.output_tokens for each in completed) if completed else None,
+        prompt_tokens=fmean(prompt for prompt, _ in parts) if parts else None,
+        output_tokens=fmean(output for _, output in parts) if parts else None,
     )
 
 
@@ -292,7 +292,8 @@ def _free(window: Window) -> Floats:
 
 def _transit(window: Window) -> float:
     """Requests that are under way to a free slot at any time."""
-    return TRANSIT_STEPS * len(window.requests) / max(1, window.steps)
+    requests = len(window.requests) * window.slots_per_request
+    return TRANSIT_STEPS * requests / max(1, window.steps)
 
 
 def _memory(window: Window, load: Load) -> Memory:
@@ -326,6 +327,7 @@ def _held_share(window: Window, kv_tokens: Floats, load: Load) -> float | None:
     everywhere = (free > 0).sum(axis=1) == window.counted.sum(axis=1)
     held = np.minimum(window.queued, np.where(everywhere, free.sum(axis=1), room))
     if window.dispatch is Dispatch.POOL:
-        held = held + np.minimum(window.pool, np.maximum(0.0, room - held))
+        pool = window.pool * window.slots_per_request
+        held = held + np.minimum(pool, np.maximum(0.0, room - held))
     held = np.maximum(0.0, held - _transit(window))
     return float(held.sum() / (window.counted * slots).sum())

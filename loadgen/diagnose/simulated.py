@@ -171,22 +171,13 @@ def _simulated(setting: _Setting, policy: str, dispatch: Dispatch, seed: int) ->
 
 
 def _lengths(window: Window) -> TraceLengths:
-    rows = tuple(TraceRequest(*lengths) for _, lengths in _parts(window))
+    rows = tuple(TraceRequest(*lengths) for _, lengths in window.parts)
     return TraceLengths.of(Trace("recorded", "recording", rows))
-
-
-def _parts(window: Window) -> list[tuple[float, tuple[int, int]]]:
-    """Arrival and lengths of what requests became in the engines."""
-    return [
-        (each.arrival_s, (each.prompt_tokens, max(1, each.output_tokens // each.slots)))
-        for each in window.completed
-        for _ in range(each.slots)
-    ]
 
 
 def _stream(setting: _Setting) -> Stream:
     if setting.mode == "full":
-        rows = [lengths for _, lengths in _parts(setting.window)]
+        rows = [lengths for _, lengths in setting.window.parts]
         return ClosedStream(cycle(rows), setting.clients)
     return TimedStream(_in_a_circle(setting.window))
 
@@ -194,7 +185,7 @@ def _stream(setting: _Setting) -> Stream:
 def _in_a_circle(window: Window) -> Iterator[Job]:
     """The window's arrivals, again and again; those from before it at its end."""
     length_s = window.elapsed_s
-    timed = sorted((at_s % length_s, lengths) for at_s, lengths in _parts(window))
+    timed = sorted((at_s % length_s, lengths) for at_s, lengths in window.parts)
     numbers = count()
     for turn in count():
         for at_s, lengths in timed:

@@ -13,6 +13,7 @@ from loadgen.diagnose.prospects import Prospects
 from loadgen.diagnose.window import Window
 from loadgen.diagnose.words import HEADLINES, answers
 from loadgen.replay.table import number
+from router.types import Dispatch
 
 _COLUMNS = ("imbalance", "idle share", "tok/s", "step, ms")
 # Of ``Figures``, in its order.
@@ -38,14 +39,30 @@ def diagnosis_table(diagnosis: Diagnosis, compared: Comparison | None) -> Render
 
 
 def _conditions(window: Window) -> str:
-    policy = "an unknown balancer"
-    if window.policy is not None:
-        policy = window.policy + (f", {window.dispatch.value}" if window.dispatch else "")
+    policy = _rule(window.policy, window.dispatch)
     others = f" (not: {', '.join(window.others)})" if window.others else ""
     cut = "" if window.complete else "; lines are missing, the figures are of the rest"
     return (
         f"Group {window.group}{others} under {policy}: {len(window.workers)} workers, "
-        f"{window.steps:,} steps in {window.elapsed_s:.1f} s{cut}."
+        f"{window.steps:,} steps in {window.elapsed_s:.1f} s{cut}.{_changes(window)}"
+    )
+
+
+def _rule(policy: str | None, dispatch: Dispatch | None) -> str:
+    if policy is None:
+        return "an unknown balancer"
+    return policy + (f", {dispatch.value}" if dispatch else "")
+
+
+def _changes(window: Window) -> str:
+    if not window.changes:
+        return ""
+    last, often = window.changes[-1], len(window.changes)
+    times = "" if often == 1 else f" {often} times, the last time"
+    return (
+        f" The policy changed{times} after {last.after_s:.1f} s, from "
+        f"{_rule(last.policy, last.dispatch)}: the figures are of the time since. Give --start and "
+        "--seconds of a recording for the time before."
     )
 
 

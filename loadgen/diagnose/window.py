@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from router.energy.joules import PowerLevels
 from router.errors import ConfigError, InputError
-from router.recording.lines import Header, RecordedWorker, Recording, RequestLine, StepLine
+from router.recording.lines import (
+    Header,
+    PolicyLine,
+    RecordedWorker,
+    Recording,
+    RequestLine,
+    StepLine,
+)
 from router.types import Dispatch, Outcome
 from router.workload import Floats, Ints
 
@@ -37,6 +44,20 @@ class Span:
     listened_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """Another policy came into force.
+
+    Attributes:
+        after_s: wall seconds since the start of the span.
+        policy, dispatch: that were in force until then.
+    """
+
+    after_s: float
+    policy: str | None
+    dispatch: Dispatch | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """S steps of a group of G workers; times are engine seconds since the window's start.
@@ -48,6 +69,7 @@ class Window:
         others: the names of the recording's other groups.
         source: ``serve`` or ``observe``.
         policy, dispatch: that were in force; None: somebody else balanced.
+        changes: those of the policy in the span; the window begins with the last of them.
         levels: calibrated power of a worker's GPUs.
         workers: those of the group.
         elapsed_s: how long the window is.
@@ -72,6 +94,7 @@ class Window:
     source: str
     policy: str | None
     dispatch: Dispatch | None
+    changes: tuple[PolicyChange, ...]
     levels: PowerLevels | None
     workers: tuple[RecordedWorker, ...]
     elapsed_s: float
@@ -103,6 +126,22 @@ class Window:
             for each in self.requests
             if each.outcome == Outcome.COMPLETED.value and each.output_tokens > 0
         ]
+
+    @property
+    def parts(self) -> list[tuple[float, tuple[int, int]]]:
+        """What these became in the engines: arrival, and tokens of prompt and output."""
+        return [
+            (each.arrival_s, (each.prompt_tokens, output_tokens))
+            for each in self.completed
+            for output_tokens in each.outputs
+        ]
+
+    @property
+    def slots_per_request(self) -> float:
+        """Engine requests that one of these becomes, mean."""
+        return (
+            sum(each.slots for each in self.requests) / len(self.requests) if self.requests else 1
+        )
 
     @property
     def peak_tokens(self) -> Ints:
@@ -137,17 +176,21 @@ def window_of(recording: Recording, span: Span, group: str | None = None) -> Win
     name = _busiest(recording) if group is None else _known(group, header)
     if not header.groups[name].workers:
         raise InputError(f"group {name} has no workers in the recording; record one that has some")
-    begin_s, end_s = _extent(recording, span)
+    span_s, end_s = _extent(recording, span)
+    first, changes, begin_s = _changes(recording, span_s, end_s)
     steps = [s for s in recording.steps if s.group == name and begin_s <= s.time_s <= end_s]
     steps = [s for s in steps if s.step_s > 0 and s.loads.count(None) < len(s.loads)]
     requests = [r for r in recording.requests if r.group == name and begin_s <= r.ended_s <= end_s]
-    lasted_s = end_s - begin_s if span.listened_s is None else span.listened_s
+    lasted_s = end_s - begin_s
+    if span.listened_s is not None:
+        lasted_s = max(0.0, span.listened_s - (begin_s - span_s))
     return Window(
         group=name,
         others=tuple(each for each in header.groups if each != name),
         source=header.source,
-        policy=header.policy,
-        dispatch=_dispatch(header),
+        policy=first.policy,
+        dispatch=_dispatch(first.dispatch),
+        changes=changes,
         levels=PowerLevels(*header.power_levels) if header.power_levels else None,
         workers=header.groups[name].workers,
         elapsed_s=lasted_s / span.time_scale,
@@ -158,6 +201,22 @@ def window_of(recording: Recording, span: Span, group: str | None = None) -> Win
         end_s=np.array([(s.time_s - begin_s) / span.time_scale for s in steps]),
         **_columns(steps, len(header.groups[name].workers)),
     )
+
+
+def _changes(
+    recording: Recording, begin_s: float, end_s: float
+) -> tuple[PolicyLine, tuple[PolicyChange, ...], float]:
+    """The policy at the end of a span, its changes in the span, and the time of the last one."""
+    header, changes, since_s = recording.header, [], begin_s
+    in_force = PolicyLine(0.0, header.policy, header.dispatch)
+    for each in recording.changes:
+        if begin_s < each.changed_s <= end_s:
+            until = in_force.policy, _dispatch(in_force.dispatch)
+            changes.append(PolicyChange(each.changed_s - begin_s, *until))
+            since_s = each.changed_s
+        if each.changed_s <= end_s:
+            in_force = each
+    return in_force, tuple(changes), since_s
 
 
 def _extent(recording: Recording, span: Span) -> tuple[float, float]:
@@ -202,13 +261,12 @@ def _list(names: Mapping[str, object]) -> str:
     return ", ".join(names)
 
 
-def _dispatch(header: Header) -> Dispatch | None:
+def _dispatch(name: str | None) -> Dispatch | None:
     try:
-        return None if header.dispatch is None else Dispatch(header.dispatch)
+        return None if name is None else Dispatch(name)
     except ValueError:
         raise InputError(
-            f"the recording's dispatch {header.dispatch!r} is unknown; record anew with this "
-            "evenstep"
+            f"the recording's dispatch {name!r} is unknown; record anew with this evenstep"
         ) from None
 
 

@@ -22,6 +22,13 @@ HEADLINES = {
 }
 
 
+_UNKNOWN_POWER = (
+    "Unknown: too few workers tell their power, and modelling it takes --power-levels of the "
+    "router and a known idle share. The plug-in tells it on GPUs; without the plug-in evenstep "
+    "agent does."
+)
+
+
 def answers(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     """Questions, each with its answer; none where there are no steps."""
     found = diagnosis.found
@@ -120,19 +127,26 @@ def _extra(diagnosis: Diagnosis, extra_tok_s: float) -> str:
 
 def energy_words(used: Energy) -> str:
     """What a day takes, and what of it a switch would save."""
-    parts = [
-        f"{used.power_w:,.0f} W ({used.power_is}), {_amount(used, used.per_day_j)} a day: "
-        f"{EXTRAPOLATED}."
-    ]
-    if used.waiting_per_day_j is None:
-        parts.append("What waiting takes of it is unknown without --power-levels of the router.")
+    if used.power_w is None or used.per_day_j is None:
+        parts = [_UNKNOWN_POWER]
     else:
-        parts.append(f"Waiting takes {_amount(used, used.waiting_per_day_j)} of it.")
-    if used.saved_per_day_j is not None:
-        less = "less" if used.saved_per_day_j >= 0 else "more"
-        amount = _amount(used, abs(used.saved_per_day_j))
+        how = "modelled by --power-levels" if used.power_is == "modelled" else used.power_is
+        parts = [
+            f"{used.power_w:,.0f} W ({how}), {_amount(used, used.per_day_j)} a day: {EXTRAPOLATED}."
+        ]
+        if used.waiting_per_day_j is None:
+            parts.append(
+                "What waiting takes of it is unknown without --power-levels of the router."
+            )
+        else:
+            parts.append(f"Waiting takes {_amount(used, used.waiting_per_day_j)} of it.")
+    if used.saved_share is not None:
+        less = "less" if used.saved_share >= 0 else "more"
+        amount = f"{abs(used.saved_share):.1%}"
+        if used.saved_per_day_j is not None:
+            amount = _amount(used, abs(used.saved_per_day_j))
         parts.append(f"The same tokens would take {amount} {less} (modelled).")
-    if used.price_per_kwh is None:
+    if used.price_per_kwh is None and used.power_w is not None:
         parts.append("Money is unknown without --price.")
     return " ".join(parts)
 

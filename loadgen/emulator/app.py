@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -23,6 +24,7 @@ from loadgen.emulator.generation import (
 )
 from loadgen.emulator.listener import WIRE
 from loadgen.emulator.metrics import render_metrics
+from loadgen.emulator.operated import ACTIONS
 from loadgen.emulator.sent import Sent, SentLog
 from loadgen.emulator.shapes import error_body
 from loadgen.emulator.stepper import Lateness
@@ -52,12 +54,15 @@ class WorkerApp:
         self._worker = worker
         self._sent = sent
         self._lateness = lateness
+        self._limits = worker.settings.limits
         self._pages: dict[str, Callable[[], tuple[bytes, bytes]]] = {
             "/health": lambda: (b"", asgi.JSON),
             "/version": lambda: (msgspec.json.encode({"version": VERSION}), asgi.JSON),
             "/v1/models": lambda: (self._models(), asgi.JSON),
             "/load": lambda: (self._load(), asgi.JSON),
             "/metrics": lambda: (render_metrics(worker, lateness), METRICS_TYPE),
+            "/is_sleeping": lambda: (worker.operated.said("is_sleeping"), asgi.JSON),
+            "/is_paused": lambda: (worker.operated.said("is_paused"), asgi.JSON),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,6 +77,8 @@ class WorkerApp:
             return
         try:
             await self._route(scope, body, receive, send)
+        except asgi.ClientGoneError:
+            return
         except RejectedError as rejected:
             await asgi.respond(
                 send,
@@ -93,7 +100,8 @@ class WorkerApp:
             try:
                 await self._fail_on_purpose(receive)
                 self._check(scope)
-                generation = _PARSERS[path](body, self._worker.settings.limits)
+                generation = _PARSERS[path](body, self._serving)
+                await self._until_going(receive)
                 answer = await self._generate(request, generation, scope, (receive, send))
             except RejectedError as rejected:
                 self._note(request, began_s, rejected.status)
@@ -102,7 +110,11 @@ class WorkerApp:
         elif path in BESIDE:
             _allow(method, "POST")
             await self._fail_on_purpose(receive)
-            await asgi.respond(send, BESIDE[path](body, self._worker.settings.limits))
+            await asgi.respond(send, BESIDE[path](body, self._serving))
+        elif path in ACTIONS:
+            _allow(method, "POST")
+            self._worker.operated.do(path, body)
+            await asgi.respond(send, b"{}")
         else:
             raise RejectedError("Not Found", status=404)
 
@@ -117,6 +129,25 @@ class WorkerApp:
         raise RejectedError(
             "emulated fault", status=fault.status, retry_after_s=fault.retry_after_s
         )
+
+    async def _until_going(self, receive: Receive) -> None:
+        """Wait while the engine sleeps or is paused.
+
+        Raises:
+            ClientGoneError: the client did not wait so long.
+        """
+        going = self._worker.operated.going
+        if going.is_set():
+            return
+        waits = asyncio.ensure_future(going.wait())
+        gone = asyncio.ensure_future(asgi.until_gone(receive))
+        try:
+            await asyncio.wait([waits, gone], return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise asgi.ClientGoneError
+        finally:
+            waits.cancel()
+            gone.cancel()
 
     def _check(self, scope: Scope) -> None:
         rank = asgi.header(scope, b"x-data-parallel-rank")
@@ -159,19 +190,27 @@ class WorkerApp:
             )
         )
 
+    @property
+    def _serving(self) -> Limits:
+        return replace(self._limits, adapters=frozenset(self._worker.operated.adapters))
+
     def _models(self) -> bytes:
-        limits = self._worker.settings.limits
+        limits = self._limits
         card = {
             "id": limits.model,
             "object": "model",
-            "created": 0,
+            "created": int(time.time()),
             "owned_by": "evenstep-emulator",
             "root": limits.model,
             "parent": None,
             "max_model_len": limits.max_model_len,
             "permission": [],
         }
-        return msgspec.json.encode({"object": "list", "data": [card]})
+        adapters = [
+            {**card, "id": name, "root": root, "parent": limits.model, "max_model_len": None}
+            for name, root in self._worker.operated.adapters.items()
+        ]
+        return msgspec.json.encode({"object": "list", "data": [card, *adapters]})
 
     def _load(self) -> bytes:
         return msgspec.json.encode({"server_load": len(self._worker.answers)})

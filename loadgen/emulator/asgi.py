@@ -10,7 +10,7 @@ JSON = b"application/json"
 
 
 class ClientGoneError(Exception):
-    """The client went away while it was sending its request."""
+    """The client went away before its request was taken in."""
 
 
 async def read_body(receive: Receive) -> bytes:

@@ -82,6 +82,5 @@ def _decode(body: bytes, kind: type[Asked], limits: Limits) -> Asked:
         asked = msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RejectedError(str(error)) from error
-    if asked.model not in (None, "", limits.model):
-        raise RejectedError(f"The model `{asked.model}` does not exist.", "model", 404)
+    limits.check(asked.model)
     return asked

@@ -19,12 +19,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 
 from engine_patches.admission.ledger import Memory
 from loadgen.emulator.handoff import Fetch, KeptKv
 from loadgen.emulator.queues import EngineOrder, Eviction, Queue
 from loadgen.emulator.schedule import Budget, Schedule
+from router.wire import request_token
 
 
 @dataclass(slots=True, eq=False)
@@ -116,9 +117,7 @@ class Engine:
         self.kv_tokens = kv_tokens // block_tokens * block_tokens
         self.running: list[EngineRequest] = []
         self.kept = KeptKv(lease_s)
-        self.load_tokens = 0
-        self.fetching_tokens = 0
-        self.waiting_tokens = 0
+        self.load_tokens = self.fetching_tokens = self.waiting_tokens = 0
         self.preemptions_total = self.failed_loads_total = 0
         self.generated_total = self.lost_total = 0
         self._block_tokens = block_tokens
@@ -135,12 +134,17 @@ class Engine:
         self._waiting: dict[str, EngineRequest] = {}
         self._fetching: list[EngineRequest] = []
         self._ready: list[EngineRequest] = []
-        self._arrivals = 0
+        self._arrivals = count()
 
     @property
     def waiting(self) -> int:
         """Requests that wait for a slot, their KV being here or not."""
         return len(self._waiting)
+
+    @property
+    def waiting_routed(self) -> int:
+        """Those of them that routers have sent."""
+        return sum(request_token(id_) is not None for id_ in self._waiting)
 
     @property
     def used_tokens(self) -> int:
@@ -182,8 +186,7 @@ class Engine:
             raise ValueError(f"request {request.id} can never fit in {self.kv_tokens} KV tokens")
         if request.id in self._waiting or any(r.id == request.id for r in self.running):
             raise ValueError(f"request {request.id} is already here")
-        request.arrival = self._arrivals
-        self._arrivals += 1
+        request.arrival = next(self._arrivals)
         request.cap_tokens = request.cap_tokens or self.kv_tokens - request.prompt_tokens + 1
         self._wait(request)
         self._queue.arrived(request)
@@ -329,14 +332,11 @@ class Engine:
                 self._ready.append(request)
             else:
                 failed.append(request.id)
-                self._drop_fetching(request)
+                self._queue.left(request)
+                del self._waiting[request.id]
+                self.waiting_tokens -= request.load_tokens
+                self.fetching_tokens -= request.load_tokens
         return failed
-
-    def _drop_fetching(self, request: EngineRequest) -> None:
-        self._queue.left(request)
-        del self._waiting[request.id]
-        self.waiting_tokens -= request.load_tokens
-        self.fetching_tokens -= request.load_tokens
 
     def _abort_waiting(self, request: EngineRequest) -> None:
         self._queue.left(request)

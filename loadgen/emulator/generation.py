@@ -50,11 +50,21 @@ class RejectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one emulated engine serves."""
+    """What one emulated engine serves; ``adapters`` of its model, too."""
 
     model: str
     max_model_len: int
     seed: int
+    adapters: frozenset[str] = frozenset()
+
+    def check(self, model: str | None) -> None:
+        """See that a model is served.
+
+        Raises:
+            RejectedError: it is not.
+        """
+        if model not in (None, "", self.model) and model not in self.adapters:
+            raise RejectedError(f"The model `{model}` does not exist.", "model", 404)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +227,7 @@ def _generation(
 
 
 def _check(body: _Body, limits: Limits, n: int) -> None:
-    if body.model not in (None, "", limits.model):
-        raise RejectedError(f"The model `{body.model}` does not exist.", "model", 404)
+    limits.check(body.model)
     if n < 1:
         raise RejectedError(f"n must be at least 1, got {n}.", "n")
     if n > MOST_CHOICES:

@@ -132,6 +132,7 @@ def _report(
         preempted=part.schedule.preempted if part else (),
         waiting=engine.waiting,
         waiting_tokens=engine.waiting_tokens,
+        waiting_routed=engine.waiting_routed,
         slots=engine.slots,
         kv_groups=(KvGroup(1, engine.used_tokens, engine.kv_tokens),),
         admissible_kv_tokens=engine.admissible_tokens,

@@ -13,6 +13,7 @@ from loadgen.emulator.faults import Fault
 from loadgen.emulator.generation import Generation
 from loadgen.emulator.handoff import Fetch, KeptKv
 from loadgen.emulator.named_shapes import MessageShape, ResponseShape
+from loadgen.emulator.operated import Operated
 from loadgen.emulator.settings import EmulatorSettings
 from loadgen.emulator.shapes import CHAT, COMPLETION, Shape
 from loadgen.emulator.state_stream import StateStream
@@ -35,6 +36,7 @@ class EmulatedWorker:
         engine_id: another one at every start of its engine.
         on_change: called when there is new work or less, or a fault came or went.
         step: the last step that it took part in.
+        operated: what its operator has had it do.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class EmulatedWorker:
         self.fault: Fault | None = None
         self.prompt_tokens_total = 0
         self.step = 0
+        self.operated = Operated()
         self.on_change: Callable[[], None] = _nothing
         self._choices: dict[str, Choice] = {}
         self._ended: list[str] = []

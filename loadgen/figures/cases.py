@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.figures.fingerprints import Code, decode_code
 from loadgen.figures.samples import Key
 from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, SEEDS, Run
-from loadgen.simulator.config import DecodeConfig, flag
+from loadgen.simulator.config import PAPER, DecodeConfig, flag, usual_pool
 from loadgen.simulator.decode import simulate
 from loadgen.simulator.handoff import PrefillResult
 from loadgen.simulator.lengths import LengthSource, TraceLengths
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def differs(self) -> Mapping[str, object]:
-        """Settings that are not the defaults of ``DecodeConfig``."""
+        """Settings that are not the conditions of the paper."""
         return differing(self.config)
 
     @property
@@ -154,8 +154,8 @@ def settings(config: DecodeConfig) -> dict[str, object]:
 
 
 def differing(config: DecodeConfig) -> dict[str, object]:
-    """Settings that are not the defaults."""
-    default = settings(DecodeConfig(policy="bfio", lengths=config.lengths))
+    """Settings that are not the conditions of the paper."""
+    default = settings(DecodeConfig(policy="bfio", lengths=config.lengths, **PAPER))
     required = {"policy": config.policy, "lengths": config.lengths.name}
     found = {name: value for name, value in settings(config).items() if value != default.get(name)}
     return required | found
@@ -165,7 +165,7 @@ def command_line(config: DecodeConfig) -> str | None:
     """What simulates it with the first seed; None where flags cannot say it."""
     if config.known_profile is not None:
         return None
-    default = DecodeConfig(policy="bfio", lengths=config.lengths)
+    default = DecodeConfig(policy="bfio", lengths=config.lengths, pool=usual_pool(config.arrivals))
     flags = [f"--policy {config.policy}", *_lengths_flag(config.lengths)]
     for name in _PLAIN_FLAGS:
         value = getattr(config, name)

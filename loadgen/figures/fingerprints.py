@@ -41,7 +41,7 @@ _ADMITTING = (
 _LIVE = tuple(
     f"router.{name}"
     for name in (
-        *("barrier", "cluster", "config", "feed", "foreign", "overcommit", "running"),
+        *("cluster", "config", "feed", "foreign", "running", "settings"),
         *("service_rate", "token_rate", "wire", "worker"),
     )
 )

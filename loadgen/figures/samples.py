@@ -20,7 +20,7 @@ class Sample:
     Attributes:
         values: by metric, one a seed; a metric that a run does not have is None.
         command: what repeats them; None where the command line cannot say it.
-        differs: settings that are not the defaults of ``DecodeConfig``.
+        differs: settings that are not the conditions of the paper.
         records: every step of the first run, where asked for.
     """
 

@@ -13,7 +13,7 @@ from loadgen.figures.claims import Claim
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.tables import Table
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.config import PAPER, DecodeConfig
 from loadgen.simulator.oracle import Knowledge
 
 TRACE_NAMES: Mapping[str, str] = MappingProxyType(
@@ -88,4 +88,4 @@ def config(trace: str, way: str, **changes: Any) -> DecodeConfig:
         way: a name of ``WAYS``.
         changes: of the fields of ``DecodeConfig``.
     """
-    return DecodeConfig(**{"lengths": trace_lengths(trace), **WAYS[way], **changes})
+    return DecodeConfig(**{**PAPER, "lengths": trace_lengths(trace), **WAYS[way], **changes})

@@ -1,9 +1,9 @@
-"""``evenstep simulate decode``: one policy in virtual time."""
+"""``evenstep simulate decode``: one policy in virtual time, or several on the same requests."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 from rich.console import Console
@@ -11,7 +11,8 @@ from rich.console import Console
 from loadgen.emulator.prefill import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFAULT_TRANSFER
 from loadgen.options import command_of
 from loadgen.simulator.arrivals import Arrivals
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.comparison import Comparison, comparison_table
+from loadgen.simulator.config import SERVE, DecodeConfig, usual_pool
 from loadgen.simulator.decode import simulate
 from loadgen.simulator.options import (
     JsonFlag,
@@ -39,9 +40,21 @@ from router.workload import WorkProfile
 _MOST_DRIFT = 1000
 _MOST_BETA = 1_000_000
 
-_Policy = Annotated[str, flag("--policy", f"One of {', '.join(POLICIES)}.", "P")]
+_Policy = Annotated[
+    str,
+    flag(
+        "--policy",
+        f"One or more of {', '.join(POLICIES)}; the others are compared with the first.",
+        "P[,P...]",
+    ),
+]
 _Pool = Annotated[
-    int, flag("--pool", "Requests kept waiting; with other arrivals, seen by a policy.", "N")
+    int | None,
+    flag(
+        "--pool",
+        f"Requests kept waiting [128]; with other arrivals, room to wait [{SERVE['pool_size']}].",
+        "N",
+    ),
 ]
 _Horizon = Annotated[int | None, flag("--horizon", "Steps looked ahead [by the rule].", "H")]
 _Discount = Annotated[
@@ -54,8 +67,12 @@ _Lead = Annotated[
     float | None,
     flag("--lead", "Tokens by which a worker that can be filled is left below [rule].", "TOKENS"),
 ]
+_Starvation = Annotated[
+    float, flag("--starvation-s", "Simulated seconds after which a request goes first.", "S")
+]
 _Deadline = Annotated[
-    int, flag("--deadline-steps", "Steps after which a request goes first; 0: none.", "W")
+    int | None,
+    flag("--deadline-steps", "The deadline in steps, in place of --starvation-s; 0: none.", "W"),
 ]
 _Arrivals = Annotated[
     str, flag("--arrivals", "Always enough, a rate per second, the trace's.", Arrivals.FORMS)
@@ -65,7 +82,12 @@ _Dispatch = Annotated[
 ]
 _Delay = Annotated[int, flag("--dispatch-delay", "Steps from a decision to the engine.", "STEPS")]
 _Overcommit = Annotated[
-    int, flag("--overcommit", "Requests queued in an engine before a slot is free.", "N")
+    int | None,
+    flag(
+        "--overcommit",
+        "Requests queued in an engine before a slot is free [as its slot bubble asks for].",
+        "N",
+    ),
 ]
 _Drift = Annotated[float, flag("--drift", "Tokens that a request grows by in a step.", "D")]
 _Prefill = Annotated[
@@ -113,28 +135,31 @@ _Steps = Annotated[int, flag("--steps", "Steps simulated.", "N")]
 _Warmup = Annotated[int, flag("--warmup", "Steps before the averages begin.", "N")]
 _Seed = Annotated[int, flag("--seed", "Of lengths, arrivals and random choices.", "S")]
 
+_Seeds = Annotated[int, flag("--seeds", "Runs of each policy, with seeds from --seed on.", "N", 1)]
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """The command line of ``evenstep simulate decode``."""
+    """The command line of ``evenstep simulate decode``; defaults are those of ``serve``."""
 
-    policy: _Policy = "bfio"
+    policy: _Policy = SERVE["policy"]
     trace: TraceFlag = None
     lengths: LengthsFlag = None
     workers: WorkersFlag = 16
     slots: SlotsFlag = 72
-    pool: _Pool = 128
-    horizon: _Horizon = None
-    discount: _Discount = None
-    tie_weight: _TieWeight = None
-    lead_tokens: _Lead = None
-    deadline_steps: _Deadline = 0
-    lookahead: LookaheadFlag = "none"
+    pool: _Pool = None
+    horizon: _Horizon = SERVE["horizon"]
+    discount: _Discount = SERVE["discount"]
+    tie_weight: _TieWeight = SERVE["tie_weight"]
+    lead_tokens: _Lead = SERVE["lead_tokens"]
+    starvation_s: _Starvation = SERVE["starvation_s"]
+    deadline_steps: _Deadline = None
+    lookahead: LookaheadFlag = SERVE["lookahead"]
     arrivals: _Arrivals = "full"
-    dispatch: _Dispatch = Dispatch.POOL
+    dispatch: _Dispatch = SERVE["dispatch"]
     dispatch_delay: _Delay = 0
-    overcommit: _Overcommit = 0
-    drift: _Drift = 1.0
+    overcommit: _Overcommit = SERVE["overcommit"]
+    drift: _Drift = SERVE["drift"]
     prefill_cost: _Prefill = None
     step_time: StepTimeFlag = "4.95e-3,9.5e-8"
     kv_tokens: _KvTokens = 0
@@ -146,11 +171,12 @@ class DecodeOptions:
     kv_transfer_time: _TransferTime = None
     steps: _Steps = 4500
     warmup: _Warmup = 500
-    seed: _Seed = 0
+    seed: _Seed = SERVE["seed"]
+    seeds: _Seeds = 1
     json_file: JsonFlag = None
 
-    def config(self) -> DecodeConfig:
-        """What they say.
+    def configs(self) -> list[DecodeConfig]:
+        """What they say, of each policy.
 
         Raises:
             ConfigError: something that makes no sense; names the option.
@@ -161,11 +187,17 @@ class DecodeOptions:
             for each in fields(DecodeConfig)
             if hasattr(self, each.name)
         }
-        return DecodeConfig(
+        arrivals = Arrivals.parse(self.arrivals)
+        names = self.policy.split(",")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"--policy: give each policy once, got {self.policy!r}")
+        first = DecodeConfig(
             **as_they_are
             | {
+                "policy": names[0],
+                "pool": usual_pool(arrivals) if self.pool is None else self.pool,
                 "lengths": length_source(self.trace, self.lengths),
-                "arrivals": Arrivals.parse(self.arrivals),
+                "arrivals": arrivals,
                 "knowledge": Knowledge.parse(self.lookahead),
                 "profile": _profile(self.drift, self.prefill_cost),
                 "step_time": load_step_time(self.step_time),
@@ -178,6 +210,7 @@ class DecodeOptions:
                 ),
             }
         )
+        return [first, *(replace(first, policy=name) for name in names[1:])]
 
 
 @command_of(DecodeOptions)
@@ -191,15 +224,32 @@ def decode(options: DecodeOptions) -> None:
     steps and without memory for a prompt that waits (prefill_busy_share, prefill_stalled_share),
     and the prompts that were not computed at the end (prefill_waiting_at_end):
     evenstep simulate decode --arrivals poisson:1400 --prefill-workers 40 --prefill-kv-tokens 16384.
+
+    Several policies, or several seeds, give means with 95 % intervals, and of paired seeds the
+    differences from the first policy: evenstep simulate decode --policy jsq,bfio --seeds 5.
     """
+    configs = options.configs()
     try:
-        result = simulate(options.config(), clock=time.perf_counter)
+        runs = {
+            config.policy: [
+                simulate(replace(config, seed=options.seed + n), clock=time.perf_counter)
+                for n in range(options.seeds)
+            ]
+            for config in configs
+        }
     except MemoryError as error:
         raise ConfigError(
             "--workers times --slots, --pool or --horizon: too much for this machine's memory"
         ) from error
-    Console(stderr=options.json_file == STDOUT).print(decode_table(result))
-    write_json(result.report(), options.json_file)
+    console = Console(stderr=options.json_file == STDOUT)
+    if len(configs) == options.seeds == 1:
+        (result,) = runs[configs[0].policy]
+        console.print(decode_table(result))
+        write_json(result.report(), options.json_file)
+        return
+    comparison = Comparison(runs)
+    console.print(comparison_table(comparison))
+    write_json(comparison.report(), options.json_file)
 
 
 def _profile(drift: float, prefill_cost: str | None) -> WorkProfile:

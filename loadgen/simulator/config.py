@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 from loadgen.simulator.arrivals import Arrivals
 from loadgen.simulator.lengths import LengthSource
@@ -12,10 +15,20 @@ from loadgen.simulator.prefill import PrefillConfig
 from loadgen.step_model import PowerModel, StepTime
 from router.errors import ConfigError
 from router.policies import POLICIES
+from router.settings.balancing import BalancingSettings
 from router.tuning import WINDOW_STEPS, WINDOWS_SEEN
 from router.types import Dispatch
 from router.workload import WorkProfile
 
+# The defaults of ``evenstep serve``, which are those of a simulation too.
+SERVE: Mapping[str, Any] = MappingProxyType(
+    {name: each.default for name, each in BalancingSettings.model_fields.items()}
+)
+# The conditions of arXiv 2601.17855, section 6, where they are not those of ``serve``.
+PAPER: Mapping[str, Any] = MappingProxyType(
+    {"deadline_steps": 0, "overcommit": 0, "knowledge": Knowledge("none")}
+)
+_KEPT_WAITING = 128
 _MANY = 1_000_000_000
 # The least and the most: what lies beyond is a slip, and would overflow or fill the memory.
 _RANGES: dict[str, tuple[int, int]] = {
@@ -58,8 +71,10 @@ class DecodeConfig:
         seed: of lengths, arrivals, random policies and missed ends.
         dispatch: from the central pool, or at once on arrival to queues in the engines.
         dispatch_delay: steps from a decision to the engine.
-        overcommit: requests that may queue in each engine before a slot is free.
-        deadline_steps: patience of a waiting request; 0: endless.
+        overcommit: requests that may queue in each engine before a slot is free; None: as many as
+            the measured slot bubble asks for.
+        starvation_s: patience of a waiting request, in simulated seconds.
+        deadline_steps: the same in steps, in its place; 0: endless.
         horizon, discount, tie_weight, lead_tokens: H, gamma, mu and the lead; None: by the rule.
         knowledge: what is known of coming ends.
         profile: what requests cost; a cost per running request comes from ``step_time``.
@@ -69,6 +84,8 @@ class DecodeConfig:
         size_error: of a waiting request's prompt as policies see it, the sigma of a lognormal
             factor of mean 1; 0: they see the exact size.
 
+    Fields that ``serve`` has too have its defaults.
+
     Raises:
         ConfigError: settings that make no sense; names the option.
     """
@@ -77,20 +94,21 @@ class DecodeConfig:
     lengths: LengthSource
     workers: int = 16
     slots: int = 72
-    pool: int = 128
+    pool: int = _KEPT_WAITING
     steps: int = 4500
     warmup: int = 500
     seed: int = 0
     arrivals: Arrivals = field(default_factory=Arrivals)
-    dispatch: Dispatch = Dispatch.POOL
+    dispatch: Dispatch = SERVE["dispatch"]
     dispatch_delay: int = 0
-    overcommit: int = 0
-    deadline_steps: int = 0
-    horizon: int | None = None
-    discount: float | None = None
-    tie_weight: float | None = None
-    lead_tokens: float | None = None
-    knowledge: Knowledge = field(default_factory=Knowledge)
+    overcommit: int | None = SERVE["overcommit"]
+    starvation_s: float = SERVE["starvation_s"]
+    deadline_steps: int | None = None
+    horizon: int | None = SERVE["horizon"]
+    discount: float | None = SERVE["discount"]
+    tie_weight: float | None = SERVE["tie_weight"]
+    lead_tokens: float | None = SERVE["lead_tokens"]
+    knowledge: Knowledge = field(default_factory=lambda: Knowledge(SERVE["lookahead"]))
     step_time: StepTime = field(default_factory=StepTime)
     power: PowerModel = field(default_factory=PowerModel)
     profile: WorkProfile = field(default_factory=WorkProfile)
@@ -109,12 +127,24 @@ class DecodeConfig:
         if self.discount is not None:
             self._check_discount(self.discount)
         self._check_dispatch()
+        if not 0 < self.starvation_s <= _MOST_SECONDS:
+            raise ConfigError(
+                f"--starvation-s must be above 0 and at most {_MOST_SECONDS:,}, got "
+                f"{self.starvation_s:g}; for no deadline give --deadline-steps 0"
+            )
         if not 0 <= self.size_error <= _MOST_SIZE_ERROR:
             raise ConfigError(
                 f"--size-error must be from 0 to {_MOST_SIZE_ERROR:g}, got {self.size_error:g}"
             )
         if self.prefill is not None:
             self._check_prefill(self.prefill)
+
+    @property
+    def patience(self) -> float:
+        """Of a waiting request, in steps where they are given, else in seconds."""
+        if self.deadline_steps is None:
+            return self.starvation_s
+        return self.deadline_steps or math.inf
 
     @property
     def true_profile(self) -> WorkProfile:
@@ -139,6 +169,7 @@ class DecodeConfig:
             "profile": asdict(self.true_profile),
             "known_profile": asdict(known),
             **({"prefill": asdict(self.prefill)} if self.prefill else {}),
+            **({} if self.deadline_steps is not None else {"starvation_s": self.starvation_s}),
             **({"size_error": self.size_error} if self.size_error else {}),
         }
 
@@ -196,6 +227,12 @@ class DecodeConfig:
             seconds,
             _MOST_SECONDS,
         )
+
+
+def usual_pool(arrivals: Arrivals) -> int:
+    """Requests kept waiting, which are the load; with other arrivals ``serve``'s pool size."""
+    seen: int = SERVE["pool_size"]
+    return _KEPT_WAITING if arrivals.kind == "full" else seen
 
 
 def flag(name: str) -> str:

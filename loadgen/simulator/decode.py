@@ -90,11 +90,13 @@ class _Simulation:
             return False
         engines, recorder = self._engines, self._recorder
         for job in self._stream.due(self._now_s, self._waiting(), self._inside()):
-            self._front.arrive(job, step)
+            self._front.arrive(job, step, self._now_s)
         if self._prefill and step == self._config.warmup:
             self._prefill.meter.restart()
-        self._front.decide(step)
-        recorder.started(step, engines.begin(step, self._now_s))
+        self._front.decide(step, self._now_s)
+        starts = engines.begin(step, self._now_s)
+        recorder.started(step, starts)
+        self._front.started(len(starts))
         seconds = self._seconds(step)
         recorder.step(
             seconds, idle_s, engines.tokens(step), engines.decoding(step), self._front.waiting

@@ -181,6 +181,7 @@ class Engines:
             max_tokens=np.full(count, cap_tokens),
             end_probability=np.full(count, np.nan),
             prefill_left=_joined(self._prefill_left(step).take(runs), prompts),
+            from_tokens=np.zeros(count, dtype=np.int64),
             remaining=_joined(
                 self._end.take(runs) - (step - 1),
                 self._profile.steps_before_first(prompts) + outputs,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -16,8 +15,10 @@ from loadgen.simulator.estimates import seen_prompt_tokens
 from loadgen.simulator.oracle import Drift
 from loadgen.simulator.results import Recorder, Report
 from router import rounds
+from router.barrier import StepTotals
 from router.forecast import NO_CAP, Outlook
 from router.lookahead import LookAhead
+from router.overcommit import Overcommit
 from router.policies import POLICIES, PolicySettings
 from router.policy import Policy
 from router.pool import Pool
@@ -53,10 +54,12 @@ class Front:
         self._recorder = recorder
         self._clock = clock
         self._policy = policy or POLICIES[config.policy].make(PolicySettings(seed=config.seed))
-        self._pool = Pool(config.pool, config.deadline_steps or math.inf)
+        self._pool = Pool(config.pool, config.patience)
+        self._overcommit = Overcommit(config.overcommit)
+        self._totals = StepTotals()
         self._reservations = Reservations()
         self._behind: list[tuple[int, int, Request]] = []
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, tuple[Job, int]] = {}  # and the step of its arrival
         self._ids = [f"w{index:04}" for index in range(config.workers)]
         self._index = {worker_id: index for index, worker_id in enumerate(self._ids)}
         # As replay sends it: one cap for all, which cuts nothing.
@@ -70,11 +73,13 @@ class Front:
 
     @property
     def parameters(self) -> Report:
-        """Those of the look-ahead that are in force at last."""
+        """Those that are in force at last and were not given, the look-ahead's among them."""
+        chosen: Report = {"overcommit": self._overcommit.requests}
         if self._look_ahead is None:
-            return dict.fromkeys(("horizon", "discount", "tie_weight", "lead_tokens", "skill"))
+            names = ("horizon", "discount", "tie_weight", "lead_tokens", "skill")
+            return chosen | dict.fromkeys(names)
         used = self._look_ahead.parameters
-        return {
+        return chosen | {
             "horizon": used.horizon,
             "discount": used.discount,
             "tie_weight": used.tie_weight,
@@ -82,23 +87,40 @@ class Front:
             "skill": self._look_ahead.skill,
         }
 
-    def arrive(self, job: Job, step: int) -> None:
+    def arrive(self, job: Job, step: int, now_s: float) -> None:
         """A request comes; those that the policy cannot see yet keep their order."""
         seen_tokens = seen_prompt_tokens(job, self._config.size_error, self._config.seed)
         request = Request(
-            str(job.number), GROUP, seen_tokens, priority=job.priority, arrival_s=step
+            str(job.number),
+            GROUP,
+            seen_tokens,
+            priority=job.priority,
+            arrival_s=self._clocked(step, now_s),
         )
-        self._jobs[request.id] = job
+        self._jobs[request.id] = job, step
         heapq.heappush(self._behind, (job.priority, job.number, request))
 
-    def decide(self, step: int) -> None:
+    def decide(self, step: int, now_s: float) -> None:
         """Assign who waits to who has room, and send them there."""
         instant = self._config.dispatch is Dispatch.INSTANT
         while self._behind and (instant or not self._pool.full):
             self._pool.add(heapq.heappop(self._behind)[2])
         if len(self._pool):
-            self._round(step)
+            self._round(step, self._clocked(step, now_s))
         self._recorder.left_waiting(len(self._jobs))
+
+    def started(self, count: int) -> None:
+        """So many requests have their first step, which shows what of the slots stands empty."""
+        if not self._jobs:
+            return
+        seen, slots = self._totals, self._config.workers * self._config.slots
+        self._totals = replace(
+            seen,
+            steps=seen.steps + 1,
+            entered=seen.entered + count,
+            free_slots=seen.free_slots + slots - int(self._engines.running.sum()),
+        )
+        self._overcommit.review(self._totals, slots)
 
     def learn(self, ended: Sequence[Residence]) -> None:
         """A step has passed, and these have ended with it."""
@@ -113,20 +135,23 @@ class Front:
 
     def close(self, step: int) -> None:
         """Count the waits of those that still wait."""
-        waiting = [*self._pool, *(request for *_, request in self._behind)]
-        for request in waiting:
-            self._recorder.waited(step, step - int(request.arrival_s))
+        for _, arrived_step in self._jobs.values():
+            self._recorder.waited(step, step - arrived_step)
 
-    def _round(self, step: int) -> None:
+    def _clocked(self, step: int, now_s: float) -> float:
+        """The time as the deadline counts it."""
+        return now_s if self._config.deadline_steps is None else step
+
+    def _round(self, step: int, now: float) -> None:
         views = self._views(step)
         capacity = sum(view.capacity for view in views)
         if not capacity:
             return
         begun_s = self._clock() if self._clock else 0.0
         outlook, gap_tokens = self._outlook(step), rounds.gap_tokens(views)
-        tiers = self._tiers(step, capacity, gap_tokens)
+        tiers = self._tiers(now, capacity, gap_tokens)
         if outlook is not None:
-            wanted = self._pool.room_wanted(step, gap_tokens)
+            wanted = self._pool.room_wanted(now, gap_tokens)
             outlook = self._reservations.make_room(wanted, views, outlook)
         assignments = rounds.assign(self._policy, tiers, views, outlook)
         if self._clock:
@@ -134,21 +159,21 @@ class Front:
         for assignment in assignments:
             self._send(assignment.request_id, self._index[assignment.worker_id], step)
 
-    def _tiers(self, step: int, capacity: int, gap_tokens: int) -> Sequence[Sequence[Request]]:
+    def _tiers(self, now: float, capacity: int, gap_tokens: int) -> Sequence[Sequence[Request]]:
         if self._config.dispatch is Dispatch.POOL:
-            return self._pool.tiers(step, capacity, gap_tokens)
+            return self._pool.tiers(now, capacity, gap_tokens)
         return [[request] for request in self._pool]
 
     def _send(self, request_id: str, worker: int, step: int) -> None:
         request = self._pool.remove(request_id)
         assert request is not None
-        self._recorder.waited(step, step - int(request.arrival_s))
-        job = self._jobs.pop(request_id)
+        job, arrived_step = self._jobs.pop(request_id)
+        self._recorder.waited(step, step - arrived_step)
         self._engines.send(job, worker, step + self._config.dispatch_delay)
 
     def _views(self, step: int) -> list[WorkerView]:
         engines, config = self._engines, self._config
-        room = config.slots + config.overcommit
+        room = config.slots + self._overcommit.requests
         tokens = engines.known_tokens(step).tolist()
         usage = [0.0] * config.workers
         if config.kv_tokens:

@@ -29,7 +29,8 @@ LengthsFlag = Annotated[
 WorkersFlag = Annotated[int, flag("--workers", "Workers that step together.", "G")]
 SlotsFlag = Annotated[int, flag("--slots", "Requests that a worker runs at once.", "B")]
 LookaheadFlag = Annotated[
-    str, flag("--lookahead", "What is known of coming ends.", "none|cap|survival|oracle|miss:P")
+    str,
+    flag("--lookahead", "What is known of coming ends.", "auto|none|cap|survival|oracle|miss:P"),
 ]
 StepTimeFlag = Annotated[
     str, flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]|FILE")

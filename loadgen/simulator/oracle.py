@@ -10,11 +10,10 @@ import numpy as np
 
 from router.errors import ConfigError
 from router.forecast import Ends, Running, Signal
-from router.signals import CapSignal, NoSignal
-from router.survival import SurvivalSignal
+from router.lookahead import SIGNALS
 from router.workload import Floats, Ints, WorkProfile
 
-Kind = Literal["none", "cap", "survival", "oracle"]
+Kind = Literal["auto", "none", "cap", "survival", "oracle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,7 @@ class Knowledge:
     """What a look-ahead is told.
 
     Attributes:
+        kind: an oracle, or what ``serve`` has; simulated engines report no probabilities.
         missed: fraction of the ends that an oracle does not see.
     """
 
@@ -84,12 +84,12 @@ class Knowledge:
 
     @classmethod
     def parse(cls, text: str) -> Knowledge:
-        """Read ``none``, ``cap``, ``survival``, ``oracle`` or ``miss:P``.
+        """Read ``auto``, ``none``, ``cap``, ``survival``, ``oracle`` or ``miss:P``.
 
         Raises:
             ConfigError: none of these.
         """
-        kinds: tuple[Kind, ...] = ("none", "cap", "survival", "oracle")
+        kinds: tuple[Kind, ...] = ("auto", "none", "cap", "survival", "oracle")
         for kind in kinds:
             if text == kind:
                 return cls(kind)
@@ -113,11 +113,7 @@ class Knowledge:
         """A new signal of this kind."""
         if self.kind == "oracle":
             return OracleSignal(self.missed, seed)
-        if self.kind == "cap":
-            return CapSignal(profile)
-        if self.kind == "survival":
-            return SurvivalSignal(profile)
-        return NoSignal()
+        return SIGNALS[self.kind](profile)
 
 
 def _uniform(ids: Ints, seed: int) -> Floats:

@@ -11,7 +11,7 @@ from rich.text import Text
 from loadgen.replay.table import number
 from loadgen.simulator.results import DecodeResult
 
-_ROWS = (
+ROWS = (
     ("imbalance, tokens", "avg_imbalance_tokens", 1.0),
     ("throughput, tok/s", "throughput_tok_s", 1.0),
     ("TPOT, ms", "tpot_mean_s", 1e3),
@@ -46,7 +46,7 @@ def decode_table(result: DecodeResult) -> RenderableType:
     """The figures, and what they depend on."""
     used = result.parameters
     table = Table("", str(used["policy"]), box=None, pad_edge=False)
-    _add(table, _ROWS, result)
+    _add(table, ROWS, result)
     if result.prefill is not None:
         _add(table, _PREFILL_ROWS, result.prefill)
     notes = (

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from router.access.door import Door
-from router.access.files import KEYS_VARIABLE, KeySource, key_source, keys_wanted
+from router.access.files import (
+    KEYS_VARIABLE,
+    KeySource,
+    key_source,
+    keys_wanted,
+    warn_of_readers,
+)
 from router.access.keys import KeyRing
 from router.access.limits import KeyLimits
 from router.clock import Clock
@@ -32,7 +38,9 @@ class Access:
         self.operators = key_source(settings.admin_key_file)
         self.limits = KeyLimits()
         self._clock = clock
+        self._checked: list[tuple[KeySource, KeyRing]] = []
         self._engines_keyed = settings.worker_api_key_file is not None
+        warn_of_readers(settings.secret_files)
         self._name()
 
     @property
@@ -53,22 +61,19 @@ class Access:
         return Door(self.clients, self.limits, self._clock)
 
     def check(self, settings: ServeSettings) -> None:
-        """See that the keys can be read.
+        """Read the keys again; ``take`` puts them in force.
 
         Raises:
-            ConfigError: they cannot.
+            ConfigError: they cannot be read.
         """
-        self._read(settings)
+        self._checked = self._read(settings)
 
     def take(self, settings: ServeSettings) -> None:
-        """Read the keys again; requests under way go on, even if their keys are gone.
-
-        Raises:
-            ConfigError: they cannot be read; those that were there still count.
-        """
-        for source, ring in self._read(settings):
+        """Put the keys in force that ``check`` has read; requests whose keys are gone go on."""
+        for source, ring in self._checked:
             source.ring = ring
         self._name()
+        warn_of_readers(settings.secret_files)
 
     def _read(self, settings: ServeSettings) -> list[tuple[KeySource, KeyRing]]:
         return [

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from router.access.keys import Key, KeyRing, parse_keys, ring
 from router.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 KEYS_VARIABLE = "EVENSTEP_API_KEYS"
+
+_OF_OTHERS = stat.S_IRGRP | stat.S_IROTH
 
 
 class KeySource:
@@ -90,6 +97,18 @@ def first_key(file: str) -> str:
         if (words := line.split()) and not words[0].startswith("#"):
             return words[min(1, len(words) - 1)]
     raise ConfigError(f"the key file {file} holds no key")
+
+
+def warn_of_readers(files: Iterable[str]) -> None:
+    """Warn of those of these secret files that others than their owner can read."""
+    for file in files:
+        try:
+            mode = Path(file).stat().st_mode
+        except OSError:
+            continue  # reading it is an error elsewhere
+        if stat.S_ISREG(mode) and mode & _OF_OTHERS:
+            who = "everybody" if mode & stat.S_IROTH else "its group"
+            log.warning("%s can be read by %s on this machine: chmod 600 it", file, who)
 
 
 def _text(file: str) -> str:

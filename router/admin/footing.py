@@ -121,6 +121,12 @@ def _waiting(group: Group) -> Fact:
         if any(each.source is StateSource.SNAPSHOTS for each in group.live_workers()):
             text = "Not known yet: nothing has run since the start."
         return Fact("Idle share", "unknown", text)
+    if group.barrier is False:
+        text = (
+            "None: workers do not step together, so none waits for another. Uneven loads cost no "
+            "throughput, only latency on the fuller worker."
+        )
+        return Fact("Idle share", "good", text)
     timed_s = sum(each.timed_s for each in totals)
     if not timed_s:
         text = "Not known yet: workers must step together, at loads that differ, for a while."
@@ -135,7 +141,10 @@ def _waiting(group: Group) -> Fact:
 
 def _power(live: int, powered: int, footing: Footing) -> Fact:
     if powered == 0:
-        text = "No worker tells its power. The vLLM plug-in does, or evenstep agent beside it."
+        text = (
+            "No worker tells its power. The vLLM plug-in tells it, or the engine's log says why "
+            "not; without the plug-in evenstep agent tells it."
+        )
         return Fact("Power", "unknown", text)
     missing = f" of {live}; the others are not in the sum" if powered < live else ""
     levels = "" if footing.calibrated else " Without --power-levels, what for is not known."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,6 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from router.admin.origin import asked_by, own_pages_only
 from router.errors import EvenstepError, InvalidRequestError
 from router.reload import Reload
-from router.settings.serve import ServeSettings
-from router.settings.sources import changed
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +19,12 @@ log = logging.getLogger(__name__)
 _ELSEWHERE = ("workers", "tls_cert", "tls_key", "api_key_file", "admin_key_file")
 
 
-def add_settings(
-    app: FastAPI, reload: Callable[[], Reload], prepare: Callable[[ServeSettings], object]
-) -> None:
+def add_settings(app: FastAPI, reload: Callable[[], Reload]) -> None:
     """``/settings``.
 
     Args:
         app: gets the routes.
         reload: has settings be changed.
-        prepare: called with those that are to be in force, off the event loop, for what takes long.
     """
     routes = APIRouter(prefix="/settings", dependencies=[Depends(own_pages_only)])
 
@@ -47,8 +41,7 @@ def add_settings(
         try:
             for name in sorted(values.keys() & set(_ELSEWHERE)):
                 raise InvalidRequestError(f"{name} cannot be changed here, but where it is read")
-            await asyncio.to_thread(prepare, changed(reload().settings, values))
-            reload().change(values)
+            await reload().change(values)
         except EvenstepError as error:
             raise InvalidRequestError(str(error)) from None
         return _shown(reload())

@@ -43,7 +43,7 @@ class PageSource:
 
 
 class WorkerState(msgspec.Struct, frozen=True, gc=False):
-    """One worker; None where it is not known."""
+    """One worker; None where it is not known. Of ``requests``, those ``queued`` do not run yet."""
 
     id: str
     rank: int | None
@@ -53,6 +53,7 @@ class WorkerState(msgspec.Struct, frozen=True, gc=False):
     reason: str | None
     load_tokens: int
     requests: int
+    queued: int
     slots: int
     service_rate: float | None
     kv_usage: float | None
@@ -102,11 +103,15 @@ class Rule(msgspec.Struct, frozen=True, gc=False):
 
 
 class GroupState(msgspec.Struct, frozen=True, gc=False):
-    """One group; ``pool_requests`` is None where nothing is routed."""
+    """One group.
+
+    ``pool_requests`` is None where nothing is routed, ``barrier`` where it is not known.
+    """
 
     name: str
     serves: str | None
     lockstep: bool
+    barrier: bool | None
     emulated: bool
     pool_requests: int | None
     sums: Sums
@@ -143,6 +148,7 @@ def _group(group: Group, source: PageSource, now_s: float) -> GroupState:
         name=group.name,
         serves=group.serves.name if group.serves else None,
         lockstep=group.lockstep,
+        barrier=group.barrier,
         emulated=any(map(source.emulated, group.workers)),
         pool_requests=len(decider.pool) if decider else None,
         sums=_sums(group, decider),
@@ -164,6 +170,7 @@ def _worker(worker: Worker, source: PageSource, now_s: float) -> WorkerState:
         reason=worker.down_reason,
         load_tokens=worker.load_tokens,
         requests=worker.requests,
+        queued=max(0, worker.requests - (feed.running if feed else worker.slots)),
         slots=worker.slots,
         service_rate=worker.service.known_per_s,
         kv_usage=shown.kv_usage if shown else None,

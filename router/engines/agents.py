@@ -177,7 +177,8 @@ class PowerAgents:
             self._apply(power)
         except Exception:
             self.failures += 1
-            log.exception("%s: an agent's message could not be applied", power.worker_id)
+            if not self.failures & (self.failures - 1):  # not at every message
+                log.exception("%s: an agent's message could not be applied", power.worker_id)
 
     def _look(self, agent: _Agent) -> None:
         """Connect anew while nothing comes: ZMQ dials no more where keys have differed."""

@@ -21,6 +21,8 @@ _SAMPLE = re.compile(
     r"\{(.*)\} (\S+)$",
     re.MULTILINE,
 )
+# Counts beyond it are a mistake, as negative ones are.
+_LARGEST = 1 << 32
 _LABEL = re.compile(r'(?:^|,)(engine|block_size|num_gpu_blocks)="(\d+)"')
 
 
@@ -31,13 +33,15 @@ def read_gauges(text: str) -> Mapping[int, Gauges]:
         text: vLLM's metrics in the Prometheus text format.
 
     Raises:
-        ValueError: a sample that is no number.
+        ValueError: a sample that is no number from 0 up, or beyond all bounds.
     """
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for name, labels, value in _SAMPLE.findall(text):
         told = {key: int(number) for key, number in _LABEL.findall(labels)}
         engine = values[told.get("engine", 0)]
         engine[name] = float(value)
+        if not 0 <= engine[name] <= _LARGEST:
+            raise ValueError(f"vllm:{name} is {value[:40]}")
         if name == "cache_config_info":
             engine["kv_tokens"] = told.get("block_size", 0) * told.get("num_gpu_blocks", 0)
     ranks = {rank: engine for rank, engine in values.items() if "num_requests_running" in engine}
@@ -45,9 +49,9 @@ def read_gauges(text: str) -> Mapping[int, Gauges]:
         rank: Gauges(
             running=int(engine["num_requests_running"]),
             waiting=int(engine.get("num_requests_waiting", 0)),
-            kv_usage=engine.get("kv_cache_usage_perc", 0.0),
+            kv_usage=min(1.0, engine.get("kv_cache_usage_perc", 0.0)),
             # vLLM tells the blocks of all ranks together.
-            kv_tokens=int(engine.get("kv_tokens", 0)) // len(ranks),
+            kv_tokens=min(int(engine.get("kv_tokens", 0)), _LARGEST) // len(ranks),
         )
         for rank, engine in ranks.items()
     }

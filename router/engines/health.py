@@ -1,4 +1,4 @@
-"""Health of the engines: who may be used, and which models they serve."""
+"""Health of the engines: who may be used, and which models they serve, adapters included."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from router.engines.watching import Watches
-from router.errors import UpstreamError
+from router.errors import DescriptorsError, UnknownPathError, UpstreamError
 from router.models import Card
-from router.types import WorkerDown, WorkerSpec, WorkerUp
+from router.types import ASLEEP, PAUSED, WorkerDown, WorkerSpec, WorkerUp
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,16 @@ FIRST_BACKOFF_S = 0.05
 
 # What the models of ``evenstep emulate`` are owned by.
 _EMULATOR = "evenstep-emulator"
+
+# Paths that tell that an engine takes no requests for now, and the reason to show then. vLLM knows
+# them with VLLM_SERVER_DEV_MODE=1; other engines are asked again at one check in _RARELY.
+_RESTS = (("/is_sleeping", ASLEEP), ("/is_paused", PAUSED))
+_RARELY = 60
+
+# An engine makes these anew for every answer.
+_FLEETING = ("created", "permission")
+
+_LONGEST_REASON = 200
 
 
 class _Models(msgspec.Struct):
@@ -38,6 +48,8 @@ class _Engine:
     Attributes:
         down_reason: why it is down, while it is.
         cards: what it said last of the models that it serves.
+        silence: what was wrong with its last answer to that; None: nothing.
+        unknown: paths that it does not know, and checks until the next request for them.
         emulated: it says that it is an emulated one.
         failures: failed checks in a row.
         backoff_s: wait before the check that follows the next report of trouble.
@@ -49,8 +61,9 @@ class _Engine:
     worker_ids: list[str]
     up: bool = False
     down_reason: str = "not checked yet"
-    models_known: bool = False
-    cards: Mapping[str, Card] = field(default_factory=dict)
+    cards: Mapping[str, Card] | None = None
+    silence: str | None = None
+    unknown: dict[str, int] = field(default_factory=dict)
     emulated: bool = False
     failures: int = 0
     backoff_s: float = FIRST_BACKOFF_S
@@ -61,13 +74,14 @@ class _Engine:
 class HealthMonitor:
     """Asks every engine's ``/health`` at intervals; several ranks behind one URL are one engine.
 
-    A worker is down until its engine has answered once. When an engine comes up, its
-    ``/v1/models`` is read before its workers are.
+    A worker is down until its engine has answered once, and while that is asleep or paused. Each
+    check also reads ``/v1/models``, before the workers come up: adapters come and go.
 
     Args:
         specs: the workers.
         apply: takes ``WorkerUp``, and ``WorkerDown`` whenever its reason is a new one.
-        on_models: told of the models that a worker serves, and what its engine says of each.
+        on_models: told of the models that a worker serves, and what its engine says of each,
+            whenever that is something new.
         on_silent: told of a worker whose checks have failed often enough to put it out of use,
             after ``WorkerDown``, and again at each failed check that follows.
         interval_s: between two checks of an engine.
@@ -120,11 +134,11 @@ class HealthMonitor:
             self._watches.begin(spec.url, engine)
         engine.worker_ids.append(spec.id)
         self._engine_of[spec.id] = engine
-        if engine.models_known:
+        if engine.cards is not None:
             self._on_models(spec.id, engine.cards)
         if engine.up:
             self._apply(WorkerUp(spec.id))
-        elif engine.failures:
+        elif engine.failures or engine.down_reason in (ASLEEP, PAUSED):
             self._apply(WorkerDown(spec.id, engine.down_reason))
 
     def leave(self, worker_id: str) -> None:
@@ -181,6 +195,8 @@ class HealthMonitor:
         failure: UpstreamError | None = None
         try:
             await self._watches.ask(engine.url, "/health")
+        except DescriptorsError:
+            return  # that says nothing of the engine
         except UpstreamError as error:
             failure = error
         if engine.hurried.is_set():
@@ -189,11 +205,16 @@ class HealthMonitor:
             self._note_failure(engine, failure)
             return
         engine.failures = 0
-        if not engine.models_known:
-            await self._learn_models(engine)
-        if engine.up:
+        await self._learn_models(engine)
+        rest = await self._rest(engine)
+        if engine.hurried.is_set():
+            return
+        if rest is not None:
+            if engine.up or rest != engine.down_reason:
+                self._take_down(engine, rest)
+        elif engine.up:
             engine.backoff_s = FIRST_BACKOFF_S
-        elif not engine.hurried.is_set():
+        else:
             self._bring_up(engine)
 
     def _note_failure(self, engine: _Engine, failure: UpstreamError) -> None:
@@ -220,18 +241,39 @@ class HealthMonitor:
         log.warning("%s is down: %s", engine.url, reason)
         for worker_id in engine.worker_ids:
             self._apply(WorkerDown(worker_id, reason))
-        engine.up = engine.models_known = False
+        engine.up = False
+        engine.unknown.clear()  # another one may come back
         engine.down_reason = reason
+
+    async def _rest(self, engine: _Engine) -> str | None:
+        """Why it takes no requests now, though it is healthy; None: it takes them."""
+        for path, reason in _RESTS:
+            if (checks := engine.unknown.pop(path, 0)) > 1:
+                engine.unknown[path] = checks - 1
+                continue
+            try:
+                if _says_so(await self._watches.ask(engine.url, path), path[1:]):
+                    return reason
+            except UnknownPathError:
+                engine.unknown[path] = _RARELY
+            except UpstreamError:
+                if engine.down_reason == reason and not engine.up:
+                    return reason  # as far as is known
+        return None
 
     async def _learn_models(self, engine: _Engine) -> None:
         try:
             cards = _model_cards(await self._watches.ask(engine.url, "/v1/models"))
         except UpstreamError as error:
             cards = str(error)
+        before, engine.silence = engine.silence, cards if isinstance(cards, str) else None
         if isinstance(cards, str):
-            log.warning("%s: models not known, asking again: %s", engine.url, cards)
+            if cards != before:
+                log.warning("%s: models not known, asking /v1/models again: %s", engine.url, cards)
             return
-        engine.models_known, engine.cards = True, cards
+        if engine.cards is not None and _lasting(cards) == _lasting(engine.cards):
+            return
+        engine.cards = cards
         engine.emulated = any(card.get("owned_by") == _EMULATOR for card in cards.values())
         for worker_id in engine.worker_ids:
             self._on_models(worker_id, cards)
@@ -241,8 +283,24 @@ def _model_cards(body: bytes) -> dict[str, Card] | str:
     """What an answer of ``/v1/models`` says of each model, or what was wrong with it."""
     try:
         cards = _decode_models(body).data
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return str(error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return str(error)[:_LONGEST_REASON]
     if not all(isinstance(card.get("id"), str) for card in cards):
-        return "a model without an id"
+        return "it lists a model without an id"
     return {card["id"]: card for card in cards}
+
+
+def _lasting(cards: Mapping[str, Card]) -> Mapping[str, Card]:
+    """The same without what is new in each answer."""
+    return {
+        model: {name: value for name, value in card.items() if name not in _FLEETING}
+        for model, card in cards.items()
+    }
+
+
+def _says_so(body: bytes, what: str) -> bool:
+    """Whether an answer says that something is so."""
+    try:
+        return bool(msgspec.json.decode(body, type=dict[str, Any]).get(what))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False

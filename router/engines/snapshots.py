@@ -26,7 +26,7 @@ from router.engines.socket_reader import Socket, SocketReader
 from router.engines.streams import FULL_INTERVAL_S, OPTIONS, SILENCE_S, Channel, Stream
 from router.errors import ConfigError, SnapshotError
 from router.types import Snapshot, SnapshotReceived, WorkerSpec
-from router.wire import decode
+from router.wire import decode, epoch_of
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class SnapshotClient:
     def problem(self, worker_id: str) -> str | None:
         """Why a worker's snapshots do not count, as far as that is known."""
         stream = self._streams.get(worker_id)
-        return None if stream is None else stream.problem or stream.silence
+        return None if stream is None else stream.problem or stream.fault or stream.silence
 
     def _open(self, spec: WorkerSpec, endpoint: str, named: str | None) -> None:
         if spec.server_key not in self._channels:
@@ -240,7 +240,7 @@ class SnapshotClient:
         # All are decoded before the first is applied: so each code stays in the processor's caches.
         for snapshot in [self._decode(message, channel) for message in messages]:
             if snapshot is not None:
-                stream = channel.sender(snapshot)
+                stream = channel.sender(snapshot.epoch)
                 if stream is not None:
                     self._receive(stream, snapshot)
                 else:
@@ -292,7 +292,11 @@ class SnapshotClient:
             return decode(message)
         except SnapshotError as error:
             self.broken += 1
-            self._say_once(sender.name, str(error))
+            known = sender.sender(epoch_of(message)) if isinstance(sender, Channel) else sender
+            if known is not None:
+                known.fault = f"snapshot refused: {error}"
+                self._ask_if_wanted(known)
+            self._say_once((known or sender).name, str(error))
             return None
 
     def _receive(self, stream: Stream, snapshot: Snapshot) -> None:
@@ -308,18 +312,33 @@ class SnapshotClient:
         self.received += 1
         if snapshot.kind == "full":
             stream.interval_s = FULL_INTERVAL_S
-        try:
-            self._apply(SnapshotReceived(stream.name, snapshot, now_s))
-        except Exception:
-            self.failures += 1
-            log.exception("%s: a snapshot could not be applied", stream.name)
+        if (told := stream.count_slots(snapshot.slots)) is not None:
+            log.warning("%s: %s", stream.name, told)
+        self._take_in(stream, snapshot, now_s)
         self._ask_if_wanted(stream)
 
+    def _take_in(self, stream: Stream, snapshot: Snapshot, now_s: float) -> None:
+        """Have it applied; whatever comes of one, the next is applied too."""
+        try:
+            self._apply(SnapshotReceived(stream.name, snapshot, now_s))
+            if snapshot.kind == "full":
+                stream.fault = None
+        except Exception as error:
+            self.failures += 1
+            stream.fault = f"a snapshot could not be applied: {error!r:.200}"
+            if self._is_news(stream.name, stream.fault):
+                log.exception("%s: a snapshot could not be applied", stream.name)
+
     def _say_once(self, sender: str, reason: str) -> None:
-        reasons = self._reasons[sender]
-        if reason not in reasons and len(reasons) < _REASONS:
-            reasons.add(reason)
+        if self._is_news(sender, reason):
             log.warning("%s: snapshot refused: %s", sender, reason)
+
+    def _is_news(self, sender: str, reason: str) -> bool:
+        reasons = self._reasons[sender]
+        news = reason not in reasons and len(reasons) < _REASONS
+        if news:
+            reasons.add(reason)
+        return news
 
     def _ask_if_wanted(self, stream: Stream) -> None:
         if stream.asked is None and self._full_wanted(stream.name):

@@ -13,7 +13,7 @@ from router.engines.identity import foreign_stream
 from router.engines.socket_reader import Socket
 from router.errors import ConfigError
 from router.types import Snapshot, WorkerSpec
-from router.wire import full_endpoint
+from router.wire import MOST_BYTES, full_endpoint
 
 FULL_INTERVAL_S = 0.2
 SILENCE_S = 5.0
@@ -24,6 +24,7 @@ OPTIONS: Mapping[int, int] = {
     zmq.IPV6: 1,
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 1000,
+    zmq.MAXMSGSIZE: 4 * MOST_BYTES,
     # No heartbeats of ZMQ's: they end a process whose full queue is not read in time ("Assertion
     # failed: _input_stopped"). Engines and agents say something every second or so; else they are
     # dialled anew.
@@ -57,11 +58,11 @@ class Channel:
         first = self.streams[0].name
         return f"{first} or another" if len(self.streams) > 1 else first
 
-    def sender(self, snapshot: Snapshot) -> Stream | None:
+    def sender(self, epoch: str) -> Stream | None:
         """Who published a snapshot; None if nobody is known to have its epoch."""
-        if len(self.streams) == 1 and snapshot.epoch not in self.gone:
+        if len(self.streams) == 1 and epoch not in self.gone:
             return self.streams[0]
-        return self.by_epoch.get(snapshot.epoch)
+        return self.by_epoch.get(epoch)
 
 
 class Stream:
@@ -81,6 +82,8 @@ class Stream:
         epoch: of the engine whose stream it was last seen to be.
         foreign: whether that engine is not the worker's.
         problem: why nothing of it counts now, None as far as all is well.
+        fault: why its last message did not count, None since a full snapshot did.
+        slots: those that its engine has reported, 0 before that.
     """
 
     __slots__ = (
@@ -90,6 +93,7 @@ class Stream:
         "endpoint",
         "epoch",
         "expected_s",
+        "fault",
         "foreign",
         "heard_s",
         "interval_s",
@@ -99,6 +103,7 @@ class Stream:
         "named",
         "problem",
         "silence",
+        "slots",
         "spec",
     )
 
@@ -126,6 +131,8 @@ class Stream:
         self.epoch: str | None = None
         self.foreign = False
         self.problem: str | None = None
+        self.fault: str | None = None
+        self.slots = 0
 
     def silent(self, now_s: float) -> bool:
         """Whether nothing has come of it for a while; what waits to be read may be its own."""
@@ -146,7 +153,8 @@ class Stream:
         if silent_s > PATIENCE * SILENCE_S:
             self.silence = (
                 f"nothing received from {self.endpoint} for {silent_s:.0f} s: is the plug-in "
-                "loaded, the port right, does the engine use keys?"
+                "loaded, the port right, does the engine use keys, are its messages below "
+                f"{OPTIONS[zmq.MAXMSGSIZE] >> 20} MiB?"
             )
         return before is None and self.silence is not None
 
@@ -190,6 +198,20 @@ class Stream:
         for timer in (self.asked, self.looked):
             if timer is not None:
                 timer.cancel()
+
+    def count_slots(self, slots: int) -> str | None:
+        """Take the slots that its engine reports; a warning if others are configured."""
+        if slots == self.slots:
+            return None
+        self.slots = slots
+        configured = self.spec.slots
+        if configured is None or configured == slots:
+            return None
+        costs = "the rest of its slots stay empty" if configured < slots else "the rest queue there"
+        return (
+            f"configured with slots={configured}, but its engine runs {slots} requests at once, so "
+            f"that {costs}: leave slots out, or set it to {slots}, unless this is intended"
+        )
 
     def _connections(self) -> Iterable[tuple[Socket, str]]:
         return (self.channel.socket, self.endpoint), (self.dealer, full_endpoint(self.endpoint))

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from urllib.parse import urlsplit
 
 from router.engines.connection import Connection, Sink
-from router.errors import UpstreamError
+from router.errors import UnreachedError, UpstreamError
+from router.file_limit import LACKS, descriptors_lacking, scarce
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -24,12 +25,14 @@ class Response:
     Attributes:
         status: HTTP status.
         headers: as sent, names in the engine's spelling.
+        framed: it says where its body ends; else that ends with the connection, however it ends.
     """
 
     def __init__(self, connection: Connection) -> None:
         self._connection: Connection | None = connection
         self.status = connection.status
         self.headers = connection.headers
+        self.framed = connection.framed
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Body bytes as they arrive, transfer encoding removed.
@@ -115,15 +118,15 @@ class _Origin:
         self._below = target.path.rstrip("/")
         self._host = b"host: " + target.netloc.rpartition("@")[2].encode("latin-1")
 
-    def encode(self, method: str, path: str, headers: Headers, body: bytes) -> bytes:
-        """A request as it is sent."""
+    def head(self, method: str, path: str, headers: Headers, body: bytes) -> bytes:
+        """What is sent before a request's body."""
         lines = [
             f"{method} {self._below}{path} HTTP/1.1".encode("latin-1"),
             self._host,
             *[name + b": " + value for name, value in headers],
             b"content-length: %d\r\n\r\n" % len(body),
         ]
-        return b"\r\n".join(lines) + body
+        return b"\r\n".join(lines)
 
     def take(self) -> Connection | None:
         """A connection that can be used again."""
@@ -164,39 +167,51 @@ class HttpClient:
             body: sent whole.
 
         Raises:
-            UpstreamError: no connection, or no answer on it.
+            UnreachedError: no connection.
+            UpstreamError: no answer on it.
         """
         origin = self._origins.get(url)
         if origin is None:
             origin = self._origins[url] = _Origin(url)
-        message = origin.encode(method, path, (*headers, *self._credentials), body)
+        head = origin.head(method, path, (*headers, *self._credentials), body)
         connection = origin.take()
         if connection is not None:
             try:
-                await connection.ask(message)
+                await connection.ask(head, body)
             except UpstreamError:
-                if connection.heard:
-                    raise  # else it was closed while idle: the request was never read
+                if not connection.unread:
+                    raise  # it may have been read: another try is an attempt, which counts
             else:
                 return Response(connection)
         connection = await self._connect(origin)
-        await connection.ask(message)
+        await connection.ask(head, body)
         return Response(connection)
 
     async def aclose(self) -> None:
         """Close the idle connections."""
+        self._close_idle()
+        self._origins.clear()
+
+    def _close_idle(self) -> None:
         for origin in self._origins.values():
             for connection in list(origin.idle):
                 connection.abort()
-        self._origins.clear()
 
     async def _connect(self, origin: _Origin) -> Connection:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                return await self._open(lambda: Connection(origin.idle), origin)
+                connection = await self._open(lambda: Connection(origin.idle), origin)
         except (OSError, TimeoutError) as error:
+            if isinstance(error, OSError) and error.errno in LACKS:
+                self._close_idle()
+                raise descriptors_lacking() from error
             reason = str(error) or f"no connection within {self._connect_timeout_s:g} s"
-            raise UpstreamError(f"cannot connect to {origin.url}: {reason}") from error
+            raise UnreachedError(f"cannot connect to {origin.url}: {reason}") from error
+        if not connection.closing and scarce(connection.fileno, 1):
+            connection.abort()
+            self._close_idle()
+            raise descriptors_lacking()
+        return connection
 
     async def _open(self, make: Callable[[], Connection], origin: _Origin) -> Connection:
         loop = asyncio.get_running_loop()

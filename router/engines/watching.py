@@ -8,7 +8,9 @@ from collections.abc import Callable, Coroutine
 from typing import Generic, TypeVar
 
 from router.engines.upstream import HttpClient
-from router.errors import AnsweredError, UpstreamTimeoutError
+from router.errors import AnsweredError, UnknownPathError, UpstreamTimeoutError
+
+_UNKNOWN = (404, 405, 501)
 
 E = TypeVar("E")
 
@@ -71,6 +73,7 @@ class Watches(Generic[E]):
         """The body of an engine's answer.
 
         Raises:
+            UnknownPathError: it knows no such path.
             UpstreamError: there is none in time, or it is not one of success.
         """
         try:
@@ -79,6 +82,8 @@ class Watches(Generic[E]):
                     body = await answer.read()
         except TimeoutError:
             raise UpstreamTimeoutError(f"no answer within {self._timeout_s:g} s") from None
+        if answer.status in _UNKNOWN:
+            raise UnknownPathError(f"status {answer.status}")
         if not 200 <= answer.status < 300:
             raise AnsweredError(f"status {answer.status}")
         return body

@@ -126,6 +126,15 @@ def body_too_large(limits: HttpLimits) -> Refused:
     return Refused(413, f"a request's body may have {limits.max_body_bytes:,} bytes")
 
 
+def bodies_too_large(limits: HttpLimits) -> Refused:
+    """The answer to a body for which there is no room beside the others."""
+    message = (
+        f"the bodies of open requests may have {limits.max_bodies_bytes:,} bytes together, and "
+        "there is no room for this one; retry later"
+    )
+    return Refused(503, message, b"retry-after: 1\r\n")
+
+
 def _host(value: bytes, version: str, limits: HttpLimits) -> None:
     if not _HOST.fullmatch(value.rstrip(_BLANK)):
         raise Refused(400, "the Host header is not NAME or NAME:PORT")

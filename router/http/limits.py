@@ -15,6 +15,7 @@ class HttpLimits:
         max_header_bytes: of a request line and its header fields; 431.
         max_headers: header fields; 431.
         max_body_bytes: of a body, announced or chunked; 413.
+        max_bodies_bytes: of all bodies that are held at a time; 503.
         header_timeout_s: from a request's first byte to the end of its header fields, and from
             a connection's begin to there; 408.
         body_timeout_s: from there to the end of its body; 408.
@@ -27,6 +28,7 @@ class HttpLimits:
     max_header_bytes: int = 32_768
     max_headers: int = 100
     max_body_bytes: int = 32 * 1024 * 1024
+    max_bodies_bytes: int = 512 * 1024 * 1024
     header_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     keep_alive_timeout_s: float = 75.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -19,9 +20,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from router.file_limit import descriptors_lacking, scarce
 from router.http.counts import HttpCounts
 from router.http.deadline import Deadline
 from router.http.head import (
+    bodies_too_large,
     body_too_large,
     check_fields,
     check_line,
@@ -115,6 +118,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._clear = True  # nothing of a request has come in these bytes yet
         self._ahead = False  # the head began behind something else
         self._body_bytes = 0
+        self._held: deque[int] = deque()  # bytes of the bodies of requests without their answers
         self._dry_bytes = 0  # received since there was something of a body in them
         self._running: RequestResponseCycle | None = None
         self._refusal: Refused | None = None
@@ -125,7 +129,12 @@ class LimitedProtocol(HttpToolsProtocol):
         """See asyncio."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._counts.connections += 1
-        if len(self.connections) <= self._limits.max_connections:
+        fileno = transport.get_extra_info("socket").fileno()
+        if scarce(fileno, 3):
+            self._refuse(Refused(503, str(descriptors_lacking()), b"retry-after: 1\r\n"))
+            if scarce(fileno, 2):
+                self.transport.close()  # too many are waited for until they have read it
+        elif len(self.connections) <= self._limits.max_connections:
             self._reading.set(self._limits.header_timeout_s)
         elif len(self.connections) <= self._limits.max_connections + _TOLD:
             message = f"{self._limits.max_connections:,} connections are open already; retry later"
@@ -141,6 +150,8 @@ class LimitedProtocol(HttpToolsProtocol):
         for cycle in self._unanswered():
             self._abandon(cycle)
         self.pipeline.clear()
+        self._counts.body_bytes -= sum(self._held)
+        self._held.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -208,6 +219,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.headers = []
         self._stage, self._entered = _BODY, True
         self._body_bytes = self._dry_bytes = 0
+        self._held.append(0)
         if ahead:
             self.flow.resume_reading()  # or the end of the connection would not be seen
         else:
@@ -222,9 +234,19 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._body_bytes > _AHEAD_BODY_BYTES and self.cycle is not self._running:
             message = f"ahead of another answer a body may have {_AHEAD_BODY_BYTES:,} bytes"
             raise Refused(413, message)
+        if not self.cycle.response_complete:
+            self._hold(len(body))
         super().on_body(body)
         if self._taken is not None:
             self.flow.resume_reading()  # it takes the body whole
+
+    def _hold(self, size: int) -> None:
+        """Beside others twice its room must be there: a few large ones leave some to the small."""
+        others = self._counts.body_bytes - self._held[-1]
+        if others and others + 2 * self._body_bytes > self._limits.max_bodies_bytes:
+            raise bodies_too_large(self._limits)
+        self._counts.body_bytes += size
+        self._held[-1] += size
 
     def on_message_complete(self) -> None:
         """See httptools."""
@@ -292,6 +314,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """See uvicorn; the next of those that wait is begun, or a refusal is answered."""
         self._taken = None
+        self._counts.body_bytes -= self._held.popleft() if self._held else 0
         if self.pipeline and not self.transport.is_closing():
             self._running = self.pipeline[-1][0]
             super().on_response_complete()
@@ -322,6 +345,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Of a request that has been begun the rest is refused."""
         if cycle is not self._running:
             self.pipeline.popleft()
+            self._counts.body_bytes -= self._held.pop()
             return
         self._abandon(cycle)
         self._running = None

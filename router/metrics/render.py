@@ -36,7 +36,7 @@ from router.http.counts import HttpCounts
 from router.lookahead import LookAhead
 from router.metrics import http as http_rows
 from router.metrics.keys import KEY_LIMITED, KEY_ROWS, UNAUTHORIZED, limited, readings
-from router.metrics.processes import PROCESSES, RESTARTS
+from router.metrics.processes import BROKEN, PROCESSES, RESTARTS
 from router.metrics.rows import GroupReading, Row, WorkerReading
 from router.metrics.table import (
     ADMISSION_WORKERS,
@@ -165,6 +165,7 @@ class Metrics:
         if sources.processes is not None:
             yield _family(*PROCESSES, ("role",), sources.processes.up())
             yield _family(*RESTARTS, ("role",), sources.processes.restarts())
+            yield _family(*BROKEN, (), [((), sources.processes.broken)])
         named = [((group.name,), group) for group in groups]
         yield _family(*WORKERS, ("group", "source"), _known(groups))
         yield _family(*ADMISSION_WORKERS, ("group", "admission"), _admissions(groups))

@@ -244,8 +244,19 @@ HISTOGRAMS: Sequence[tuple[str, str, Callable[[GroupStats], Histogram]]] = (
 STEP_ROWS: Sequence[Row[StepTotals]] = (
     Row(
         "evenstep_barrier_steps_total",
-        "Decode steps that all workers of the group made together.",
+        "Decode steps of the group; of workers that do not step together, those of the furthest.",
         lambda totals: totals.steps,
+    ),
+    Row(
+        "evenstep_contested_steps_total",
+        "Of evenstep_barrier_steps_total, those in which two workers or more had something to run.",
+        lambda totals: totals.contested_steps,
+    ),
+    Row(
+        "evenstep_together_steps_total",
+        "Of evenstep_contested_steps_total, those that all of these made together. Where they are "
+        "less than 90 % of them there is no barrier: no worker waits for another.",
+        lambda totals: totals.together_steps,
     ),
     Row(
         "evenstep_imbalance_tokens_total",
@@ -275,7 +286,7 @@ STEP_ROWS: Sequence[Row[StepTotals]] = (
     ),
     Row(
         "evenstep_energy_joules_total",
-        "Energy that workers used in steps; 0 where engines do not report power.",
+        "Energy in steps, of workers whose power is known: those with evenstep_worker_power_watts.",
         lambda totals: totals.energy_j,
     ),
     Row(

@@ -135,12 +135,18 @@ def sentence(measured: Share) -> str:
     """A measurement in one line."""
     if not measured.steps:
         return "no steps"
+    loads = (
+        f"{measured.steps:,} steps of {1000 * (measured.step_s or 0):.1f} ms, "
+        f"load {measured.load_tokens:,.0f} tokens, fullest {measured.max_load_tokens:,.0f}, "
+        f"imbalance {measured.imbalance_tokens:,.0f}"
+    )
+    if measured.barrier is False:
+        return (
+            f"{loads}; workers do not step together ({measured.together_share:.0%} of the steps by "
+            "all that were busy): none waits for another"
+        )
     idle = "not known yet (steps together, at loads that differ, tell it)"
     if measured.idle_share is not None:
         source = _SOURCES[measured.idle_share_source]
         idle = f"{measured.idle_share:.1%} of the workers' time, {source}"
-    return (
-        f"{measured.steps:,} steps of {1000 * (measured.step_s or 0):.1f} ms, "
-        f"load {measured.load_tokens:,.0f} tokens, fullest {measured.max_load_tokens:,.0f}, "
-        f"imbalance {measured.imbalance_tokens:,.0f}; waiting for the fullest: {idle}"
-    )
+    return f"{loads}; waiting for the fullest: {idle}"

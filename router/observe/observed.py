@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from router.barrier import StepTotals
+from router.barrier import StepTotals, is_barrier
 from router.group import Group
 from router.signals import Departure
 from router.types import Snapshot
@@ -127,10 +127,13 @@ class Share:
         load_tokens: mean load of a worker.
         max_load_tokens: mean load of the fullest worker.
         idle_share: of the workers' time in steps, waiting for the fullest one; None: not known,
-            since no engine times it and steps do not tell what a token costs.
+            since no engine times it and steps do not tell what a token costs, or there is no
+            barrier.
         measured_share: of the workers' time in steps, that in which engines have timed it.
         modelled_share: that for which it is modelled.
         throughput_tok_s: output tokens per second of steps.
+        together_share: of the steps in which two workers or more had something to run, those that
+            all of these made together; None: there was no such step.
     """
 
     steps: int
@@ -142,6 +145,12 @@ class Share:
     measured_share: float | None
     modelled_share: float | None
     throughput_tok_s: float | None
+    together_share: float | None
+
+    @property
+    def barrier(self) -> bool | None:
+        """Workers wait for each other; None: not known."""
+        return is_barrier(self.together_share)
 
     @property
     def idle_share_source(self) -> Literal["measured", "modelled", "both"]:
@@ -156,16 +165,18 @@ def share(now: StepTotals, before: StepTotals) -> Share:
     delta = now - before
     steps, worker_steps = delta.steps, delta.worker_steps
     worker_s = delta.step_s * worker_steps / steps if steps else 0.0
+    apart = is_barrier(delta.together_share) is False
     return Share(
         steps=steps,
         step_s=_ratio(delta.step_s, steps),
         imbalance_tokens=_ratio(delta.imbalance_tokens, steps),
         load_tokens=_ratio(delta.load_tokens, worker_steps),
         max_load_tokens=_ratio(delta.max_load_tokens, steps),
-        idle_share=_ratio(delta.waiting_s, delta.timed_s),
+        idle_share=None if apart else _ratio(delta.waiting_s, delta.timed_s),
         measured_share=_ratio(min(delta.measured_s, worker_s), worker_s),
         modelled_share=_ratio(min(delta.timed_s - delta.measured_s, worker_s), worker_s),
         throughput_tok_s=_ratio(delta.output_tokens, delta.step_s),
+        together_share=delta.together_share,
     )
 
 

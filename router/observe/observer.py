@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from router.access.files import key_source
+from router.access.files import key_source, warn_of_readers
 from router.admin.app import AddRoutes, add_metrics, create_admin
 from router.admin.footing import Footing
 from router.admin.health import add_health
@@ -59,6 +59,7 @@ class Observer:
 
     def __init__(self, settings: ServeSettings) -> None:
         levels, keys = settings.levels, settings.keys
+        warn_of_readers(settings.secret_files)
         self._admin_keys = key_source(settings.admin_key_file)
         self.requests = 0
         # Without lockstep: nobody is down here because another one says nothing.
@@ -192,6 +193,7 @@ def group_report(group: Group) -> dict[str, Any]:
         "workers": len(group.workers),
         "workers_up": len(group.live_workers()),
         **asdict(measured),
+        "barrier": measured.barrier,
         "idle_share_source": measured.idle_share_source,
         "useful_j": joules.useful_j,
         "waiting_j": joules.waiting_j,

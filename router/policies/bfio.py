@@ -38,7 +38,8 @@ class BfIo:
 
     Attributes:
         last: what the last call solved, None where it solved nothing.
-        share: of the budget, for the next call; ``rounds`` divides it among the tiers of a round.
+        share: of the budget, for the next call; ``rounds`` divides it among the calls of a round.
+        spent: moves of all calls so far.
     """
 
     def __init__(self, tie_weight: float, moves: int = DEFAULT_MOVES) -> None:
@@ -46,6 +47,7 @@ class BfIo:
         self._moves = moves
         self.last: Decision | None = None
         self.share = 1.0
+        self.spent = 0
 
     def assign(
         self,
@@ -70,6 +72,7 @@ class BfIo:
         instance = done.instance(narrow)
         solution = solve(instance, int(self.share * self._moves))
         self.last = Decision(instance, solution)
+        self.spent += solution.moves
         done.place(narrow, solution.places)
         return done.assignments
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import signal
 import socket
 import sys
 import time
@@ -19,6 +18,7 @@ from functools import partial
 import typer
 import uvicorn
 
+from router import systemd
 from router.access.keys import KeyRing
 from router.cli import report_errors
 from router.file_limit import allow_connections
@@ -49,8 +49,7 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings], place: Place
         place: among the others.
     """
     start_logging(settings.log_level, settings.log_format)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is something to reload
-    counts = ProcessCounts(decider_restarts=place.restarts)
+    counts = ProcessCounts(decider_restarts=place.restarts, wanted=place.proxies)
     with contextlib.ExitStack() as sockets:
         admin = None
         if place.listener is not None:
@@ -59,6 +58,7 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings], place: Place
         allow_connections(settings.max_connections)
         links = _links(built, place, counts)
         built.made.relay.attempts.watchers.append(links.recall)
+        built.reload.followers = links
         config = server_config(built.app, _inside(settings), hot=built.hot, path=place.http)
         _Server(config, built, links).run()
     if orphaned():  # nobody else tidies up
@@ -80,6 +80,7 @@ def _links(built: Built, place: Place, counts: ProcessCounts) -> Links:
         limits=built.access.limits,
         trouble=built.made.health.probe_now,
         http=built.counts,
+        processes=counts,
         clock=time.monotonic,
     )
     return Links(place.decider, books, Teller(built, place.proxies), counts)
@@ -102,6 +103,7 @@ class _Server(MainServer):
 
 def main() -> None:
     """Run the process: its place, then the flags of ``evenstep serve``."""
+    systemd.hold_hangups()
     place, *flags = sys.argv[1:]
 
     def decide(context: typer.Context, *, config: ConfigFile = None, **_: object) -> None:

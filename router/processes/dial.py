@@ -6,16 +6,33 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from router.processes import messages as m
 from router.processes.connection import Connection
-from router.processes.directory import Directory
-from router.processes.port import RemotePort
+from router.processes.directory import Directory, Pair
+from router.processes.port import TICK_S, RemotePort
+from router.processes.tallies import Tallies
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 0.25
-_AGAIN_S = 0.05
+# One that is there and ends each connection at once is asked ever less often.
+_AGAIN_S, _SELDOM_S = 0.05, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """What is done with what the deciding process tells all proxies.
+
+    Attributes:
+        learn: called with what they are to go by from now on.
+        recall: called with ``worker_id``, ``reason`` and ``streams``, see ``Recall``.
+        refusal: why a certificate and its key could not be shown; empty: they could.
+    """
+
+    learn: Callable[[Directory], None]
+    recall: Callable[[str, str, bool], None]
+    refusal: Callable[[Pair], str]
 
 
 class Dial:
@@ -24,21 +41,15 @@ class Dial:
     Args:
         path: of the Unix socket.
         port: what is connected.
-        learn: called with what the deciding process tells all proxies.
-        recall: called with ``worker_id``, ``reason`` and ``streams``, see ``Recall``.
+        hearing: what is done with what is told.
+        tallies: counts connections that an error has ended.
     """
 
-    def __init__(
-        self,
-        path: str,
-        port: RemotePort,
-        learn: Callable[[Directory], None],
-        recall: Callable[[str, str, bool], None],
-    ) -> None:
+    def __init__(self, path: str, port: RemotePort, hearing: Hearing, tallies: Tallies) -> None:
         self._path = path
         self._port = port
-        self._learn = learn
-        self._recall = recall
+        self._hearing = hearing
+        self._tallies = tallies
         self._lost = asyncio.Event()
 
     async def run(self) -> None:
@@ -53,35 +64,53 @@ class Dial:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
-            self._port.tick()
+            await asyncio.sleep(TICK_S)
+            try:
+                self._port.tick()
+            except Exception:  # the next one may do better
+                log.exception("counts cannot be sent to the deciding process; trying again")
+                self._count()
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
+        delay_s = _AGAIN_S
         while True:
             with contextlib.suppress(OSError):
                 await loop.create_unix_connection(self._connection, self._path)
+                made_s = loop.time()
                 await self._lost.wait()
-                log.warning("the deciding process is gone")
+                log.warning("the connection to the deciding process is lost; connecting again")
                 self._lost.clear()
-            await asyncio.sleep(_AGAIN_S)
+                brief = loop.time() - made_s < _SELDOM_S
+                delay_s = min(2 * delay_s, _SELDOM_S) if brief else _AGAIN_S
+            await asyncio.sleep(delay_s)
 
     def _connection(self) -> Connection[m.FromDecider]:
         def made() -> None:
             self._port.connected(connection)
 
-        def lost() -> None:
-            self._port.lost()
-            self._lost.set()
+        def take(message: m.FromDecider) -> None:
+            self._take(message, connection)
 
-        connection = Connection(m.from_decider, self._take, made, lost)
+        connection = Connection(m.from_decider, take, made, self._end, self._count)
         return connection
 
-    def _take(self, message: m.FromDecider) -> None:
+    def _end(self) -> None:
+        self._port.lost()
+        self._lost.set()
+
+    def _count(self) -> None:
+        self._tallies.broken += 1
+
+    def _take(self, message: m.FromDecider, connection: Connection[m.FromDecider]) -> None:
+        hearing = self._hearing
         match message:
             case m.Told():
-                self._learn(message.directory)
+                hearing.learn(message.directory)
+                connection.say(m.Followed(message.number))
+            case m.Try():
+                connection.say(m.Tried(message.number, hearing.refusal(message.pair)))
             case m.Recall():
-                self._recall(message.worker_id, message.reason, message.streams)
-            case _:
+                hearing.recall(message.worker_id, message.reason, message.streams)
+            case m.Given() | m.Denied():
                 self._port.take(message)

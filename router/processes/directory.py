@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import msgspec
 
 from router.access.keys import Key
 from router.deadlines import Deadlines
 from router.http.limits import HttpLimits
-from router.models import group_of
+from router.models import check_served, group_of
+from router.proxy.parse import DEFAULT_LIMITS, RequestLimits
+from router.token_rate import tokens_of
 
 
 class GroupCard(msgspec.Struct, frozen=True):
@@ -20,11 +21,15 @@ class GroupCard(msgspec.Struct, frozen=True):
         bytes_per_token: of its prompts' text, as learned so far.
         prefills: the group that computes its prompts, if there is one.
         askable: ids of its workers that take requests, if not right now.
+        tokens_per_part: of its prompts' images and the like, as learned so far.
+        most_slots: of its largest worker, as far as engines report them.
     """
 
     bytes_per_token: float
     prefills: str | None
     askable: frozenset[str]
+    tokens_per_part: float = 0.0
+    most_slots: int | None = None
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -34,6 +39,7 @@ class Patience(msgspec.Struct, frozen=True):
     deadlines: Deadlines
     retry_share: float
     retry_min_per_s: float
+    tells: bool = False
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -48,13 +54,16 @@ class Access(msgspec.Struct, frozen=True):
     hidden: bool
 
 
+# A certificate and its key as PEM, for which None stands where they are in one file.
+Pair = tuple[bytes, bytes | None]
+
+
 class Serving(msgspec.Struct, frozen=True):
     """How a proxy serves its clients.
 
     Attributes:
         limits: of its port; as they are when it starts.
-        tls: files of the certificate and its key, None for plain HTTP; likewise.
-        tls_reads: grows by one when the files are to be read again.
+        tls: what its clients are shown, None for plain HTTP.
         drain_delay_s: see ``Lifecycle``; ``grace_s`` too.
         log_level: see ``start_logging``; ``log_format`` too.
         worker_key: what engines are shown; as it is when it starts.
@@ -62,8 +71,7 @@ class Serving(msgspec.Struct, frozen=True):
     """
 
     limits: HttpLimits
-    tls: tuple[str, str | None] | None
-    tls_reads: int
+    tls: Pair | None
     drain_delay_s: float
     grace_s: float
     log_level: str
@@ -84,6 +92,8 @@ class Directory(msgspec.Struct, frozen=True):
         patience: see ``Patience``.
         access: see ``Access``.
         serving: see ``Serving``.
+        absent: workers of its group that do not serve a model, where there are any.
+        limits: of each request.
     """
 
     groups: Mapping[str, GroupCard]
@@ -94,6 +104,8 @@ class Directory(msgspec.Struct, frozen=True):
     patience: Patience
     access: Access
     serving: Serving
+    limits: RequestLimits = DEFAULT_LIMITS
+    absent: Mapping[str, frozenset[str]] = {}
 
     def resolve(self, name: str | None) -> str | None:
         """See ``ModelTable.resolve``."""
@@ -105,10 +117,22 @@ class Directory(msgspec.Struct, frozen=True):
             return next(iter(self.groups))
         return group_of(model, self.models, lambda: self.known)
 
-    def tokens(self, group: str, text_bytes: int) -> int:
+    def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
         """See ``ModelTable.tokens``."""
-        return math.ceil(text_bytes / self.groups[group].bytes_per_token)
+        card = self.groups[group]
+        return tokens_of(text_bytes, parts, card.bytes_per_token, card.tokens_per_part)
 
-    def prefills(self, group: str) -> str | None:
-        """See ``ModelTable.prefills``."""
+    def most_slots(self, group: str) -> int | None:
+        """See ``ModelTable.most_slots``."""
+        return self.groups[group].most_slots
+
+    def prefills(self, group: str, lacks: Set[str]) -> str | None:
+        """See ``ModelTable.prefills``; the deciding process looks at what they lack."""
         return self.groups[group].prefills
+
+    def lacking(self, model: str | None) -> frozenset[str]:
+        """See ``ModelTable.lacking``."""
+        lacks = self.absent.get(model or "", frozenset())
+        if lacks:
+            check_served(model, lacks, self.groups[self.group(model)].askable)
+        return lacks

@@ -22,12 +22,12 @@ from router.proxy.answers import (
     headers_on,
     told_in_stream,
 )
-from router.proxy.asgi_client import serve
+from router.proxy.asgi_client import read_body, serve
 from router.proxy.client import Client
 from router.proxy.generation import dialect_of
 from router.proxy.identity import identity_of
 from router.proxy.leaving import cancelled
-from router.request_log import pass_on
+from router.request_log import pass_on, take_back
 
 # The deciding process ends at the same time as this one: its last word is waited for.
 _LAST_WORD_S = 1.0
@@ -75,6 +75,7 @@ class Whole:
             if self._headed:
                 client.finish(dialect.error_event(*told_in_stream(error), 0))
             else:
+                take_back(self._scope)
                 client.answer(dialect.error(error_answer(deserted())))
 
     async def _ask(self) -> Response:
@@ -90,6 +91,20 @@ class Whole:
         return await self._request()
 
     async def _request(self) -> Response:
+        """Its answer, unless it hangs."""
+        asking = asyncio.create_task(self._asked())
+        try:
+            while not asking.done():
+                await asyncio.wait((asking,), timeout=_LOOK_S)
+                if not asking.done() and self._port.deserted:
+                    raise deserted()
+            return asking.result()
+        except BaseException:
+            if not asking.cancel() and not asking.cancelled() and asking.exception() is None:
+                asking.result().close()  # it came in the very turn in which nobody wants it
+            raise
+
+    async def _asked(self) -> Response:
         scope = self._scope
         headers = headers_on((*scope["headers"], *scope.get(SHOWN, ())), identity_of(scope).header)
         ask = self._upstream.request
@@ -128,7 +143,7 @@ class Forward:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         try:
-            body = await Request(scope, receive).body()
+            body = await read_body(Request(scope, receive))
         except ClientDisconnect:
             return
         await serve(self._whole(scope, body), scope, receive, send)

@@ -8,6 +8,7 @@ itself, since it cannot be served as it stands, is no request of the key's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from router.errors import EvenstepError
 from router.http.counts import HttpCounts
 from router.processes import messages as m
 from router.processes.connection import Connection
+from router.processes.counts import ProcessCounts
 from router.types import Request, WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class Books:
         limits: counts the keys' requests.
         trouble: told of a worker that could not be reached or broke off, and why.
         http: of the clients' port, all proxies together.
+        processes: of the router.
         clock: the dispatcher's.
     """
 
@@ -47,6 +50,7 @@ class Books:
     limits: KeyLimits
     trouble: Callable[[str, str], None]
     http: HttpCounts
+    processes: ProcessCounts
     clock: Clock
 
 
@@ -70,6 +74,8 @@ class Link:
 
     Attributes:
         connection: to the proxy.
+        tried: what it has said of a certificate last.
+        follows: the number of what it goes by.
     """
 
     def __init__(
@@ -82,8 +88,10 @@ class Link:
         self._requests: dict[str, Request] = {}
         self._seat = _Seat()
         self.connection: Connection[m.FromProxy] = Connection(
-            m.from_proxy, self._take, self._come, self._gone
+            m.from_proxy, self._take, self._come, self._gone, self._broken
         )
+        self.tried = m.Tried(0, "")
+        self.follows = 0
 
     @property
     def slot(self) -> int:
@@ -102,15 +110,19 @@ class Link:
         self._made(self)
 
     def _gone(self) -> None:
-        """The connections to engines are gone with the process."""
-        for request in self._requests.values():
-            self._dispatcher.withdraw(request)
-        self._requests.clear()
-        for key in self._seat.keys.values():
-            self._books.limits.leave(key)
-        self._books.http.connections -= self._seat.connections
-        self._seat = _Seat()
-        self._lost(self)
+        """The connections to engines are gone with the process; no error keeps it in the books."""
+        requests, seat = self._requests, self._seat
+        self._requests, self._seat = {}, _Seat()
+        self._books.http.connections -= seat.connections
+        with contextlib.ExitStack() as done:
+            done.callback(self._lost, self)
+            for key in seat.keys.values():
+                done.callback(self._books.limits.leave, key)
+            for request in requests.values():
+                done.callback(self._dispatcher.withdraw, request)
+
+    def _broken(self) -> None:
+        self._books.processes.broken += 1
 
     # requests
 
@@ -226,11 +238,23 @@ class Link:
         for status, requests in tally.refused.items():
             http.refused[status] += requests
         self._books.limits.unauthorized += tally.unauthorized
+        self._books.processes.broken += tally.broken
         for name, group in tally.groups.items():
             if (lane := self._dispatcher.lanes.get(name)) is not None:
                 lane.stats.tokens.itl_s.add(group.itl, group.itl_s)
                 lane.stats.tokens.tpot_s.add(group.tpot, group.tpot_s)
                 lane.stats.unreturned += group.unreturned
+
+    # the process
+
+    def _tried(self, message: m.Tried) -> None:
+        self.tried = message
+
+    def _followed(self, message: m.Followed) -> None:
+        self.follows = message.number
+
+    def _beat(self, message: m.Beat) -> None:
+        """A sign of life, which the connection notes at every message."""
 
     # A chain of cases would be gone through for each message of each request.
     _DO: ClassVar[Mapping[type[m.Message], Callable[[Link, Any], None]]] = {
@@ -248,4 +272,7 @@ class Link:
         m.Rest: _rest,
         m.Trouble: _trouble,
         m.Tally: _tally,
+        m.Tried: _tried,
+        m.Followed: _followed,
+        m.Beat: _beat,
     }

@@ -1,13 +1,12 @@
 """What proxies and the deciding process tell each other, and its bytes.
 
-A frame is a length and a list of messages as msgpack: all that one side had to say in one turn of
-its event loop. Requests are meant by their ids, which are unique per attempt. Times are of the
-monotonic clock, which the processes of a machine share.
+A frame is a length and a message as msgpack. Requests are meant by their ids, which are unique per
+attempt. Times are of the monotonic clock, which the processes of a machine share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
@@ -19,7 +18,7 @@ from router.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
-from router.processes.directory import Directory
+from router.processes.directory import Directory, Pair
 from router.types import Outcome, Request, WorkerSpec
 
 # Longer than any frame that is ever sent: who announces one is not understood.
@@ -30,6 +29,10 @@ _LENGTH_BYTES = 4
 
 class Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """Base of all messages."""
+
+
+class Beat(Message, frozen=True):
+    """A sign of life, which either side sends now and then."""
 
 
 # What a proxy says.
@@ -161,12 +164,27 @@ class Tally(Message, frozen=True):
         connections: that clients have open now.
         refused: requests refused as a whole since it was told last, by status.
         unauthorized: requests without a key that counts, likewise.
+        broken: connections to the deciding process that an error has ended, likewise.
     """
 
     groups: dict[str, GroupTally]
     connections: int
     refused: dict[int, int]
     unauthorized: int
+    broken: int
+
+
+class Tried(Message, frozen=True):
+    """Whether a certificate can be shown; empty: it can."""
+
+    number: int
+    refusal: str
+
+
+class Followed(Message, frozen=True):
+    """What was told under this number is what it goes by."""
+
+    number: int
 
 
 # What the deciding process says.
@@ -186,6 +204,7 @@ class Denied(Message, frozen=True):
     kind: str
     said: str
     retry_after_s: int | None = None
+    own: bool = False
 
 
 class Recall(Message, frozen=True):
@@ -196,9 +215,17 @@ class Recall(Message, frozen=True):
     streams: bool
 
 
-class Told(Message, frozen=True):
-    """What proxies go by has changed."""
+class Try(Message, frozen=True):
+    """Answered with ``Tried``: could this certificate be shown? It is not shown yet."""
 
+    number: int
+    pair: Pair
+
+
+class Told(Message, frozen=True):
+    """What proxies go by has changed; answered with ``Followed``."""
+
+    number: int
     directory: Directory
 
 
@@ -217,8 +244,11 @@ FromProxy = (
     | Rest
     | Trouble
     | Tally
+    | Tried
+    | Followed
+    | Beat
 )
-FromDecider = Given | Denied | Recall | Told
+FromDecider = Given | Denied | Recall | Try | Told | Beat
 
 _KINDS: dict[str, type[EvenstepError]] = {
     kind.__name__: kind
@@ -232,7 +262,8 @@ def denied(request_id: str, error: EvenstepError) -> Denied:
     retry_after_s = (
         error.retry_after_s if isinstance(error, PoolFullError | KeyLimitError) else None
     )
-    return Denied(request_id, kind, str(error), retry_after_s)
+    own = isinstance(error, QueueTimeoutError) and error.own
+    return Denied(request_id, kind, str(error), retry_after_s, own)
 
 
 def error_of(message: Denied) -> EvenstepError:
@@ -242,20 +273,34 @@ def error_of(message: Denied) -> EvenstepError:
     error = kind.__new__(kind, message.said)
     if isinstance(error, PoolFullError | KeyLimitError):
         error.retry_after_s = message.retry_after_s or 1
+    if isinstance(error, QueueTimeoutError):
+        error.own = message.own
     return error
 
 
 _encoder = msgspec.msgpack.Encoder()
-from_proxy = msgspec.msgpack.Decoder(list[FromProxy])
-from_decider = msgspec.msgpack.Decoder(list[FromDecider])
+from_proxy: msgspec.msgpack.Decoder[FromProxy] = msgspec.msgpack.Decoder(FromProxy)
+from_decider: msgspec.msgpack.Decoder[FromDecider] = msgspec.msgpack.Decoder(FromDecider)
 
 
-def encode(messages: Sequence[Message]) -> bytes:
-    """A frame."""
-    frame = bytearray(_LENGTH_BYTES)
-    _encoder.encode_into(messages, frame, _LENGTH_BYTES)
-    frame[:_LENGTH_BYTES] = (len(frame) - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "big")
-    return bytes(frame)
+def append(message: Message, data: bytearray) -> None:
+    """Add a frame to those that are to be sent.
+
+    Raises:
+        ValueError, OverflowError: it cannot be written, as a number of more than 64 bits, or is
+            longer than any; those before it stand as they were.
+    """
+    begin = len(data)
+    content = begin + _LENGTH_BYTES
+    try:
+        _encoder.encode_into(message, data, content)
+        length = len(data) - content
+        if length > _MOST_BYTES:
+            raise ValueError(f"a message has {length:,} bytes, {_MOST_BYTES:,} at most")
+    except Exception:
+        del data[begin:]
+        raise
+    data[begin:content] = length.to_bytes(_LENGTH_BYTES, "big")
 
 
 class Frames:

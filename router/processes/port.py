@@ -1,12 +1,12 @@
 """A proxy's end: the dispatcher as its relays know it, in another process.
 
-What has to be answered at once is answered from what that process has told: who may be asked
-elsewhere is up to date but for some hundredths of a second, and the budget of retries is one of the
+What has to be answered at once is answered from what that process has told: which workers may be
+asked is up to date but for some hundredths of a second, and the budget of retries is one of the
 proxy's own, earned by its own requests: that of all proxies together is never more than that of one
 process, though one of them may have spent its own while others have not.
 
-While the deciding process is gone, streams go on, and who waits for a worker waits for its return,
-for so long; then all are told to come again.
+While the deciding process is gone, streams go on, and requests that wait for a worker wait for its
+return, ``GONE_S`` at most; then they get 503, as they do when it is silent for ``SILENT_S``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ from router.types import Outcome, Request, WorkerSpec
 Waiter = asyncio.Future[WorkerSpec]
 
 GONE_S = 5.0
+# Longer than a busy machine keeps a process waiting, or one piece of work an event loop.
+SILENT_S = 10.0
+TICK_S = 0.25
+# A request that ends the deciding process, or the connection, each time is not repeated for ever.
+_MOST_LOST = 3
 # How requests have ended that get no worker; others were never let in.
 _OUTCOMES: Mapping[type[EvenstepError], Outcome] = {
     QueueTimeoutError: Outcome.EXPIRED,
@@ -41,13 +46,19 @@ _LOOK_S = 0.02
 
 @dataclass(slots=True)
 class _Entry:
-    """A request that waits for a worker or is at one; the tokens are those known so far."""
+    """A request that waits for a worker or is at one.
+
+    Attributes:
+        tokens: those of the output that are known so far; ``prompt_tokens`` likewise.
+        lost: connections that have ended while it waited.
+    """
 
     request: Request
     waiter: Waiter
     worker_id: str | None = None
     prompt_tokens: int | None = None
     tokens: int = 0
+    lost: int = 0
 
     @property
     def served(self) -> Served | None:
@@ -113,13 +124,30 @@ class RemotePort:
         for entry, outcome in self._ended:
             self._tell_end(entry.request, outcome)
         self._ended.clear()
-        for entry in self._entries.values():
-            if entry.worker_id is None:
-                connection.say(m.Submit(entry.request))
+        for entry in self._waiting():
+            if entry.lost < _MOST_LOST:
+                self._ask(m.Submit(entry.request), entry.request)
+            else:
+                self._deny(entry.request.id, deserted())
 
     def lost(self) -> None:
         """The deciding process is gone."""
         self._connection, self._gone_s = None, self._clock()
+        for entry in self._waiting():
+            entry.lost += 1
+
+    def _waiting(self) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.worker_id is None]
+
+    def _ask(self, message: m.Submit | m.GiveBack, request: Request) -> None:
+        """Ask for a worker for it; deny it if the message cannot be sent."""
+        if self._connection is not None and not self._connection.say(message):
+            self._deny(
+                request.id,
+                EvenstepError(
+                    "the request cannot be sent to the deciding process; see the router's log"
+                ),
+            )
 
     def close(self) -> None:
         """Send the rest, and end."""
@@ -133,28 +161,34 @@ class RemotePort:
             NoWorkerError: it is gone for longer.
         """
         while not self.here:
-            if self._deserted:
+            if self.deserted:
                 raise deserted()
             await asyncio.sleep(_LOOK_S)
 
     @property
     def here(self) -> bool:
-        """Whether the deciding process is."""
-        return self._connection is not None
+        """Whether the deciding process is connected, and not silent for too long."""
+        return self._connection is not None and not self._silent
 
     def tick(self) -> None:
-        """Tell what has been counted; if nobody has been there for too long, let nobody wait."""
-        if self._connection is not None:
-            if (tally := self._tallies.take()) is not None:
-                self._connection.say(tally)
-        elif self._deserted:
-            for entry in list(self._entries.values()):
-                if entry.worker_id is None:
-                    self._deny(entry.request.id, deserted())
+        """Tell what has been counted; end all waits if the decider is gone for too long."""
+        if (connection := self._connection) is not None:
+            connection.silent += 1
+            connection.say(self._tallies.take() or m.Beat())
+        if self.deserted:
+            for entry in self._waiting():
+                self._deny(entry.request.id, deserted())
+                self._say(m.Withdraw(entry.request.id, Outcome.FAILED))
 
     @property
-    def _deserted(self) -> bool:
-        return self._gone_s is not None and self._clock() - self._gone_s >= GONE_S
+    def deserted(self) -> bool:
+        """Whether the deciding process has been gone, or has said nothing, for too long."""
+        gone = self._gone_s is not None and self._clock() - self._gone_s >= GONE_S
+        return gone or self._silent
+
+    @property
+    def _silent(self) -> bool:
+        return self._connection is not None and self._connection.silent * TICK_S >= SILENT_S
 
     def take(self, message: m.Given | m.Denied) -> None:
         """The deciding process has answered."""
@@ -183,11 +217,12 @@ class RemotePort:
 
     def submit(self, request: Request) -> Waiter:
         """See ``DispatchPort.submit``; the waiter is told also that there is no room to wait."""
-        if self._connection is None and self._deserted:
+        if self.deserted:
             raise deserted()
         self._budget(request.group).earn(self._clock())
-        self._say(m.Submit(request))
-        return self._wait(request)
+        waiter = self._wait(request)
+        self._ask(m.Submit(request), request)
+        return waiter
 
     def _wait(self, request: Request) -> Waiter:
         waiter: Waiter = asyncio.get_running_loop().create_future()
@@ -224,8 +259,9 @@ class RemotePort:
         """See ``DispatchPort.give_back``."""
         again = request.again(*failed_by)
         self._entries.pop(request.id, None)
-        self._say(m.GiveBack(request.id, again, failed_by))
-        return again, self._wait(again)
+        waiter = self._wait(again)
+        self._ask(m.GiveBack(request.id, again, failed_by), again)
+        return again, waiter
 
     def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
         """See ``DispatchPort.may_ask_elsewhere``."""

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import signal
 import socket
 import sys
 import time
@@ -20,12 +19,11 @@ from functools import partial
 from starlette.routing import Router
 from starlette.types import ASGIApp, Scope
 
-from router import tls
+from router import systemd, tls
 from router.access.door import Door
 from router.access.keys import Key, KeyRing
 from router.clock import Clock
 from router.engines.upstream import HttpClient
-from router.errors import ConfigError
 from router.file_limit import allow_connections
 from router.http.counts import HttpCounts
 from router.lifecycle import Lifecycle
@@ -33,8 +31,8 @@ from router.listening import server_config
 from router.logs import start_logging
 from router.main_server import MainServer
 from router.processes import messages as m
-from router.processes.dial import Dial
-from router.processes.directory import Directory, Serving
+from router.processes.dial import Dial, Hearing
+from router.processes.directory import Directory
 from router.processes.forward import Forward, Whole
 from router.processes.place import Place, end_with_supervisor, orphaned, place_of
 from router.processes.port import RemotePort
@@ -111,7 +109,8 @@ class Proxy:
         whole = partial(Whole, self._inside, port)
         context = _Context(port, self._relay, clock, self.lifecycle, door, whole)
         self.hot = HotPath(context, requests)
-        self._dial = Dial(place.decider, port, self.learn, self._recall)
+        told = Hearing(self.learn, self._recall, tls.refusal)
+        self._dial = Dial(place.decider, port, told, tallies)
         self.learn(directory)
 
     @property
@@ -132,25 +131,25 @@ class Proxy:
             await client.aclose()
 
     def learn(self, directory: Directory) -> None:
-        """Go by this from now on."""
+        """Go by this from now on.
+
+        Raises:
+            ConfigError: the certificate cannot be shown; then by nothing of it.
+        """
+        before, serving = self._serving, directory.serving
+        if self.tls is not None and serving.tls is not None and serving.tls != before.tls:
+            tls.load(self.tls, *serving.tls)
+        self._serving = serving
         self._port.learn(directory)
         relay, patience = self._relay, directory.patience
         relay.ranked = directory.ranked
         relay.max_attempts, relay.deadlines = patience.max_attempts, patience.deadlines
-        before, self._serving = self._serving, directory.serving
-        serving = directory.serving
+        relay.tells = patience.tells
         self.lifecycle.drain_delay_s = serving.drain_delay_s
         self.lifecycle.grace_s = serving.grace_s
-        if serving.tls_reads != before.tls_reads:
-            start_logging(serving.log_level, serving.log_format)
-            self._show_anew(serving)
-
-    def _show_anew(self, serving: Serving) -> None:
-        if self.tls is not None and serving.tls is not None:
-            try:
-                tls.load(self.tls, *serving.tls)
-            except ConfigError as error:
-                log.error("the certificate stays as it is: %s", error)  # noqa: TRY400 - says it all
+        logged = serving.log_level, serving.log_format
+        if logged != (before.log_level, before.log_format):
+            start_logging(*logged)
 
     def _recall(self, worker_id: str, reason: str, streams: bool) -> None:
         end = self._relay.attempts.break_off if streams else self._relay.attempts.recall
@@ -176,7 +175,7 @@ def run(place: Place) -> None:
         place: among the other processes.
     """
     assert place.listener is not None
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what concerns proxies is told them
+    systemd.hold_hangups()  # for good: what concerns proxies is told them
     directory = _first_directory(place.decider)
     serving = directory.serving
     start_logging(serving.log_level, serving.log_format)
@@ -186,7 +185,7 @@ def run(place: Place) -> None:
         proxy.app, serving.limits, counts=proxy.counts, hot=proxy.hot, tls=proxy.tls
     )
     with socket.socket(fileno=place.listener) as listener:
-        server = MainServer(config, proxy.lifecycle, lambda: None, inherited=place.inherited)
+        server = MainServer(config, proxy.lifecycle, inherited=place.inherited)
         server.run(sockets=[listener])
 
 
@@ -199,9 +198,9 @@ def _first_directory(path: str) -> Directory:
             frames = m.Frames()
             while data := asking.recv(65_536):
                 for frame in frames.feed(data):
-                    for message in m.from_decider.decode(frame):
-                        if isinstance(message, m.Told):
-                            return message.directory
+                    message = m.from_decider.decode(frame)
+                    if isinstance(message, m.Told):
+                        return message.directory
         if orphaned():
             raise SystemExit(1)
         time.sleep(_AGAIN_S)

@@ -30,6 +30,10 @@ log = logging.getLogger(__name__)
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 # A process that has lived so long fails for another reason than the one before.
 _LONG_S = 10.0
+# A process that is silent for so long hangs; one that starts has more to do. Longer than a busy
+# machine keeps a process waiting.
+_HUNG_S, _HUNG_STARTING_S = 30, 180
+_LOOK_S = 1
 _MOST_BYTES = 4096
 
 
@@ -71,6 +75,9 @@ class _Child:
         module: that it runs.
         place: among the others.
         flags: further arguments.
+        process: the operating system's; None: it does not run now.
+        ready: whether it serves.
+        silent_s: since it was heard; of the time that this process itself has run.
     """
 
     name: str
@@ -79,6 +86,12 @@ class _Child:
     flags: Sequence[str] = ()
     process: asyncio.subprocess.Process | None = None
     ready: bool = False
+    silent_s: int = 0
+
+    @property
+    def hangs(self) -> bool:
+        limit_s = _HUNG_S if self.ready else _HUNG_STARTING_S
+        return self.process is not None and self.silent_s >= limit_s
 
     def command(self) -> list[str]:
         return [*interpreter(), self.module, self.place.argument(), *self.flags]
@@ -112,11 +125,27 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        systemd.take_hangups()
         with contextlib.ExitStack() as sockets:
             for child in self._children:
                 sockets.enter_context(self._heard(child))
+            watching = [asyncio.create_task(one) for one in (self._watch(), systemd.beat())]
             await asyncio.gather(*map(self._keep, self._children))
+            for task in watching:
+                task.cancel()
         return self._status
+
+    async def _watch(self) -> None:
+        """Kill processes that hang; the first start may take any time."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for child in self._children if self._served or self._ending.is_set() else ():
+                # Counted, not timed: if all were stopped, as with their machine, none hangs.
+                child.silent_s += _LOOK_S
+                if child.hangs:
+                    log.error("%s hangs: silent for %d s; it is killed", child.name, child.silent_s)
+                    child.silent_s = 0
+                    self._signal(signal.SIGKILL, [child])
 
     async def _keep(self, child: _Child) -> None:
         """Have it run, again and again."""
@@ -140,12 +169,24 @@ class Supervisor:
     async def _run(self, child: _Child) -> int:
         """Once; its exit status."""
         own = child.place.listener
-        child.process = await asyncio.create_subprocess_exec(
-            *child.command(),
-            stdin=asyncio.subprocess.PIPE,
-            pass_fds=() if own is None else (own,),
-            env={**os.environ, "NOTIFY_SOCKET": self._address(child)},
-        )
+        told = {"NOTIFY_SOCKET": self._address(child), "WATCHDOG_USEC": str(_HUNG_S * 1_000_000)}
+        environment = {k: v for k, v in os.environ.items() if k != "WATCHDOG_PID"}
+        systemd.hold_hangups()  # the child has to, from its first moment
+        try:
+            child.process = await asyncio.create_subprocess_exec(
+                *child.command(),
+                stdin=asyncio.subprocess.PIPE,
+                pass_fds=() if own is None else (own,),
+                env={**environment, **told},
+            )
+        except OSError as error:  # no memory, or too many processes: the next time may do better
+            log.error("%s cannot be started: %s", child.name, error)  # noqa: TRY400 - says it all
+            return 1
+        finally:
+            systemd.take_hangups()
+        child.silent_s = 0
+        if self._ending.is_set():  # it was not there yet when the others were told
+            self._signal(signal.SIGTERM, [child])
         status = await child.process.wait()
         child.process, child.ready = None, False
         return status
@@ -161,8 +202,9 @@ class Supervisor:
         self._signal(number, self._children)
 
     def _reload(self) -> None:
-        """Whoever reads settings is to read them again."""
-        self._signal(signal.SIGHUP, [child for child in self._children[:1] if child.ready])
+        """Pass SIGHUP on to the process that reads settings; while it starts, the signal waits."""
+        if not self._ending.is_set():
+            self._signal(signal.SIGHUP, self._children[:1])
 
     def _signal(self, number: int, children: Sequence[_Child]) -> None:
         for child in children:
@@ -187,6 +229,9 @@ class Supervisor:
 
     def _hear(self, child: _Child, ear: socket.socket) -> None:
         state = ear.recv(_MOST_BYTES).decode(errors="replace")
+        child.silent_s = 0
+        if state == "WATCHDOG=1":
+            return
         if state.startswith("READY=1"):
             child.ready = True
         if self._served and child is self._children[0]:

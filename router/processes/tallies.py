@@ -20,6 +20,7 @@ class Tallies:
         tokens: of streams, by group.
         unreturned: failures that were passed on since the budget was spent, by group.
         unauthorized: requests without a key that counts.
+        broken: connections to the deciding process that an error has ended.
     """
 
     def __init__(self, http: HttpCounts) -> None:
@@ -28,7 +29,7 @@ class Tallies:
         self._told_refused: Counter[int] = Counter()
         self.tokens: defaultdict[str, TokenStats] = defaultdict(TokenStats)
         self.unreturned: Counter[str] = Counter()
-        self.unauthorized = 0
+        self.unauthorized = self.broken = 0
 
     def enter(self, key: Key, now_s: float) -> None:
         """A request of a key: it is counted by the deciding process, which is told its name."""
@@ -45,12 +46,17 @@ class Tallies:
         names = self.tokens.keys() | self.unreturned.keys()
         groups = {name: tally for name in names if (tally := self._group(name)) is not None}
         refused = Counter(self._http.refused) - self._told_refused
-        connections, unauthorized = self._http.connections, self.unauthorized
-        if not (groups or refused or unauthorized) and connections == self._told_connections:
+        connections, unauthorized, broken = (
+            self._http.connections,
+            self.unauthorized,
+            self.broken,
+        )
+        news = groups or refused or unauthorized or broken
+        if not news and connections == self._told_connections:
             return None
-        self._told_connections, self.unauthorized = connections, 0
+        self._told_connections, self.unauthorized, self.broken = connections, 0, 0
         self._told_refused += refused
-        return Tally(groups, connections, dict(refused), unauthorized)
+        return Tally(groups, connections, dict(refused), unauthorized, broken)
 
     def _group(self, name: str) -> GroupTally | None:
         stats, unreturned = self.tokens[name], self.unreturned.pop(name, 0)

@@ -20,11 +20,14 @@ class Teller:
     def __init__(self, built: Built, proxies: int) -> None:
         self._built = built
         self._proxies = proxies
-        self._settings = settings = built.reload.settings
-        self._reads = 0
+        settings = built.reload.settings
         limits = settings.http_limits
-        connections = ceil(limits.max_connections / proxies)
-        self._limits = replace(limits, max_connections=connections)
+        self._limits = replace(
+            limits,
+            max_connections=ceil(limits.max_connections / proxies),
+            # The longest one has room in any of them.
+            max_bodies_bytes=max(ceil(limits.max_bodies_bytes / proxies), limits.max_body_bytes),
+        )
         self._worker_key = settings.worker_key
 
     def __call__(self) -> Directory:
@@ -33,7 +36,9 @@ class Teller:
         return Directory(
             groups=self._groups(),
             models=dict(made.models.by_group),
+            absent=dict(made.models.absent),
             aliases=dict(made.models.aliases),
+            limits=made.models.limits,
             known=tuple(made.models.known),
             ranked=made.urls.all,
             patience=self._patience(),
@@ -47,8 +52,10 @@ class Teller:
             name: GroupCard(
                 # To the hundredth: it moves a little with every prompt.
                 round(group.token_rate.bytes_per_token, 2),
-                made.models.prefills(name),
+                made.models.prefills(name, frozenset()),
                 frozenset(group.askable),
+                round(group.token_rate.tokens_per_part),
+                group.most_slots,
             )
             for name, group in made.dispatcher.cluster.groups.items()
             if group.serves is None
@@ -62,6 +69,7 @@ class Teller:
             deadlines=made.relay.deadlines,
             retry_share=settings.retry_share,
             retry_min_per_s=settings.retry_min_per_s / self._proxies,
+            tells=made.relay.tells,
         )
 
     def _access(self) -> Access:
@@ -71,14 +79,9 @@ class Teller:
 
     def _serving(self) -> Serving:
         settings, lifecycle = self._built.reload.settings, self._built.lifecycle
-        if settings is not self._settings:
-            self._settings = settings
-            self._reads += 1
-        tls = None if settings.tls_cert is None else (settings.tls_cert, settings.tls_key)
         return Serving(
             limits=self._limits,
-            tls=tls,
-            tls_reads=self._reads,
+            tls=settings.certificate,
             drain_delay_s=lifecycle.drain_delay_s,
             grace_s=lifecycle.grace_s,
             log_level=settings.log_level,

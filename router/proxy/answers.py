@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from starlette.types import Send
 
 from router.errors import (
+    DeadlineError,
+    DescriptorsError,
     EndingError,
     EvenstepError,
     KeyLimitError,
@@ -24,6 +26,9 @@ from router.errors import (
 from router.proxy.events import error_body
 
 Header = tuple[bytes, bytes]
+
+# OpenAI's and Anthropic's libraries go by it before all else.
+_NOT_AGAIN = (b"x-should-retry", b"false")
 
 # Statuses of answers that have no body (RFC 9112, 6.3).
 BODILESS = frozenset({204, 304})
@@ -66,14 +71,19 @@ def error_answer(error: EvenstepError) -> Answer:
         case PoolFullError() | KeyLimitError():
             retry = (b"retry-after", str(error.retry_after_s).encode())
             return _error(429, "TooManyRequestsError", str(error), headers=(retry,))
-        case NoWorkerError() | QueueTimeoutError() | EndingError():
-            retry = (b"retry-after", b"1")
-            return _error(503, "ServiceUnavailableError", str(error), headers=(retry,))
+        case NoWorkerError() | QueueTimeoutError() | EndingError() | DescriptorsError():
+            soon = (b"retry-after", b"1"), *_advice(error)
+            return _error(503, "ServiceUnavailableError", str(error), headers=soon)
         case UpstreamTimeoutError() | RequestTimeoutError():
-            return _error(504, "GatewayTimeoutError", str(error))
+            return _error(504, "GatewayTimeoutError", str(error), headers=_advice(error))
         case UpstreamError():
             return _error(502, "BadGatewayError", str(error))
     return _error(500, "InternalServerError", str(error))
+
+
+def _advice(error: EvenstepError) -> tuple[Header, ...]:
+    """For libraries that ask again by themselves: not where they would be late again."""
+    return (_NOT_AGAIN,) if isinstance(error, DeadlineError) and error.own else ()
 
 
 def told_in_stream(error: EvenstepError) -> tuple[str, str, int]:

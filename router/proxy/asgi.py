@@ -8,7 +8,7 @@ from typing import cast
 from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
 
-from router.proxy.asgi_client import serve
+from router.proxy.asgi_client import read_body, serve
 from router.proxy.context import ServingContext
 from router.proxy.generation import ENDPOINTS, relay_of
 
@@ -21,6 +21,6 @@ def add_generation(app: FastAPI, context: ServingContext) -> None:
 
 
 async def _generate(context: ServingContext, request: Request) -> Response:
-    relay = relay_of(context, request.scope, await request.body())
+    relay = await relay_of(context, request.scope, await read_body(request))
     # Starlette only calls what it is given as an ASGI application, which this is.
     return cast(Response, partial(serve, relay))

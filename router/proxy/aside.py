@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence, Set
 from functools import partial
 from http import HTTPStatus
 from typing import cast
@@ -20,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from router.engines.upstream import Response as EngineResponse
 from router.errors import (
     AnsweredError,
+    DescriptorsError,
     EndingError,
     EvenstepError,
     NoWorkerError,
@@ -31,6 +33,7 @@ from router.group import Group
 from router.proxy import multipart, wishes
 from router.proxy.answers import (
     Answer,
+    Header,
     content_type,
     error_answer,
     header,
@@ -40,16 +43,18 @@ from router.proxy.answers import (
     send_head,
     told_in_stream,
 )
+from router.proxy.asgi_client import read_body
 from router.proxy.asked import Asked
 from router.proxy.attempts import Attempt
 from router.proxy.bodies import with_field
 from router.proxy.context import AppContext
 from router.proxy.dialects import COMPLETIONS, MESSAGES
+from router.proxy.events import check_end
 from router.proxy.generation import target
 from router.proxy.identity import identity_of
 from router.proxy.judging import judge_answer, judge_failure
 from router.proxy.leaving import cancelled, client_left
-from router.proxy.parse import model_of, read_fields
+from router.proxy.parse import model_in
 from router.request_log import note_sent
 from router.retry import may_differ_elsewhere
 from router.types import WorkerSpec
@@ -79,18 +84,25 @@ class Aside:
         self.in_flight = 0
         self._sent: Counter[str] = Counter()
 
-    def choose(self, group: Group, tried: frozenset[str]) -> Worker:
-        """A worker for the next attempt; one that has been tried only if there is no other.
+    def choose(self, group: Group, tried: frozenset[str], lacks: Set[str]) -> Worker:
+        """A worker for the next attempt, which has not been tried.
+
+        Args:
+            group: whose workers.
+            tried: those of them that have been asked.
+            lacks: those that do not serve the model.
 
         Raises:
             NoWorkerError: there is none.
         """
-        taking = [worker for worker in group.workers.values() if worker.takes]
+        closed = tried | lacks
+        able = [worker for worker_id, worker in group.workers.items() if worker_id not in closed]
+        taking = [worker for worker in able if worker.takes]
         if not taking:
             raise NoWorkerError(f"no worker of group {group.name!r} is up; retry")
         return min(
             [worker for worker in taking if _let_in(worker)] or taking,
-            key=lambda worker: (worker.spec.id in tried, *self._busy(worker)),
+            key=self._busy,
         )
 
     def begin(self, group: Group, worker: Worker, attempt: str) -> None:
@@ -134,7 +146,7 @@ async def _serve(aside: Aside, request: Request) -> Response:
     timeout_s = wishes.timeout_s(wishes.said(headers), wishes.REQUEST_TIMEOUT)
     asked = Asked(target(request.scope), body, headers, identity.client_id, dialect, timeout_s)
     # Starlette only calls what it is given as an ASGI application, which this is.
-    return cast(Response, _Relay(aside, group, asked, identity.token))
+    return cast(Response, _Relay(aside, group, asked, identity.token, models.lacking(model)))
 
 
 async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
@@ -143,7 +155,7 @@ async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
     Raises:
         InvalidRequestError: a body that cannot be read.
     """
-    body, resolve = await request.body(), aside.context.models.resolve
+    body, resolve = await read_body(request), aside.context.models.resolve
     kind = content_type(request.headers.raw)
     if kind.lower().startswith(multipart.FORM):
         large = len(body) > _LARGE_BYTES
@@ -154,7 +166,7 @@ async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
         model = resolve(found.value) or found.value
         same = model == found.value
         return body if same else multipart.with_model(body, found, model), model
-    named = model_of(read_fields(body))
+    named = model_in(body)
     meant = resolve(named)
     return (with_field(body, "model", meant) if meant and meant != named else body), meant
 
@@ -162,12 +174,15 @@ async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
 class _Relay:
     """An ASGI application for one request whose body has been read."""
 
-    def __init__(self, aside: Aside, group: Group, asked: Asked, token: str) -> None:
+    def __init__(
+        self, aside: Aside, group: Group, asked: Asked, token: str, lacks: frozenset[str]
+    ) -> None:
         self._aside = aside
         self._context = aside.context.relay
         self._group = group
         self._asked = asked
         self._token = token
+        self._lacks = lacks
         self._deadlines = self._context.deadlines.within(asked.timeout_s)
         self._tried: frozenset[str] = frozenset()
         self._attempts_left = self._context.max_attempts
@@ -198,8 +213,9 @@ class _Relay:
         except TimeoutError:
             if not self._life.expired():
                 raise
-            within = f"not answered within {self._deadlines.request_s:g} s"
-            await self._refuse(RequestTimeoutError(within), send)
+            limit_s = self._deadlines.request_s
+            within, own = f"not answered within {limit_s:g} s", limit_s == self._asked.timeout_s
+            await self._refuse(RequestTimeoutError(within, own=own), send)
         except EvenstepError as error:
             await self._refuse(error, send)
 
@@ -213,10 +229,10 @@ class _Relay:
 
     async def _attempt(self, client: HTTPConnection, send: Send) -> bool:
         """Whether the client has its answer; else another worker may have a better one."""
-        chosen = self._aside.choose(self._group, self._tried)
+        chosen = self._aside.choose(self._group, self._tried, self._lacks)
         worker = chosen.spec
         attempt = f"{self._token}r{len(self._tried)}"
-        note_sent(client.scope, self._group.name, worker.id)
+        line = note_sent(client.scope, self._group.name, worker.id)
         self._tried |= {worker.id}
         self._attempts_left -= 1
         self._aside.begin(self._group, chosen, attempt)
@@ -226,15 +242,20 @@ class _Relay:
                 response = await self._post(worker)
                 try:
                     self._judge(response, worker, attempt)
-                    await self._pass_on(response, watched, send)
+                    told = context.told(worker.id, line)
+                    await self._pass_on(response, watched, send, told)
                 finally:
                     response.close()
-        except AnsweredError:
+        except AnsweredError as error:
+            if line is not None:
+                line.failed(worker.id, error)
             return False
         except UpstreamError as error:
             judge_failure(context.port, context.trouble, worker.id, attempt, error)
             if self._started or not self._may_retry(error):
                 raise
+            if line is not None:
+                line.failed(worker.id, error)
             return False
         finally:
             self._aside.end(chosen, attempt)
@@ -262,14 +283,18 @@ class _Relay:
 
     def _may_retry(self, error: UpstreamError) -> bool:
         """A worker that is lost fails no others; one that is slow may, which costs budget."""
+        if isinstance(error, DescriptorsError):
+            return False
         slow = isinstance(error, UpstreamTimeoutError)
         return self._attempts_left > 0 and (not slow or self._may_ask_elsewhere())
 
     def _may_ask_elsewhere(self) -> bool:
-        return self._context.port.may_ask_elsewhere(self._group.name, self._tried)
+        return self._context.port.may_ask_elsewhere(self._group.name, self._tried | self._lacks)
 
-    async def _pass_on(self, response: EngineResponse, watched: Attempt, send: Send) -> None:
-        headers = headers_down(response.headers)
+    async def _pass_on(
+        self, response: EngineResponse, watched: Attempt, send: Send, told: Sequence[Header]
+    ) -> None:
+        headers = [*headers_down(response.headers), *told]
         if not content_type(response.headers).startswith(b"text/event-stream"):
             body = await response.read()
             self._life.reschedule(None)  # however slowly the client takes it
@@ -284,6 +309,7 @@ class _Relay:
                 await send_head(send, response.status, headers)
             if events := stream.feed(chunk):
                 await send({"type": "http.response.body", "body": events, "more_body": True})
+        check_end(stream, response.framed)
         if not self._started:
             await send_head(send, response.status, headers)
         await send({"type": "http.response.body", "body": stream.rest()})

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.proxy.dialects import COMPLETIONS, Dialect
+from router.request_log import RequestLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Asked:
         client_id: what the client calls its request, empty if it does not.
         dialect: of its endpoint.
         timeout_s: within which the client wants its answer; None: it does not say.
+        line: its line in the log; None: it has none.
     """
 
     target: str
@@ -27,3 +29,4 @@ class Asked:
     client_id: str = ""
     dialect: Dialect = COMPLETIONS
     timeout_s: float | None = None
+    line: RequestLine | None = None

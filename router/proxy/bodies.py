@@ -8,6 +8,8 @@ import msgspec
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encoder = msgspec.json.Encoder()
+# An object without a field; with more blanks inside it its engine is left to refuse it.
+_SHORT = 65_536
 
 
 def fields_of(body: bytes) -> dict[str, Any]:
@@ -21,5 +23,11 @@ def body_of(fields: dict[str, Any]) -> bytes:
 
 
 def with_field(body: bytes, name: str, value: str) -> bytes:
-    """The same body, one field set; of a field that is there twice engines take the last one."""
-    return body_of(fields_of(body) | {name: value})
+    """The same body, one field set; of a field that is there twice engines take the last one.
+
+    It is put behind the others, however many these are.
+    """
+    end = body.rfind(b"}")
+    bare = body[:end].rstrip().endswith(b"{") if end < _SHORT else False
+    field = _encoder.encode({name: value})[1:]
+    return b"".join((memoryview(body)[:end], b"" if bare else b",", field, body[end + 1 :]))

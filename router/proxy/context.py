@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,7 +11,9 @@ from starlette.types import Scope
 from router.access.door import Door
 from router.clock import Clock
 from router.lifecycle import Lifecycle
+from router.processes.counts import ProcessCounts
 from router.proxy.client import Client
+from router.proxy.parse import RequestLimits
 from router.proxy.relay_context import RelayContext
 
 if TYPE_CHECKING:
@@ -38,11 +40,24 @@ class Models(Protocol):
         """See ``ModelTable``."""
         ...
 
-    def tokens(self, group: str, text_bytes: int) -> int:
+    @property
+    def limits(self) -> RequestLimits:
+        """Of each request."""
+        ...
+
+    def tokens(self, group: str, text_bytes: int, parts: int) -> int:
         """See ``ModelTable``."""
         ...
 
-    def prefills(self, group: str) -> str | None:
+    def most_slots(self, group: str) -> int | None:
+        """See ``ModelTable``."""
+        ...
+
+    def prefills(self, group: str, lacks: Set[str]) -> str | None:
+        """See ``ModelTable``."""
+        ...
+
+    def lacking(self, model: str | None) -> frozenset[str]:
         """See ``ModelTable``."""
         ...
 
@@ -94,6 +109,7 @@ class AppContext:
         problem: why a worker's snapshots do not count, None as far as all is well.
         lifecycle: how far from its end the router is.
         door: lets in who may ask; None: all may.
+        processes: of the router; None: this is the only one.
         elsewhere: nothing is served anywhere else.
     """
 
@@ -105,4 +121,5 @@ class AppContext:
     problem: Callable[[str], str | None] = lambda _: None
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     door: Door | None = None
+    processes: ProcessCounts | None = None
     elsewhere: None = None

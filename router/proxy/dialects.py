@@ -33,18 +33,19 @@ class NamedEventStream(EventStream):
 
     def end(self, events: bytes) -> int | None:
         """See ``EventStream``."""
-        found = [at for line in self._last if (at := events.find(line)) >= 0]
+        ends = [line + end for line in self._last for end in (b"\n", b"\r")]
+        found = [at for line in ends if (at := events.find(line)) >= 0]
         return min(found, default=None)
 
     def count(self, data: bytes) -> None:
         """See ``EventStream``."""
         super().count(data)
-        self.done = self.done or any(line in data for line in self._last)
+        self.done = self.done or self.end(data) is not None
 
     def tokens_in(self, data: bytes) -> int:
         """See ``EventStream``."""
         bare = 0 if self._bare is None else data.count(self._bare)
-        return data.count(self._bearing) - bare
+        return data.count(self._bearing + b"\n") + data.count(self._bearing + b"\r") - bare
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +98,13 @@ def _responses_error(message: str, kind: str, code: int, events: int) -> bytes:
 
 def _response_stream() -> EventStream:
     endings = (b"completed", b"incomplete", b"failed")
-    last = tuple(b"event: response." + ending + b"\n" for ending in endings)
-    return NamedEventStream(b".delta\n", None, last)
+    last = tuple(b"event: response." + ending for ending in endings)
+    return NamedEventStream(b".delta", None, last)
 
 
 def _message_stream() -> EventStream:
     bare = b'"delta":{"type":"signature_delta"'
-    return NamedEventStream(b"block_delta\n", bare, (b"event: message_stop\n",))
+    return NamedEventStream(b"block_delta", bare, (b"event: message_stop",))
 
 
 COMPLETIONS = Dialect(EventStream, _completion_error)

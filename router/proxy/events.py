@@ -6,9 +6,16 @@ import re
 
 import msgspec
 
+from router.errors import UpstreamError
+
 # Nothing inside an event's JSON can look like it: there a line end is written with a backslash.
-_DONE = re.compile(rb"(?:^|\n)data: ?\[DONE\]\r?\n")
-ENDS = (b"\n\n", b"\r\n\r\n")
+_DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][\r\n]")
+# An empty line ends an event; a line ends with CR, LF or both. After LF a CR has its LF mostly,
+# which is waited for.
+BLANK = (b"\n\n", b"\n\r", b"\r\r")
+ENDS = (b"\n\n", b"\r\r", b"\n\r\n", b"\r\r\n")
+# Of one event; the largest that engines send is a whole answer with its token ids, some MB.
+MOST_EVENT_BYTES = 16 * 1024 * 1024
 # A chat's first event, and the one of include_usage, as vLLM writes them: neither bears a token.
 _ROLE = b'"delta":{"role":"assistant","content":""'
 _USAGE = b'"choices":[]'
@@ -23,13 +30,14 @@ class EventStream:
         tokens: those of them that bear tokens, mostly one each.
     """
 
-    __slots__ = ("_held", "_seam", "done", "events", "tokens")
+    __slots__ = ("_held", "_held_bytes", "_seam", "done", "events", "tokens")
 
     def __init__(self) -> None:
         self.done = False
         self.events = 0
         self.tokens = 0
         self._held: list[bytes] = []
+        self._held_bytes = 0
         self._seam = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -45,7 +53,11 @@ class EventStream:
         return bool(self._held)
 
     def cut(self, data: bytes) -> bytes:
-        """See ``feed``; what can be passed on is not counted yet."""
+        """See ``feed``; what can be passed on is not counted yet.
+
+        Raises:
+            UpstreamError: an event is too long.
+        """
         if self._held or not data.endswith(ENDS):
             return self._up_to_last_event(data)
         return data
@@ -57,7 +69,7 @@ class EventStream:
     def end(self, events: bytes) -> int | None:
         """Where the last event of a stream begins among these, None if it is not there."""
         done = _DONE.search(events)
-        return done and done.start() + events[done.start() :].startswith(b"\n")
+        return done and done.start() + events[done.start() :].startswith((b"\n", b"\r"))
 
     def count(self, data: bytes) -> None:
         """Complete events are passed on."""
@@ -71,23 +83,28 @@ class EventStream:
 
     def _up_to_last_event(self, data: bytes) -> bytes:
         # An end may lie across the seam to the bytes held; those are not searched again.
-        cut = _end_of_last_event(self._seam + data) - len(self._seam)
-        if cut <= 0:
+        end = _end_of_last_event(self._seam + data)
+        if not end:
             self._hold(data)
             return b""
+        cut = end - len(self._seam)
         passed = b"".join((*self._held, data[:cut]))
-        self._held, self._seam = [], b""
+        self._held, self._held_bytes, self._seam = [], 0, b""
         self._hold(data[cut:])
         return passed
 
     def _hold(self, data: bytes) -> None:
         if data:
             self._held.append(data)
+            self._held_bytes += len(data)
             self._seam = (self._seam + data)[-3:]
+            if self._held_bytes > MOST_EVENT_BYTES:
+                self._held.clear()
+                raise UpstreamError(f"an event has more than {MOST_EVENT_BYTES:,} bytes")
 
 
 def _events_in(data: bytes) -> int:
-    return data.startswith(b"data:") + data.count(b"\ndata:")
+    return data.startswith(b"data:") + data.count(b"\ndata:") + data.count(b"\rdata:")
 
 
 def _ends(data: bytes) -> bool:
@@ -95,7 +112,25 @@ def _ends(data: bytes) -> bool:
 
 
 def _end_of_last_event(data: bytes) -> int:
-    return max((data.rfind(end) + len(end) for end in ENDS if end in data), default=0)
+    last = len(data) - data.endswith(b"\n\r")
+    end = max(data.rfind(blank, 0, last) + 2 for blank in BLANK)
+    if end < 2:
+        return 0
+    return end + (data[end - 1 : end + 1] == b"\r\n")
+
+
+def check_end(stream: EventStream, framed: bool) -> None:
+    """See whether an answer that has ended is whole.
+
+    Args:
+        stream: what came of it.
+        framed: it said where it ends; else it is whole with the last event of a stream only.
+
+    Raises:
+        UpstreamError: it is not.
+    """
+    if not (framed or stream.done or stream.end(stream.rest() + b"\n") is not None):
+        raise UpstreamError("the engine closed the connection before its answer's last event")
 
 
 def with_comment(events: bytes, at: int | None, comment: bytes) -> bytes:

@@ -200,7 +200,7 @@ class Exchange:
             raise _ending()
         key = None if context.door is None else context.door.enter(scope)
         try:
-            relay = relay_of(context, scope, await self._body())
+            relay = await relay_of(context, scope, await self._body())
             await relay.serve(self)
         finally:
             if context.door is not None:

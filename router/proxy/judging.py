@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from http import HTTPStatus
 
-from router.errors import AnsweredError, RecalledError, UpstreamError, UpstreamTimeoutError
+from router.errors import (
+    AnsweredError,
+    DescriptorsError,
+    RecalledError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from router.port import DispatchPort
 from router.retry import faults, rest_s
 
@@ -55,9 +61,10 @@ def judge_failure(
         trouble: told of a worker that cannot be reached.
         worker_id: whose answer was waited for.
         attempt: the request's id there.
-        error: what came instead; nothing is to be said of what the router itself broke off.
+        error: what came instead; nothing is to be said of what the router itself broke off, or
+            lacks.
     """
-    if isinstance(error, RecalledError | AnsweredError):
+    if isinstance(error, RecalledError | AnsweredError | DescriptorsError):
         return
     port.failed(worker_id, attempt)
     if not isinstance(error, UpstreamTimeoutError):

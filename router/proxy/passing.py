@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.clock import Clock
-from router.proxy.events import ENDS, EventStream
+from router.proxy.events import BLANK, ENDS, EventStream
 from router.proxy.token_times import TokenTimes
 
 # Counted are so many reads, or less if they are so large that there may be many tokens in them.
@@ -80,7 +80,7 @@ class Passing:
         events = b"".join(self._reads)
         stream.count(events)
         # Each read has ended an event, so that as many ends are one in each.
-        if stream.tokens - before == reads == sum(map(events.count, ENDS)):
+        if stream.tokens - before == reads == sum(map(events.count, BLANK)):
             times.each(self._at_s)
         else:
             for read, at_s in zip(self._reads, self._at_s, strict=True):

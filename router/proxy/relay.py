@@ -14,16 +14,19 @@ from http import HTTPStatus
 from router.engines.upstream import Response
 from router.errors import (
     AnsweredError,
+    DescriptorsError,
     EndingError,
     EvenstepError,
     RecalledError,
     RequestTimeoutError,
+    UnreachedError,
     UpstreamError,
     UpstreamTimeoutError,
 )
 from router.proxy.answers import (
     BODILESS,
     Answer,
+    Header,
     content_type,
     error_answer,
     header,
@@ -35,7 +38,7 @@ from router.proxy.asked import Asked
 from router.proxy.attempts import Attempt
 from router.proxy.bound import Bound
 from router.proxy.client import Client
-from router.proxy.events import EventStream, with_comment
+from router.proxy.events import EventStream, check_end, with_comment
 from router.proxy.judging import judge_answer, judge_failure
 from router.proxy.passing import Passing
 from router.proxy.relay_context import RelayContext
@@ -49,7 +52,7 @@ Waiter = asyncio.Future[WorkerSpec]
 ENERGY_HEADER = b"x-evenstep-energy-joules"
 
 # As vLLM begins an event that says an error, in each of its endpoints' dialects.
-FAILED = re.compile(rb'^(?:data: ?\{"error"|event: ?error\r?\n)', re.MULTILINE)
+FAILED = re.compile(rb'(?:^|[\r\n])(?:data: ?\{"error"|event: ?error[\r\n])')
 _CODE = re.compile(rb'"code": ?(\d{3})\b')
 
 _PROGRESS_TOKENS = 32
@@ -118,7 +121,8 @@ class Relay:
         limit_s = self._deadlines.request_s
         if limit_s is not None:
             left_s = limit_s - (self._context.clock() - self._request.arrival_s)
-            error = RequestTimeoutError(f"not answered within {limit_s:g} s")
+            own = limit_s == self._asked.timeout_s
+            error = RequestTimeoutError(f"not answered within {limit_s:g} s", own=own)
             self._life.within(max(0.0, left_s), error)
 
     def _cut_short(self, error: EvenstepError, outcome: Outcome) -> None:
@@ -133,32 +137,53 @@ class Relay:
             self._client.finish(b"" if done else self._error_event(error, stream))
 
     async def _attempts(self) -> None:
-        """Try workers until the first byte of an answer, then pass that answer on."""
+        """Try workers until the first byte of an answer, then pass that answer on.
+
+        What may have been read by a worker that then failed is not given to it again.
+        """
         waiter = await self._enter()
+        lost: dict[str, UpstreamError] = {}
         while waiter is not None:
             worker = await waiter
+            if worker.id in lost:
+                raise lost[worker.id]
             self._attempts_left -= 1
             try:
                 await self._attempt(worker)
             except UpstreamError as error:
                 self._judge(worker, error)
+                if self._may_have_failed_by(error):
+                    lost[worker.id] = error
                 if self._attempts_left <= 0 or not self._may_retry(worker, error):
                     raise
+                self._note_again(worker, error)
                 waiter = await self._enter_again(*blamed(worker, error))
             else:
                 return
+
+    def _note_again(self, worker: WorkerSpec, why: object) -> None:
+        if self._asked.line is not None:
+            self._asked.line.failed(worker.id, why)
+
+    def _may_have_failed_by(self, error: UpstreamError) -> bool:
+        """Whether the worker may have read the request, and have failed by it."""
+        return not isinstance(error, UnreachedError | RecalledError)
 
     def _may_retry(self, worker: WorkerSpec, error: UpstreamError) -> bool:
         """Whether a failed attempt may be made elsewhere; one that was too slow costs budget.
 
         A worker that was lost is out of use, so that it cannot fail many more; and an answer is
-        given up only for another one.
+        given up only for another one. What the router itself lacks no worker has.
         """
+        if isinstance(error, DescriptorsError):
+            return False
         return not isinstance(error, UpstreamTimeoutError) or self._may_ask_elsewhere(worker.id)
 
     def _may_ask_elsewhere(self, worker_id: str) -> bool:
         request = self._request
-        return self._context.port.may_ask_elsewhere(request.group, request.avoid | {worker_id})
+        return self._context.port.may_ask_elsewhere(
+            request.group, request.avoid | request.lacks | {worker_id}
+        )
 
     async def _enter(self) -> Waiter | None:
         """Wait for a worker; None if the client has its answer already."""
@@ -208,13 +233,14 @@ class Relay:
         failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         energy = [(ENERGY_HEADER, self._energy())] if self._request.metered else []
         self._end(Outcome.FAILED if failed else Outcome.COMPLETED)
-        headers = (*headers_down(response.headers), *energy)
+        headers = (*self._headers_down(response), *energy)
         self._client.answer(Answer(status, body, headers))
 
     async def _stream(self, worker: WorkerSpec, response: Response) -> None:
         stream = self._stream_down = self._asked.dialect.stream()
         try:
             await response.pour(self._pour)
+            check_end(stream, response.framed or self._failed)
         except UpstreamError as error:
             if not self._started:
                 raise
@@ -234,8 +260,11 @@ class Relay:
             self._note_first_byte()
             stats = self._context.port.token_stats(self._request.group)
             self._times = TokenTimes(stats, self._request.slots)
-            self._client.begin(response.status, headers_down(response.headers), response)
+            self._client.begin(response.status, self._headers_down(response), response)
             self._headed = True
+
+    def _headers_down(self, response: Response) -> list[Header]:
+        return headers_down(response.headers) + self._context.told(self._at, self._asked.line)
 
     def _pour(self, chunk: bytes) -> None:
         """Bytes of a stream have come, of which nothing has been passed on; no coroutine calls it.

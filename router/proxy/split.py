@@ -7,18 +7,16 @@ its answer says in ``kv_transfer_params`` where the KV lies, and the second hand
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from router.errors import UpstreamError
 from router.proxy.bodies import body_of, fields_of
+from router.proxy.raw import ABSENT, Raw, given, start, true
 
-# With one of these the prompt itself is part of the answer, or is no text, or nothing is known of
-# how many answers there are.
-_WHOLE = ("echo", "use_beam_search", "prompt_embeds")
+_MOST_COLONS = 65_536
 # Of no use to the first, or not to be had with one token.
 _NOT_FIRST = (
     *("stream_options", "min_tokens", "best_of"),
@@ -48,16 +46,31 @@ class Computed:
     kv_transfer_params: bytes | None
 
 
-def splittable(fields: Mapping[str, Any]) -> bool:
-    """Whether a request's prompt can be computed elsewhere; ``fields`` is the body's object."""
-    match fields.get("prompt"):
-        case [str() | list(), _, *_]:  # several prompts
-            return False
+class Keys(msgspec.Struct, gc=False):
+    """Fields of a body that say whether its prompt can be computed elsewhere."""
+
+    prompt_logprobs: Raw = ABSENT
+    kv_transfer_params: Raw = ABSENT
+    echo: Raw = ABSENT
+    use_beam_search: Raw = ABSENT
+    prompt_embeds: Raw = ABSENT
+
+
+def splittable(keys: Keys) -> bool:
+    """Whether the only prompt of a request can be computed elsewhere."""
     # vLLM takes no KV from elsewhere when a prompt's log-probabilities are asked for, if only (0)
     # of its own tokens. Who gives the parameters speaks to the connector itself; and a null would
     # win over what is put before it.
-    own = fields.get("prompt_logprobs") is not None or "kv_transfer_params" in fields
-    return not (own or any(fields.get(name) for name in _WHOLE))
+    own = given(keys.prompt_logprobs) or start(keys.kv_transfer_params)
+    # With one of these the prompt itself is part of the answer, or is no text, or nothing is known
+    # of how many answers there are.
+    whole = any(map(true, (keys.echo, keys.use_beam_search, keys.prompt_embeds)))
+    return not (own or whole)
+
+
+def few_fields(body: bytes) -> bool:
+    """Whether each field may be taken by itself; there is a colon in each, at least."""
+    return body.count(b":") <= _MOST_COLONS
 
 
 def prefill_body(body: bytes, request_id: str, *, hands_params: bool) -> bytes:

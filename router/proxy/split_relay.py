@@ -59,6 +59,10 @@ class SplitRelay(Relay):
         """The KV of the prompt lies at the worker that has computed it, for this one attempt."""
         return self._computed is not None and self._computed.kv_transfer_params is not None
 
+    def _may_have_failed_by(self, error: UpstreamError) -> bool:
+        """See ``Relay``; a worker that had to fetch KV may have failed by that: it may retry."""
+        return not self._kept and super()._may_have_failed_by(error)
+
     def _body_up(self) -> bytes:
         """See ``Relay``; a prompt that was computed often enough for nothing is the worker's."""
         if self._kept and not self._transfer.port.keeps(self._request):
@@ -110,6 +114,7 @@ class SplitRelay(Relay):
                 self._transfer.bootstraps.forget(worker.id)
                 if self._prefills_left <= 0 or not self._may_retry(worker, error):
                     return self._go_whole()
+                self._note_again(worker, error)
                 again = self._context.port.give_back(self._request, *blamed(worker, error))
                 self._request, waiter = again
             else:
@@ -135,6 +140,7 @@ class SplitRelay(Relay):
                 again = port.give_back(request, worker.id)
         if again is None:
             return None
+        self._note_again(worker, f"status {answer.status}")
         self._request, waiter = again
         return waiter
 
@@ -180,6 +186,8 @@ class SplitRelay(Relay):
             self._request, waiter = self._transfer.port.hand_off(
                 self._request, answer.prompt_tokens, kept_s, lost=lost
             )
+            if self._asked.line is not None:
+                self._asked.line.waits()
             return waiter
         if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             return self._go_whole()

@@ -144,6 +144,20 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
     outcome: str
     slots: Annotated[int, msgspec.Meta(ge=1)] = 1
 
+    @property
+    def outputs(self) -> Iterator[int]:
+        """Output tokens of each engine request that has some: they have shared them evenly."""
+        parts = max(1, min(self.slots, self.output_tokens))
+        return ((self.output_tokens + part) // parts for part in range(parts))
+
+
+class PolicyLine(msgspec.Struct, frozen=True, gc=False):
+    """The router has decided by another policy or dispatch since ``changed_s``."""
+
+    changed_s: float
+    policy: str | None
+    dispatch: str | None
+
 
 class DroppedLine(msgspec.Struct, frozen=True):
     """So many lines are missing here, since who listens was too slow to take them."""
@@ -151,7 +165,7 @@ class DroppedLine(msgspec.Struct, frozen=True):
     dropped: Count
 
 
-Line = Header | WorkerLine | StepLine | RequestLine | DroppedLine
+Line = Header | WorkerLine | StepLine | RequestLine | PolicyLine | DroppedLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +177,7 @@ class Recording:
         steps: lists have a place for each of them.
         complete: False if it breaks off within a line.
         dropped: lines that are missing.
+        changes: of the policy, in their order; the header has the first one.
     """
 
     header: Header
@@ -170,6 +185,7 @@ class Recording:
     requests: tuple[RequestLine, ...]
     complete: bool = True
     dropped: int = 0
+    changes: tuple[PolicyLine, ...] = ()
 
 
 class _Kind(msgspec.Struct):
@@ -179,6 +195,7 @@ class _Kind(msgspec.Struct):
     step: int | None = None
     request: int | None = None
     worker: str | None = None
+    changed_s: float | None = None
     dropped: int | None = None
 
 
@@ -188,6 +205,7 @@ _header = msgspec.json.Decoder(Header)
 _step = msgspec.json.Decoder(StepLine)
 _request = msgspec.json.Decoder(RequestLine)
 _worker = msgspec.json.Decoder(WorkerLine)
+_policy = msgspec.json.Decoder(PolicyLine)
 _dropped = msgspec.json.Decoder(DroppedLine)
 
 
@@ -240,6 +258,7 @@ def read(lines: Iterable[bytes], name: str) -> Recording:
     dropped = 0
     steps: list[StepLine] = []
     requests: list[RequestLine] = []
+    changes: list[PolicyLine] = []
     for line in reader.read(lines):
         match line:
             case Header():
@@ -248,6 +267,8 @@ def read(lines: Iterable[bytes], name: str) -> Recording:
                 steps.append(line)
             case RequestLine():
                 requests.append(line)
+            case PolicyLine():
+                changes.append(line)
             case DroppedLine():
                 dropped += line.dropped
             case _:
@@ -260,6 +281,7 @@ def read(lines: Iterable[bytes], name: str) -> Recording:
         tuple(requests),
         reader.complete,
         dropped,
+        tuple(changes),
     )
 
 
@@ -331,6 +353,8 @@ def _decoded(raw: bytes, workers: dict[str, set[str]]) -> Line:
     kind = _kind.decode(raw)
     if kind.dropped is not None:
         return _dropped.decode(raw)
+    if kind.changed_s is not None:
+        return _policy.decode(raw)
     line = _of_group(raw, kind)
     if isinstance(line, WorkerLine):
         workers.setdefault(line.group, set()).add(line.worker)
@@ -350,7 +374,7 @@ def _of_group(raw: bytes, kind: _Kind) -> StepLine | RequestLine | WorkerLine:
         return _request.decode(raw)
     if kind.worker is not None:
         return _worker.decode(raw)
-    raise ValueError("is no step, no request and no worker")
+    raise ValueError("is not a step, a request, a worker or a change of policy")
 
 
 def _told(header: Header, line: WorkerLine) -> Header:

@@ -15,6 +15,7 @@ from router.recording.lines import (
     DroppedLine,
     Header,
     Line,
+    PolicyLine,
     RecordedGroup,
     RecordedWorker,
     RequestLine,
@@ -96,7 +97,7 @@ class Recorder:
 
     Args:
         cluster: whose.
-        setting: for the header; may be another one for those who listen later.
+        setting: for the header.
         clock: seconds, monotonic; that of the requests' arrivals.
         started_unix_s: the wall clock now.
     """
@@ -105,7 +106,7 @@ class Recorder:
         self, cluster: Cluster, setting: Setting, clock: Callable[[], float], started_unix_s: float
     ) -> None:
         self._cluster = cluster
-        self.setting = setting
+        self._setting = setting
         self._clock = clock
         self._started_unix_s = started_unix_s
         self._started_s = clock()
@@ -137,6 +138,13 @@ class Recorder:
             self._columns.clear()
             for group in self._cluster.groups.values():
                 group.watch(None)
+
+    def change(self, setting: Setting) -> None:
+        """This is in force from now on; recordings get a line if the policy is another."""
+        before, self._setting = self._setting, setting
+        decided = setting.policy, setting.dispatch
+        if decided != (before.policy, before.dispatch):
+            self._tell(PolicyLine(self.since_start(self._clock()), *decided))
 
     def since_start(self, time_s: float) -> float:
         """A time of the clock as the lines have it."""
@@ -235,7 +243,7 @@ class Recorder:
                     self._tell(_news(known, group))
 
     def _header(self) -> Header:
-        setting, levels = self.setting, self.setting.power_levels
+        setting, levels = self._setting, self._setting.power_levels
         routes = setting.source == "serve"
         return Header(
             evenstep=version("evenstep"),
@@ -254,7 +262,7 @@ class Recorder:
         )
 
     def _tell(self, line: Line) -> None:
-        encoded, needed = encode(line), isinstance(line, WorkerLine)
+        encoded, needed = encode(line), isinstance(line, WorkerLine | PolicyLine)
         for listener in self._listeners:
             listener.put(encoded, needed=needed)
 

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
 from router.policies import POLICIES
+from router.settings.checks import MOMENT_S, WEEK_S
 from router.settings.worker_specs import unknown
 from router.types import Dispatch
 from router.workload import DEFAULT_CHUNK
@@ -22,10 +23,17 @@ class BalancingSettings(BaseSettings):
         validate_default=True,
         description="A request leaves when a slot is free (pool) or on arrival (instant).",
     )
-    pool_size: int = Field(default=1024, ge=1, description="Requests of a group that may wait.")
-    queue_timeout_s: float = Field(default=60.0, gt=0, description="Longest wait for a slot.")
+    pool_size: int = Field(
+        default=1024, ge=1, le=1_000_000, description="Requests of a group that may wait."
+    )
+    queue_timeout_s: float = Field(
+        default=60.0, ge=MOMENT_S, le=WEEK_S, description="Longest wait for a slot."
+    )
     starvation_s: float = Field(
-        default=5.0, gt=0, description="A request that has waited longer goes before all others."
+        default=5.0,
+        ge=MOMENT_S,
+        le=WEEK_S,
+        description="A request that has waited longer goes before all others of its priority.",
     )
     lookahead: Literal["auto", "none", "cap", "survival"] = Field(
         default="auto",
@@ -36,22 +44,26 @@ class BalancingSettings(BaseSettings):
         default=None, ge=0, le=256, description="Steps that bfio looks ahead; unset: by the rule."
     )
     discount: float | None = Field(
-        default=None, gt=0, le=1, description="Weight gamma of a step against the one before."
+        default=None,
+        ge=1e-6,
+        le=1,
+        description="Weight gamma of a step against the one before.",
     )
     tie_weight: float | None = Field(
-        default=None, ge=0, description="Weight mu of bfio's quadratic term, per token."
+        default=None, ge=0, le=1e6, description="Weight mu of bfio's quadratic term, per token."
     )
     lead_tokens: float | None = Field(
         default=None,
         ge=0,
+        le=1e9,
         description="How far below the others bfio leaves a worker that it can fill; unset: by "
         "the rule.",
     )
     solver_ms: float = Field(
         default=1.0,
-        gt=0,
+        ge=0.01,
         le=1000,
-        description="Time for bfio's search in a decision, shared by its tiers (deadlines).",
+        description="Time for all of bfio's searches in one decision.",
     )
     overcommit: int | None = Field(
         default=None,
@@ -62,26 +74,36 @@ class BalancingSettings(BaseSettings):
     drift: float = Field(
         default=1.0,
         ge=0,
+        le=1000,
         description="Output tokens of a request in a step, accepted drafts included.",
     )
     window: int | None = Field(
-        default=None, ge=1, description="Tokens of the model's sliding window, if it has one."
+        default=None,
+        ge=1,
+        le=1_000_000_000,
+        description="Tokens of the model's sliding window, if it has one.",
     )
     window_share: float = Field(
         default=1.0, ge=0, le=1, description="Fraction of the layers that have the window."
     )
     request_tokens: float = Field(
-        default=0.0, ge=0, description="Cost of running a request, in KV tokens' worth."
+        default=0.0, ge=0, le=1e9, description="Cost of running a request, in KV tokens' worth."
     )
     prefill_beta: float = Field(
-        default=0.0, ge=0, description="Cost of computing a prompt token, in KV tokens' worth."
+        default=0.0,
+        ge=0,
+        le=1e9,
+        description="Cost of computing a prompt token, in KV tokens' worth.",
     )
     prefill_chunk: int = Field(
         default=DEFAULT_CHUNK,
         ge=1,
+        le=1_000_000_000,
         description="Prompt tokens of a request that a step computes at most.",
     )
-    seed: int = Field(default=0, ge=0, description="Seed of policies that draw at random.")
+    seed: int = Field(
+        default=0, ge=0, le=2**64 - 1, description="Seed of policies that draw at random."
+    )
 
     @field_validator("policy")
     @classmethod

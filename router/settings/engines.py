@@ -10,11 +10,12 @@ from pydantic_settings import BaseSettings
 
 from router.energy.joules import PowerLevels
 from router.engines.curve import KeyPair, read_key_pair
-from router.settings.checks import checked
+from router.settings.checks import DAY_S, HOUR_S, MOMENT_S, checked
 from router.settings.worker_specs import parse_workers, unknown
 from router.types import WorkerSpec
 
 _LEVELS = len(fields(PowerLevels))
+_MOST_WATTS = 1_000_000
 
 
 class EngineSettings(BaseSettings):
@@ -43,7 +44,8 @@ class EngineSettings(BaseSettings):
     )
     kv_expiry_s: float = Field(
         default=30.0,
-        gt=0,
+        ge=MOMENT_S,
+        le=DAY_S,
         description="How long a prefill worker keeps KV that nobody fetches; NIXL's "
         "kv_lease_duration.",
     )
@@ -52,29 +54,42 @@ class EngineSettings(BaseSettings):
         description="Calibrated power of a worker's GPUs in watts: at rest, waiting in a step, "
         "computing; unset: a step's energy is not divided.",
     )
-    health_interval_s: float = Field(default=1.0, gt=0, description="Time between health checks.")
+    health_interval_s: float = Field(
+        default=1.0, ge=0.01, le=HOUR_S, description="Time between health checks."
+    )
     health_timeout_s: float = Field(
-        default=2.0, gt=0, description="Longest wait for a health check."
+        default=2.0, ge=MOMENT_S, le=HOUR_S, description="Longest wait for a health check."
     )
     health_failures: int = Field(
         default=3,
         ge=1,
+        le=1000,
         description="Failed checks in a row that put a worker out of use; "
         "one whose connection is refused does so by itself.",
     )
     snapshot_stale_s: float = Field(
-        default=3.0, gt=0, description="Age at which a worker's last snapshot no longer counts."
+        default=3.0,
+        ge=MOMENT_S,
+        le=HOUR_S,
+        description="Age at which a worker's last snapshot no longer counts.",
     )
     metrics_interval_s: float = Field(
         default=1.0,
-        gt=0,
+        ge=0.01,
+        le=HOUR_S,
         description="Time between readings of an engine's /metrics while it sends no snapshots.",
     )
     connect_timeout_s: float = Field(
-        default=2.0, gt=0, description="Longest wait for a connection to a worker."
+        default=2.0,
+        ge=MOMENT_S,
+        le=HOUR_S,
+        description="Longest wait for a connection to a worker.",
     )
     max_attempts: int = Field(
-        default=5, ge=1, description="Workers that a request is tried on before its first byte."
+        default=5,
+        ge=1,
+        le=100,
+        description="Attempts of a request, at one worker or several, before its first byte.",
     )
 
     @property
@@ -131,6 +146,11 @@ class EngineSettings(BaseSettings):
     ) -> tuple[float, float, float] | None:
         if value is not None:
             checked(lambda levels: PowerLevels(*levels), value)
+            if max(value) > _MOST_WATTS:
+                raise ValueError(
+                    f"power_levels are watts of one worker, {_MOST_WATTS:,} at most, "
+                    f"got {max(value):g}"
+                )
         return value
 
     @field_validator("lockstep", mode="before")

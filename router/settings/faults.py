@@ -7,6 +7,7 @@ from pydantic_settings import BaseSettings
 
 from router.breaker import BreakerSettings
 from router.deadlines import Deadlines
+from router.settings.checks import DAY_S, HOUR_S, MOMENT_S, WEEK_S
 
 
 class FaultSettings(BaseSettings):
@@ -20,25 +21,34 @@ class FaultSettings(BaseSettings):
         "requests in the last 10 s.",
     )
     retry_min_per_s: float = Field(
-        default=10.0, ge=0, description="And so many a second at any rate, on average over 10 s."
+        default=10.0,
+        ge=0,
+        le=1e6,
+        description="Such retries a second that are allowed at any rate, on average over 10 s.",
     )
     breaker_failures: int = Field(
-        default=5, ge=1, description="Failures in a row that eject a worker."
+        default=5, ge=1, le=1_000_000, description="Failures in a row that eject a worker."
     )
     breaker_share: float = Field(
         default=0.5,
-        gt=0,
+        ge=0.001,
         le=1,
         description="Or share of its requests that fail, of 10 at least in the window.",
     )
-    breaker_window_s: float = Field(default=30.0, gt=0, description="Window of that share.")
+    breaker_window_s: float = Field(
+        default=30.0, ge=MOMENT_S, le=DAY_S, description="Window of that share."
+    )
     breaker_open_s: float = Field(
         default=5.0,
-        gt=0,
+        ge=MOMENT_S,
+        le=HOUR_S,
         description="How long a worker is ejected at first; twice as long each time, up to 60.",
     )
     breaker_trials: int = Field(
-        default=2, ge=1, description="Requests that must then succeed before it is back."
+        default=2,
+        ge=1,
+        le=1_000_000,
+        description="Requests that must then succeed before it is back.",
     )
     max_ejected: float = Field(
         default=0.5,
@@ -49,19 +59,27 @@ class FaultSettings(BaseSettings):
     slow_start_s: float = Field(
         default=10.0,
         ge=0,
+        le=DAY_S,
         description="How long the slots of a worker that is back grow to all of them.",
     )
     request_timeout_s: float | None = Field(
-        default=None, gt=0, description="Longest life of a request, waiting included; unset: any."
+        default=None,
+        ge=MOMENT_S,
+        le=WEEK_S,
+        description="Longest life of a request, waiting included; unset: any.",
     )
     first_byte_timeout_s: float | None = Field(
         default=None,
-        gt=0,
+        ge=MOMENT_S,
+        le=WEEK_S,
         description="Longest wait for an answer's first byte (the last one's, if it is not "
         "streamed) from a worker, before another is asked; unset: any.",
     )
     stream_idle_timeout_s: float | None = Field(
-        default=300.0, gt=0, description="Longest silence of a worker in the midst of a stream."
+        default=300.0,
+        ge=MOMENT_S,
+        le=WEEK_S,
+        description="Longest silence of a worker in the midst of a stream.",
     )
 
     @property

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ssl
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
 from router.http.plane import DataPlane
-from router.settings.checks import checked
-from router.tls import check, server_context
+from router.settings.checks import DAY_S, checked
+from router.tls import read, server_context
 
 
 class OperationSettings(BaseSettings):
@@ -19,12 +20,14 @@ class OperationSettings(BaseSettings):
     drain_delay_s: float = Field(
         default=0.0,
         ge=0,
+        le=DAY_S,
         description="After SIGTERM, how long new requests are still taken while /health says 503: "
         "the time that a load balancer needs to notice.",
     )
     grace_s: float = Field(
         default=30.0,
         ge=0,
+        le=DAY_S,
         description="How long open answers may then go on; what is left gets an error.",
     )
     tls_cert: str | None = Field(
@@ -56,10 +59,19 @@ class OperationSettings(BaseSettings):
         default="text", description="Lines of text for people, or of JSON."
     )
 
+    @cached_property
+    def certificate(self) -> tuple[bytes, bytes | None] | None:
+        """Certificate and key as PEM, read once, so that all uses of these settings have the same.
+
+        Raises:
+            ConfigError: the files cannot be used.
+        """
+        return None if self.tls_cert is None else read(self.tls_cert, self.tls_key)
+
     @property
     def tls(self) -> ssl.SSLContext | None:
         """What clients are shown; None: the port speaks plain HTTP."""
-        return None if self.tls_cert is None else server_context(self.tls_cert, self.tls_key)
+        return None if self.certificate is None else server_context(*self.certificate)
 
     @field_validator("processes")
     @classmethod
@@ -73,7 +85,7 @@ class OperationSettings(BaseSettings):
     def _usable_certificate(cls, value: str | None, info: ValidationInfo) -> str | None:
         cert = info.data.get("tls_cert")
         if cert is not None:
-            checked(lambda key: check(cert, key), value)
+            checked(lambda key: read(cert, key), value)
         elif value is not None:
             raise ValueError("tls_key needs --tls-cert: the file with the certificate")
         return value

@@ -1,4 +1,4 @@
-"""Requests: by which names models are asked for."""
+"""Requests: names of models, how much one may ask for, what answers say beside the engines'."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings
+
+from router.proxy.parse import DEFAULT_LIMITS, RequestLimits
 
 
 class RequestSettings(BaseSettings):
@@ -15,6 +17,30 @@ class RequestSettings(BaseSettings):
         default=(),
         description="A further name of a model, NAME=MODEL, may be repeated.",
     )
+
+    worker_headers: bool = Field(
+        default=False,
+        description="Whether answers say which worker they are from (x-evenstep-worker), and how "
+        "many seconds their requests waited in the pool (x-evenstep-pool-wait-s).",
+    )
+
+    max_slots: int = Field(
+        default=DEFAULT_LIMITS.max_slots,
+        ge=1,
+        le=65_536,
+        description="Answers that one request may ask for, its prompts times n; more: 400.",
+    )
+    max_messages: int = Field(
+        default=DEFAULT_LIMITS.max_messages,
+        ge=1,
+        le=65_536,
+        description="Messages of a chat and parts of these, together; more are answered 400.",
+    )
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """What one request may ask for."""
+        return RequestLimits(self.max_slots, self.max_messages)
 
     @property
     def aliases(self) -> Mapping[str, str]:

@@ -58,6 +58,13 @@ class ServeSettings(
         "diagnose read it; .gz: compressed. Replaced at every start.",
     )
 
+    @property
+    def secret_files(self) -> list[str]:
+        """Files with keys that nobody else should read."""
+        of_tls = self.tls_key or self.tls_cert  # without one of its own the key is in the other
+        files = (self.api_key_file, self.admin_key_file, self.worker_api_key_file)
+        return [file for file in (*files, self.secret_key_file, of_tls) if file is not None]
+
     @classmethod
     def settings_customise_sources(
         cls,

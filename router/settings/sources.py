@@ -27,7 +27,10 @@ from router.toml_file import read_toml
 CONFIG_VARIABLE = "EVENSTEP_CONFIG"
 
 # Variables that are no settings: of the command line, of deploy/engine; and keys are never printed.
-_OTHER_VARIABLES = {CONFIG_VARIABLE, "EVENSTEP_CACHE", KEYS_VARIABLE}
+_OTHER_VARIABLES = {
+    *(CONFIG_VARIABLE, "EVENSTEP_CACHE", KEYS_VARIABLE),
+    *("EVENSTEP_ADMIN_URL", "EVENSTEP_ADMIN_KEY"),
+}
 
 # Kubernetes gives every pod such variables for a service named evenstep, EVENSTEP_PORT among them.
 _SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
@@ -112,7 +115,15 @@ def _explain(error: ErrorDetails, sources: Iterable[_Source]) -> str:
     where = next((f" (from {s.name(setting)})" for s in sources if setting in s.values), "")
     if error["type"] == "value_error":
         return f"{complaint(error)}{where}"
-    return f"{setting} = {error['input']!r} {complaint(error)}{where}"
+    return f"{setting} = {error['input']!r} {complaint(error)}{where}{_allowed(setting)}"
+
+
+def _allowed(setting: str) -> str:
+    """The range of a number, as the end of a sentence about a wrong one."""
+    found = {type(bound).__name__: bound for bound in ServeSettings.model_fields[setting].metadata}
+    if not {"Ge", "Le"} <= found.keys():
+        return ""
+    return f"; {found['Ge'].ge:,} to {found['Le'].le:,} is allowed"
 
 
 def _from_environment() -> dict[str, object]:

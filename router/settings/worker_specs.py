@@ -15,6 +15,7 @@ from router.errors import ConfigError, SnapshotError
 from router.types import Role, WorkerSpec, prefill_stage
 from router.wire import full_endpoint, is_local
 
+_LONGEST_NAME = 1024
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -25,8 +26,8 @@ class _Table(BaseModel):
     id: str | None = Field(default=None, min_length=1)
     group: str = Field(default="default", min_length=1)
     role: Role = "both"
-    rank: int | None = Field(default=None, ge=0)
-    slots: int | None = Field(default=None, ge=1)
+    rank: int | None = Field(default=None, ge=0, le=65_535)
+    slots: int | None = Field(default=None, ge=1, le=1_000_000)
     snapshots: str | None = None
     server_key: str | None = None
     kv_bootstrap: str | None = None
@@ -128,6 +129,12 @@ def _parse(name: str, entry: Mapping[str, object]) -> WorkerSpec:
 
 
 def _spec(table: _Table) -> WorkerSpec:
+    for name, text in (("url", table.url), ("id", table.id), ("group", table.group)):
+        if text is not None and not (text.isprintable() and len(text) <= _LONGEST_NAME):
+            raise ConfigError(
+                f"{name} {text[:_LONGEST_NAME]!r} should have at most {_LONGEST_NAME} characters, "
+                "all of them printable"
+            )
     if table.group.endswith(prefill_stage("")):
         raise ConfigError(f"group {table.group!r}: a name that ends so means prefill workers")
     for name, endpoint in (("snapshots", table.snapshots), ("power", table.power)):
@@ -168,6 +175,8 @@ def _address(url: str) -> str:
         port = 0
     if port == 0 or not parts.hostname:
         raise ConfigError(f"url {url!r} should look like http://HOST:PORT")
+    if not url.isascii() or " " in url:
+        raise ConfigError(f"url {url!r} should be ASCII without spaces: write a name as xn--…")
     if parts.query or parts.fragment or parts.username is not None:
         raise ConfigError(f"url {url!r} should have no user, query or fragment")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

@@ -16,7 +16,8 @@ function energy({ average }) {
   return `${percent(useful / all)} useful, ${percent(waiting / all)} waiting, ${percent(idle / all)} idle${rest}`;
 }
 
-function timed({ average }) {
+function timed({ average, barrier }) {
+  if (barrier === false) return "workers do not step together: none waits for another";
   if (!average.measured) return "";
   const how = average.measured > 0.999 ? "timed by engines" : `${percent(average.measured)} of it timed by engines`;
   return `of step time is waiting for the fullest (${how})`;
@@ -26,6 +27,7 @@ const CARDS = [
   {
     name: "idle", title: "Idle share", tone: "ember", format: percent, axis: axisPercent,
     about: "of step time is waiting for the fullest (modelled)", note: timed,
+    missing: ({ barrier }) => (barrier === false ? "none" : null),
   },
   {
     name: "imbalance", title: "Imbalance", tone: "ember", format: compact, unit: "tokens",
@@ -87,7 +89,7 @@ class Card {
     const column = past.figures[name];
     const value = (momentary ? past.latest : past.average)[name];
     const ever = column.some((each) => each !== null);
-    setText(this.value, value === null ? "unknown" : format(value));
+    setText(this.value, value === null ? this.row.missing?.(past) ?? "unknown" : format(value));
     this.root.classList.toggle("is-unknown", value === null);
     this.root.dataset.ever = ever;
     setText(this.note, note?.(past) || about);

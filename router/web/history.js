@@ -30,7 +30,7 @@ function rates(now, before, group) {
   const { max, mean, live } = now.spread;
   const counted = max === null ? null : live * (max - mean);
   return {
-    idle: per(d("waiting_s"), d("timed_s")),
+    idle: group.barrier === false ? null : per(d("waiting_s"), d("timed_s")),
     measured: per(d("measured_s"), d("timed_s")),
     imbalance: now.sums.steps ? per(d("imbalance_tokens"), d("steps")) : counted,
     tokens: now.sums.steps ? per(d("output_tokens"), elapsed) : null,
@@ -81,6 +81,7 @@ export class Past {
       this.breakLines(last.time);
       this.samples = [];
     }
+    this.barrier = group.barrier;
     const loads = loadsOf(group);
     const sample = { time, clock, sums: group.sums, rule: group.rule, spread: spread(loads) };
     this.samples.push(sample);

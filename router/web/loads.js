@@ -5,6 +5,11 @@ import { byId, element, fillHead, fillReadout, fillRows, setText } from "./dom.j
 import { compact, integer, percent } from "./format.js";
 
 const HEIGHT = 320;
+const ABOUT = new Map([
+  [true, "All wait for the fullest: the shaded gap is what they wait for."],
+  [false, "Workers do not step together: none waits for another."],
+  [null, "Whether workers wait for the fullest is not known yet."],
+]);
 
 export class LoadsPanel {
   constructor() {
@@ -45,7 +50,8 @@ export class LoadsPanel {
     });
   }
 
-  show(past, seconds) {
+  show(past, seconds, barrier) {
+    setText(byId("loads-about"), `Resident KV tokens. ${ABOUT.get(barrier)}`);
     if (this.ids.join("\n") !== past.ids.join("\n")) this.build(past.ids);
     this.past = past;
     const from = past.since(seconds);

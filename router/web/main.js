@@ -47,6 +47,14 @@ function tags(group) {
   return found;
 }
 
+// The gap to the fullest is drawn as an alarm only where workers wait for it.
+function showBarrier(barrier) {
+  const { dataset } = document.documentElement;
+  if (dataset.barrier === String(barrier)) return;
+  dataset.barrier = barrier;
+  repaint();
+}
+
 function show() {
   if (!state || paused || document.hidden) return;
   listGroups(state.groups.map((group) => group.name));
@@ -57,7 +65,8 @@ function show() {
   byId("tags").replaceChildren(...tags(group).map((text) => element("li", {}, text)));
   const up = group.workers.filter((worker) => worker.up).length;
   document.title = `${up} of ${group.workers.length} up · Evenstep`;
-  loads.show(past, window_s());
+  showBarrier(group.barrier);
+  loads.show(past, window_s(), group.barrier);
   cards.show(past, window_s());
   showPolicy(group, past);
   showFacts(group);

@@ -61,7 +61,7 @@ export function showFacts(group) {
   });
 }
 
-const COLUMNS = ["Worker", "State", "Load, tokens", "Requests", "Slots", "KV used", "Power", "Known by"];
+const COLUMNS = ["Worker", "State", "Load, tokens", "Running", "Queued there", "Slots", "KV used", "Power", "Known by"];
 
 export class WorkersTable {
   constructor(onPoint) {
@@ -106,7 +106,8 @@ export class WorkersTable {
     const texts = [
       up ? (worker.draining ? "draining" : BREAKERS[worker.breaker]) : `down: ${worker.reason}`,
       up ? integer(worker.load_tokens) : UNKNOWN,
-      up ? integer(worker.requests) : UNKNOWN,
+      up ? integer(worker.requests - worker.queued) : UNKNOWN,
+      up ? integer(worker.queued) : UNKNOWN,
       integer(worker.slots),
       up ? percent(worker.kv_usage) : UNKNOWN,
       up && worker.power_w !== null ? watts(worker.power_w) : "unknown",

@@ -89,6 +89,8 @@ def measure(size: Size, steps: int, moves: int, runs: int) -> Cost:
         discount=DISCOUNT,
         tie_weight=TIE_WEIGHT,
         knowledge=Knowledge("oracle"),
+        deadline_steps=0,
+        overcommit=0,
     )
     clocks = [Stopwatch() for _ in range(runs)]
     results = [simulate(config, clock=clock, policy=BfIo(0.0, moves)) for clock in clocks]

@@ -26,6 +26,7 @@ from loadgen.simulator.arrivals import FullStream
 from loadgen.simulator.config import DecodeConfig
 from loadgen.simulator.decode import simulate
 from loadgen.simulator.lengths import TraceLengths
+from loadgen.simulator.oracle import Knowledge
 from loadgen.traces import TraceRequest, load_trace
 from router.types import Dispatch
 
@@ -69,6 +70,8 @@ def simulated(
         seed=seed,
         dispatch_delay=delay,
         deadline_steps=round(STARVATION_S / step_s),
+        overcommit=0,
+        knowledge=Knowledge("none"),
     )
     endless = [*rows, *rows]  # the simulator may need a few more to the end of the window
     result = simulate(config, stream=FullStream(lengths(endless), FLEET.pool))

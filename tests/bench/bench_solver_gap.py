@@ -119,6 +119,8 @@ def draw(case: Case, seed: int) -> list[tuple[str, Instance]]:
         tie_weight=case.tie_weight,
         lead_tokens=0.0,
         knowledge=Knowledge("oracle"),
+        deadline_steps=0,
+        overcommit=0,
     )
     simulate(config, policy=tap)
     names = asdict(case) | {"seed": seed}

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from router.http.limits import HttpLimits
+from router.proxy.parse import DEFAULT_LIMITS
 from router.settings.sources import flag_name
 from tests.support.malformed import MALFORMED
 
@@ -17,8 +18,9 @@ SECTION = README.partition("\n### What a client may send\n")[2].partition("\n###
 def test_the_limits_are_those_in_force() -> None:
     shown = dict(re.findall(r"^\| `(--[a-z-]+)` \| ([\d,]+)(?: s)? \|", SECTION, re.MULTILINE))
 
+    limits = asdict(HttpLimits()) | asdict(DEFAULT_LIMITS)
     assert {name: float(value.replace(",", "")) for name, value in shown.items()} == {
-        flag_name(setting): float(value) for setting, value in asdict(HttpLimits()).items()
+        flag_name(setting): float(value) for setting, value in limits.items()
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from router.cli import app
-from tests.support.fleet import Fleet, running_fleet
+from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.server import Server, free_port, running_router, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTION = (ROOT / "README.md").read_text().partition("### Changing it while it runs")[2]
+README = (ROOT / "README.md").read_text()
+SECTION = README.partition("### Changing it while it runs")[2]
 COMMANDS = re.findall(r"^curl .*", SECTION.partition("```sh")[2].partition("```")[0], re.MULTILINE)
 
 
@@ -62,6 +64,41 @@ def test_every_command(fleet: Fleet, admin: tuple[str, Server]) -> None:
         assert said in router.log.read_text()
 
 
+def test_the_python_example(fleet: Fleet, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (example,) = (block for block in blocks if "OpenAI(" in block)
+    with running_router(tmp_path, *worker_flags(fleet), "--policy", "jsq") as router:
+        code = example.replace("http://127.0.0.1:8000", router.url)
+        said = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, check=True, text=True, timeout=60
+        )
+    assert said.stdout.strip()
+
+
+def test_a_shell_that_knows_the_admin_port_and_its_key(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, port = "sk-operator-0123456789", free_port()
+    monkeypatch.setenv("EVENSTEP_ADMIN_URL", f"http://127.0.0.1:{port}/")
+    (tmp_path / "keys").write_text(f"me {key}\n")
+    flags = ["--admin-port", str(port), "--admin-key-file", str(tmp_path / "keys")]
+    with running_router(tmp_path, *worker_flags(fleet), *flags):
+        for wrong in ("", "sk-other-0123456789", "Schlüssel\n"):
+            monkeypatch.setenv("EVENSTEP_ADMIN_KEY", wrong)
+            assert ask("list").exception is not None
+        monkeypatch.setenv("EVENSTEP_ADMIN_KEY", key)
+        listed = ask("list")
+        assert listed.exit_code == 0
+        assert "up" in listed.stdout
+
+
+def test_the_command_loads_nothing_that_takes_long() -> None:
+    code = "import sys, router.cli, router.workers_command; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    loaded = {name.partition(".")[0] for name in said.stdout.split()}
+    assert not loaded & {"httpx", "httpcore", "fastapi", "pydantic", "numpy", "numba", "zmq"}
+
+
 def test_the_same_from_a_shell(fleet: Fleet, admin: tuple[str, Server], tmp_path: Path) -> None:
     url, _ = admin
     commands = re.search(r"^The same from a shell: `evenstep workers (\w+)`, (.*)", SECTION, re.M)
@@ -73,14 +110,14 @@ def test_the_same_from_a_shell(fleet: Fleet, admin: tuple[str, Server], tmp_path
         listed = json.loads(ask("list", "--url", url, "--json", "-").stdout)["workers"]
         return str(listed[-1]["state"])
 
-    assert "joined" not in ask("add", f"{fleet.workers[1]},id=b/c", "--url", url).stdout
+    assert "joined" not in ask("add", f"{fleet.workers[1]},id=b/č", "--url", url).stdout
     wait_until(lambda: state() == "up", 60, "the newcomer is up")
-    assert "drained" in ask("drain", "b/c", "--wait", "5", "--url", url).stdout
-    ask("undrain", "b/c", "--url", url)
+    assert "drained" in ask("drain", "b/č", "--wait", "5", "--url", url).stdout
+    ask("undrain", "b/č", "--url", url)
     assert state() == "up"
-    assert "b/c has been removed" in ask("remove", "b/c", "--url", url).stdout
-    refused = ask("remove", "b/c", "--url", url)
-    assert str(refused.exception) == "no worker is called 'b/c'"
+    assert "b/č has been removed" in ask("remove", "b/č", "--url", url).stdout
+    refused = ask("remove", "b/č", "--url", url)
+    assert str(refused.exception) == "no worker is called 'b/č'"
     key = tmp_path / "key"
     key.write_text("")
     for wrong in ("--url nowhere", f"--url {url} --key-file {key}", "--url http://127.0.0.1:9"):

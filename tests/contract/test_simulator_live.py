@@ -145,6 +145,7 @@ def test_the_same_loads_at_every_step(
         tie_weight=0.1,
         lead_tokens=20,
         knowledge=Knowledge.parse(signal or "none"),
+        overcommit=0,
     )
     simulated = simulate(config, stream=stream(7), keep_records=True).records
     assert simulated is not None

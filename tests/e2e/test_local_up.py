@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.prometheus import program
 from tests.support.server import wait_until
@@ -85,6 +87,33 @@ def test_without_prometheus_it_says_how_to_get_it_and_goes_on(tmp_path: Path) ->
         assert httpx.get(urls["router"].split()[0] + "/health").is_success
 
     assert gone(urls["router"].split()[0])
+
+
+def test_a_fresh_clone_lays_prometheus_beside_the_engine(tmp_path: Path) -> None:
+    bin_, made, cache = tmp_path / "bin", tmp_path / "made", tmp_path / "cache"
+    (made / "usr" / "bin").mkdir(parents=True)
+    for name in ("prometheus", "promtool"):
+        (made / "usr" / "bin" / name).symlink_to(program(name))
+    bin_.mkdir()
+    for name in ("dpkg-deb", "tar", "rm"):
+        path = shutil.which(name)
+        if path is None:
+            pytest.skip(f"no {name} here")
+        (bin_ / name).symlink_to(path)
+    control = made / "DEBIAN" / "control"
+    control.parent.mkdir()
+    control.write_text(
+        "Package: prometheus\nVersion: 1\nArchitecture: all\nMaintainer: x <x@x>\nDescription: x\n"
+    )
+    package = tmp_path / "prometheus_1_all.deb"
+    subprocess.run(["dpkg-deb", "--build", str(made), str(package)], check=True)
+    # Stands for the network: it has what Debian's mirrors would.
+    apt = bin_ / "apt-get"
+    apt.write_text(f"#!/bin/sh\n{shutil.which('cp')} {package} .\n")
+    apt.chmod(0o755)
+    with up(tmp_path, PATH=str(bin_), EVENSTEP_CACHE=str(cache)) as (_, urls):
+        assert httpx.get(f"{urls['prometheus']}/-/ready").is_success
+    assert (cache / "prometheus" / "usr" / "bin" / "prometheus").exists()
 
 
 def test_a_part_that_fails_ends_all_and_is_said(tmp_path: Path) -> None:

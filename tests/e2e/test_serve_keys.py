@@ -29,6 +29,8 @@ def test_keys_from_file_and_environment_until_they_are_taken_away(
     keys, engines = tmp_path / "keys", tmp_path / "engines"
     keys.write_text(f"alice {ALICE}\n")
     engines.write_text(ENGINES)
+    keys.chmod(0o644)
+    engines.chmod(0o600)
     monkeypatch.setenv("EVENSTEP_API_KEYS", f"bob {BOB} rate=1/h")
     flags = ("--api-key-file", str(keys), "--worker-api-key-file", str(engines))
     with (
@@ -41,9 +43,12 @@ def test_keys_from_file_and_environment_until_they_are_taken_away(
         assert 'evenstep_key_limited_total{key="bob",limit="rate"} 1.0' in told
         wait_until(lambda: "key=alice" in router.log.read_text(), 60, "the line is written")
 
+        warning = f"{keys} can be read by everybody on this machine: chmod 600 it"
+        assert router.log.read_text().count(warning) == 1
         keys.write_text(f"carol {ALICE}\n")
         router.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "settings read again" in router.log.read_text(), 60, "keys are read")
+        assert router.log.read_text().count(warning) == 2
         assert ask(router, ALICE) == 200
         assert 'key_requests_total{key="carol"} 1.0' in router.get("/metrics").text
         keys.write_text("carol\n")

@@ -1,8 +1,8 @@
 """Two engines on one device behind the router: replays of BurstGPT and Azure's conversations.
 
-    PYTHONPATH=. python tests/gpu/pair.py --out tests/data/gpu/pair.json
-    PYTHONPATH=. python tests/gpu/pair.py --cpu --shape tiny --slots 8 --requests 40 \\
-        --clients 24 --max-tokens 32 --policies jsq,bfio --out /tmp/pair.json
+    make gpu GPU_FLAGS=pair
+    python -m tests.gpu pair --dry-run --slots 8 --requests 40 --clients 24 \\
+        --max-tokens 32 --policies jsq,bfio --out /tmp/dry
 
 TTFT and TPOT are the clients'; joules are the device's own counter, which both engines share;
 preemptions are those of both. Router and scheduler see the cap of an output, not its length; to end
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from router.types import Snapshot
-from tests.gpu.parts import Parts, measure_with, options
+from tests.gpu.parts import Budget, Parts, measure_with, options
 from tests.gpu.serving import Engine, Machine, engine, machine_facts
 from tests.support.rank_steps import SnapshotLog, reading
 from tests.support.replays import run_replay
@@ -30,6 +30,7 @@ from tests.support.server import running_router, wait_until
 
 WAIT_S = 60
 CONTEXT_TOKENS = 32768
+FILE = "pair.json"
 RUNS = "runs"
 FIGURES = (
     *("completed", "failed", "duration", "total_output_tokens", "output_throughput"),
@@ -37,9 +38,9 @@ FIGURES = (
 )
 
 
-def command_line() -> argparse.ArgumentParser:
-    """All of it."""
-    parser = options(__doc__.partition("\n")[0])
+def main() -> None:
+    """Measure as the command line says."""
+    parser = options(__doc__)
     parser.add_argument("--slots", type=int, default=64, help="of each engine")
     parser.add_argument("--kv-blocks", type=int, help="of each engine; few make preemptions")
     parser.add_argument("--clients", type=int, default=192, help="more than slots: a pool")
@@ -47,35 +48,37 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--max-tokens", type=int, default=400, help="where outputs are cut")
     parser.add_argument("--traces", default="burstgpt,azure-conv")
     parser.add_argument("--policies", default="jsq,least_tokens,bfio")
-    return parser
+    measure_with(parser, measure)
 
 
-def measure(where: Machine, given: argparse.Namespace) -> None:
-    """Every trace under every policy, as far as missing."""
+def measure(where: Machine, given: argparse.Namespace) -> list[str]:
+    """Every trace under every policy, as far as the time goes; what is missing still."""
     asked = ("slots", "kv_blocks", "clients", "requests", "max_tokens")
     settings = {
         **where.settings,
         **{key: getattr(given, key) for key in asked},
         "lengths": f"hidden: every request asks for {given.max_tokens} tokens at most",
     }
-    parts = Parts(given.out, settings)
+    parts = Parts(given.out / FILE, settings)
+    budget = Budget(given.limit_s, {RUNS: 1.0})
     pairs = [(t, p) for t in given.traces.split(",") for p in given.policies.split(",")]
-    missing = parts.missing(RUNS, map(", ".join, pairs))
-    if not missing:
-        return
+    names = list(map(", ".join, pairs))
+    if not (missing := parts.missing(RUNS, names)):
+        return []
     flags = ["--max-num-seqs", str(given.slots), "--max-model-len", str(CONTEXT_TOKENS)]
     if given.kv_blocks is not None:
         flags += ["--num-gpu-blocks-override", str(given.kv_blocks)]
     if not where.cpu:
         flags += ["--gpu-memory-utilization", "0.42"]
     with (
-        engine(where, *flags, hidden_lengths=True) as first,
-        engine(where, *flags, hidden_lengths=True) as second,
+        engine(where, "first", *flags, hidden_lengths=True) as first,
+        engine(where, "second", *flags, hidden_lengths=True) as second,
     ):
-        parts.begin(machine_facts(where, first.server))
-        for name in missing:
+        parts.begin(machine_facts(where, first.server), where.commit)
+        for name in budget.within(RUNS, missing):
             trace, policy = name.split(", ")
             parts.keep(RUNS, name, run((first, second), where.folder, trace, policy, given))
+    return parts.missing(RUNS, names)
 
 
 def run(
@@ -128,7 +131,3 @@ def _joules_per_token(
     if first is None or last is None or not report["total_output_tokens"]:
         return None
     return (last - first) / float(report["total_output_tokens"])
-
-
-if __name__ == "__main__":
-    measure_with(command_line(), measure)

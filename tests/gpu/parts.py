@@ -7,21 +7,30 @@ missing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.gpu.serving import SHAPES, Machine
+from tests.gpu.serving import ROOT, SHAPES, Machine, commit, cpu_python, gpu_is_there, has_vllm
 
 Values = Mapping[str, Any]
 """By name."""
 
+LIMIT_S = 560.0
+"""Of one call; with the end of its engines it stays below ten minutes."""
+
+INCOMPLETE = 3
+"""Exit status while something is missing."""
+
+_END_S = 40.0
+_MOST_S = 86400.0
 _STATE = ("settings", "machine", "calls", "parts")
 
 
@@ -72,8 +81,12 @@ class Parts:
         """Those that have yet to be measured."""
         return [name for name in names if name not in self.of(kind)]
 
-    def begin(self, machine: Values) -> None:
-        """Parts come from here now.
+    def unknown(self, kind: str, names: Iterable[str]) -> list[str]:
+        """Those that are missing, or were measured and not found."""
+        return [name for name in names if self.of(kind).get(name) is None]
+
+    def begin(self, machine: Values, commit: str) -> None:
+        """Note the machine, and the commit of the code that measures the next parts.
 
         Raises:
             OtherConditionsError: earlier ones came from elsewhere.
@@ -81,9 +94,9 @@ class Parts:
         if self._state["machine"] is not None:
             self._refuse_others("machine", machine)
         self._state["machine"] = machine
-        command = shlex.join(["python", *map(_told, sys.argv)])
+        command = shlex.join(map(_told, sys.orig_argv))
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._state["calls"].append({"date": now, "command": command})
+        self._state["calls"].append({"date": now, "commit": commit, "command": command})
 
     def keep(self, kind: str, name: str, value: object) -> None:
         """Write the file with one part more."""
@@ -94,7 +107,7 @@ class Parts:
         draft = self._file.with_name(f".{self._file.name}.draft")
         draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         draft.replace(self._file)
-        sys.stderr.write(f"{kind}, {name}: {value}\n")
+        say(f"{kind}, {name}: {value}")
 
     def _go_on(self, found: Any) -> dict[str, Any]:
         try:
@@ -121,6 +134,40 @@ class Parts:
             )
 
 
+class Budget:
+    """Time for the parts of one call, one after another: what one leaves is the next one's.
+
+    Args:
+        limit_s: of the call, from now on.
+        shares: of each part, in their order; 1 together.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        shares: Mapping[str, float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._ends_s: dict[str, float] = {}
+        began_s, sum_ = clock(), 0.0
+        for part, share in shares.items():
+            sum_ += share
+            self._ends_s[part] = began_s + sum_ * max(0.0, limit_s - _END_S)
+
+    def left_s(self, part: str) -> float:
+        """Until the end of its share."""
+        return self._ends_s[part] - self._clock()
+
+    def within(self, part: str, names: Iterable[str]) -> Iterator[str]:
+        """Some things of a part, while there is time for another one."""
+        for name in names:
+            if self.left_s(part) <= 0:
+                return
+            yield name
+
+
 def _read(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
@@ -136,32 +183,97 @@ def _told(argument: str) -> str:
 # --- the command line -----------------------------------------------------------------------------
 
 
-def options(description: str) -> argparse.ArgumentParser:
-    """The part of it that says where engines run, and where parts are kept."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="with vLLM")
-    parser.add_argument("--cpu", action="store_true", help="the CPU engine of `make engine`")
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """The part of it that says where engines run, for how long, and where parts are kept."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--python", type=Path, help="interpreter that has vLLM (default: this one)")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="small sizes on the CPU engine of `make engine`; also done where there is no GPU",
+    )
     parser.add_argument("--shape", choices=SHAPES, default="llama-3-8b")
     parser.add_argument("--engine-flags", default="", help="further ones of vllm serve, one text")
-    parser.add_argument("--out", type=Path, required=True, help="goes on with the parts in it")
+    parser.add_argument("--out", type=Path, help="folder for the results; measures what it lacks")
+    parser.add_argument(
+        "--limit-s",
+        type=_limit_s,
+        default=LIMIT_S,
+        help="seconds for this call (default: %(default)g)",
+    )
+    parser.add_argument("--commit", help="commit of the measured code, where git cannot tell it")
     return parser
+
+
+def _limit_s(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= _MOST_S:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} should be seconds: above 0, a day at most")
 
 
 def measure_with(
     parser: argparse.ArgumentParser,
-    measure: Callable[[Machine, argparse.Namespace], None],
-) -> None:
-    """Measure as the command line says; what runs is ended when this process is told to end."""
+    measure: Callable[[Machine, argparse.Namespace], list[str]],
+) -> NoReturn:
+    """Measure as the command line says; what runs is ended with this process, or after the limit.
+
+    Args:
+        parser: made by ``options``.
+        measure: measures what is missing, and returns what is missing still.
+    """
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, _leave)
-    with tempfile.TemporaryDirectory(prefix="evenstep-gpu-") as folder:
-        flags = tuple(shlex.split(given.engine_flags))
-        where = Machine(given.python, given.shape, given.cpu, flags, Path(folder))
-        try:
-            measure(where, given)
-        except OtherConditionsError as error:
-            parser.error(str(error))
-    sys.stdout.write(f"{given.out}\n")
+    signal.signal(signal.SIGALRM, _leave)
+    signal.setitimer(signal.ITIMER_REAL, given.limit_s)
+    try:
+        missing = _measure(parser, measure, given)
+    except SystemExit as leaving:
+        if leaving.code != 128 + signal.SIGALRM:
+            raise
+        missing = ["the parts for which there was no time"]
+    if missing:
+        say(f"missing: {', '.join(missing)}; give the same command again to go on")
+    raise SystemExit(INCOMPLETE if missing else 0)
+
+
+def _measure(
+    parser: argparse.ArgumentParser,
+    measure: Callable[[Machine, argparse.Namespace], list[str]],
+    given: argparse.Namespace,
+) -> list[str]:
+    where = _where(parser, given)
+    if where.cpu:
+        say("DRY RUN on the CPU engine, with a tiny model: none of its figures is a GPU's")
+    say(f"parts go to {given.out}")
+    given.out.mkdir(parents=True, exist_ok=True)
+    try:
+        return measure(where, given)
+    except OtherConditionsError as error:
+        parser.error(str(error))
+
+
+def say(text: str) -> None:
+    """Write a line for the user at the terminal."""
+    sys.stderr.write(f"{text}\n")
+
+
+def _where(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Machine:
+    """The machine, with all that is needed there; ``given`` gets the defaults that it decides."""
+    cpu = given.dry_run or not gpu_is_there()
+    python = given.python or (cpu_python() if cpu else Path(sys.executable))
+    if python is None:
+        parser.error("there is no GPU here, and no CPU engine for a dry run: run make engine")
+    if not has_vllm(python):
+        parser.error(f"{python} has no vLLM: name an interpreter that does with --python")
+    given.out = given.out or ROOT / ("out/gpu-dry-run" if cpu else "tests/data/gpu")
+    given.commit = given.commit or commit()
+    flags = tuple(shlex.split(given.engine_flags))
+    return Machine(python, "tiny" if cpu else given.shape, cpu, flags, given.out, given.commit)
 
 
 def _leave(number: int, _frame: object) -> NoReturn:

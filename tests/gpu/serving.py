@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from tests.support.server import Server, free_port, starting, wait_ready
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "dummy"
+# Tokens of a step, prompts' and answers' together.
+CHUNK_TOKENS = 8192
 READY_S = 400.0
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,6 +59,13 @@ SHAPES = {
 }
 # The CPU engine of `make engine`, where the scripts themselves are tested.
 _CPU_FLAGS = ("--enforce-eager", "--block-size", "32", "--num-gpu-blocks-override", "4096")
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_NO_USAGE_STATS", "DO_NOT_TRACK")
+_GPU_DEFAULTS = {
+    **dict.fromkeys(_OFFLINE, "1"),
+    "CUDA_VISIBLE_DEVICES": "0",
+    # The sampler of FlashInfer is vLLM's default, and not everywhere installed.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,7 @@ class Machine:
         cpu: the CPU engine; else a GPU.
         flags: further ones of ``vllm serve``.
         folder: for the model and the logs.
+        commit: of what is measured.
     """
 
     python: Path
@@ -77,6 +86,7 @@ class Machine:
     cpu: bool
     flags: tuple[str, ...]
     folder: Path
+    commit: str
 
     @property
     def scheduler(self) -> str:
@@ -90,6 +100,7 @@ class Machine:
         return {
             "shape": self.shape,
             "weights": "dummy",
+            "dry_run": self.cpu,
             "scheduler": self.scheduler.rpartition(".")[2],
             "engine_flags": list(self.flags),
         }
@@ -104,7 +115,7 @@ class Machine:
             serve = (str(ROOT / "deploy" / "engine" / "serve.py"),)
         fixed = ["--load-format", "dummy", "--skip-tokenizer-init", "--served-model-name", MODEL]
         fixed += ["--host", "127.0.0.1", "--no-enable-prefix-caching"]
-        device = _CPU_FLAGS if self.cpu else ()
+        device = _CPU_FLAGS if self.cpu else ("--async-scheduling",)
         return [str(self.python), *serve, str(model), *device, *fixed, *flags, *self.flags]
 
 
@@ -129,17 +140,18 @@ class Engine:
 
 @contextlib.contextmanager
 def engine(
-    where: Machine, *flags: str, plug_in: bool = True, hidden_lengths: bool = False
+    where: Machine, name: str, *flags: str, plug_in: bool = True, hidden_lengths: bool = False
 ) -> Iterator[Engine]:
     """Run an engine until the block ends.
 
     Args:
         where: it runs.
+        name: of its log, which that of an earlier call gives way to.
         flags: further ones of ``vllm serve``.
         plug_in: with the plug-in, or without it.
         hidden_lengths: requests end where a replay says; vLLM's second model runner cannot do so.
     """
-    environment = _environment(where)
+    environment = engine_environment(where)
     # The state stream takes two.
     port, endpoint = free_port(3), None
     if plug_in:
@@ -149,18 +161,19 @@ def engine(
     if hidden_lengths:
         flags = (*flags, "--logits-processors", "engine_patches.hidden_length:HiddenLength")
         environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    log = where.folder / f"engine-{port}.log"
+    log = where.folder / f"engine-{name}.log"
     command = [*where.command(flags), "--port", str(port)]
     with starting(command, port, log, environment) as server:
         wait_ready(server, READY_S)
         yield Engine(server, endpoint)
 
 
-def _environment(where: Machine) -> dict[str, str]:
+def engine_environment(where: Machine) -> dict[str, str]:
+    """What is added to this process's own; on a GPU that wins where it says something already."""
     given = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(ROOT), *([given] if given else [])])
     if not where.cpu:
-        return {"PYTHONPATH": path}
+        return {**_GPU_DEFAULTS, **os.environ, "PYTHONPATH": path}
     from tests.support.engine import ENVIRONMENT
 
     return {**ENVIRONMENT, "PYTHONPATH": path}
@@ -171,18 +184,61 @@ def prompt(tokens: int, first: int) -> list[int]:
     return [100 + (first + position * position) % 101 for position in range(tokens)]
 
 
+# --- the machine ----------------------------------------------------------------------------------
+
+
 def machine_facts(where: Machine, server: Server) -> dict[str, str]:
     """What a figure depends on and no setting says."""
+    code = "from importlib.metadata import version; print(version('torch'))"
+    device, driver = ("CPU", "none") if where.cpu else _gpu()
     return {
-        "device": "CPU" if where.cpu else _gpu(),
+        "device": device,
+        "driver": driver,
         "vllm": server.get("/version").json()["version"],
+        "torch": _said([str(where.python), "-c", code]),
         "python": platform.python_version(),
     }
 
 
-def _gpu() -> str:
-    if shutil.which("nvidia-smi") is None:
-        return "a GPU; there is no nvidia-smi to name it"
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
-    return answer.stdout.strip() or answer.stderr.strip()
+def gpu_is_there() -> bool:
+    """Whether the driver shows one."""
+    return _said(["nvidia-smi", "-L"]).startswith("GPU ")
+
+
+def has_vllm(python: Path) -> bool:
+    """Whether an interpreter has it, without loading it."""
+    code = "from importlib.util import find_spec; print(find_spec('vllm') is not None)"
+    return _said([str(python), "-c", code]) == "True"
+
+
+def cpu_python() -> Path | None:
+    """The CPU engine's; None where it has not been built."""
+    from tests.support.engine import installation
+
+    built = installation()
+    return None if built is None else built.python
+
+
+def commit() -> str:
+    """Of this working tree, and whether that has changes."""
+    name = _said(["git", "-C", str(ROOT), "rev-parse", "HEAD"]) or "unknown, there is no git"
+    changed = _said(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"])
+    return f"{name} with changes" if changed else name
+
+
+def _gpu() -> tuple[str, str]:
+    """Name with memory, and driver, of the first that engines see."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() or "0"
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    lines = _said([*query, "-i", first]).splitlines() or [""]
+    name, _, driver = lines[0].rpartition(", ")
+    return name or "unknown", driver or "unknown"
+
+
+def _said(command: list[str]) -> str:
+    """What a command prints; nothing where it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout.strip()

@@ -182,6 +182,7 @@ async def test_keys_are_read_again(guarded: Guarded) -> None:
     exchange = await guarded.engine.next()
     guarded.file.write_text(f"carol {BOB}")
     settings = guarded.settings()
+    guarded.access.check(settings)
     guarded.access.take(settings)
     assert (await soon(guarded.router.post(headers=shown(ALICE)))).status_code == 401
     await exchange.answer(b"{}")
@@ -189,7 +190,7 @@ async def test_keys_are_read_again(guarded: Guarded) -> None:
 
     guarded.file.write_text("carol")
     with pytest.raises(ConfigError, match="line 1"):
-        guarded.access.take(settings)
+        guarded.access.check(settings)
     await guarded.answered(guarded.router.post(headers=shown(BOB)))
     assert guarded.access.limits.counts["carol"].requests == 1
 
@@ -203,9 +204,37 @@ def test_where_nobody_needed_a_key_it_takes_a_new_start_to_ask_for_keys(tmp_path
     assert keyed.settings == {"api_key_file", "admin_key_file"}
 
 
+def test_files_that_others_can_read_are_told_at_the_start_and_when_they_are_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys, engines = tmp_path / "keys", tmp_path / "engines"
+    keys.write_text(KEYS)
+    engines.write_text(ENGINES)
+    keys.chmod(0o600)
+    engines.chmod(0o640)
+    settings = ServeSettings(api_key_file=str(keys), worker_api_key_file=str(engines))
+    access = Access(settings, lambda: 0.0)
+    of_group = f"{engines} can be read by its group on this machine: chmod 600 it"
+    assert [record.getMessage() for record in caplog.records] == [of_group]
+
+    caplog.clear()
+    engines.unlink()
+    keys.chmod(0o604)
+    access.take(settings)
+    of_all = f"{keys} can be read by everybody on this machine: chmod 600 it"
+    assert [record.getMessage() for record in caplog.records] == [of_all]
+
+
+def test_a_certificate_with_its_key_is_secret_too() -> None:
+    held = ServeSettings.model_construct(tls_cert="both.pem")
+    apart = ServeSettings.model_construct(tls_cert="cert.pem", tls_key="key.pem")
+    assert [each.secret_files for each in (held, apart)] == [["both.pem"], ["key.pem"]]
+
+
 async def test_a_full_pool_makes_place_for_a_key_with_fewer_waiting(guarded: Guarded) -> None:
     router = guarded.router
     guarded.file.write_text(KEYS.replace(" concurrency=2", ""))
+    guarded.access.check(guarded.settings())
     guarded.access.take(guarded.settings())
     running = router.post(headers=shown(ALICE))
     exchange = await guarded.engine.next()

@@ -2,7 +2,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -10,10 +10,21 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.types import Message
 
+from loadgen.emulator.app import WorkerApp
 from loadgen.emulator.fleet import EmulatedFleet
+from loadgen.emulator.sent import SentLog
+from loadgen.emulator.stepper import Lateness
 from loadgen.step_model import StepTime
-from tests.support.emulated import client, emulated, eventually, openai_client, reading
+from tests.support.emulated import (
+    TIMEOUT_S,
+    client,
+    emulated,
+    eventually,
+    openai_client,
+    reading,
+)
 
 HIDDEN = "evenstep_output_tokens"
 ENDLESS = {"prompt": [1, 2, 3], "max_tokens": 90_000, "ignore_eos": True}
@@ -181,6 +192,59 @@ async def test_a_client_that_leaves_aborts_its_request(
         full = await reader.full()
     assert full.running == ()
     assert (await http.get("/load")).json() == {"server_load": 0}
+
+
+class Watched(asyncio.Event):
+    """Tells when somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awaited = asyncio.Event()
+
+    async def wait(self) -> Literal[True]:
+        self.awaited.set()
+        return await super().wait()
+
+
+AT_REST = pytest.mark.parametrize(("stop", "go"), [("/pause", "/resume"), ("/sleep", "/wake_up")])
+
+
+@AT_REST
+async def test_an_engine_at_rest_answers_when_it_goes_on(
+    fleet: EmulatedFleet, http: httpx.AsyncClient, stop: str, go: str
+) -> None:
+    worker = fleet.workers[0]
+    worker.operated.going = going = Watched()
+    worker.operated.do(stop, b"")
+    answer = asyncio.create_task(http.post("/v1/completions", json={"prompt": [1], **xargs(1)}))
+    waits = asyncio.create_task(going.awaited.wait())
+    await asyncio.wait([answer, waits], return_when=asyncio.FIRST_COMPLETED)
+    assert (answer.done(), worker.prompt_tokens_total) == (False, 0)
+    worker.operated.do(go, b"")
+    assert (await answer).status_code == 200
+    assert worker.prompt_tokens_total == 1
+
+
+@AT_REST
+async def test_a_client_that_leaves_an_engine_at_rest_is_not_served_later(
+    fleet: EmulatedFleet, stop: str, go: str
+) -> None:
+    worker = fleet.workers[0]
+    worker.operated.do(stop, b"")
+    body = json.dumps(ENDLESS).encode()
+    messages = iter(({"type": "http.request", "body": body}, {"type": "http.disconnect"}))
+
+    async def receive() -> Message:
+        return next(messages)
+
+    async def send(_: Message) -> None:
+        raise AssertionError("nobody is there")
+
+    scope = {"path": "/v1/completions", "method": "POST", "headers": []}
+    async with asyncio.timeout(TIMEOUT_S):
+        await WorkerApp(worker, Lateness(), SentLog(None))(scope, receive, send)
+    worker.operated.do(go, b"")
+    assert (worker.answers, worker.prompt_tokens_total) == ([], 0)
 
 
 async def test_a_stream_interval_gathers_tokens_as_vllm_does(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ import pytest
 import zmq
 
 from loadgen.recordings import load_recording
-from router.feed import Feed, request_token
+from router.feed import Feed
 from router.types import Snapshot
-from router.wire import decode
+from router.wire import decode, request_token
 from tests.support.core import token
 from tests.support.engine import MODEL, Installation, running_engine
 from tests.support.engine_python import ROOT, real_engines, real_schedulers

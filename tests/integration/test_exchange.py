@@ -56,6 +56,36 @@ async def test_a_request_refused_in_the_read_that_began_it_is_in_the_log(
         assert [line["path"] for line in lines(caplog)] == ["/v1/completions"]
 
 
+async def test_all_bodies_together_are_bounded_until_they_are_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def large(size: int) -> bytes:
+        return message(BODY[:-1] + b" " * (size - len(BODY)) + b"}")
+
+    limits = HttpLimits(max_body_bytes=60_000, max_bodies_bytes=60_000)
+    async with (
+        routed(plane=DataPlane.SPLICE, limits=limits) as (router, (engine,)),
+        RawClient(router) as first,
+        RawClient(router) as second,
+        RawClient(router) as third,
+    ):
+        first.writer.write(large(50_000))
+        asked = await engine.next()
+        second.writer.write(large(6_000))  # twice that is not there
+        refused = await soon(second.reader.read())
+        assert b"HTTP/1.1 503 " in refused
+        assert b"retry-after: 1\r\n" in refused
+        third.writer.write(message())
+        small = await engine.next()
+        for each, client in ((asked, first), (small, third)):
+            await each.answer(b"{}")
+            assert b"HTTP/1.1 200 " in await soon(client.reader.readline())
+        async with RawClient(router) as fourth:
+            fourth.writer.write(large(60_000))
+            await (await engine.next()).answer(b"{}")
+            assert b"HTTP/1.1 200 " in await soon(fourth.reader.readline())
+
+
 def end_with_read(monkeypatch: pytest.MonkeyPatch, text: bytes, *, before: bool) -> None:
     """Have the server cut its answers short in the turn of the event loop that reads a text."""
     receive = LimitedProtocol.data_received

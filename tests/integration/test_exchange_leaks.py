@@ -42,7 +42,7 @@ async def test_nothing_is_left_of_a_request() -> None:
         assert (await soon(router.post(model="other"))).status_code == 404
         await until(lambda: not router.tasks)
         assert len(router.connections) == 1
-        assert left() == []
+        await until(lambda: left() == [])  # the loop may hold a call of theirs for a turn
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -59,4 +59,4 @@ async def test_nothing_is_left_of_who_leaves(length: int | None) -> None:
             else:
                 await until(lambda: bool(router.tasks))
         await until(lambda: not router.tasks and not router.connections)
-        assert left() == []
+        await until(lambda: left() == [])  # the loop may hold a call of theirs for a turn

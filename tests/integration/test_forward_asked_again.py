@@ -137,3 +137,44 @@ async def test_the_next_one_goes_as_well(tmp_path: Path) -> None:
         port.present.clear()
     assert (await asked).status == 503
     assert decider.asked == 2
+
+
+class Held:
+    """An answer that somebody is to close."""
+
+    status = 200
+    headers = ()
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+async def test_an_answer_that_comes_as_its_client_leaves_is_closed(turns: int) -> None:
+    come, held = asyncio.get_running_loop().create_future(), Held()
+
+    class Engine:
+        asked = False
+
+        async def request(self, *_: object) -> Held:
+            self.asked = True
+            await come
+            return held
+
+    class Reading(Whole):
+        async def _answer(self, *_: object) -> None:
+            await asyncio.Event().wait()
+
+    engine, client = Engine(), Client()
+    _, port, scope = asking(Path("unused"))
+    whole = Reading(cast(HttpClient, engine), cast(RemotePort, port), scope, b"")
+    serving = asyncio.create_task(whole.serve(cast(Any, client)))
+    await until(lambda: engine.asked)
+    come.set_result(None)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    client.gone = True
+    serving.cancel()
+    await asyncio.wait((serving,))
+    assert held.closed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from loadgen.step_model import load_step_time
+from loadgen.step_model import load_step_cost, load_step_time
+from tests.gpu.fit import fit_decode, fit_prompts
+from tests.gpu.measure import COSTS, DECODE, IDLE, PROMPTS, ROUNDS, SMALL, names, points
+from tests.gpu.parts import INCOMPLETE
+from tests.gpu.serving import commit
 from tests.support.engine import READY_S, Installation
 from tests.support.engine_python import ROOT
 from tests.support.server import wait_until
@@ -19,70 +22,112 @@ from tests.support.server import wait_until
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 REQUESTS = 30
-STEPS = "--batches 1,4 --contexts 64,2048 --steps 40 --rounds 2 --hook-batch 4"
 POLICIES = ("least_tokens", "bfio")
 PAIR = f"--slots 8 --clients 24 --max-tokens 32 --policies {','.join(POLICIES)}"
+LIMIT_S = 1200
 
 
-def test_three_commands_measure_all_and_one_that_was_ended_goes_on(
+def test_a_measurement_that_was_ended_goes_on(
     engine_installation: Installation, tmp_path: Path
 ) -> None:
-    common = f"--cpu --shape tiny --python {engine_installation.python}"
-    step_time, pair = tmp_path / "step_time.json", tmp_path / "pair.json"
+    file = tmp_path / "step_time.json"
+    first = until_a_point(engine_installation, file)
 
-    first = until_a_point(f"{common} {STEPS} --only grid --out {step_time}".split(), step_time)
+    done = measure(engine_installation, tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[0][:7]) == (0, "DRY RUN")
+    measured = json.loads(file.read_text())["measured"]
+    parts = measured["parts"]
+    assert {part: list(parts[part]) for part in parts} == {
+        part: names(part, SMALL) for part in (DECODE, PROMPTS, IDLE, ROUNDS)
+    }
+    assert first.items() <= parts[DECODE].items()
+    for name, found in points(parts, DECODE).items():
+        batch, context = map(int, name.split(" x "))
+        assert found.requests == batch
+        assert found.load_tokens > batch * context
+    for name, found in points(parts, PROMPTS).items():
+        tokens, batch = map(int, name.split(" beside "))
+        assert (found.prompt_tokens, found.requests) == (tokens, batch + 1)
+        assert found.load_tokens > tokens + batch * SMALL.mixed[1]
 
-    for what in ("grid", "plug-in", "pair"):
-        measure(what, tmp_path, f"{common} {STEPS}", f"{common} {PAIR} --requests {REQUESTS}")
-    points = parts(step_time)["points"]
-    assert list(points) == ["1 x 64", "4 x 64", "1 x 2048", "4 x 2048"]
-    assert first.items() <= points.items()
-    assert [point["load_tokens"] > 2048 for point in points.values()] == [False] * 2 + [True] * 2
-    assert load_step_time(str(step_time)).base_s > 0
-    found = json.loads(step_time.read_text())["measured"]
-    assert list(found["parts"]["rounds"]) == ["1", "2"]
-    assert (len(found["plug_in"]["ratios"]), len(found["calls"])) == (2, 3)
-    assert (found["machine"]["device"], found["machine"]["vllm"]) == ("CPU", "0.32.0")
+    # What the simulator reads is what is fitted to the points that are kept.
+    decode = fit_decode(points(parts, DECODE))
+    prompts = fit_prompts(points(parts, PROMPTS), decode)
+    cost = load_step_cost(str(file))
+    assert [cost.base_s, cost.per_token_s, cost.per_request_s] == [decode[key] for key in COSTS]
+    assert cost.per_prompt_token_s == prompts["per_prompt_token_s"]
+    assert load_step_time(str(file)).base_s > 0
+    assert measured["fits"]["decode"] == decode
+    assert measured["fits"]["prompts"] == prompts
+    assert measured["fits"]["plug_in"]["rounds"] == SMALL.rounds
 
-    runs = parts(pair)["runs"]
+    assert measured["settings"]["dry_run"]
+    assert measured["machine"].items() >= {"device": "CPU", "vllm": "0.32.0"}.items()
+    assert measured["machine"]["torch"].startswith("2.")
+    assert [call["commit"] for call in measured["calls"]] == [commit()] * 2
+    assert {path.name for path in tmp_path.glob("*.log")} == {
+        "engine-plug-in.log",
+        "engine-plain.log",
+    }
+
+    before = file.read_bytes()
+    assert measure(engine_installation, tmp_path).returncode == 0
+    assert file.read_bytes() == before
+
+
+def test_one_without_time_says_that_it_is_not_whole(
+    engine_installation: Installation, tmp_path: Path
+) -> None:
+    done = measure(engine_installation, tmp_path, limit_s=2)
+    assert done.returncode == INCOMPLETE
+    assert "give the same command again to go on" in done.stderr
+    assert not (tmp_path / "step_time.json").exists()
+
+
+def test_two_engines_behind_the_router(engine_installation: Installation, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = measure(
+            engine_installation, tmp_path, *PAIR.split(), f"--requests={REQUESTS}", pair=True
+        )
+        assert done.returncode == 0, done.stderr
+    measured = json.loads((tmp_path / "pair.json").read_text())["measured"]
+    runs = measured["parts"]["runs"]
     assert list(runs) == [f"{t}, {p}" for t in ("burstgpt", "azure-conv") for p in POLICIES]
     ends = {(run["completed"], run["failed"], run["preemptions"]) for run in runs.values()}
     assert ends == {(REQUESTS, 0, 0)}
     assert min(run["mean_tpot_ms"] for run in runs.values()) > 0
-
-    before = step_time.read_bytes(), pair.read_bytes()
-    measure("all", tmp_path, f"{common} {STEPS}", f"{common} {PAIR} --requests {REQUESTS}")
-    assert (step_time.read_bytes(), pair.read_bytes()) == before
+    assert len(measured["calls"]) == 1
 
 
-def until_a_point(flags: list[str], file: Path) -> dict[str, Any]:
-    """End the measurement of step times after its first point; the points that it has kept."""
-    script = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests/gpu/step_time.py"), *flags],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+def command(engine: Installation, out: Path, limit_s: float = LIMIT_S, *, pair: bool) -> list[str]:
+    where = f"--dry-run --python {engine.python} --out {out} --limit-s {limit_s}"
+    return [sys.executable, "-m", "tests.gpu", *["pair"] * pair, *where.split()]
+
+
+def measure(
+    engine: Installation, out: Path, *flags: str, limit_s: float = LIMIT_S, pair: bool = False
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command(engine, out, limit_s, pair=pair), *flags],
+        cwd=ROOT,
         stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S + 60,
+    )
+
+
+def until_a_point(engine: Installation, file: Path) -> dict[str, Any]:
+    """End the measurement after its first point; the points that it has kept."""
+    process = subprocess.Popen(
+        command(engine, file.parent, pair=False), cwd=ROOT, stdin=subprocess.DEVNULL
     )
     try:
         wait_until(file.exists, 2 * READY_S, "a first point")
-        script.terminate()
-        assert script.wait(timeout=60) == 128 + 15
+        process.terminate()
+        assert process.wait(timeout=60) == 128 + 15
     finally:
-        script.kill()
-    points: dict[str, Any] = parts(file)["points"]
-    return points
-
-
-def parts(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(file.read_text())["measured"]["parts"]
+        process.kill()
+    found: dict[str, Any] = json.loads(file.read_text())["measured"]["parts"][DECODE]
     return found
-
-
-def measure(what: str, out: Path, step_flags: str, pair_flags: str) -> None:
-    settings = {"PYTHON": sys.executable, "STEP_FLAGS": step_flags, "PAIR_FLAGS": pair_flags}
-    subprocess.run(
-        [str(ROOT / "tests/gpu/run_all.sh"), what, str(out)],
-        env={**os.environ, **settings},
-        stdin=subprocess.DEVNULL,
-        check=True,
-        timeout=700,
-    )

@@ -2,13 +2,14 @@ import asyncio
 import json
 import os
 import resource
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 
 import pytest
 
 from router.engines.health import HealthMonitor
-from router.types import WorkerDown, WorkerSpec, WorkerUp
+from router.types import ASLEEP, PAUSED, WorkerDown, WorkerSpec, WorkerUp
 from tests.support.scripted import TIMEOUT_S, until
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()
@@ -21,6 +22,7 @@ class Engine:
         self.health = 200
         self.models = MODELS
         self.models_status = 200
+        self.rests: dict[str, tuple[int, bytes]] = {}
         self.free = asyncio.Event()
         self.free.set()
         self.leaves_after = ""
@@ -51,9 +53,8 @@ class Engine:
         await self.free.wait()
         if path == self.leaves_after:
             await self.stop()
-        status, body = (
-            (self.health, b"") if path == "/health" else (self.models_status, self.models)
-        )
+        pages = {"/health": (self.health, b""), "/v1/models": (self.models_status, self.models)}
+        status, body = (pages | self.rests).get(path, (404, b""))
         head = f"HTTP/1.1 {status} x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         writer.write(head.encode() + body)
         writer.close()
@@ -177,13 +178,13 @@ def without_descriptors(stack: ExitStack) -> None:
 async def test_a_router_without_file_descriptors_is_not_an_engine_that_is_gone(
     engine: Engine,
 ) -> None:
-    watched = Watched([WorkerSpec("w", engine.url)], failures=1000)
+    watched = Watched([WorkerSpec("w", engine.url)], failures=1)
     async with watched.running():
         assert await watched.next() == WorkerUp("w")
         with ExitStack() as stack:
             without_descriptors(stack)
-            failed = watched.monitor.failed_checks + 3
-            await until(lambda: watched.monitor.failed_checks >= failed)
+            checks = watched.monitor.checks + 3
+            await until(lambda: watched.monitor.checks >= checks)
         await until_asked(engine, 2)
     assert watched.events.empty()
     assert watched.silent == []
@@ -287,7 +288,61 @@ async def test_models_that_are_refused(engine: Engine, caplog: pytest.LogCapture
     watched = Watched([WorkerSpec("w", engine.url)])
     async with watched.running():
         assert await watched.next() == WorkerUp("w")
-    assert "models not known, asking again: status 401" in caplog.text
+    assert "models not known, asking /v1/models again: status 401" in caplog.text
+
+
+async def test_adapters_come_and_go_and_what_is_made_up_anew_is_no_news(
+    engine: Engine, watched: Watched
+) -> None:
+    def serves(created: int, *names: str) -> bytes:
+        cards = [{"id": name, "created": created, "permission": [created]} for name in names]
+        return json.dumps({"data": cards}).encode()
+
+    engine.models = serves(0, "tiny", "sql")
+    while (await asyncio.wait_for(watched.models.get(), TIMEOUT_S))[1] != ("tiny", "sql"):
+        pass
+    engine.models = serves(1, "tiny", "sql")
+    await until_asked(engine, 9)
+    assert watched.models.empty()
+    engine.models = serves(2, "tiny")
+    assert await asyncio.wait_for(watched.models.get(), TIMEOUT_S) == ("w", ("tiny",))
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("/is_sleeping", ASLEEP), ("/is_paused", PAUSED)], ids=str
+)
+async def test_an_engine_that_rests_is_down_until_it_goes_on(
+    engine: Engine, path: str, reason: str
+) -> None:
+    engine.rests = {"/is_sleeping": (200, b"no JSON"), "/is_paused": (200, b"{}")}
+    watched = Watched([WorkerSpec("w", engine.url)])
+    async with watched.running():
+        await rests_and_goes_on(engine, watched, path, reason)
+
+
+async def rests_and_goes_on(engine: Engine, watched: Watched, path: str, reason: str) -> None:
+    assert await watched.next() == WorkerUp("w")
+    engine.rests[path] = 200, b'{"%b": true}' % path[1:].encode()
+    assert await watched.next() == WorkerDown("w", reason)
+    engine.rests[path] = 500, b""
+    await until_asked(engine, 9)
+    watched.monitor.join(WorkerSpec("late", engine.url, rank=1))
+    assert await watched.next() == WorkerDown("late", reason)
+    assert watched.events.empty(), "as long as nothing else is known"
+    engine.rests[path] = 200, b'{"%b": false}' % path[1:].encode()
+    assert [await watched.next() for _ in "ab"] == [WorkerUp("w"), WorkerUp("late")]
+    assert watched.silent == []
+
+
+async def test_what_an_engine_does_not_know_is_asked_rarely(
+    engine: Engine, watched: Watched
+) -> None:
+    assert await watched.next() == WorkerUp("w")
+    asked: Counter[str] = Counter()
+    while asked["/is_paused"] < 2:
+        asked[await asyncio.wait_for(engine.asked.get(), TIMEOUT_S)] += 1
+    assert 60 <= asked["/health"] <= 62
+    assert asked["/is_sleeping"] == 2
 
 
 async def test_a_broken_check_is_counted_and_does_not_stop_the_next(

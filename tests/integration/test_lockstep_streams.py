@@ -20,7 +20,13 @@ from tests.support.scripted import (
 from tests.support.server import Server, running_router, wait_until
 
 TOKENS = token_events(5)
-CONTROL = {"/health": b"ok", "/v1/models": b'{"data": [{"id": "emulated"}]}', "/metrics": b""}
+CONTROL = {
+    "/health": b"ok",
+    "/v1/models": b'{"data": [{"id": "emulated"}]}',
+    "/is_sleeping": b'{"is_sleeping": false}',
+    "/is_paused": b'{"is_paused": false}',
+    "/metrics": b"",
+}
 
 
 class WellEngine:

@@ -32,7 +32,7 @@ async def serving(
     front = Front(app, lifecycle, RequestLog(time.monotonic))
     config = server_config(front, HttpLimits(), lifespan="off")
     with listen("127.0.0.1", 0, "--port") as listener:
-        server = MainServer(config, lifecycle, lambda: None)
+        server = MainServer(config, lifecycle)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await until(lambda: server.started)
         yield server, listener, task

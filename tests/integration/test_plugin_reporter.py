@@ -21,6 +21,7 @@ from engine_patches.settings import PlugInError, Settings
 from router.feed import Feed
 from router.types import KvGroup
 from router.wire import decode
+from tests.support.core import part
 from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
 from tests.support.plugin_stream import WAIT_S, Engine, Routers, ask_full
 from tests.support.server import free_port, wait_until
@@ -301,3 +302,12 @@ def test_a_busy_port_is_said(engine: Engine) -> None:
     with pytest.raises(PlugInError, match=f"cannot bind tcp://127.0.0.1:{port}"):
         Reporter(EngineView(FakeScheduler()), blocked)
     first.close()
+
+
+def test_what_routers_have_queued_is_told_apart(engine: Engine, routers: Routers) -> None:
+    dealer = routers.asker(engine.reporter.endpoint)
+    for id_ in (*map(part, range(6)), "theirs"):
+        engine.add_request(Request(id_, 1))
+    engine.step()
+    full = ask_full(dealer)
+    assert (full.waiting, full.waiting_routed) == (3, 2)

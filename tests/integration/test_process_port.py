@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 
 from router.access.keys import Key, digest_of
-from router.errors import KeyLimitError, NoWorkerError, PoolFullError, QueueTimeoutError
-from router.processes.port import GONE_S
+from router.errors import (
+    ConfigError,
+    EvenstepError,
+    KeyLimitError,
+    NoWorkerError,
+    PoolFullError,
+    QueueTimeoutError,
+)
+from router.processes.port import GONE_S, SILENT_S, TICK_S
 from router.request_log import Served
-from router.types import Outcome, Request, WorkerDown
+from router.settings.sources import load_settings
+from router.types import Outcome, Request, WorkerDown, WorkerSpec
+from tests.support.certificates import certificate
 from tests.support.core import request
 from tests.support.linked import Decider, Proxy, socket_path
 from tests.support.scripted import until
@@ -294,6 +303,81 @@ async def test_what_is_said_of_workers_is_heard(tmp_path: Path) -> None:
         breaker = decider.rig.cluster.worker(worker.id).breaker
         breaker.look(decider.rig.now_s)
         assert breaker.capacity(1, 1, 0) == 0
+
+
+@pytest.mark.parametrize("where", ["proxy", "decider"])
+async def test_what_one_request_breaks_is_one_connection(
+    tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = socket_path(tmp_path)
+    async with Decider(path, {"a": 1}).up() as decider, Proxy(path).up() as proxy:
+        kept, waiting = request(0), request(1)
+        await proxy.port.submit(kept)
+        waiter = proxy.port.submit(waiting)
+        bad = Request("es-9", "default", 1, priority=2**64 if where == "proxy" else 0)
+        if where == "decider":
+            submit = decider.rig.dispatcher.submit
+
+            def fails(asked: Request) -> asyncio.Future[WorkerSpec]:
+                if asked.id == bad.id:
+                    raise ZeroDivisionError
+                return submit(asked)
+
+            monkeypatch.setattr(decider.rig.dispatcher, "submit", fails)
+        with pytest.raises(EvenstepError, match="deci"):
+            async with asyncio.timeout(30):
+                await proxy.port.submit(bad)
+
+        await until(lambda: decider.rig.in_flight == 1 and proxy.port.here)
+        proxy.port.end(kept, Outcome.COMPLETED)
+        if where == "proxy":
+            assert (await waiter).id == "a"
+        else:  # those that have waited all the while are told to come again with it
+            with pytest.raises(NoWorkerError, match="retry"):
+                await waiter
+        proxy.port.end(waiting, Outcome.COMPLETED)
+        proxy.port.tick()
+        await until(lambda: decider.rig.in_flight == 0 and decider.counts.broken > 0)
+        assert (await proxy.port.submit(request(2))).id == "a"
+
+
+async def test_who_decides_and_says_nothing_is_as_good_as_gone(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    async with Decider(path, {"a": 1}).up() as decider, Proxy(path).up() as proxy:
+        held = request(0)
+        await proxy.port.submit(held)
+        waiter = proxy.port.submit(request(1))
+        await until(lambda: decider.rig.waiting == 1)
+        for _ in range(int(SILENT_S / TICK_S)):  # not a moment's time for the other end
+            assert proxy.port.here
+            proxy.port.tick()
+        assert not proxy.port.here
+        with pytest.raises(NoWorkerError, match="retry"):
+            await waiter
+        with pytest.raises(NoWorkerError, match="retry"):
+            proxy.port.submit(request(2))
+
+        await until(lambda: proxy.port.here and decider.rig.waiting == 0)
+        assert decider.rig.in_flight == 1
+        proxy.port.end(held, Outcome.COMPLETED)
+        assert (await proxy.port.submit(request(3))).id == "a"
+
+
+async def test_what_one_proxy_refuses_none_takes_and_all_are_waited_for(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    cert, key = certificate(tmp_path, "one")
+    settings = load_settings({"tls_cert": str(cert), "tls_key": str(key)})
+    async with Decider(path, {"a": 1}, proxies=2).up() as decider, Proxy(path).up() as one:
+        follow = asyncio.create_task(decider.links.follow())
+        await until(lambda: len(decider.links.proxies) == 1)
+        assert not (await asyncio.wait((follow,), timeout=0.2))[0]  # the other is not there yet
+        async with Proxy(path, 1).up() as other:
+            assert await follow == []
+            await decider.links.agree(settings)
+            other.refusal = "no"
+            with pytest.raises(ConfigError, match=r"^proxy 1: no$"):
+                await decider.links.agree(settings)
+    assert one.refusal == ""
 
 
 async def test_what_is_no_message_ends_a_connection(tmp_path: Path) -> None:

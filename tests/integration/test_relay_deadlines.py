@@ -182,6 +182,7 @@ async def test_a_request_may_wait_in_the_pool_for_as_long_as_it_says() -> None:
         asked = router.post(headers={"X-Queue-Timeout-S": str(SHORT_S)})
         answer = await soon(asked)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.headers["x-should-retry"] == "false", "it would be as late again"
         assert f"{SHORT_S:g} s" in answer.json()["error"]["message"]
         await exchange.answer(b"{}")
         await soon(running)

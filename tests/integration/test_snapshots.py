@@ -1,7 +1,9 @@
 import asyncio
-import time
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from time import monotonic as clock
+from time import sleep
 
 import msgspec
 import pytest
@@ -11,8 +13,8 @@ from router.cluster import Cluster
 from router.engines.snapshots import SnapshotClient
 from router.engines.streams import FULL_INTERVAL_S
 from router.errors import ConfigError
-from router.types import SnapshotReceived, WorkerSpec
-from router.wire import encode
+from router.types import MOST_ENDED, MOST_RUNNING, SnapshotReceived, WorkerSpec
+from router.wire import MOST_BYTES, encode
 from tests.support.scripted import until
 from tests.support.state_stream import NOTHING, TIMEOUT_S, Engine, delta, full
 
@@ -146,7 +148,7 @@ async def test_a_router_that_did_not_read_for_a_while_recovers_by_a_full_snapsho
     try:
         step = await go_on(0)
         publish(step + 1, step + 8001)
-        time.sleep(4)  # noqa: ASYNC251 - the router stands still
+        sleep(4)  # noqa: ASYNC251 - the router stands still
         assert not is_right(step + 8000)
         await go_on(step + 8000)
         assert worker.feed is not None
@@ -270,3 +272,111 @@ async def test_ipv6_endpoints() -> None:
     router = Router("tcp://[::1]:30005")
     router.client.start()
     router.client.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"running": [{"id": "x"}] * (MOST_RUNNING + 1)}, "length <= 16384"),
+        ({"finished": ["x"] * (MOST_ENDED + 1)}, "length <= 65536"),
+        ({"admission": "x" * (MOST_BYTES + 1)}, "at most 4194304 are read"),
+        (
+            {"running": [{"id": "x", "prompt_tokens": 1, "generated_tokens": -1}]},
+            r"Expected `int` >= 0 - at `\$.running\[0\].generated_tokens`",
+        ),
+    ],
+)
+async def test_what_is_refused_is_said_once_and_the_next_counts(
+    engine: Engine,
+    router: Router,
+    fields: dict[str, object],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await engine.subscribed()
+    await engine.answer(full(1))
+    await router.next()
+    router.wanted = True
+    refused = msgspec.msgpack.encode({**msgspec.to_builtins(delta(2)), **fields})
+    await engine.send(refused, refused, delta(3))
+    assert (await router.next()).snapshot == delta(3)
+    problem = str(router.client.problem("w"))
+    assert re.search(reason, problem)
+    assert problem.startswith("snapshot refused: ")
+    assert [record.getMessage() for record in caplog.records] == [f"w: {problem}"]
+    assert router.client.broken == 2
+    await engine.answer(full(3))
+    await router.next()
+    assert router.client.problem("w") is None
+
+
+async def test_what_zmq_does_not_hold_ends_its_connection_and_the_next_one_counts(
+    engine: Engine, router: Router
+) -> None:
+    await engine.subscribed()
+    await engine.send(bytes(4 * MOST_BYTES + 1))
+    await engine.subscribed()  # it is gone,
+    await engine.subscribed()  # and has connected anew
+    await engine.send(delta(3))
+    assert (await router.next()).snapshot == delta(3)
+    assert router.client.broken == 0
+
+
+async def test_a_fault_is_said_once_and_ends_nothing(
+    engine: Engine, endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken: list[int] = []
+
+    def apply(event: SnapshotReceived) -> None:
+        taken.append(event.snapshot.sequence)
+        if len(taken) <= 3:
+            raise ValueError("a fault")
+
+    client = SnapshotClient(
+        [WorkerSpec("w", "http://h:1", snapshots=endpoint)], apply, lambda _: False, clock
+    )
+    client.start()
+    try:
+        await engine.subscribed()
+        await engine.send(delta(1), delta(2), delta(3))
+        await until(lambda: client.failures == 3)
+        assert client.problem("w") == "a snapshot could not be applied: ValueError('a fault')"
+        assert len(caplog.records) == 1
+        await engine.answer(full(4))
+        await until(lambda: client.problem("w") is None)
+        assert taken == [1, 2, 3, 4]
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("configured", "effect"), [(8, "stay empty"), (300, "queue there"), (None, ""), (256, "")]
+)
+async def test_slots_that_differ_from_the_engines_are_said_once_per_change(
+    engine: Engine,
+    endpoint: str,
+    configured: int | None,
+    effect: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    taken: list[SnapshotReceived] = []
+    spec = WorkerSpec("w", "http://h:1", snapshots=endpoint, slots=configured)
+    client = SnapshotClient([spec], taken.append, lambda _: False, clock)
+    client.start()
+    try:
+        await engine.subscribed()
+        await engine.send(delta(1), delta(2))
+        await until(lambda: len(taken) == 2)
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == bool(effect)
+        for line in said:
+            assert line.startswith(
+                f"w: configured with slots={configured}, but its engine runs 256"
+            )
+            assert effect in line
+            assert "set it to 256" in line
+        await engine.send(msgspec.structs.replace(delta(3), slots=16), delta(4))
+        await until(lambda: len(taken) == 4)
+        assert len(caplog.records) == {8: 3, 300: 3, None: 0, 256: 1}[configured]
+    finally:
+        client.close()

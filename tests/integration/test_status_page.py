@@ -17,8 +17,8 @@ from loadgen.browser import Page
 from loadgen.demo.page import EMULATED_POWER
 from tests.support.chromium import program, tab
 from tests.support.fleet import Fleet, running_fleet, worker_flags
-from tests.support.replays import replaying
-from tests.support.server import Server, free_port, running, running_router, wait_until
+from tests.support.replays import replay_command, replaying
+from tests.support.server import Server, free_port, running, running_router, starting, wait_until
 
 WORKERS = 3
 FLEET = (
@@ -107,7 +107,7 @@ def test_every_panel_has_data(page: Page) -> None:
     assert page.evaluate("document.querySelectorAll('#facts li').length") >= 6
     assert page.evaluate("document.getElementById('tags').textContent").startswith("emulated")
     assert [row[1] for row in rows(page)] == ["up"] * WORKERS
-    assert [row[7] for row in rows(page)] == ["snapshots"] * WORKERS
+    assert [row[8] for row in rows(page)] == ["snapshots"] * WORKERS
 
 
 def test_pointing_at_the_plots_says_what_is_there(page: Page) -> None:
@@ -295,6 +295,44 @@ def test_the_page_follows_workers_that_are_drained_removed_and_added(
     wait_until(lambda: len(rows(page)) == WORKERS - 1, 60, "it is gone")
     assert httpx.post(admin, content=live.fleet.workers[2]).is_success
     wait_until(lambda: [row[1] for row in rows(page)] == ["up"] * WORKERS, 60, "it is back")
+
+
+def test_independent_engines_raise_no_alarm(tmp_path: Path) -> None:
+    fleet = running_fleet(tmp_path, "--workers", "2", "--slots", "4", "--no-barrier")
+    port = free_port()
+    with fleet as engines:
+        flags = ("--admin-port", f"{port}", "--overcommit", "2", *worker_flags(engines))
+        with running_router(tmp_path, *flags) as router:
+            replay = replay_command(
+                *(router.url, tmp_path / "replay.json", "--arrivals", "closed:16"),
+                *("--requests", "60000", "--trace", "burstgpt", "--max-tokens", "60"),
+            )
+            with starting(replay, 0, tmp_path / "replay.log"):
+                for page in tab():
+                    page.open(f"http://127.0.0.1:{port}/")
+                    page.wait_for("document.documentElement.dataset.barrier === 'false'")
+                    page.wait_for(
+                        "document.getElementById('loads-about').innerText.includes('none waits')"
+                    )
+                    idle = page.evaluate("document.querySelector('#card-idle .value').textContent")
+                    facts = page.evaluate("document.getElementById('facts').innerText")
+                    ember, muted = page.evaluate(
+                        "['--ember', '--muted'].map(name =>"
+                        " getComputedStyle(document.documentElement).getPropertyValue(name).trim())"
+                    )
+                    # What queues in an engine is apart from what runs: never more than its slots.
+                    page.wait_for(QUEUED)
+                    running_there = [int(row[3]) for row in rows(page)]
+
+    assert idle == "none"
+    assert "do not step together" in facts
+    assert ember == muted != ""
+    assert all(number <= 4 for number in running_there)
+
+
+QUEUED = (
+    "[...document.querySelectorAll('#workers tbody tr')].some(row => row.cells[4].innerText > 0)"
+)
 
 
 def test_what_stands_in_where_engines_tell_nothing_is_said(live: Live, tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+
 import pytest
 
+from router.engines.upstream import HttpClient
 from router.errors import UpstreamError
 from tests.support.peers import CHUNKED, KIND, OK, Peers
 from tests.support.scripted import head, soon, until
@@ -57,20 +61,44 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_not_used(peers: Pe
 
 
 @pytest.mark.parametrize("cut", ["close", "reset"])
-async def test_a_kept_connection_that_is_just_being_closed_is_redialled(
-    peers: Peers, cut: str
-) -> None:
+async def test_what_was_read_on_a_kept_connection_is_not_sent_again(peers: Peers, cut: str) -> None:
     await peers.whole(OK, b"hi")
     asked = peers.ask(b"again")
-    stale = await peers.server.next()
-    getattr(stale, cut)()
+    read = await peers.server.next()
+    assert (read.connection, read.body) == (1, b"again")
+    getattr(read, cut)()
 
-    exchange = await peers.server.next()
+    with pytest.raises(UpstreamError, match="before its answer was complete"):
+        await soon(asked)
+    assert peers.server.connections == 1
 
-    assert (stale.connection, exchange.connection) == (1, 2)
-    assert exchange.body == stale.body == b"again"
-    await exchange.answer(b"ok")
-    assert await soon((await soon(asked)).read()) == b"ok"
+
+async def test_what_was_sent_on_a_connection_that_is_just_being_closed_is_sent_on_another() -> None:
+    """The engine has closed it, which the router's event loop has not heard of yet."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(30)
+        client = HttpClient()
+
+        async def ask() -> bytes:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            return await (await client.request("POST", url, "/", (), b"?")).read()
+
+        def answer(engine: socket.socket) -> None:
+            assert engine.recv(65_536).endswith(b"?")
+            engine.sendall(OK + b"hi")
+
+        first = asyncio.create_task(ask())
+        kept, _ = await asyncio.to_thread(listener.accept)
+        await asyncio.to_thread(answer, kept)
+        assert await soon(first) == b"hi"
+
+        kept.close()
+        second = asyncio.create_task(ask())
+        fresh, _ = await asyncio.to_thread(listener.accept)
+        with fresh:
+            await asyncio.to_thread(answer, fresh)
+            assert await soon(second) == b"hi"
+        await client.aclose()
 
 
 async def test_after_a_byte_nothing_is_sent_again(peers: Peers) -> None:
@@ -127,3 +155,29 @@ async def test_idle_connections_are_closed_at_the_end(peers: Peers) -> None:
     await peers.client.aclose()
 
     await exchange.left()
+
+
+async def test_one_that_answers_before_it_has_read_the_whole_body_is_not_kept() -> None:
+    accepted = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head(413, "text/plain", content_length="3") + b"big")
+        await writer.drain()
+        await left.wait()
+        writer.close()
+
+    left = asyncio.Event()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = HttpClient()
+    for _ in range(2):
+        response = await soon(client.request("POST", url, "/", body=bytes(64 * 1024 * 1024)))
+        assert (response.status, await soon(response.read())) == (413, b"big")
+        response.close()
+    assert accepted == 2
+    left.set()
+    server.close()
+    await client.aclose()

@@ -150,16 +150,32 @@ async def test_cancelling_before_the_head_ends_the_request_at_the_engine(peers: 
         await asked
 
 
-@pytest.mark.parametrize("piece", [b"x-a: b\r\n", b"x"])
-async def test_a_head_without_an_end(peers: Peers, piece: bytes) -> None:
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"x-a: b\r\n"),
+        (b"HTTP/1.1 200 OK\r\nx-a: ", b"x"),
+        (b"HTTP/1.1 200 OK\r\nx-a: " + b"x" * 80_000, b"\r\n\r\n"),
+        (CHUNKED + b"1\r\nh\r\n0\r\nx-a: ", b"x"),
+        (CHUNKED + b"1\r\nh\r\n1;a=", b"x"),
+    ],
+    ids=["fields", "a field", "an end at last", "trailers", "a chunk's extension"],
+)
+async def test_what_is_no_body_has_a_bound(peers: Peers, begin: bytes, piece: bytes) -> None:
     asked = peers.ask()
     exchange = await peers.server.next()
 
-    with contextlib.suppress(ConnectionError):
-        await exchange.send(b"HTTP/1.1 200 OK\r\nx-a: b\r\nx" + piece * (300 * 1024 // len(piece)))
+    async def whole() -> None:
+        await (await asked).read()
 
-    with pytest.raises(UpstreamError, match="head without an end"):
-        await soon(asked)
+    reading = asyncio.create_task(whole())
+    with contextlib.suppress(ConnectionError):
+        await exchange.send(begin)
+        for _ in range(64):
+            await exchange.send(piece * (65_536 // len(piece)))
+
+    with pytest.raises(UpstreamError, match="65,536 bytes"):
+        await soon(reading)
 
 
 async def test_an_answer_without_a_length_that_was_broken_off_is_not_complete(

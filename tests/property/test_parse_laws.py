@@ -4,6 +4,7 @@ import contextlib
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,8 +71,24 @@ def test_a_policy_that_reads_the_hidden_length_cannot_exist(
 @given(BODIES)
 def test_every_object_is_read(body: dict[str, Any]) -> None:
     body["model"] = "tiny"
+    try:
+        request = parse(json.dumps(body).encode())
+    except InvalidRequestError as error:
+        prompts = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
+        assert "1,024" in error.message
+        assert max(count(body.get("n")), count(body.get("best_of")), 1) * prompts > 1_024
+    else:
+        assert_sound(request)
+        assert request.slots <= 1_024
+        assert not any(type(n) is int and n > 1_024 for n in (body.get("n"), body.get("best_of")))
 
-    assert_sound(parse(json.dumps(body).encode()))
+
+def count(given: Any) -> float:
+    """Choices that a client asks for by ``n``; engines read whole floats and digits, too."""
+    try:
+        return float(given) if isinstance(given, int | float | str) else 0.0
+    except ValueError:
+        return 0.0
 
 
 @given(st.binary())

@@ -10,7 +10,7 @@ from engine_patches.report import Row
 from engine_patches.state import Changes, EngineState, Step
 from router.feed import Feed
 from router.types import RunningRequest, Snapshot
-from tests.support.core import snapshot
+from tests.support.core import part, snapshot
 from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
 
 
@@ -163,3 +163,16 @@ def test_a_step_of_requests_that_just_grow_says_nothing(prompt: int, steps: int)
         changes = state.advance(step)
         assert len(changes.rows) == (number == 0)
         assert changes.prefill_tokens == (prompt if number == 0 else 0)
+
+
+def test_of_what_waits_those_that_routers_have_sent_are_told_apart() -> None:
+    engine = Engine(0)
+    for id_ in (part(1), part(2), "theirs"):
+        engine.submit(id_, 10, 0)
+    assert (engine.state.waiting_routed, engine.state.waiting_tokens) == (2, 30)
+    engine.state.arrived(Request(part(1), 10))
+    assert engine.state.waiting_routed == 2, "an id that comes again is still one request"
+    engine.abort(part(1))
+    engine.abort("theirs")
+    engine.step(set(), set())
+    assert engine.state.waiting_routed == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import pytest
@@ -26,8 +27,9 @@ from router.proxy.answers import error_answer
 from router.types import Outcome, Request, WorkerSpec
 
 names = st.sampled_from(["", "a", "es-1", "gr\u00fcn", "x" * 40])
-counts = st.integers(0, 2**40)
-times = st.floats(0, 1e9)
+# The largest that the wire takes is drawn as well: sizes that come from settings and clients.
+counts = st.integers(0, 2**40) | st.just(2**63 - 1)
+times = st.floats(0, 1e9) | st.sampled_from([5e-324, 1.7e308, math.inf])
 outcomes = st.sampled_from(Outcome)
 requests = st.builds(
     Request,
@@ -36,7 +38,7 @@ requests = st.builds(
     prompt_tokens=counts,
     slots=st.integers(1, 9),
     max_tokens=st.none() | counts,
-    priority=st.integers(-9, 9),
+    priority=st.integers(-(2**63), 2**63 - 1),
     arrival_s=times,
     tenant=names,
     queue_timeout_s=st.none() | times,
@@ -67,7 +69,11 @@ from_proxies = st.one_of(
         counts,
         st.dictionaries(counts, counts, max_size=2),
         counts,
+        counts,
     ),
+    st.builds(m.Tried, counts, names),
+    st.builds(m.Followed, counts),
+    st.just(m.Beat()),
 )
 DIRECTORY = Directory(
     groups={"g": GroupCard(3.5, "g/prefill", frozenset({"a", "b"}))},
@@ -77,18 +83,23 @@ DIRECTORY = Directory(
     ranked=frozenset({"http://a"}),
     patience=Patience(3, Deadlines(1.0, None, 2.0), 0.2, 5.0),
     access=Access((Key("me", digest_of(b"sesame"), 2.0, 3, Rate(5, 60.0)),), hidden=True),
-    serving=Serving(HttpLimits(), ("cert", None), 2, 0.5, 30.0, "info", "json", "key", 2.0),
+    serving=Serving(HttpLimits(), (b"cert", None), 0.5, 30.0, "info", "json", "key", 2.0),
+    absent={"tiny": frozenset({"a"})},
 )
 from_deciders = st.one_of(
     st.builds(m.Given, names, st.builds(WorkerSpec, names, names, rank=st.none() | counts)),
     st.builds(m.Denied, names, names, names, st.none() | counts),
     st.builds(m.Recall, names, names, st.booleans()),
-    st.just(m.Told(DIRECTORY)),
+    st.builds(m.Told, counts, st.just(DIRECTORY)),
+    st.builds(m.Try, counts, st.tuples(st.binary(), st.none() | st.binary())),
 )
 
 
-def batches_of(message: st.SearchStrategy[m.Message]) -> st.SearchStrategy[list[list[m.Message]]]:
-    return st.lists(st.lists(message, min_size=1, max_size=4), max_size=3)
+def framed(messages: Iterable[m.Message]) -> bytes:
+    data = bytearray()
+    for message in messages:
+        m.append(message, data)
+    return bytes(data)
 
 
 def taken_apart(data: bytes, cuts: Sequence[int]) -> list[bytes]:
@@ -100,16 +111,26 @@ def taken_apart(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     return found
 
 
-@given(batches_of(from_proxies), st.lists(counts, max_size=20))
-def test_what_a_proxy_says(batches: list[list[m.Message]], cuts: list[int]) -> None:
-    data = b"".join(map(m.encode, batches))
-    assert [m.from_proxy.decode(frame) for frame in taken_apart(data, cuts)] == batches
+@given(st.lists(from_proxies, max_size=9), st.lists(counts, max_size=20))
+def test_what_a_proxy_says(said: list[m.Message], cuts: list[int]) -> None:
+    frames = taken_apart(framed(said), cuts)
+    assert [m.from_proxy.decode(frame) for frame in frames] == said
 
 
-@given(batches_of(from_deciders), st.lists(counts, max_size=20))
-def test_what_the_deciding_process_says(batches: list[list[m.Message]], cuts: list[int]) -> None:
-    data = b"".join(map(m.encode, batches))
-    assert [m.from_decider.decode(frame) for frame in taken_apart(data, cuts)] == batches
+@given(st.lists(from_deciders, max_size=9), st.lists(counts, max_size=20))
+def test_what_the_deciding_process_says(said: list[m.Message], cuts: list[int]) -> None:
+    frames = taken_apart(framed(said), cuts)
+    assert [m.from_decider.decode(frame) for frame in frames] == said
+
+
+def test_what_cannot_be_written_leaves_the_rest_as_it_was() -> None:
+    data = bytearray(framed([m.Rest("a", 1.0)]))
+    before = bytes(data)
+    beyond = Request("es-1", "g", 1, priority=2**64)
+    for message in (m.Submit(beyond), m.Trouble("a", "\ud800"), m.Progress("a", -(2**63) - 1)):
+        with pytest.raises((OverflowError, ValueError)):
+            m.append(message, data)
+        assert data == before
 
 
 @pytest.mark.parametrize(
@@ -123,8 +144,8 @@ def test_what_the_deciding_process_says(batches: list[list[m.Message]], cuts: li
     ],
 )
 def test_errors_are_told_as_they_are(error: EvenstepError) -> None:
-    (frame,) = taken_apart(m.encode([m.denied("es-1", error)]), [])
-    (message,) = m.from_decider.decode(frame)
+    (frame,) = taken_apart(framed([m.denied("es-1", error)]), [])
+    message = m.from_decider.decode(frame)
     assert isinstance(message, m.Denied)
     again = m.error_of(message)
     assert (type(again), str(again)) == (type(error), str(error))
@@ -140,9 +161,9 @@ def test_a_length_that_nobody_says_is_no_frame() -> None:
         list(m.Frames().feed(b"\xff\xff\xff\xff"))
 
 
-@given(from_deciders)
+@given(from_deciders.filter(lambda message: not isinstance(message, m.Beat)))
 def test_one_end_does_not_take_what_it_says_itself(message: m.Message) -> None:
-    (frame,) = taken_apart(m.encode([message]), [])
+    (frame,) = taken_apart(framed([message]), [])
     with pytest.raises(msgspec.ValidationError):
         m.from_proxy.decode(frame)
 
@@ -150,4 +171,6 @@ def test_one_end_does_not_take_what_it_says_itself(message: m.Message) -> None:
 def test_a_directory_knows_what_it_was_told() -> None:
     assert DIRECTORY.resolve("small") == "tiny"
     assert (DIRECTORY.group(None), DIRECTORY.group("tiny")) == ("g", "g")
-    assert (DIRECTORY.tokens("g", 8), DIRECTORY.prefills("g")) == (3, "g/prefill")
+    assert DIRECTORY.lacking("tiny") == {"a"}
+    assert not DIRECTORY.lacking(None)
+    assert (DIRECTORY.tokens("g", 8), DIRECTORY.prefills("g", set())) == (3, "g/prefill")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.simulator.arrivals import Job, TimedStream
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.config import PAPER, DecodeConfig
 from loadgen.simulator.decode import simulate
 from loadgen.simulator.engines import Engines
 from loadgen.simulator.lengths import LawLengths
@@ -60,6 +60,7 @@ def config_of(policy: str, **changes: object) -> DecodeConfig:
         steps=10_000,
         warmup=0,
         step_time=StepTime(0.1, 1e-3),
+        **PAPER,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from loadgen.emulator.handoff import TransferTime
 from loadgen.emulator.prefill import PrefillTime
 from loadgen.simulator.arrivals import Arrivals
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.config import PAPER, DecodeConfig
 from loadgen.simulator.decode import simulate
 from loadgen.simulator.lengths import LawLengths
 from loadgen.simulator.prefill import PrefillConfig
@@ -119,6 +119,7 @@ def test_prefill_that_takes_no_time_changes_no_load(arrivals: str) -> None:
         steps=300,
         warmup=50,
         arrivals=Arrivals.parse(arrivals),
+        **PAPER,
     )
     with_ = simulate(replace(config, prefill=AT_ONCE))
 

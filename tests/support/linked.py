@@ -14,7 +14,7 @@ from router.deadlines import Deadlines
 from router.http.counts import HttpCounts
 from router.http.limits import HttpLimits
 from router.processes.counts import ProcessCounts
-from router.processes.dial import Dial
+from router.processes.dial import Dial, Hearing
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.processes.link import Books
 from router.processes.links import Links
@@ -55,7 +55,7 @@ def directory(rig: Rig, **patience: Any) -> Directory:
         ranked=frozenset(),
         patience=Patience(**{**known, "retry_min_per_s": 0.2, **patience}),
         access=Access(None, hidden=False),
-        serving=Serving(HttpLimits(), None, 0, 0.0, 1.0, "info", "text", None, 2.0),
+        serving=Serving(HttpLimits(), None, 0.0, 1.0, "info", "text", None, 2.0),
     )
 
 
@@ -66,17 +66,26 @@ class Decider:
         path: of its socket.
         slots: see ``Rig``.
         keys: of clients.
+        proxies: how many there are to be.
     """
 
-    def __init__(self, path: str, slots: dict[str, int], keys: Iterable[Key] = (), **settings: Any):
+    def __init__(
+        self,
+        path: str,
+        slots: dict[str, int],
+        keys: Iterable[Key] = (),
+        proxies: int = 1,
+        **settings: Any,
+    ):
         self.rig = Rig(slots, **settings)
         self.limits, self.http = KeyLimits(), HttpCounts()
-        self.counts = ProcessCounts()
+        self.counts = ProcessCounts(wanted=proxies)
         self.troubles: list[tuple[str, str]] = []
         ring = KeyRing(keys)
         books = Books(
             *(self.rig.dispatcher, lambda: ring, self.limits),
-            *(lambda *told: self.troubles.append(told), self.http, lambda: self.rig.now_s),
+            *(lambda *told: self.troubles.append(told), self.http, self.counts),
+            lambda: self.rig.now_s,
         )
         self.links = Links(path, books, lambda: directory(self.rig), self.counts)
 
@@ -100,9 +109,11 @@ class Proxy:
         self.tallies = Tallies(self.http)
         self.port = RemotePort(lambda: self.now_s, self.tallies, self.diary, (slot, 0))
         self.recalled: list[tuple[str, str, bool]] = []
-        self._dial = Dial(
-            path, self.port, self.port.learn, lambda *told: self.recalled.append(told)
+        self.refusal = ""
+        told = Hearing(
+            *(self.port.learn, lambda *told: self.recalled.append(told)), lambda _: self.refusal
         )
+        self._dial = Dial(path, self.port, told, self.tallies)
 
     @contextlib.asynccontextmanager
     async def up(self) -> AsyncIterator[Proxy]:

@@ -34,6 +34,7 @@ def running(
         max_tokens=column(caps or [NO_CAP] * n),
         end_probability=np.array(p or [np.nan] * n, dtype=np.float64),
         prefill_left=column(left or [0] * n),
+        from_tokens=column([0] * n),
     )
 
 
@@ -68,6 +69,7 @@ class Fleet:
             self.generated.copy(),
             np.full(n, NO_CAP),
             np.full(n, np.nan),
+            np.zeros(n, dtype=np.int64),
             np.zeros(n, dtype=np.int64),
         )
 

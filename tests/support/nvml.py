@@ -24,6 +24,7 @@ class Gpu:
     power_mw: int | str | None = 300_000
     energy_mj: int | str | None = 5_000_000
     fault: str | None = None
+    name: str = "double"
 
 
 @dataclass
@@ -61,6 +62,12 @@ class FakeNvml(ModuleType):
 
     def nvmlShutdown(self) -> None:  # noqa: N802
         self.starts -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.gpus)
+
+    def nvmlDeviceGetName(self, gpu: Gpu) -> str:  # noqa: N802
+        return self._found(gpu).name
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:  # noqa: N802
         if index >= len(self.gpus):

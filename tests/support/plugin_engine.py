@@ -190,6 +190,8 @@ class FakeScheduler:
                 data_parallel_size=ranks,
                 distributed_executor_backend="uni",
                 world_size=1,
+                nnodes_within_dp=1,
+                assigned_physical_gpu_ids=None,
                 tensor_parallel_size=1,
             ),
         )

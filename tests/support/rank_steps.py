@@ -31,6 +31,7 @@ class RankStep:
         entered: those whose first step it was.
         tokens: what it computed.
         power_w: of its GPUs; None where there are none.
+        prompt_tokens: those of them that prompts had.
     """
 
     time_s: float
@@ -40,6 +41,7 @@ class RankStep:
     entered: int
     tokens: int
     power_w: float | None = None
+    prompt_tokens: int = 0
 
 
 Ranks = Sequence[Mapping[int, RankStep]]
@@ -71,6 +73,11 @@ class SnapshotLog:
     def ended(self) -> int:
         """Requests since the reading began."""
         return sum(len(one.finished) for told in self.snapshots for one in told)
+
+    def drop(self) -> None:
+        """Forget what resting ranks have told, but for their last words."""
+        for told in self.snapshots:
+            del told[:-1]
 
     def ranks(self) -> Ranks:
         """What the snapshots say; those that began while something ran are refused."""
@@ -138,6 +145,7 @@ def rank_steps(snapshots: Sequence[Snapshot]) -> dict[int, RankStep]:
             feed.step_entered,
             tokens,
             snapshot.power_w,
+            snapshot.scheduled_prefill_tokens,
         )
     return steps
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from loadgen.simulator.arrivals import ClosedStream, Job
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.config import PAPER, DecodeConfig
 from loadgen.simulator.decode import simulate
 from loadgen.simulator.lengths import LawLengths
 from loadgen.simulator.results import StepRecords
@@ -55,6 +55,7 @@ class Cluster:
             step_time=STEP_TIME,
             seed=self.seed,
             dispatch_delay=int(self.dispatch is Dispatch.POOL),
+            **PAPER,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -154,15 +155,17 @@ def test_a_worker_alone_has_nothing_to_solve() -> None:
     assert policy.last is None
 
 
-class Watched(BfIo):
-    """Counts the moves that were spent."""
+class Asked(BfIo):
+    """Keeps the moves of each call."""
 
-    spent = 0
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self.calls: list[int] = []
 
     def assign(self, *asked: Any) -> Sequence[Assignment]:
         done = super().assign(*asked)
         assert self.last is not None
-        self.spent += self.last.solution.moves
+        self.calls.append(self.last.solution.moves)
         return done
 
 
@@ -170,6 +173,21 @@ class Watched(BfIo):
 def test_the_tiers_of_a_round_share_the_budget(tiers: int) -> None:
     waiting = requests(np.random.default_rng(0).integers(10, 3000, 320).tolist())
     workers = views([9000 - 400 * i for i in range(12)], 20)
-    policy = Watched(0.1, 6000)
+    policy = Asked(0.1, 6000)
     rounds.assign(policy, [waiting[i::tiers] for i in range(tiers)], workers)
-    assert 5000 < policy.spent < 6500
+    assert 5000 < sum(policy.calls) < 6500
+
+
+def test_the_calls_of_a_round_share_the_budget() -> None:
+    """Memory that is too small for what is chosen has the policy asked anew."""
+    rng = np.random.default_rng(0)
+    waiting = requests(rng.lognormal(6, 1.2, 30).astype(int).tolist())
+    workers = [
+        msgspec.structs.replace(worker, admissible_tokens=int(rng.integers(100, 1000)), requests=9)
+        for worker in views([4800 - 400 * i for i in range(12)], 3)
+    ]
+    policy = Asked(0.1, 6000)
+    rounds.assign(policy, [waiting], workers)
+    assert len(policy.calls) == 2
+    assert sum(policy.calls) < 6500
+    assert sum(policy.calls) == policy.spent, "as the metric has it"

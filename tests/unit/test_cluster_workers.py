@@ -9,6 +9,8 @@ import pytest
 from router.cluster import Cluster
 from router.errors import ConfigError
 from router.types import (
+    ASLEEP,
+    PAUSED,
     Arrived,
     Dispatch,
     Dispatched,
@@ -181,3 +183,12 @@ def test_a_worker_that_leaves_stale_leaves_nothing() -> None:
     cluster.join(spec("a"))
     cluster.apply(WorkerUp("a"))
     assert cluster.worker("a").load_tokens == 0
+
+
+def test_a_group_is_paused_while_one_of_its_engines_is_expected_to_go_on() -> None:
+    cluster = cluster_of(spec("a"), spec("b"))
+    group = cluster.groups["default"]
+    for reason, paused in ((PAUSED, True), (ASLEEP, False), ("gone", False)):
+        cluster.apply(WorkerDown("a", reason))
+        assert group.paused is paused
+    assert group.serving

@@ -91,7 +91,7 @@ def test_printed_settings_load_back_to_themselves(tmp_path: Path) -> None:
             "port": "0",
             "policy": "jsq",
             "dispatch": "instant",
-            "queue_timeout_s": "1e-7",
+            "queue_timeout_s": "1.25e-3",
             "workers": [
                 "http://a:1,group=x,role=decode,rank=3,slots=7,snapshots=ipc:///s,id=w",
                 "https://b/base/",

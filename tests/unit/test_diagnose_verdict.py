@@ -160,7 +160,7 @@ def test_a_load_that_grows_or_falls_is_not_steady(
     assert unsteady(replace(BUSY.load, second_half=second_half)) is expected
 
 
-ENERGY = Energy("measured", 1000.0, 3.6e8, None, None, None)
+ENERGY = Energy("measured", 1000.0, 3.6e8, None, None, None, None)
 
 
 def test_what_is_unknown_of_joules_and_money_is_said() -> None:
@@ -173,13 +173,21 @@ def test_what_is_unknown_of_joules_and_money_is_said() -> None:
 
 
 def test_joules_have_a_price() -> None:
-    said = energy_words(
-        replace(ENERGY, waiting_per_day_j=3.6e7, saved_per_day_j=-1.8e7, price_per_kwh=0.3)
-    )
+    saved = replace(ENERGY, saved_share=-0.05, saved_per_day_j=-1.8e7)
+    said = energy_words(replace(saved, waiting_per_day_j=3.6e7, price_per_kwh=0.3))
 
     assert "100.0 kWh (cost 30.00) a day" in said
     assert "Waiting takes 10.0 kWh (cost 3.00) of it." in said
     assert "The same tokens would take 5.0 kWh (cost 1.50) more (modelled)." in said
+
+
+def test_watts_that_nobody_knows_are_not_made_up() -> None:
+    said = energy_words(Energy("unknown", None, None, None, 0.031, None, 0.3))
+
+    assert said.startswith("Unknown: too few workers tell their power")
+    assert " W " not in said
+    assert "kWh" not in said
+    assert "The same tokens would take 3.1% less (modelled)." in said
 
 
 FIGURES = Figures(4000, 0.2, 3000, 0.01)

@@ -104,7 +104,11 @@ def test_who_names_a_request() -> None:
     body = b'{ "input":"a", "request_id" :"resp_es-forged", "request_\\u0069d": "x", "seed":1}'
 
     assert COMPLETIONS.body_up(body, "es-1") == MESSAGES.body_up(body, "es-1") == body
-    assert RESPONSES.body_up(body, "es-1") == b'{"input":"a","request_id":"resp_es-1","seed":1}'
+    told = RESPONSES.body_up(body, "es-1")
+    # Of a field that is there twice the last one counts.
+    assert json.loads(told) == {"input": "a", "request_id": "resp_es-1", "seed": 1}
+    assert told.startswith(body[:-1])
+    assert RESPONSES.body_up(b" { } ", "es-1") == b' { "request_id":"resp_es-1"} '
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ def simulated(drift: float, lengths: str, lookahead: str, arrivals: str = "full"
         arrivals=Arrivals.parse(arrivals),
         knowledge=Knowledge.parse(lookahead),
         profile=WorkProfile(growth=drift),
+        deadline_steps=0,
+        overcommit=0,
     )
     return simulate(config, keep_records=True)
 

@@ -5,6 +5,7 @@ from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.queues import PolicyOrder
 from loadgen.emulator.stepping import StepGroup, WorkerModel
 from loadgen.step_model import PowerModel, StepTime
+from tests.support.core import part
 
 TIME = StepTime(base_s=0.005, per_token_s=1e-6, per_request_s=1e-4)
 POWER = PowerModel()
@@ -122,3 +123,12 @@ def test_a_step_is_taken_while_some_who_run_pause() -> None:
 
     assert step.parts[0].schedule.empty
     assert step.wake_s is None
+
+
+def test_of_what_waits_in_an_engine_those_of_routers_are_told_apart() -> None:
+    engine = Engine(slots=1, kv_tokens=1000)
+    for id_ in (part(1), part(2), "theirs"):
+        engine.add(EngineRequest(id_, 10, 5))
+    assert engine.waiting_routed == 2
+    engine.schedule()
+    assert (engine.waiting, engine.waiting_routed) == (2, 1)

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
-from router.proxy.events import EventStream, error_body, with_comment
+from router.errors import UpstreamError
+from router.proxy.dialects import MESSAGES, RESPONSES
+from router.proxy.events import MOST_EVENT_BYTES, EventStream, check_end, error_body, with_comment
 
 ONE = b'data: {"text":"a"}\n\n'
 TWO = b'data: {"text":"b"}\n\n'
@@ -140,3 +142,77 @@ def test_a_comment_stands_before_the_end() -> None:
     assert commented(ONE) == ONE + b": x: 1\n\n"
     done = b"data: [DONE]\r\n\r\n"
     assert commented(b"data: 1\r\n\r\n" + done) == b"data: 1\r\n\r\n: x: 1\n\n" + done
+
+
+LINE_ENDS = (b"\n", b"\r", b"\r\n")
+
+
+@pytest.mark.parametrize("line", LINE_ENDS)
+@pytest.mark.parametrize("blank", LINE_ENDS)
+def test_events_end_however_lines_end(line: bytes, blank: bytes) -> None:
+    if line + blank == b"\r\n":
+        return  # one line end
+    one, two = b"event: x" + line + b"data: 1" + line + blank, b"data: [DONE]" + line + blank
+    whole = one + two + b"data: "
+
+    for cut in range(len(whole)):
+        stream = EventStream()
+        passed = stream.feed(whole[:cut]) + stream.feed(whole[cut:])
+        assert passed + stream.rest() == whole
+        assert (stream.events, stream.done, stream.rest().strip()) == (2, True, b"data:")
+
+
+def test_an_event_that_ends_in_carriage_returns_alone_passes_at_once() -> None:
+    event = b"data: 1\r\r"
+    assert EventStream().feed(event) == event
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_named_events_however_lines_end(end: bytes) -> None:
+    stream = RESPONSES.stream()
+    stream.feed(b"event: response.output_text.delta" + end + b"data: {}" + end * 2)
+    assert (stream.tokens, stream.done) == (1, False)
+    stream.feed(b"event: response.completed" + end + b"data: {}" + end * 2)
+    assert (stream.tokens, stream.done) == (1, True)
+
+    messages = MESSAGES.stream()
+    messages.feed(b"event: content_block_delta" + end + b"data: {}" + end * 2)
+    messages.feed(b"event: message_stop" + end + b"data: {}" + end * 2)
+    assert (messages.tokens, messages.done) == (1, True)
+
+
+def test_an_event_without_an_end_has_a_bound() -> None:
+    stream, piece = EventStream(), b"x" * (MOST_EVENT_BYTES // 16)
+    for _ in range(16):
+        assert stream.feed(piece) == b""
+
+    with pytest.raises(UpstreamError, match="an event has more than 16,777,216 bytes"):
+        stream.feed(b"x")
+    assert stream.rest() == b""
+
+
+@pytest.mark.parametrize(
+    ("came", "framed", "whole"),
+    [
+        (ONE + DONE, False, True),
+        (ONE, True, True),
+        (b"", True, True),
+        (ONE + b"\r\n", True, True),
+        (ONE + b"data: [DONE]", False, True),
+        (ONE + b"data: [DONE]\n", False, True),
+        (DONE + b"data: 1", False, True),
+        (ONE, False, False),
+        (b"", False, False),
+        (ONE + TWO[:-1], False, False),
+        (ONE + TWO[:-1], True, True),
+    ],
+)
+def test_an_answer_that_ends_in_the_midst_is_not_whole(
+    came: bytes, framed: bool, whole: bool
+) -> None:
+    stream = fed(came)
+    if whole:
+        check_end(stream, framed)
+    else:
+        with pytest.raises(UpstreamError, match="before its answer's last event"):
+            check_end(stream, framed)

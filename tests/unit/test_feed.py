@@ -2,8 +2,9 @@
 
 import pytest
 
-from router.feed import Feed, request_token
+from router.feed import Feed
 from router.types import Snapshot
+from router.wire import request_token
 from tests.support.core import part, running, snapshot, token
 
 FULL = snapshot("full", 5, running(part(1), 100, 10), running("theirs", 50, 5), slots=8, waiting=2)
@@ -146,6 +147,24 @@ def test_somebody_elses_request_ends_without_a_token() -> None:
     feed = fed(FULL)
     assert feed.apply(snapshot("delta", 6, finished=("theirs",)), 0) == []
     assert (feed.load_tokens, feed.running_by_token) == (111, {token(1): 1})
+
+
+def test_an_end_that_is_told_twice_is_one() -> None:
+    feed = fed(FULL)
+    assert feed.apply(snapshot("delta", 6, finished=(part(1), part(1))), 1.0) == [token(1)]
+
+
+def test_what_a_fault_leaves_half_taken_in_asks_for_a_full_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    feed = fed(FULL)
+    with monkeypatch.context() as broken:
+        broken.setattr(Feed, "_tell", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            feed.apply(snapshot("delta", 6), 1.0)
+    assert feed.full_wanted
+    feed.apply(snapshot("full", 7, running(part(1), 100, 12)), 2.0)
+    assert not feed.full_wanted
 
 
 def test_requests_that_are_asked_about_say_what_they_hold_in_each_step() -> None:

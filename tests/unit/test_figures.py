@@ -33,7 +33,7 @@ from loadgen.figures.tables import IMBALANCE, TTFT, Table, metric_table
 from loadgen.figures.trials import Trial
 from loadgen.simulator.admission import AdmissionConfig
 from loadgen.simulator.admission_command import AdmissionOptions
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.config import PAPER, DecodeConfig
 from loadgen.simulator.lengths import LawLengths
 from loadgen.simulator.prefill import PrefillConfig
 from loadgen.simulator.results import StepRecords
@@ -51,6 +51,7 @@ TINY = DecodeConfig(
     pool=8,
     steps=40,
     warmup=10,
+    **PAPER,
 )
 RECORDS = StepRecords(
     seconds=np.ones(40),
@@ -376,3 +377,17 @@ def test_shared_conditions_are_the_papers() -> None:
     assert (paper.workers, paper.slots, paper.pool) == (16, 72, 128)
     assert (paper.steps, paper.warmup) == (4500, 500)
     assert (paper.step_time.base_s, paper.step_time.per_token_s) == (4.95e-3, 9.5e-8)
+
+
+def test_the_kept_commands_are_those_of_the_cases() -> None:
+    kept = json.loads(Path("tests/data/figures/figures.json").read_text())["studies"]
+    told = {
+        (name, *case["key"]): case["command"]
+        for name, study in kept.items()
+        for case in study["cases"]
+    }
+    cases = [(name, case) for name, case in all_trials() if isinstance(case, Case)]
+
+    assert cases
+    for name, case in cases:
+        assert told[name, *case.key] == case.command

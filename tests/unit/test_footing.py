@@ -113,6 +113,25 @@ def test_idle_share_is_modelled_where_engines_do_not_time_it() -> None:
     assert "% timed by the engines, the rest modelled" in text
 
 
+def test_where_workers_do_not_step_together_none_waits() -> None:
+    cluster = cluster_of(*TWO)
+    group = cluster.groups["default"]
+    assert group.barrier is None
+    group.set_lockstep(True)
+    assert group.barrier is True
+    for number in range(1, 40):
+        for worker_id, first in (("a", 0), ("b", 1000)):
+            message = snapshot("full", number, running("0-x", 100 + number), step_s=0.01)
+            show(
+                cluster, msgspec.structs.replace(message, step=first + number), worker_id=worker_id
+            )
+    assert group.barrier is False
+    standing, text = told(cluster)["Idle share"]
+    assert (standing, text.partition(":")[0]) == ("good", "None")
+    # One by itself teaches no waiting either.
+    assert group.every_step.timed_s == 0
+
+
 def test_idle_share_that_all_engines_time() -> None:
     cluster = cluster_of(*TWO)
     for number in range(1, 9):

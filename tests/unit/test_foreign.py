@@ -1,5 +1,7 @@
 """Late gauges: what they show beyond this router's own counts."""
 
+from msgspec.structs import replace
+
 from router.cluster import Cluster
 from router.foreign import LATE_S, ForeignLoad, Gauges
 from router.types import (
@@ -107,3 +109,23 @@ def test_late_gauges_may_show_what_was_ones_own_before_a_spell_of_snapshots() ->
         own = (*SENT, Ended(token(1), Outcome.COMPLETED))
         worker = worker_of(*own, *spell, GaugesReceived("a", BUSY, read_s))
         assert worker.foreign.requests == others
+
+
+def queued(waiting: int, routed: int | None, *running_ids: str) -> SnapshotReceived:
+    rows = (running(each) for each in running_ids)
+    told = replace(snapshot("full", 1, *rows, waiting=waiting), waiting_routed=routed)
+    return SnapshotReceived("a", told, 0.0)
+
+
+def test_what_others_have_queued_and_what_is_on_its_way_add_up() -> None:
+    sent = [
+        event
+        for number in (1, 2, 3)
+        for event in (Arrived(request(number)), Dispatched(token(number), "a"))
+    ]
+    assert worker_of(queued(3, 0), *sent).requests == 6
+    assert worker_of(*sent, queued(3, 0)).requests == 6, "the snapshot is older than they"
+    assert worker_of(*sent, queued(6, 3)).requests == 6, "they queue there too"
+    assert worker_of(*sent, queued(3, 2, part(1))).requests == 1 + 2 + 1
+    assert worker_of(*sent, queued(2, 9)).requests == 3, "it has been let in since"
+    assert worker_of(*sent, queued(3, None)).requests == 3, "an older plug-in does not tell"

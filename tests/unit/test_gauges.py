@@ -48,3 +48,20 @@ def test_an_engine_that_does_not_tell(text: str) -> None:
 def test_what_is_no_number() -> None:
     with pytest.raises(ValueError, match="could not convert"):
         read_gauges('vllm:num_requests_running{engine="0"} many\n')
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e300"])
+@pytest.mark.parametrize(
+    "name", ["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"]
+)
+def test_what_no_engine_has(name: str, value: str) -> None:
+    told = 'vllm:num_requests_running{engine="0"} 1\n'
+    with pytest.raises(ValueError, match=f"vllm:{name} is"):
+        read_gauges(f'{told}vllm:{name}{{engine="0"}} {value}\n')
+
+
+def test_a_cache_beyond_all_bounds_is_of_the_largest_size() -> None:
+    config = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{10**30}"}} 1\n'
+    gauges = of_rank(read_gauges(f"vllm:num_requests_running{{}} 1\n{config}"), None)
+    assert gauges is not None
+    assert gauges.kv_tokens == 1 << 32

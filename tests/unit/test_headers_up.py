@@ -1,8 +1,11 @@
-"""What of a client's header fields an engine is told."""
+"""What of a client's header fields an engine is told, and what clients are told by the router's."""
 
 from __future__ import annotations
 
-from router.proxy.answers import headers_up
+import pytest
+
+from router.errors import DeadlineError, QueueTimeoutError, RequestTimeoutError
+from router.proxy.answers import error_answer, header, headers_up
 
 
 def test_what_is_not_the_clients_to_say_is_not_passed_on() -> None:
@@ -29,3 +32,10 @@ def test_what_is_not_the_clients_to_say_is_not_passed_on() -> None:
         (b"x-request-id", b"es-1"),
         (b"x-data-parallel-rank", b"3"),
     ]
+
+
+@pytest.mark.parametrize("kind", [QueueTimeoutError, RequestTimeoutError])
+def test_who_was_late_by_its_own_word_is_not_to_ask_again(kind: type[DeadlineError]) -> None:
+    hint = b"x-should-retry"
+    assert header(error_answer(kind("late", own=True)).headers, hint) == b"false"
+    assert not header(error_answer(kind("late")).headers, hint)

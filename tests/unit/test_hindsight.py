@@ -133,6 +133,45 @@ def test_four_jobs_suffice_to_be_better_than_mc_sf() -> None:
     assert optimum(jobs, 4).total_steps == 15
 
 
+def semi_online(jobs: list[Job], kv_tokens: int) -> int:
+    """Algorithm 1 of arXiv 2502.07115, line by line, for jobs that are all there at first."""
+    waiting = sorted(jobs, key=lambda job: job.output_tokens)
+    running: list[tuple[int, Job]] = []
+    now = total = 0
+    while waiting or running:
+        while waiting:
+            batch = [*running, (now, waiting[0])]
+            ends = {begun + job.output_tokens - 1 for begun, job in batch}
+            held = [
+                sum(
+                    job.prompt_tokens + end - begun
+                    for begun, job in batch
+                    if end < begun + job.output_tokens
+                )
+                for end in ends
+            ]
+            if max(held) > kv_tokens:
+                break
+            running.append((now, waiting.pop(0)))
+        now += 1
+        total += sum(now for begun, job in running if begun + job.output_tokens == now)
+        running = [(begun, job) for begun, job in running if begun + job.output_tokens > now]
+    return total
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_mc_sf_is_the_semi_online_algorithm_where_all_are_there_at_first(seed: int) -> None:
+    jobs, kv_tokens = drawn(seed, most=8, last_arrival=0)
+    jobs = [Job(0, 1, job.output_tokens) for job in jobs]
+
+    on_engine = engine(kv_tokens, EvictionKind.RESTART, **MC_SF)
+    by_mc_sf = total_steps(on_engine, jobs)
+
+    assert by_mc_sf == semi_online(jobs, kv_tokens)
+    assert on_engine.preemptions_total == 0
+    assert optimum(jobs, kv_tokens).total_steps <= by_mc_sf
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_no_policy_is_better_than_hindsight(seed: int) -> None:
     jobs, kv_tokens = drawn(seed, most=8, last_arrival=4)

@@ -76,7 +76,7 @@ def test_functions_are_short() -> None:
 def test_files_are_short() -> None:
     lengths = {place(path): path.read_text(encoding="utf-8").count("\n") for path in SOURCES}
 
-    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
+    assert {name: lines for name, lines in lengths.items() if lines > 450} == {}
     assert quantiles(lengths.values(), n=10)[-1] <= 330
 
 

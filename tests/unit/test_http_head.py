@@ -9,6 +9,7 @@ import pytest
 
 from router.http.head import (
     Header,
+    bodies_too_large,
     body_too_large,
     check_fields,
     check_line,
@@ -115,6 +116,7 @@ def test_a_head_has_its_bytes_counted() -> None:
         (too_many_headers(LIMITS), 431),
         (uri_too_long(LIMITS), 414),
         (body_too_large(replace(LIMITS, max_body_bytes=10)), 413),
+        (bodies_too_large(replace(LIMITS, max_bodies_bytes=10)), 503),
         (Refused(503, "full", b"retry-after: 1\r\n"), 503),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from router.barrier import StepTotals
+from router.observe.command import sentence
 from router.observe.observed import Seen, SeenRequests, share, total
 from router.types import FeedStale, PoolState, Snapshot
 from tests.support.clusters import cluster_of, show
@@ -152,6 +153,7 @@ def test_shares_are_those_of_the_steps_between() -> None:
         "measured_share": 0.0,
         "modelled_share": pytest.approx(1.0),
         "throughput_tok_s": pytest.approx(200 / dt),
+        "together_share": 1.0,
     }
     assert measured.idle_share_source == "modelled"
     everything = total(watching.group)
@@ -170,3 +172,16 @@ def test_waits_that_engines_have_timed_are_called_so() -> None:
     assert between.idle_share_source == "measured"
     half = StepTotals(steps=1, worker_steps=2, step_s=1.0, timed_s=2.0, measured_s=1.0)
     assert share(half, StepTotals()).idle_share_source == "both"
+
+
+def test_engines_that_step_each_by_itself_wait_for_none() -> None:
+    watching = Watching()
+    for step in range(1, 40):
+        for worker, number in (("a", step), ("b", 1000 + 3 * step)):
+            load = running(f"{worker}-x", 100 + 50 * (worker == "b"), step)
+            message = structs.replace(snapshot("full", step, load, step_s=0.01), step=number)
+            show(watching.cluster, message, worker_id=worker)
+    measured = total(watching.group)
+    assert (measured.together_share, measured.barrier, measured.idle_share) == (0.0, False, None)
+    assert "do not step together (0% of the steps" in sentence(measured)
+    assert "not known yet" not in sentence(measured)

@@ -64,6 +64,21 @@ def test_of_a_router() -> None:
     assert [fact["topic"] for fact in told["facts"]][:2] == ["Workers", "Loads"]
 
 
+def test_what_queues_in_an_engine_is_apart_from_what_runs() -> None:
+    cluster = cluster_of(*SPECS)
+    for number in range(6):
+        send(cluster, request(number, 50), "a")
+        send(cluster, request(10 + number, 50), "b")
+    shown = [running(part(number), 50, 1) for number in range(4)]
+    show(cluster, msgspec.structs.replace(snapshot("full", 1, *shown), waiting=2))
+
+    (told,) = read(PageSource(cluster, lambda: 0.0)).groups
+
+    # One tells it, of the other one its slots do.
+    assert [(each.requests, each.queued) for each in told.workers] == [(6, 2), (6, 2)]
+    assert told.barrier is None
+
+
 def test_where_nothing_is_routed() -> None:
     (told,) = read(PageSource(cluster_of(*SPECS), lambda: 0.0)).groups
 

@@ -7,7 +7,13 @@ import pytest
 
 from router.errors import InvalidRequestError
 from router.proxy.generation import pool_request
-from router.proxy.parse import ParsedRequest, parse, parse_message, parse_response
+from router.proxy.parse import (
+    ParsedRequest,
+    RequestLimits,
+    parse,
+    parse_message,
+    parse_response,
+)
 from router.token_rate import TokenRate
 
 
@@ -17,7 +23,7 @@ def parsed(**fields: Any) -> ParsedRequest:
 
 def tokens_of(request: ParsedRequest) -> int:
     """What it comes to before anything is learned."""
-    return request.known_tokens + TokenRate().tokens(request.text_bytes)
+    return request.known_tokens + TokenRate().tokens(request.text_bytes, request.parts)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +99,15 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x" * 99}}
         ([{"type": "text", "text": "abcd"}, IMAGE], False),
         ([IMAGE], False),
         ([None], False),
+        ([{"text": 3}], False),
     ],
 )
-def test_what_an_image_comes_to_says_nothing_of_text(content: Any, learns: bool) -> None:
+def test_what_is_no_text_says_nothing_of_text(content: Any, learns: bool) -> None:
     """It is estimated by its text still."""
     messages = [{"content": "abcd"}, {"content": content}]
     parsed = parse(json.dumps({"messages": messages}).encode())
     request = pool_request(parsed, TokenRate().tokens, 0.0)
-    assert bool(request.text_bytes) is learns
+    assert (request.text_bytes > 0 and not request.parts) is learns
     assert request.prompt_tokens > 2 * PER_MESSAGE
 
 
@@ -131,7 +138,11 @@ def test_tools_count_as_text(tools: Any) -> None:
         ({"n": 0}, 1),
         ({"n": -2}, 1),
         ({"n": True}, 1),
-        ({"n": "3"}, 1),
+        ({"n": "3"}, 3),
+        ({"n": 3.0}, 3),
+        ({"n": "x"}, 1),
+        ({"n": "nan"}, 1),
+        ({"n": "-inf"}, 1),
         ({"n": None, "best_of": None}, 1),
         ({"n": [3]}, 1),
     ],
@@ -140,12 +151,65 @@ def test_slots(fields: dict[str, Any], slots: int) -> None:
     assert parsed(**fields).slots == slots
 
 
-def test_absurd_counts_stay_in_the_range_of_ordinary_numbers() -> None:
-    request = parse(b'{"prompt": [7], "n": %s, "max_tokens": %s}' % (b"9" * 400, b"9" * 400))
+@pytest.mark.parametrize("messages", [None, [], [{"content": "x"}]])
+def test_prompts_count_whatever_messages_stand_beside_them(messages: Any) -> None:
+    assert parsed(prompt=["a", "b", "c"], n=2, messages=messages).slots == 6
+    with pytest.raises(InvalidRequestError, match="prompts"):
+        parsed(prompt=["x"] * 5000, messages=messages)
 
-    assert float(request.slots) < 2**40
+
+def test_whatever_its_depth_a_body_is_read_or_refused() -> None:
+    for depth in range(700, 1100, 3):
+        with contextlib.suppress(InvalidRequestError):
+            parse(b'{"messages":[{"content":' + b"[" * depth + b"]" * depth + b"}]}")
+
+
+def test_absurd_counts_stay_in_the_range_of_ordinary_numbers() -> None:
+    request = parse(b'{"prompt": [7], "max_tokens": %s}' % (b"9" * 400))
+
     assert request.max_tokens is not None
     assert float(request.max_tokens) < 2**40
+
+
+LIMITS = RequestLimits(max_slots=6, max_messages=3)
+PART = {"type": "text", "text": "a,b,c,d,e,f,g"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 7},
+        {"n": 10**7},
+        {"n": 2**63 - 1},
+        {"n": 10**400},
+        {"best_of": 7},
+        {"prompt": ["a"] * 7},
+        {"prompt": [[]] * 7},
+        {"prompt": ["a,b"] * 2, "n": 4},
+        {"messages": [{}] * 4},
+        {"messages": [PART] * 4},
+        {"messages": [{"content": [PART] * 3}]},
+        {"messages": [{}, {"tool_calls": [{}, {}]}]},
+    ],
+)
+def test_what_asks_for_too_much_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"at most|may have|together"):
+        parse(json.dumps(fields).encode(), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "slots"),
+    [
+        ({"n": 6}, 6),
+        ({"prompt": ["a,b,c,d,e,f,g,h"] * 6}, 6),
+        ({"prompt": [[1] * 99] * 3, "n": 2}, 6),
+        ({"prompt": list(range(10_000))}, 1),
+        ({"messages": [PART] * 3}, 1),
+        ({"messages": [{}, {"content": [PART]}]}, 1),
+    ],
+)
+def test_what_is_within_the_limits_is_read(fields: dict[str, Any], slots: int) -> None:
+    assert parse(json.dumps(fields).encode(), LIMITS).slots == slots
 
 
 @pytest.mark.parametrize(
@@ -186,7 +250,7 @@ def test_a_model_that_is_no_string_is_refused(model: Any) -> None:
     assert caught.value.param == "model"
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"{'a': 1}", b'{"a":"\xff"}', b"\xff\xfe", b"NaN"])
+@pytest.mark.parametrize("body", [b"", b"{", b"{'a': 1}", b"\xff\xfe", b"NaN", b'{"model":"\xff"}'])
 def test_a_body_that_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="not valid JSON"):
         parse(body)
@@ -212,37 +276,43 @@ WORDS = {"type": "input_text", "text": "abcd"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "size", "text_only"),
+    ("fields", "size", "parts"),
     [
-        ({}, 0, True),
-        ({"messages": [{"role": "user", "content": "abcd"}]}, 4 + TEMPLATE, True),
-        ({"messages": [{"content": [WORDS, WORDS]}], "system": "ef"}, 10 + TEMPLATE, True),
-        ({"messages": [{"content": [WORDS, PICTURE]}], "system": [WORDS]}, 8 + TEMPLATE, False),
-        ({"messages": "abcd", "system": 7}, 0, True),
+        ({}, 0, 0),
+        ({"messages": [{"role": "user", "content": "abcd"}]}, 4 + TEMPLATE, 0),
+        ({"messages": [{"content": [WORDS, WORDS]}], "system": "ef"}, 10 + TEMPLATE, 0),
+        ({"messages": [{"content": [WORDS, PICTURE]}], "system": [WORDS]}, 8 + TEMPLATE, 1),
+        ({"messages": "abcd", "system": 7}, 0, 0),
     ],
 )
-def test_a_message(fields: dict[str, Any], size: int, text_only: bool) -> None:
+def test_a_message(fields: dict[str, Any], size: int, parts: int) -> None:
     body = {"model": "m", "max_tokens": 9, "n": 4, "best_of": 3, "priority": 2, **fields}
     assert parse_message(json.dumps(body).encode()) == ParsedRequest(
-        *("m", 0, size, 1, 9, 2), text_only=text_only, splittable=False
+        *("m", 0, size, 1, 9, 2),
+        parts=parts,
+        measured="previous_response_id" not in fields,
+        splittable=False,
     )
 
 
 @pytest.mark.parametrize(
-    ("fields", "size", "text_only"),
+    ("fields", "size", "parts"),
     [
-        ({}, 0, True),
-        ({"input": "abcd", "instructions": "ef"}, 6 + TEMPLATE, True),
-        ({"input": [{"content": "abcd"}, {"content": [WORDS]}]}, 8 + 2 * TEMPLATE, True),
-        ({"input": [{"content": [PICTURE]}]}, TEMPLATE, False),
-        ({"input": "abcd", "previous_response_id": "resp_1"}, 4 + TEMPLATE, False),
-        ({"input": 7, "tools": []}, 0, True),
+        ({}, 0, 0),
+        ({"input": "abcd", "instructions": "ef"}, 6 + TEMPLATE, 0),
+        ({"input": [{"content": "abcd"}, {"content": [WORDS]}]}, 8 + 2 * TEMPLATE, 0),
+        ({"input": [{"content": [PICTURE]}]}, TEMPLATE, 1),
+        ({"input": "abcd", "previous_response_id": "resp_1"}, 4 + TEMPLATE, 0),
+        ({"input": 7, "tools": []}, 0, 0),
     ],
 )
-def test_a_response(fields: dict[str, Any], size: int, text_only: bool) -> None:
+def test_a_response(fields: dict[str, Any], size: int, parts: int) -> None:
     body = {"max_output_tokens": 9, "max_tokens": 3, "n": 4, "background": False, **fields}
     assert parse_response(json.dumps(body).encode()) == ParsedRequest(
-        *(None, 0, size, 1, 9, 0), text_only=text_only, splittable=False
+        *(None, 0, size, 1, 9, 0),
+        parts=parts,
+        measured="previous_response_id" not in fields,
+        splittable=False,
     )
 
 
@@ -253,9 +323,17 @@ def test_a_response_in_the_background_is_refused() -> None:
 
 
 @pytest.mark.parametrize("read", [parse_message, parse_response])
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"model": 1}', b'{"a": 1e999}'])
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"model": 1}', b'{"a": 1x}'])
 def test_other_bodies_are_refused_alike(
     read: Callable[[bytes], ParsedRequest], body: bytes
 ) -> None:
     with pytest.raises(InvalidRequestError):
         read(body)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [(2**63, 2**63 - 1), (10**300, 2**63 - 1), (-(10**300), 1 - 2**63), (-7, -7), (True, 0)],
+)
+def test_priorities_fit_between_processes(given: int, read: int) -> None:
+    assert parse(json.dumps({"prompt": "a", "priority": given}).encode()).priority == read

@@ -18,6 +18,7 @@ from engine_patches.compat import (
     preempted,
 )
 from engine_patches.end_table import EndWriter, table_path
+from engine_patches.power.devices import RankGpus
 from engine_patches.settings import PlugInError
 from loadgen.emulator.generation import HIDDEN_LENGTH
 from tests.support.plugin_engine import (
@@ -40,7 +41,7 @@ def test_what_is_read_of_an_engine() -> None:
     scheduler.add_request(Request("b", 10))
     scheduler.finish_requests(["b"])
     assert (view.rank, view.slots, view.block_sizes) == (2, 7, (4,))
-    assert (view.local_rank, view.gpus) == (2, 1)
+    assert view.gpus == RankGpus(1, 2)
     assert (view.blocks_total, view.blocks_free, view.watermark) == (50, 50, 0)
     assert (view.running, view.waiting, view.ended) == ([], 1, {"b"})
     assert list(view.alive) == ["a"]
@@ -69,7 +70,17 @@ def test_the_rank_among_those_of_the_machine() -> None:
     scheduler = FakeScheduler(rank=5)
     scheduler.vllm_config.parallel_config.data_parallel_rank_local = 1
     view = EngineView(scheduler)
-    assert (view.rank, view.local_rank) == (5, 1)
+    assert (view.rank, view.gpus) == (5, RankGpus(1, 1))
+
+
+def test_where_the_rank_s_gpus_are() -> None:
+    scheduler = FakeScheduler()
+    parallel = scheduler.vllm_config.parallel_config
+    parallel.world_size, parallel.nnodes_within_dp = 16, 2
+    parallel.assigned_physical_gpu_ids = [4, 5]
+    assert EngineView(scheduler).gpus == RankGpus(16, 0, machines=2, assigned=[4, 5])
+    parallel.distributed_executor_backend = "ray"
+    assert EngineView(scheduler).gpus.placed_by == "the executor ray"
 
 
 def test_admissions_and_preemptions_of_a_step() -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_patches.power.nvml import RETRY_S, Notices, NvmlSource, open_source, rank_devices
+from engine_patches.power.devices import RankGpus, UnknownGpusError, rank_devices
+from engine_patches.power.nvml import RETRY_S, Notices, NvmlSource, open_source
 from engine_patches.power.recording import (
     Recording,
     RecordingError,
@@ -165,13 +166,58 @@ def test_memory_is_cross_checked_while_the_gpus_can_be_read() -> None:
         ("4, 5,6,7", 2, 1, ("6", "7")),
         ("GPU-a,GPU-b", 1, 1, ("GPU-b",)),
         ("3", 1, 2, ("3",)),  # each rank sees its own alone
-        ("", 1, 0, ()),
+        ("2,3", 2, 1, ("2", "3")),
+        ("0,1,-1,2", 1, 1, ("1",)),
+        ("MIG-a,GPU-b,", 1, 1, ("GPU-b",)),
     ],
 )
 def test_a_rank_has_its_share_of_what_is_visible(
     visible: str | None, gpus: int, local_rank: int, devices: tuple[str, ...]
 ) -> None:
-    assert rank_devices(visible, gpus, local_rank) == devices
+    assert rank_devices(RankGpus(gpus, local_rank), visible) == devices
+
+
+def test_a_rank_has_its_share_of_the_device_ids() -> None:
+    assert rank_devices(RankGpus(2, 1, assigned=[4, 5, 6, 7]), "4,5,6,7") == ("6", "7")
+    assert rank_devices(RankGpus(1, 0, assigned=[3]), None) == ("3",)
+
+
+@pytest.mark.parametrize(
+    ("rank", "visible", "said"),
+    [
+        (RankGpus(16, 0, machines=2), "0,1,2,3,4,5,6,7", "16 GPUs are on 2 machines, and NVML"),
+        (RankGpus(16, 0, machines=2), None, "keep a rank on one machine"),
+        (RankGpus(16, 0), "0,1,2,3,4,5,6,7", "has 16 of the GPUs, and CUDA_VISIBLE_DEVICES or"),
+        (RankGpus(2, 1), "0,1,2", "rank 1 of this machine has 2 of the GPUs"),
+        (RankGpus(1, 0), "", "names nothing: leave it out, or name the GPUs"),
+        (RankGpus(1, 0), ",", "names nothing"),
+        (RankGpus(1, 0), "-1", "names nothing before an entry at which CUDA stops: leave it out"),
+        (RankGpus(1, 2), "0,1,-1,2", "names 0, 1 before an entry"),
+        (RankGpus(2, 1), "0,1,,2,3", "names 0, 1 before an entry"),
+        (RankGpus(1, 1), "0,none,1", "names 0 before an entry"),
+        (RankGpus(1, 0), "1,0,1", "names a GPU twice, and CUDA shows none: 1,0,1"),
+        (RankGpus(2, 1, assigned=[4]), None, "--device-ids names 4: leave it out"),
+        (RankGpus(1, 0, placed_by="the executor ray"), None, "the executor ray has chosen"),
+        (RankGpus(1, 0, placed_by="the executor ray"), "", "run evenstep agent on the machine"),
+        (RankGpus(2, 0, placed_by="the executor ray"), "0,1", "does not say which"),
+    ],
+)
+def test_a_part_of_a_rank_s_gpus_is_not_taken_for_all(
+    rank: RankGpus,
+    visible: str | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(UnknownGpusError, match=said):
+        rank_devices(rank, visible)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert open_source(rank) is None
+    (record,) = caplog.records
+    assert record.getMessage().startswith("evenstep: power unknown: ")
+    assert said in record.getMessage()
 
 
 @pytest.mark.parametrize("module", ["pynvml", "vllm.third_party.pynvml"])
@@ -180,11 +226,57 @@ def test_the_source_of_a_rank(monkeypatch: pytest.MonkeyPatch, module: str) -> N
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, module, two())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-b")
-    opened = open_source(1, 1)
+    opened = open_source(RankGpus(1, 1))
     assert opened is not None
     assert opened.read(0.0) == PowerReading(200.5, 0.0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert open_source(1, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("order", "visible", "watts"),
+    [
+        (None, "1", None),
+        ("FASTEST_FIRST", "1", None),
+        ("PCI_BUS_ID", "1", 200.5),
+        (None, "GPU-b", 200.5),
+    ],
+)
+def test_indices_of_gpus_that_cuda_may_number_otherwise_are_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    order: str | None,
+    visible: str,
+    watts: float | None,
+) -> None:
+    nvml = two()
+    nvml.gpus[1].name = "a faster one"
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    if order is not None:
+        monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    opened = open_source(RankGpus(1, 0))
+    assert opened is not None
+    assert opened.read(0.0).power_w == watts
+    assert [record.getMessage() for record in caplog.records] == [
+        "evenstep: power unknown: the GPUs here are of several kinds, which CUDA numbers by their "
+        "speed: set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by their UUIDs in "
+        "CUDA_VISIBLE_DEVICES; tried again every 30 s"
+    ] * (watts is None)
+
+
+def test_an_abbreviated_uuid_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    assert source(two(), "GPU-").read(0.0) == UNKNOWN
+    assert "nvidia-smi -L lists indices and whole UUIDs" in caplog.text
+
+
+def test_a_gpu_of_several_ranks_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    nvml, notices = two(), Notices()
+    gpus = ("0", "GPU-a", "1", "GPU-a")
+    ranks = [NvmlSource([gpu], notices, lambda: nvml) for gpu in gpus]
+    for now_s in (0.0, 1.0):
+        assert [rank.read(now_s).power_w for rank in ranks] == [300.0, 300.0, 200.5, 300.0]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("evenstep: GPU GPU-a is in several ranks: each reports")
 
 
 NUMBERS = st.none() | st.floats(0, 1e6)

@@ -6,7 +6,14 @@ from msgspec import structs
 
 from router.cluster import Cluster
 from router.energy.joules import PowerLevels
-from router.recording.lines import RecordedWorker, Recording, RequestLine, StepLine, read
+from router.recording.lines import (
+    PolicyLine,
+    RecordedWorker,
+    Recording,
+    RequestLine,
+    StepLine,
+    read,
+)
 from router.recording.recorder import Listener, Recorder, Setting
 from router.types import (
     Arrived,
@@ -280,3 +287,21 @@ def test_workers_and_groups_that_come_and_go_meanwhile() -> None:
     kept = full.take()
     assert b'{"worker":"c","group":"default",' in kept
     assert b'"dropped":' in kept
+
+
+def test_another_policy_is_told_to_those_who_listen_and_stands_in_later_headers() -> None:
+    recorded = Recorded()
+    same = Setting("serve", "bfio", "pool", PowerLevels(2.0, 3.0, 4.0))
+    recorded.recorder.change(same)
+    recorded.now_s = 102.5
+    recorded.recorder.change(Setting("serve", "jsq", "instant"))
+
+    assert recorded.read().changes == (PolicyLine(2.5, "jsq", "instant"),)
+    later = read(recorded.recorder.listen().take().splitlines(keepends=True), "later")
+    assert (later.header.policy, later.header.dispatch, later.changes) == ("jsq", "instant", ())
+
+
+def test_another_dispatch_of_the_same_policy_is_told() -> None:
+    recorded = Recorded()
+    recorded.recorder.change(Setting("serve", "bfio", "instant"))
+    assert recorded.read().changes == (PolicyLine(0.0, "bfio", "instant"),)

@@ -83,7 +83,10 @@ def test_a_recording_may_break_off_anywhere_behind_its_header() -> None:
             [*recorded(HEADER), b'{"step":1}\n', *recorded(STEP)],
             "file: line 2: Object missing required field `group`; remove the line, or record anew",
         ),
-        ([*recorded(HEADER), b"{}\n"], "file: line 2: is no step, no request and no worker"),
+        (
+            [*recorded(HEADER), b"{}\n"],
+            "file: line 2: is not a step, a request, a worker or a change of policy",
+        ),
         ([*recorded(HEADER), b"\n"], "file: line 2: "),
         (
             recorded(HEADER, msgspec.structs.replace(STEP, group="h")),

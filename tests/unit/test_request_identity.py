@@ -6,10 +6,10 @@ import pytest
 from starlette.datastructures import Headers
 
 from router.errors import InvalidRequestError
-from router.feed import request_token
 from router.proxy.answers import headers_up
 from router.proxy.identity import read_identity
 from router.proxy.wishes import priority, timeout_s
+from router.wire import request_token
 
 FORGED = "es-" + 20 * "0"
 

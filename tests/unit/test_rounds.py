@@ -12,6 +12,7 @@ from router.forecast import Outlook
 from router.memory import receive
 from router.policies.baselines import PerRequest, fcfs
 from router.pool import Pool
+from router.tier import Tier
 from router.types import Assignment, Request, WorkerView
 from tests.support.core import pairs, request, requests, token, views
 
@@ -181,6 +182,18 @@ def test_what_does_not_fit_is_assigned_anew_to_others() -> None:
     assert [(worker.capacity, worker.admissible_tokens) for worker in workers] == [(0, 10), (2, 40)]
 
 
+@pytest.mark.parametrize(
+    ("rooms", "shares"),
+    [([60, 40, 99], [0.5, 0.25, 0.25]), ([60, None], [0.5, 0.5]), ([150, 150], [1.0])],
+)
+def test_a_policy_that_is_asked_anew_has_what_is_left_of_its_budget(
+    rooms: list[int | None], shares: list[float]
+) -> None:
+    policy = Budgeted()
+    rounds.assign(policy, [requests([50, 30, 20])], in_memory(rooms, [1] * len(rooms), 3))
+    assert policy.shares == pytest.approx(shares)
+
+
 def test_an_idle_worker_takes_one_request_whatever_its_memory() -> None:
     waiting = requests([500, 400])
     policy = Scripted([(0, "a"), (1, "a")])
@@ -194,6 +207,15 @@ def test_the_roomiest_worker_is_kept_for_an_urgent_request_that_fits_nowhere() -
     done = rounds.assign(policy, [waiting[:1], waiting[1:]], workers)
     assert pairs(done, waiting) == [(1, "b"), (2, "b")]
     assert [worker.capacity for worker in policy.asked[0][1]] == [0, 3]
+
+
+def test_it_is_kept_only_where_the_urgent_request_may_go() -> None:
+    urgent = replace(request(1, 500), lacks=frozenset("b"))
+    waiting = [request(2, 40), request(3, 30)]
+    workers = in_memory([100, 200], [3, 3], 3)
+    tiers = [Tier.of([urgent], lacks=urgent.lacks), Tier.of(waiting)]
+    done = rounds.assign(PerRequest(fcfs), tiers, workers, overdue=urgent)
+    assert [worker_id for _, worker_id in done] == ["b", "b"]
 
 
 def test_nobody_is_asked_while_no_memory_is_free() -> None:
@@ -245,6 +267,32 @@ def test_it_waits_for_another_worker_that_is_full_and_holds_nobody_up() -> None:
 def test_where_no_other_worker_is_left_the_same_one_has_it(askable: str) -> None:
     pool = pooled(replace(request(2, 10), avoid=frozenset("a")))
     assert sent(pool, [WorkerView("a", 0, 1, 2), WorkerView("b", 9, 1, 0)], askable) == {2: "a"}
+
+
+# those whose model only some workers serve
+
+
+def test_a_request_goes_to_a_worker_that_serves_its_model_and_before_its_peers() -> None:
+    pool = pooled(request(1, 10), replace(request(2, 10, arrival=9), lacks=frozenset("a")))
+    both = [WorkerView("a", 0, 1, 1), WorkerView("b", 9, 1, 1)]
+    assert sent(pool, both, "") == {2: "b", 1: "a"}
+    assert [list(tier.lacks) for tier in pool.tiers(0.0, 100, 0)] == [["a"], []]
+    pool.remove(token(2))
+    assert [tier.lacks for tier in pool.tiers(0.0, 100, 0)] == [frozenset()]
+
+
+@pytest.mark.parametrize("avoid", ["", "b"])
+def test_it_waits_for_such_a_worker_and_holds_nobody_up(avoid: str) -> None:
+    choosy = replace(request(2, 10), avoid=frozenset(avoid), lacks=frozenset("a"))
+    workers = [WorkerView("a", 0, 1, 2), WorkerView("b", 9, 1, 0)]
+    assert sent(pooled(request(1, 10), choosy), workers, "ab") == {1: "a"}
+
+
+def test_of_those_that_serve_it_it_avoids_who_has_failed_it() -> None:
+    choosy = replace(request(2, 10), avoid=frozenset("b"), lacks=frozenset("a"))
+    workers = [WorkerView(worker, 0, 1, 2) for worker in "abc"]
+    assert sent(pooled(choosy), workers, "abc") == {2: "c"}
+    assert sent(pooled(choosy), workers, "ab") == {2: "b"}
 
 
 def test_memory_counts_for_those_who_avoid_a_worker_too() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loadgen.simulator.arrivals import Arrivals, Job, TimedStream
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.config import PAPER, DecodeConfig
 from loadgen.simulator.decode import simulate
 from loadgen.simulator.lengths import LawLengths
 from loadgen.simulator.oracle import Knowledge
@@ -33,6 +33,7 @@ TINY = DecodeConfig(
     warmup=0,
     step_time=StepTime(1.0, 0.01),
     power=PowerModel(100, 400, 1.0),
+    **PAPER,
 )
 SMALL = DecodeConfig(
     policy="bfio",
@@ -42,6 +43,7 @@ SMALL = DecodeConfig(
     pool=16,
     steps=300,
     warmup=50,
+    **PAPER,
 )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from loadgen.simulator.arrivals import Arrivals, ClosedStream, Job, Stream, open_stream
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.config import PAPER, DecodeConfig
 from loadgen.simulator.engines import Engines
 from loadgen.simulator.lengths import LawLengths, TraceLengths
 from loadgen.simulator.oracle import Knowledge, OracleSignal
@@ -26,7 +26,7 @@ from router.types import Dispatch
 from router.workload import WorkProfile
 
 CONSTANT = LawLengths.parse("constant:10,5")
-CONFIG = DecodeConfig(policy="bfio", lengths=CONSTANT)
+CONFIG = DecodeConfig(policy="bfio", lengths=CONSTANT, **PAPER)
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_missed_ends_are_drawn_once_for_each_request() -> None:
 
 def test_an_oracle_cannot_be_asked_about_live_requests() -> None:
     column = np.zeros(1, dtype=np.int64)
-    live = Running(column, column, column, column, column, column.astype(float), column)
+    live = Running(column, column, column, column, column, column.astype(float), column, column)
 
     with pytest.raises(TypeError, match="simulator's requests"):
         OracleSignal().predict(live, 5)

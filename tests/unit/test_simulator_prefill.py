@@ -13,7 +13,7 @@ import pytest
 from loadgen.emulator.handoff import TransferTime
 from loadgen.emulator.prefill import PrefillTime
 from loadgen.simulator.arrivals import Arrivals, Job, TimedStream
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.config import PAPER, DecodeConfig
 from loadgen.simulator.decode import simulate
 from loadgen.simulator.estimates import seen_prompt_tokens
 from loadgen.simulator.lengths import LawLengths
@@ -36,6 +36,7 @@ TINY = DecodeConfig(
     warmup=0,
     step_time=StepTime(1.0, 0.01),
     prefill=PREFILL,
+    **PAPER,
 )
 PLAIN = DecodeConfig(
     policy="bfio",
@@ -45,6 +46,7 @@ PLAIN = DecodeConfig(
     pool=16,
     steps=120,
     warmup=20,
+    **PAPER,
 )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from router.signals import Departure
 from router.survival import SurvivalSignal
 from router.workload import WorkProfile
-from tests.support.lookahead import Fleet, departure, running
+from tests.support.lookahead import Fleet, column, departure, running
 
 
 def exact(profile: WorkProfile | None = None) -> SurvivalSignal:
@@ -36,6 +38,26 @@ def test_a_curve_by_hand() -> None:
     lengths = [departure(2), departure(3, completed=False), departure(5), departure(5, cap=5)]
     survival = taught(exact(), lengths).survival(100)
     assert survival[:6] == pytest.approx([1, 1, 3 / 4, 3 / 4, 3 / 4, 3 / 8])
+
+
+def first_seen(tokens: int, from_tokens: int) -> Departure:
+    """It ended with so many, and had some of them when it was first seen."""
+    return structs.replace(departure(tokens), from_tokens=from_tokens)
+
+
+def test_whoever_was_first_seen_with_some_output_was_at_risk_from_there_on_only() -> None:
+    lengths = [departure(20), departure(20), departure(60), *[first_seen(60, 50)] * 9]
+    survival = taught(exact(), lengths).survival(100)
+    assert survival[[19, 20, 59]] == pytest.approx([1, 1 / 3, 1 / 3], abs=1e-6)
+
+
+def test_whoever_runs_and_was_first_seen_with_some_output_was_not_at_risk_before() -> None:
+    signal = exact()
+    for length in (20, 20, 60):
+        signal.ended(departure(length))
+    signal.advance(1000)
+    signal.observe(replace(running([100] * 10, generated=[55] * 10), from_tokens=column([50] * 10)))
+    assert signal.survival(100)[20] == pytest.approx(1 / 3)
 
 
 def test_chances_are_given_how_far_a_request_has_come() -> None:

@@ -43,11 +43,15 @@ def test_key_and_certificate_belong_together(tmp_path: Path) -> None:
             settings(cert, key)
 
 
+def pems(files: tuple[Path, Path]) -> tuple[bytes, bytes]:
+    return files[0].read_bytes(), files[1].read_bytes()
+
+
 async def test_what_cannot_be_used_takes_nothing_away_from_what_is_in_use(tmp_path: Path) -> None:
     one, two = (certificate(tmp_path, name) for name in ("one", "two"))
-    context = server_context(str(one[0]), str(one[1]))
+    context = server_context(*pems(one))
     with pytest.raises(ConfigError, match="the key is not the certificate's"):
-        load(context, str(two[0]), str(one[1]))
+        load(context, two[0].read_bytes(), one[1].read_bytes())
     async with await asyncio.start_server(
         lambda _, w: w.close(), "127.0.0.1", ssl=context
     ) as server:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.config import PAPER, DecodeConfig
 from loadgen.simulator.lengths import LawLengths
 from loadgen.simulator.oracle import Knowledge
 from loadgen.simulator.tune import Search, Setting, Trial, coarse, near
@@ -26,6 +26,7 @@ CONFIG = DecodeConfig(
     pool=8,
     steps=60,
     warmup=15,
+    **PAPER,
 )
 
 

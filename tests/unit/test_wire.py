@@ -7,8 +7,16 @@ import pytest
 
 from router.errors import SnapshotError
 from router.types import Snapshot
-from router.wire import PowerMessage, decode, decode_power, encode, full_endpoint
-from tests.support.core import LARGE_SNAPSHOT, snapshot
+from router.wire import (
+    MOST_BYTES,
+    PowerMessage,
+    decode,
+    decode_power,
+    encode,
+    epoch_of,
+    full_endpoint,
+)
+from tests.support.core import LARGE_SNAPSHOT, running, snapshot
 
 
 def changed(**fields: object) -> bytes:
@@ -52,6 +60,13 @@ def test_another_schema_is_refused_with_the_mend(version: int) -> None:
             for value in (-1.0, math.inf, math.nan)
         ],
         pytest.param(changed(running=[{"id": "x"}]), id="a running request cut short"),
+        pytest.param(encode(snapshot("full", 1, running("x", 5, 1, 7))), id="more left than all"),
+        pytest.param(encode(LARGE_SNAPSHOT) + bytes(MOST_BYTES), id="beyond all bounds"),
+        *[
+            pytest.param(changed(**{name: value}), id=f"{name} of {value}")
+            for name in ("rank", "sequence", "step", "waiting", "slots", "preemptions_total")
+            for value in (-1, (1 << 63) - 1)
+        ],
         pytest.param(changed(epoch="X").replace(b"X", b"\xff"), id="text that is not UTF-8"),
         pytest.param(b"\x81\xa1x" + b"\x91" * 100_000, id="nested without end"),
     ],
@@ -93,15 +108,32 @@ def test_an_agents_message_is_read_back(sent: PowerMessage) -> None:
     [
         (encode(snapshot("delta", 1)), "not a message of an agent: Invalid value 'delta'"),
         (encode(msgspec.structs.replace(POWER, version=2)), "schema 2, this router schema 1"),
-        (encode(msgspec.structs.replace(POWER, power_w=-1.0)), "an agent: -1 s, W or J"),
-        (encode(msgspec.structs.replace(POWER, power_w=math.nan)), "agent: nan s, W or J"),
-        (encode(msgspec.structs.replace(POWER, energy_j=math.inf)), "agent: inf s, W or J"),
+        (encode(msgspec.structs.replace(POWER, power_w=-1.0)), ">= 0.0 - at `\\$.power_w`"),
+        (encode(msgspec.structs.replace(POWER, power_w=math.nan)), ">= 0.0 - at `\\$.power_w`"),
+        (
+            encode(msgspec.structs.replace(POWER, energy_j=math.inf)),
+            "<= 1000000000000000.0 - at `\\$.energy_j`",
+        ),
         (b"", "not a message of an agent"),
     ],
 )
 def test_what_is_no_agents_message_is_refused(message: bytes, wrong: str) -> None:
     with pytest.raises(SnapshotError, match=wrong):
         decode_power(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "epoch"),
+    [(changed(epoch="e7", waiting=-1), "e7"), (changed(epoch=7), ""), (b"\xc1", ""), (b"", "")],
+)
+def test_whose_a_refused_message_is_can_be_told_by_its_epoch(message: bytes, epoch: str) -> None:
+    assert epoch_of(message) == epoch
+
+
+def test_what_is_quoted_of_a_message_is_short() -> None:
+    with pytest.raises(SnapshotError) as raised:
+        decode(changed(kind="x" * 1_000_000))
+    assert len(str(raised.value)) < 300
 
 
 def test_a_reader_of_snapshots_refuses_an_agents_message() -> None:

@@ -23,7 +23,7 @@ from loadgen.figures.study import Study
 from loadgen.figures.tables import IMBALANCE, Table, shown
 from loadgen.figures.trials import SEEDS
 from loadgen.intervals import Estimate, estimate
-from loadgen.simulator.config import DecodeConfig
+from loadgen.simulator.config import PAPER, DecodeConfig
 from loadgen.simulator.lengths import LawLengths
 from router.workload import WorkProfile
 
@@ -63,6 +63,7 @@ def _config(setting: Setting, workers: int, slots: int, policy: str) -> DecodeCo
     size = workers * slots
     pool = 2 * size if setting.alike else max(4 * workers, math.ceil(4 * size / 50))
     return DecodeConfig(
+        **PAPER,
         policy=policy,
         lengths=lengths,
         workers=workers,

@@ -1,0 +1,91 @@
+"""Which GPUs a rank runs on, as far as the process of its scheduler can know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class UnknownGpusError(Exception):
+    """The rank's GPUs cannot be told from here; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankGpus:
+    """What vLLM says of one data-parallel rank's GPUs.
+
+    Attributes:
+        count: of the rank, on all machines.
+        local_rank: number of the rank among those of this machine.
+        machines: that its GPUs are on.
+        placed_by: what has chosen its GPUs without this process knowing which; None: vLLM itself,
+            in the order of those that are visible.
+        assigned: GPUs of all the machine's ranks, from the option ``--device-ids``.
+    """
+
+    count: int
+    local_rank: int
+    machines: int = 1
+    placed_by: str | None = None
+    assigned: Sequence[int] | None = None
+
+
+def rank_devices(rank: RankGpus, visible: str | None) -> tuple[str, ...]:
+    """Index or UUID of each GPU of a rank: all or none, since a part would pass as the whole.
+
+    Args:
+        rank: whose they are.
+        visible: what ``CUDA_VISIBLE_DEVICES`` says.
+
+    Raises:
+        UnknownGpusError: they are elsewhere, or fewer are visible, or CUDA refuses the list.
+    """
+    if rank.placed_by is not None:
+        raise UnknownGpusError(
+            f"{rank.placed_by} has chosen the rank's GPUs, and {VISIBLE} of this process does not "
+            "say which: run evenstep agent on the machine that has them"
+        )
+    if rank.machines > 1:
+        raise UnknownGpusError(
+            f"the rank's {rank.count} GPUs are on {rank.machines} machines, and NVML shows those "
+            "of one: meter them outside of evenstep, or keep a rank on one machine"
+        )
+    first, ends_early = rank.local_rank * rank.count, False
+    if rank.assigned is not None:
+        devices = [str(index) for index in rank.assigned]
+    elif visible is None:
+        return tuple(str(index) for index in range(first, first + rank.count))
+    else:
+        devices, ends_early = _shown(visible)
+    found = devices[first : first + rank.count]
+    if not found and not ends_early:
+        found = devices  # In some versions of vLLM each rank sees only its own GPUs.
+    if len(found) != rank.count:
+        named = ", ".join(devices) or "nothing"
+        raise UnknownGpusError(
+            f"rank {rank.local_rank} of this machine has {rank.count} of the GPUs, and "
+            f"{VISIBLE} or --device-ids names {named}"
+            f"{' before an entry at which CUDA stops' if ends_early else ''}: leave it out, or "
+            "name the GPUs of all ranks"
+        )
+    return tuple(found)
+
+
+def _shown(visible: str) -> tuple[list[str], bool]:
+    """What CUDA reads, up to what is no GPU, such as -1; and whether it leaves anything out.
+
+    Raises:
+        UnknownGpusError: one is named twice; CUDA then shows none.
+    """
+    names = [name.strip() for name in visible.split(",")]
+    devices = list(takewhile(_is_gpu, names))
+    if len(set(devices)) < len(devices):
+        raise UnknownGpusError(f"{VISIBLE} names a GPU twice, and CUDA shows none: {visible}")
+    return devices, any(names[len(devices) :])
+
+
+def _is_gpu(name: str) -> bool:
+    return name.isdecimal() or name.startswith(("GPU-", "MIG-"))

@@ -1,0 +1,35 @@
+"""What the README says of GPUs is what is kept of a measurement on one, and how that is made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.gpu.measure import FILE, SHARES, Sizes
+from tests.gpu.pair import FILE as PAIR_FILE
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "tests" / "data" / "gpu"
+SECTION = (ROOT / "README.md").read_text().partition("\n## On a GPU\n")[2].partition("\n## ")[0]
+LEDGER = [line.strip("| ").split(" | ") for line in SECTION.splitlines() if line.startswith("| ")]
+
+
+def test_the_ledger_says_what_has_run() -> None:
+    assert LEDGER[0] == ["what", "on a GPU", "elsewhere"]
+    ran = {what.partition(":")[0]: gpu != "not run" for what, gpu, _ in LEDGER[2:]}
+    assert ran["`make gpu`"] == on_a_gpu(FILE)
+    assert ran["`make gpu GPU_FLAGS=pair`"] == on_a_gpu(PAIR_FILE)
+    assert ("Nothing of this repository has run on a GPU yet" in SECTION) == (not any(ran.values()))
+
+
+def on_a_gpu(name: str) -> bool:
+    """Whether a measurement is kept that was made on one."""
+    if not (KEPT / name).exists():
+        return False
+    return not json.loads((KEPT / name).read_text())["measured"]["settings"]["dry_run"]
+
+
+def test_the_parts_and_their_time_are_said() -> None:
+    *most, last = (f"{share:.0%}".removesuffix("%") for share in SHARES.values())
+    assert f"The parts have {', '.join(most)} and {last} % of the time" in SECTION
+    assert f"prompts of {min(Sizes().prompts)} to {max(Sizes().prompts):,} tokens" in SECTION

@@ -1,0 +1,37 @@
+"""``python -m tests.gpu [pair] …``: see ``measure`` and ``pair``; it looks first for what it needs.
+
+A machine with a GPU may have no network: nothing is installed here.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+NEEDED = ("httpx", "msgspec", "numpy", "zmq")
+OF_A_ROUTER = ("fastapi", "httptools", "prometheus_client", "rich", "typer", "uvicorn")
+
+
+def missing(modules: tuple[str, ...]) -> list[str]:
+    """Those that this interpreter does not have."""
+    return [name for name in modules if find_spec(name) is None]
+
+
+def main() -> None:
+    """Run what the command line names."""
+    pair = sys.argv[1:2] == ["pair"]
+    if absent := missing(NEEDED + OF_A_ROUTER * pair):
+        sys.exit(
+            f"tests.gpu: {sys.executable} has no {', '.join(absent)}: name an interpreter that "
+            "does (make gpu GPU_PYTHON=…), or make venv where there is a network"
+        )
+    if pair:
+        del sys.argv[1]
+        from tests.gpu.pair import main as run
+    else:
+        from tests.gpu.measure import main as run
+    run()
+
+
+if __name__ == "__main__":
+    main()
