@@ -16,7 +16,7 @@ from router.cluster import Cluster, in_order
 from router.errors import ConfigError
 from router.lanes import Lanes
 from router.settings.worker_specs import parse_workers
-from router.types import WorkerSpec
+from router.types import DEFAULT_SLOTS, WorkerSpec
 from router.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class Member:
         reason: why it is not up, if that is not its operator's doing.
         requests: of this router's, that are on it.
         service_rate: requests that each slot completes per second, as far as that is known.
+        slots: requests that it is taken to run at once; None: not known before it has joined.
     """
 
     spec: WorkerSpec
@@ -62,6 +63,7 @@ class Member:
     reason: str | None = None
     requests: int = 0
     service_rate: float | None = None
+    slots: int | None = None
 
 
 class Fleet:
@@ -94,13 +96,14 @@ class Fleet:
         self._forced: set[str] = set()
         self._refused: dict[str, ConfigError] = {}
         self._unsettled = asyncio.Event()
+        _warn_of_slots(self._there.values())
 
     @property
     def members(self) -> list[Member]:
         """All workers that are there, and those that are to come."""
         there = [self._member(spec) for spec in self._there.values()]
         coming = [s for i, s in self._wanted.items() if self._there.get(i) != s]
-        return there + [Member(spec, "joining") for spec in coming]
+        return there + [Member(spec, "joining", slots=spec.slots) for spec in coming]
 
     def add(self, spec: WorkerSpec) -> None:
         """One more worker; the same as one that is leaving: it stays.
@@ -257,6 +260,7 @@ class Fleet:
                 self._go(spec.id, told)
         else:
             log.info("worker %s has joined group %s: %s", spec.id, spec.group, spec.url)
+            _warn_of_slots([spec])
 
     def _go(self, worker_id: str, followers: Sequence[Follower] | None = None) -> None:
         for follower in reversed(self._followers if followers is None else followers):
@@ -277,6 +281,7 @@ class Fleet:
             except ConfigError as error:
                 log.error("worker %s: %s", spec.id, error)  # noqa: TRY400 - says it all
         log.info("worker %s: settings changed", spec.id)
+        _warn_of_slots([spec])
 
     def _leaving(self, worker_id: str) -> bool:
         return self._wanted.get(worker_id) != self._there[worker_id]
@@ -311,6 +316,7 @@ class Fleet:
             worker.down_reason,
             worker.in_flight + worker.aside,
             worker.service.known_per_s,
+            worker.slots,
         )
 
     def _state(self, worker: Worker) -> str:
@@ -324,3 +330,14 @@ class Fleet:
 def _place(spec: WorkerSpec) -> tuple[object, ...]:
     """What cannot be changed of a worker that has requests: where these go, and who it is."""
     return spec.id, spec.url, spec.rank, spec.group, spec.role
+
+
+def _warn_of_slots(specs: Iterable[WorkerSpec]) -> None:
+    guessed = [spec.id for spec in specs if spec.slots is None and spec.snapshots is None]
+    if guessed:
+        log.warning(
+            "%s: nobody says how many requests run at once, %d are assumed for each: give slots=N, "
+            "the engine's --max-num-seqs, or snapshots=ENDPOINT of the plug-in",
+            ", ".join(guessed),
+            DEFAULT_SLOTS,
+        )

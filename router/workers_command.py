@@ -136,10 +136,12 @@ def _ask(
             return dict(said)
         reason = said["error"]["message"]
     except (ValueError, TypeError, KeyError):
+        reason = None
+    if reason is None or (status == 404 and path == ""):
         raise ConfigError(
-            f"--url: {address} is no admin port (it answers {status}); give the address of the "
-            "router's --admin-port"
-        ) from None
+            f"--url: {address} is no admin port of a router (it answers {status}); give the "
+            "address of the router's --admin-port"
+        )
     raise InputError(reason)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from router.access.door import Door
 from router.access.files import (
     KEYS_VARIABLE,
@@ -14,6 +16,8 @@ from router.access.keys import KeyRing
 from router.access.limits import KeyLimits
 from router.clock import Clock
 from router.settings.serve import ServeSettings
+
+log = logging.getLogger(__name__)
 
 
 class Access:
@@ -71,6 +75,9 @@ class Access:
     def take(self, settings: ServeSettings) -> None:
         """Put the keys in force that ``check`` has read; requests whose keys are gone go on."""
         for source, ring in self._checked:
+            if changes := ring.changes_since(source.ring):
+                whose = "clients" if source is self.clients else "operators"
+                log.info("keys of %s: %s", whose, changes)
             source.ring = ring
         self._name()
         warn_of_readers(settings.secret_files)

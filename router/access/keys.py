@@ -56,6 +56,18 @@ class KeyRing:
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self.by_name: Mapping[str, Key] = {key.name: key for key in keys}
 
+    def changes_since(self, before: KeyRing) -> str:
+        """Names of keys that are new, gone or different; empty: all are as before."""
+        now, old = self.by_name, before.by_name
+        changes = {
+            "added": now.keys() - old.keys(),
+            "removed": old.keys() - now.keys(),
+            "changed": {name for name in now.keys() & old.keys() if now[name] != old[name]},
+        }
+        return ", ".join(
+            f"{change} {' '.join(sorted(names))}" for change, names in changes.items() if names
+        )
+
     def find(self, shown: bytes) -> Key | None:
         """Whose key this is; all are looked at, whichever it is, each in constant time."""
         digest, found = digest_of(shown), None

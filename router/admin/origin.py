@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
+
+from router.errors import EvenstepError
+
+log = logging.getLogger(__name__)
 
 _CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
 
@@ -28,6 +36,18 @@ def own_pages_only(request: Request) -> None:
     """
     if is_foreign_change(request):
         raise HTTPException(403, "a page of another origin may change nothing here")
+
+
+@contextmanager
+def audited(request: Request, what: str) -> Iterator[None]:
+    """Log who has made a change, or who wanted it and why it was refused."""
+    try:
+        yield
+    except (EvenstepError, HTTPException) as error:
+        reason = error.detail if isinstance(error, HTTPException) else error
+        log.info("admin (%s): %s: refused: %s", asked_by(request), what, reason)
+        raise
+    log.info("admin (%s): %s", asked_by(request), what)
 
 
 def asked_by(request: Request) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request
 
-from router.admin.origin import asked_by, own_pages_only
-from router.errors import EvenstepError, InvalidRequestError
+from router.admin.origin import audited, own_pages_only
+from router.errors import ConfigError, EvenstepError, InvalidRequestError
 from router.reload import Reload
-
-log = logging.getLogger(__name__)
 
 # These are changed where they are: in files, and at /workers.
 _ELSEWHERE = ("workers", "tls_cert", "tls_key", "api_key_file", "admin_key_file")
@@ -37,11 +34,11 @@ def add_settings(app: FastAPI, reload: Callable[[], Reload]) -> None:
     async def change(request: Request) -> dict[str, Any]:
         """Some of them, as JSON; until the next start, or until their configuration is another."""
         values = _read(await request.body())
-        log.info("admin (%s): change settings %s", asked_by(request), values)
         try:
-            for name in sorted(values.keys() & set(_ELSEWHERE)):
-                raise InvalidRequestError(f"{name} cannot be changed here, but where it is read")
-            await reload().change(values)
+            with audited(request, f"change settings {values}"):
+                for name in sorted(values.keys() & set(_ELSEWHERE)):
+                    raise ConfigError(f"{name} cannot be changed here, but where it is read")
+                await reload().change(values)
         except EvenstepError as error:
             raise InvalidRequestError(str(error)) from None
         return _shown(reload())

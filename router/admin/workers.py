@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -12,13 +11,11 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from router.admin.origin import asked_by, own_pages_only
+from router.admin.origin import audited, own_pages_only
 from router.errors import ConfigError, InvalidRequestError
 from router.fleet import BusyError, Fleet, Member, UnknownWorkerError
 from router.settings.worker_specs import parse_worker
 from router.types import WorkerSpec
-
-log = logging.getLogger(__name__)
 
 _LONGEST_S = 3600.0
 
@@ -43,8 +40,8 @@ def _add_listing(routes: APIRouter, fleet: Fleet) -> None:
     async def add(request: Request) -> JSONResponse:
         """One more: a table as in the configuration file, as JSON; or a text as after --worker."""
         spec = _read(await request.body())
-        _audit(request, f"add worker {spec.id}")
-        _do(lambda: fleet.add(spec))
+        with audited(request, f"add worker {spec.id}"):
+            _do(lambda: fleet.add(spec))
         member = next(each for each in reversed(fleet.members) if each.spec == spec)
         waits = member.state == "joining"
         return JSONResponse(_described(member), status_code=202 if waits else 201)
@@ -59,16 +56,16 @@ def _add_listing(routes: APIRouter, fleet: Fleet) -> None:
     ) -> JSONResponse:
         """Have one go, and those in lockstep with it."""
         how = " by force" if force else ", drained" if drain else ""
-        _audit(request, f"remove worker {worker_id}{how}")
-        going = _do(lambda: fleet.remove(worker_id, drain=drain, force=force))
+        with audited(request, f"remove worker {worker_id}{how}"):
+            going = _do(lambda: fleet.remove(worker_id, drain=drain, force=force))
         return await _concerned(fleet, going, wait_s)
 
 
 def _add_draining(routes: APIRouter, fleet: Fleet) -> None:
     def concern(*, draining: bool) -> Callable[..., Awaitable[JSONResponse]]:
         async def change(request: Request, worker_id: str, wait_s: Wait = 0.0) -> JSONResponse:
-            _audit(request, f"{'drain' if draining else 'undrain'} worker {worker_id}")
-            concerned = _do(lambda: fleet.drain(worker_id, draining=draining))
+            with audited(request, f"{'drain' if draining else 'undrain'} worker {worker_id}"):
+                concerned = _do(lambda: fleet.drain(worker_id, draining=draining))
             return await _concerned(fleet, concerned, wait_s if draining else 0.0)
 
         return change
@@ -107,10 +104,6 @@ def _read(body: bytes) -> WorkerSpec:
     return _do(lambda: parse_worker(entry))  # type: ignore[no-any-return]
 
 
-def _audit(request: Request, what: str) -> None:
-    log.info("admin (%s): %s", asked_by(request), what)
-
-
 def _shown(members: Sequence[Member]) -> dict[str, Any]:
     return {"workers": [_described(member) for member in members]}
 
@@ -122,5 +115,6 @@ def _described(member: Member) -> dict[str, Any]:
         "state": member.state,
         "reason": member.reason,
         "requests": member.requests,
+        "slots": member.slots,
         "estimated_service_rate": member.service_rate,
     }

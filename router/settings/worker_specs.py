@@ -54,7 +54,7 @@ def parse_worker(entry: object) -> WorkerSpec:
 
 
 def parse_workers(entries: Iterable[object]) -> tuple[WorkerSpec, ...]:
-    """Read several workers, which must differ in their ids and snapshot endpoints.
+    """Read several workers, which must differ in their ids, engines and snapshot endpoints.
 
     Raises:
         ConfigError: one cannot be understood, or two are the same.
@@ -62,10 +62,19 @@ def parse_workers(entries: Iterable[object]) -> tuple[WorkerSpec, ...]:
     specs = tuple(parse_worker(entry) for entry in entries)
     by_id: dict[str, WorkerSpec] = {}
     by_endpoint: dict[str, WorkerSpec] = {}
+    by_url: dict[str, dict[int | None, WorkerSpec]] = {}
     for spec in specs:
         if spec.id in by_id:
             raise ConfigError(f"two workers are called {spec.id!r}: give each a rank= or an id=")
         by_id[spec.id] = spec
+        ranks = by_url.setdefault(spec.url, {})
+        if ranks and (spec.rank in ranks or None in (spec.rank, *ranks)):
+            other = ranks.get(spec.rank) or next(iter(ranks.values()))
+            raise ConfigError(
+                f"workers {other.id!r} and {spec.id!r} are one engine, {spec.url}: if it has "
+                "several ranks, give each worker another rank=; else leave one out"
+            )
+        ranks[spec.rank] = spec
         if spec.snapshots is None:
             continue
         if (other := by_endpoint.setdefault(spec.snapshots, spec)) is not spec:

@@ -82,7 +82,7 @@ def test_a_shell_that_knows_the_admin_port_and_its_key(
     monkeypatch.setenv("EVENSTEP_ADMIN_URL", f"http://127.0.0.1:{port}/")
     (tmp_path / "keys").write_text(f"me {key}\n")
     flags = ["--admin-port", str(port), "--admin-key-file", str(tmp_path / "keys")]
-    with running_router(tmp_path, *worker_flags(fleet), *flags):
+    with running_router(tmp_path, *worker_flags(fleet), *flags) as router:
         for wrong in ("", "sk-other-0123456789", "Schlüssel\n"):
             monkeypatch.setenv("EVENSTEP_ADMIN_KEY", wrong)
             assert ask("list").exception is not None
@@ -90,6 +90,8 @@ def test_a_shell_that_knows_the_admin_port_and_its_key(
         listed = ask("list")
         assert listed.exit_code == 0
         assert "up" in listed.stdout
+        elsewhere = ask("list", "--url", router.url)
+        assert "/workers is no admin port of a router (it answers 404)" in str(elsewhere.exception)
 
 
 def test_the_command_loads_nothing_that_takes_long() -> None:
@@ -100,7 +102,7 @@ def test_the_command_loads_nothing_that_takes_long() -> None:
 
 
 def test_the_same_from_a_shell(fleet: Fleet, admin: tuple[str, Server], tmp_path: Path) -> None:
-    url, _ = admin
+    url, router = admin
     commands = re.search(r"^The same from a shell: `evenstep workers (\w+)`, (.*)", SECTION, re.M)
     assert commands is not None
     for name in (commands[1], *re.findall(r"`(\w+)`", commands[2])):
@@ -118,6 +120,8 @@ def test_the_same_from_a_shell(fleet: Fleet, admin: tuple[str, Server], tmp_path
     assert "b/č has been removed" in ask("remove", "b/č", "--url", url).stdout
     refused = ask("remove", "b/č", "--url", url)
     assert str(refused.exception) == "no worker is called 'b/č'"
+    told = "admin (127.0.0.1): remove worker b/č: refused: no worker is called 'b/č'"
+    assert told in router.log.read_text()
     key = tmp_path / "key"
     key.write_text("")
     for wrong in ("--url nowhere", f"--url {url} --key-file {key}", "--url http://127.0.0.1:9"):

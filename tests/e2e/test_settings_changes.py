@@ -89,12 +89,14 @@ def test_some_are_changed_by_hand_all_or_none(changing: Changing) -> None:
         assert refused.status_code == 400
         assert message in refused.json()["error"]["message"]
         assert refused.json()["error"]["type"] == "BadRequestError"
+    refusal = "admin (127.0.0.1): change settings {'workers': []}: refused: workers cannot be"
+    assert refusal in changing.router.log.read_text()
     assert changing.settings() == changed
 
 
 def test_what_is_read_again_takes_back_nothing_that_was_changed_by_hand(changing: Changing) -> None:
     changing.http.patch("/settings", json={"policy": "random"})
-    changing.http.post("/workers", content="http://127.0.0.1:9,id=by-hand,rank=1")
+    changing.http.post("/workers", content="http://127.0.0.1:8,id=by-hand")
     text = f'{NOBODY}policy = "jsq"\nqueue_timeout_s = 7\nkv_expiry_s = 2\n'
 
     changing.hang_up(text, "these take effect at the next start: kv_expiry_s")

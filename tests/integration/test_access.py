@@ -225,6 +225,27 @@ def test_files_that_others_can_read_are_told_at_the_start_and_when_they_are_read
     assert [record.getMessage() for record in caplog.records] == [of_all]
 
 
+def test_keys_that_come_and_go_are_named_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    keys.chmod(0o600)
+    settings = ServeSettings(api_key_file=str(keys), admin_key_file=str(keys))
+    access = Access(settings, lambda: 0.0)
+    caplog.set_level("INFO", "router.access.access")
+    access.check(settings)
+    access.take(settings)
+    assert not caplog.records
+    carol = "carol sk-carol-0123456789\n"
+    keys.write_text(carol + KEYS.replace(" concurrency=2", "").replace("bob ", "eve "))
+    access.check(settings)
+    access.take(settings)
+    changes = "added carol eve, removed bob, changed alice"
+    said = [f"keys of {whose}: {changes}" for whose in ("clients", "operators")]
+    assert [record.getMessage() for record in caplog.records] == said
+
+
 def test_a_certificate_with_its_key_is_secret_too() -> None:
     held = ServeSettings.model_construct(tls_cert="both.pem")
     apart = ServeSettings.model_construct(tls_cert="cert.pem", tls_key="key.pem")

@@ -66,6 +66,18 @@ def test_a_worker_that_does_not_go_with_the_others_is_refused() -> None:
     assert rig.states == {"a": "up", "b": "up"}
 
 
+async def test_where_nobody_says_how_many_requests_run_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rig = Managed({"a": 2})
+    rig.add("b", slots=None)
+    rig.add("c", slots=None, snapshots="tcp://127.0.0.1:5")
+    assert [member.slots for member in rig.fleet.members] == [2, 256, 256]
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert warned[0].startswith("b: nobody says how many requests run at once, 256 are assumed")
+
+
 # draining
 
 

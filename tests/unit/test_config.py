@@ -283,6 +283,19 @@ def test_workers_must_differ() -> None:
     assert len(load_settings({"workers": ["http://a:1,rank=0", "http://a:1,rank=1"]}).workers) == 2
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("", ""), (",rank=1", ",rank=1"), ("", ",rank=1"), (",rank=0", ""), ("", ",role=prefill")],
+)
+def test_one_engine_is_no_two_workers(one: str, other: str) -> None:
+    both = [f"http://a:1{one},id=x", f"http://a:1/{other},id=y", "http://a:1,rank=7,id=z"]
+    message = "workers 'x' and 'y' are one engine, http://a:1: if it has several ranks, give each"
+    with pytest.raises(ConfigError, match=message):
+        load_settings({"workers": both[:2]})
+    with pytest.raises(ConfigError, match=message):
+        load_settings({"workers": both})
+
+
 def test_somebody_must_decode() -> None:
     prefill = "http://a:1,group=x,role=prefill"
     with pytest.raises(ConfigError, match=r"group 'x' has prefill workers alone: at least one"):
