@@ -115,10 +115,13 @@ class Allowance:
         return min(max(affordable, FEWEST_REQUESTS), MOST_REQUESTS)
 
     def time_scale(self, trial: Trial) -> float:
-        """The scale that is needed, or the largest that leaves enough requests for averages."""
+        """The scale that is needed, or the largest that leaves enough requests for averages.
+
+        It is never faster than was tried: what the machine does then is not known.
+        """
         engine_s = ENOUGH_REQUESTS * self._request_s(trial) + self._drain_s(trial)
         affordable = (self.wall_s - trial.overhead_s) / engine_s
-        return round(max(min(trial.scale_needed, affordable), 1.0), 1)
+        return round(max(min(trial.scale_needed, affordable), trial.time_scale), 1)
 
     def _request_s(self, trial: Trial) -> float:
         return self.mean_output / trial.throughput_tok_s * SLOWER

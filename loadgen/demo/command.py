@@ -251,14 +251,15 @@ def _show(console: Console, runs: Sequence[DemoRun], report: Report, paths: Sequ
     for table in demo_tables(runs):
         console.print(table)
     console.print(Text(STATEMENT, style="italic"))
-    comparison = report["comparison"]
+    comparison, warned = report["comparison"], warnings(runs)
     if isinstance(comparison, dict):
+        doubt = "Doubtful, for the reasons below: " if warned else ""
         console.print(
-            f"{comparison['subject']} against {comparison['baseline']} (the fastest other): "
+            f"{doubt}{comparison['subject']} against {comparison['baseline']} (the fastest other): "
             f"throughput x {comparison['throughput_ratio']:.3f}, "
             f"imbalance x {comparison['imbalance_ratio']:.2f}, "
             f"energy per token x {comparison['energy_per_token_ratio']:.3f}"
         )
-    for warning in warnings(runs):
+    for warning in warned:
         console.print(Text(warning, style="yellow"))
     console.print("Written: " + ", ".join(map(str, paths)))

@@ -130,9 +130,9 @@ def test_no_time_scale_that_leaves_too_few_requests() -> None:
     assert Allowance(99.0, 50.0, 400).time_scale(TRIAL) == TRIAL.scale_needed == 2.0
     assert Allowance(999.0, 50.0, 400).time_scale(slow) == slow.scale_needed == 14.0
     # 5,000 requests take 5000 * 50 / 30000 * 1.25 engine seconds, and the wait for the longest 2.
-    affordable = Allowance(24.0, 50.0, 400).time_scale(slow)
-    assert affordable == pytest.approx(20 / (5000 * 50 / 30_000 * 1.25 + 2), abs=0.05)
-    assert Allowance(5.0, 50.0, 400).time_scale(slow) == 1.0
+    affordable = Allowance(54.0, 50.0, 400).time_scale(slow)
+    assert affordable == pytest.approx(50 / (5000 * 50 / 30_000 * 1.25 + 2), abs=0.05)
+    assert Allowance(24.0, 50.0, 400).time_scale(slow) == TRIAL.time_scale == 2.0
 
 
 def faster(share: float) -> tuple[StepRecord, ...]:
