@@ -153,6 +153,7 @@ def _run(options: argparse.Namespace, stack: Stack) -> int:
             time.sleep(0.5)
             stack.check()
     except KeyboardInterrupt:
+        print("\nending ...", flush=True)
         return 0
     except EvenstepError as error:
         print(f"up: {error}", file=sys.stderr)
