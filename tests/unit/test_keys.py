@@ -32,6 +32,19 @@ def test_a_key_is_known_by_its_hash_alone() -> None:
     assert BOB not in repr(keys().by_name)
 
 
+@pytest.mark.parametrize(
+    ("after", "changes"),
+    [
+        (LINES, ""),
+        (LINES + "carol sk-carol-0123456789", "added carol"),
+        (LINES.replace("alice", "adele"), "added adele, removed alice"),
+        (LINES.replace("weight=2.5", "").replace("alice", "# alice"), "removed alice, changed bob"),
+    ],
+)
+def test_changes_of_keys_are_named(after: str, changes: str) -> None:
+    assert keys(after).changes_since(keys()) == changes
+
+
 @pytest.mark.parametrize("shown", ["", "alice", ALICE[:-1], ALICE + "x", ALICE.upper()])
 def test_what_is_no_key_is_nobodys(shown: str) -> None:
     assert keys().find(shown.encode()) is None
