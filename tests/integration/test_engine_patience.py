@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,25 @@ def test_where_a_process_would_yield_it_sleeps() -> None:
         is_own, took_s = told.split()
         assert is_own == same
         assert same == "True" or float(took_s) >= 100 * 50e-6
+
+
+_PERMITTED = """
+import ctypes
+prctl, got, had = ctypes.CDLL(None).syscall, ctypes.c_ulong(), ctypes.c_ulong()
+prctl(158, 0x1021, ctypes.byref(had)), prctl(158, 0x1022, ctypes.byref(got))
+print(had.value >> 18 & 1, got.value >> 18 & 1)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is a part of x86_64")
+def test_a_process_may_use_amx_where_there_is_any() -> None:
+    for path, requested in (str(PATIENCE), True), ("", False):
+        environment = {**os.environ, "PYTHONPATH": path}
+        said = subprocess.check_output(
+            [sys.executable, "-c", _PERMITTED], text=True, env=environment
+        )
+        supported, permitted = map(int, said.split())
+        assert permitted == (requested and supported)
 
 
 @pytest.mark.engine
