@@ -5,12 +5,10 @@ PYTHON ?= python3.11 python3.12 python3.13 python3
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci
-PURE := $(addprefix router/,types.py policy.py access/keys.py access/limits.py access/shares.py http/counts.py http/head.py http/limits.py http/refusal.py errors.py wire.py barrier.py energy/joules.py energy/group.py energy/levels.py energy/step_fit.py step_watch.py recording/lines.py recording/recorder.py observe/observed.py feed.py running.py foreign.py token_rate.py service_rate.py worker.py prefill.py deadlines.py recent.py retry.py breaker.py cluster.py group.py tier.py pool.py reservations.py memory.py rounds.py \
-	overcommit.py workload.py forecast.py signals.py survival.py tuning.py lookahead.py policies/* placement/*) engine_patches/admission/* \
-	$(addprefix loadgen/diagnose/,window.py findings.py prospects.py verdict.py comparison.py)
+PURE := router/core/* engine_patches/admission/* loadgen/diagnose/analysis/*
 
 .NOTPARALLEL:
-.PHONY: help venv engine prometheus up demo figures gpu test test-fast test-engine test-planes soak check format bench bench-router clean
+.PHONY: help venv engine prometheus up demo figures gpu test test-fast test-engine test-planes soak check format docs bench bench-router clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -31,7 +29,7 @@ $(READY): pyproject.toml
 	@rm -f $@
 	@$(BIN)/python -m pip install --quiet --quiet --editable '.[dev]'
 	@echo "compiling the solver, once (half a minute)"
-	@$(BIN)/python -m router.policies.calibration
+	@$(BIN)/python -m router.core.policies.bfio.calibration
 	@touch $@
 
 engine: $(READY)  ## build the real vLLM CPU engine outside the clone; prints its path last
@@ -90,6 +88,14 @@ check: $(READY)  ## lint, formatting, types, import rules (what pre-commit runs)
 format: $(READY)  ## format, and fix what the linter can fix
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
+
+docs: .venv/.docs  ## build the site of docs/ in build/site; refuses dead links
+	@$(BIN)/python -m docs.generate --check
+	@$(BIN)/python -m mkdocs build --strict
+
+.venv/.docs: $(READY)
+	@$(BIN)/python -m pip install --quiet --quiet --editable '.[docs]'
+	@touch $@
 
 bench: $(READY)  ## every script in tests/bench
 	@for script in tests/bench/bench_*.py; do \

@@ -139,7 +139,7 @@ MEMORY = Row(
         Panel(
             "Preemptions",
             "Requests per second whose KV was thrown away since memory was full. More than a few "
-            "a minute: use an admission policy (README, Admission under KV pressure).",
+            "a minute: use an admission policy (docs/admission.md).",
             "ops",
             (Query("rate(vllm:num_preemptions_total[$__rate_interval])", ENGINE_LEGEND),),
         ),

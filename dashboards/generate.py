@@ -1,4 +1,4 @@
-"""Write the JSON of every dashboard and the table of all metrics beside this file.
+"""Write the JSON of every dashboard beside this file; ``docs.generate`` does so too.
 
 python -m dashboards.generate            # write what has changed
 python -m dashboards.generate --check    # write nothing; exit 1 if a file is not up to date
@@ -7,7 +7,7 @@ python -m dashboards.generate --check    # write nothing; exit 1 if a file is no
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dashboards.admission import ADMISSION
@@ -15,7 +15,6 @@ from dashboards.decisions import DECISIONS
 from dashboards.energy import ENERGY
 from dashboards.fleet import FLEET
 from dashboards.grafana import render
-from dashboards.metrics_doc import metrics_text
 from dashboards.panel import Board
 from dashboards.worker import WORKERS
 
@@ -24,10 +23,21 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def stale() -> dict[Path, str]:
-    """The files that do not hold what their board or table says, and what they should hold."""
+    """The files that do not hold what their board says, and what they should hold."""
     texts = {FOLDER / f"{board.name}.json": render(board) for board in BOARDS}
-    texts[FOLDER / "METRICS.md"] = metrics_text()
+    return differing(texts)
+
+
+def differing(texts: Mapping[Path, str]) -> dict[Path, str]:
+    """Of these files with their texts those that hold something else, or are not there."""
     return {path: text for path, text in texts.items() if _content(path) != text}
+
+
+def write(stale_files: Mapping[Path, str]) -> None:
+    """Write these texts, and say so."""
+    for path, text in stale_files.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.name}")
 
 
 def main() -> None:
@@ -36,9 +46,7 @@ def main() -> None:
     if "--check" in sys.argv[1:]:
         names = ", ".join(path.name for path in changed)
         sys.exit(f"not up to date: {names}; run python -m dashboards.generate" if names else 0)
-    for path, text in changed.items():
-        path.write_text(text, encoding="utf-8")
-        print(f"wrote {path.name}")
+    write(changed)
 
 
 def _content(path: Path) -> str | None:

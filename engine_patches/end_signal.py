@@ -1,12 +1,12 @@
-"""A logits processor that tells the scheduler's plug-in how likely each request is to end.
+r"""A logits processor that reports each request's probability of ending to the scheduler's plug-in.
 
     vllm serve MODEL --scheduler-cls … --logits-processors engine_patches.end_signal:EndSignal \
         --additional-config '{"evenstep": {"snapshots": "…", "end_signal": true}}'
 
-It changes no logits. What it reports is the model's probability of the tokens that would end the
-request, at the request's temperature (1 where it is greedy), before penalties, top-k, top-p and
-min-p; averaged over the latest tokens (``end_table.WINDOW_TOKENS``). For vLLM's first model runner.
-Imported by vLLM only.
+It changes no logits. It reports the model's probability of the tokens that would end the request,
+at the request's temperature (1 if it is greedy), before penalties, top-k, top-p and min-p. The
+value is averaged over the latest tokens (``end_table.WINDOW_TOKENS``). For vLLM's first model
+runner. Imported by vLLM only.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
-from engine_patches import compat
-from engine_patches.end_table import EndWriter, Flags, Ints, table_path
-from engine_patches.settings import KEY
+from engine_patches.plugin import compat
+from engine_patches.plugin.end_table import EndWriter, Flags, Ints, table_path
+from engine_patches.plugin.settings import KEY
 
 _ROWS_AT_ONCE = 64
 
@@ -40,7 +40,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _Batch:
-    """What a step computes probabilities of, on the model's device but for the rows."""
+    """Inputs of a step's probabilities; rows and numbers are on the host, others on the device."""
 
     index: torch.Tensor
     tokens: torch.Tensor
@@ -51,7 +51,7 @@ class _Batch:
 
 
 class EndSignal(LogitsProcessor):  # type: ignore[misc]
-    """One of vLLM's logits processors."""
+    """vLLM logits processor."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._device = device
@@ -66,15 +66,14 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
         compat.check_end_workers(vllm_config)
         if get_tensor_model_parallel_rank() == 0:
             path = table_path(*compat.engine_key(vllm_config))
-            # A request that leaves the batch gives its row back after others have entered.
+            # A request that leaves the batch frees its row only after others have entered.
             self._writer = EndWriter(path, 2 * vllm_config.scheduler_config.max_num_seqs)
 
     def is_argmax_invariant(self) -> bool:
-        """Nothing is changed; but others are not asked where all requests are greedy."""
+        # Nothing is changed, but vLLM skips invariant processors if all requests are greedy.
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """As vLLM's: who is in the batch, before each step."""
         self._settle()
         if batch_update is None or self._writer is None:
             return
@@ -85,7 +84,7 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
         self._batch = self._prepare()
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """As vLLM's; gives back what it gets."""
+        """Return the logits unchanged."""
         batch = self._batch
         if batch is not None:
             now = torch.cat(
@@ -124,7 +123,7 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
         )
 
     def _to_host(self, values: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The values there, and the event after which they are (None: at once)."""
+        """Return the values on the host, and the event that makes them valid (None: at once)."""
         if values.device.type == "cpu":
             return values, None
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._pinned)
@@ -134,7 +133,7 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
         return host, event
 
     def _settle(self) -> None:
-        """Tell what has been computed; never waits for the device."""
+        """Report the finished computations; never waits for the device."""
         while self._pending and self._writer is not None:
             values, event, batch, first = self._pending[0]
             if event is not None and not event.query():
@@ -145,12 +144,12 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
 
 
 def _starts(count: int) -> range:
-    """Not all at once: a copy of all logits may be larger than what is left of the memory."""
+    """Return the starts of chunks: a copy of all logits may exceed the free memory."""
     return range(0, count, _ROWS_AT_ONCE)
 
 
 def _probabilities(logits: torch.Tensor, batch: _Batch, start: int) -> torch.Tensor:
-    """That the next token ends the request, for some of the batch from ``start`` on."""
+    """Return the probabilities that the next token ends the request, for the chunk at ``start``."""
     some = slice(start, start + _ROWS_AT_ONCE)
     scaled = logits[batch.index[some]].float() / batch.temperatures[some]
     chances = torch.softmax(scaled, dim=-1).gather(1, batch.tokens[some])

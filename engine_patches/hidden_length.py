@@ -1,11 +1,11 @@
-"""For experiments only: requests of real engines end where a trace says, and nobody is told before.
+"""For experiments only: ends requests of real engines at the lengths of a trace, unannounced.
 
     vllm serve MODEL --logits-processors engine_patches.hidden_length:HiddenLength
 
-A request whose ``vllm_xargs`` hold ``evenstep_output_tokens`` gets its end token as that token of
-its output, and none earlier; the router and the scheduler see its ``max_tokens`` alone. One that
-ignores end tokens, or has no such field, is left as it is. As in the emulated engine; for vLLM's
-first model runner. Imported by vLLM only.
+If a request's ``vllm_xargs`` hold ``evenstep_output_tokens``, its end token comes as that token of
+its output, and none earlier. The router and the scheduler see its ``max_tokens`` alone. A request
+that ignores end tokens, or lacks the field, is unchanged. The emulated engine does the same. For
+vLLM's first model runner. Imported by vLLM only.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
-from engine_patches.compat import HIDDEN_LENGTH_KEY, end_tokens
+from engine_patches.plugin.compat import HIDDEN_LENGTH_KEY, end_tokens
 
-# Beside it every other token's probability is 0 in 32 bits, at any temperature; still finite when
-# divided by the lowest that vLLM samples at.
+# Next to it every other token's probability is 0 in 32 bits at any temperature. It stays finite
+# when divided by the lowest temperature that vLLM samples at.
 _CERTAIN = 1e30
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request that ends at a length; ``output`` is vLLM's own list, which grows."""
+    """A request with a fixed length; ``output`` is vLLM's own list, which grows."""
 
     output_tokens: int
     end_tokens: tuple[int, ...]
@@ -34,15 +34,15 @@ class _Request:
 
     @property
     def left(self) -> int:
-        """Tokens to come before the last one."""
+        """Number of tokens before the last one."""
         return self.output_tokens - 1 - len(self.output)
 
 
 class HiddenLength(LogitsProcessor):  # type: ignore[misc]
-    """One of vLLM's logits processors.
+    """vLLM logits processor.
 
-    A step writes all the logits that it must in one operation on the device, and waits for nothing;
-    what it writes is made anew only when requests enter, leave or come to their last token.
+    Each step writes all its logits in one operation on the device, without synchronization. The
+    written values change only when requests enter, leave or reach their last token.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
@@ -56,26 +56,24 @@ class HiddenLength(LogitsProcessor):  # type: ignore[misc]
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Refuse what is no length.
+        """Reject an invalid length.
 
         Raises:
-            ValueError: the client is told.
+            ValueError: reported to the client.
         """
         length = (sampling_params.extra_args or {}).get(HIDDEN_LENGTH_KEY)
         if length is not None and (type(length) is not int or length < 1):
             raise ValueError(f"{HIDDEN_LENGTH_KEY} must be a positive integer")
 
     def is_argmax_invariant(self) -> bool:
-        """The end token wins, or cannot."""
+        # It makes the end token win, or suppresses it.
         return False
 
     def update_state(self, batch_update: Any) -> None:
-        """As vLLM's: who is in the batch, before each step."""
         if process_dict_updates(self._requests, batch_update, _enter):
             self._last, self._steps_left = None, 0
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """As vLLM's."""
         if not self._requests:
             return logits
         if self._steps_left <= 0:
@@ -84,10 +82,10 @@ class HiddenLength(LogitsProcessor):  # type: ignore[misc]
         return logits.index_put_(self._places, self._values)
 
     def _look(self) -> None:
-        """Who gets its last token now; not again before another one may."""
+        """Find the requests whose last token is due, and the steps until the next one may be."""
         left = {index: one.left for index, one in self._requests.items()}
         last = frozenset(index for index, tokens in left.items() if tokens <= 0)
-        # A request gets one token a step at most. One that has got its last is looked after until
+        # A request gets at most one token a step. One that got its last token stays covered until
         # it leaves: vLLM may take tokens back.
         self._steps_left = 0 if last else min(left.values(), default=math.inf)
         if last != self._last:
@@ -95,7 +93,7 @@ class HiddenLength(LogitsProcessor):  # type: ignore[misc]
             self._prepare(last)
 
     def _prepare(self, last: frozenset[int]) -> None:
-        """What to write, and where: rows and tokens on the model's device."""
+        """Build the values to write and their indices (rows, tokens) on the model's device."""
         places = [
             (index, token, _CERTAIN if index in last else -math.inf)
             for index, one in self._requests.items()

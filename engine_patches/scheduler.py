@@ -1,11 +1,11 @@
-"""The plug-in: vLLM's two schedulers, with the state of every step published, and admission.
+r"""The plug-in: vLLM's two schedulers with a published state per step, and with admission.
 
     vllm serve MODEL --scheduler-cls engine_patches.scheduler.EvenstepAsyncScheduler \
         --additional-config '{"evenstep": {"snapshots": "tcp://127.0.0.1:5600"}}'
 
-With ``"admission": {"policy": "headroom"}`` among the settings a policy decides who enters.
-``EvenstepScheduler`` where vLLM does not schedule asynchronously (on a CPU, for one): with it,
-asynchronous scheduling is off. Imported by vLLM only.
+With ``"admission": {"policy": "headroom"}`` in the settings, a policy decides on admission. Use
+``EvenstepScheduler`` where vLLM does not schedule asynchronously, as on a CPU: it turns
+asynchronous scheduling off. Imported by vLLM only.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from engine_patches.compat import EngineView, version, watch_dummy_batches
-from engine_patches.entrance import Entrance
-from engine_patches.gate import AdmissionGate
-from engine_patches.reporter import Reporter, log
-from engine_patches.settings import read_settings
+from engine_patches.plugin.compat import EngineView, version, watch_dummy_batches
+from engine_patches.plugin.entrance import Entrance
+from engine_patches.plugin.gate import AdmissionGate
+from engine_patches.plugin.reporter import Reporter, log
+from engine_patches.plugin.settings import read_settings
 
 
 class EvenstepMixin:
-    """Tells a reporter what a scheduler does; changes who enters, where it is told to."""
+    """Reports a scheduler's actions, and controls admission if configured."""
 
     vllm_config: Any
     _ahead = 0
@@ -52,14 +52,12 @@ class EvenstepMixin:
         self.evenstep.idled()
 
     def add_request(self, request: Any) -> None:
-        """As vLLM's."""
         super().add_request(request)  # type: ignore[misc]
         self.evenstep.arrived(request)
         if self._gate is not None:
             self._gate.arrived(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's; who enters is the gate's."""
         gate = self._gate
         if gate is not None:
             gate.open()
@@ -75,7 +73,6 @@ class EvenstepMixin:
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        """As vLLM's."""
         result = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output
         )
@@ -83,7 +80,6 @@ class EvenstepMixin:
         return result
 
     def shutdown(self) -> None:
-        """As vLLM's; the stream ends first."""
         self.evenstep.close()
         super().shutdown()  # type: ignore[misc]
 

@@ -1,8 +1,7 @@
-"""How many files the process may have open: every connection is one.
+"""The process's limit on open files, of which each connection takes one.
 
-The kernel gives out the lowest number that is free, so that a new connection's own number says how
-many are left. The last ones are a reserve: for answers to clients that are refused, and for files
-that libraries open.
+The kernel assigns the lowest free number, so a new connection's number tells how many are left. The
+last numbers are a reserve for error answers and for files that libraries open.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import logging
 import resource
 import time
 
-from router.errors import DescriptorsError
+from router.core.errors import DescriptorsError
 
 log = logging.getLogger(__name__)
 
-# Errors of opening a file where the process, or the machine, has too many.
+# Errors on opening a file when the process or the machine has too many.
 LACKS = frozenset({errno.EMFILE, errno.ENFILE})
 
-# Listeners, state streams, the log, and what libraries open.
+# Listeners, state streams, the log, and files of libraries.
 _OTHERS = 256
 _KEPT = 64
 _SAID_EVERY_S = 60.0
@@ -28,9 +27,9 @@ _said_s = -_SAID_EVERY_S
 
 
 def allow_connections(clients: int) -> None:
-    """Raise the soft limit so that so many clients, each with an engine behind, find room.
+    """Raise the soft limit so that this many clients, each with an engine connection, fit.
 
-    Shells give 1,024 by default. If the hard limit is below that, the log says so.
+    Shells give 1,024 by default. A hard limit that is too low is logged.
     """
     wanted = 2 * clients + _OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -45,13 +44,13 @@ def allow_connections(clients: int) -> None:
 
 
 def scarce(fileno: int, parts: int) -> bool:
-    """Whether a connection that has just been opened is one too many.
+    """True if a newly opened connection exceeds the limit.
 
     Args:
         fileno: its descriptor.
-        parts: how many parts of the reserve it may not use. An engine's connection may not use
-            the last one. A client's is refused from the first of three on: with 503, for which
-            the router waits until it has been read; in the last two it closes at once.
+        parts: parts of the reserve that it may not use. An engine's connection may not use the last
+            part. A client's gets 503 from the first of three parts on, and the router waits until
+            the answer is read; in the last two it is closed at once.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
@@ -60,7 +59,7 @@ def scarce(fileno: int, parts: int) -> bool:
 
 
 def descriptors_lacking() -> DescriptorsError:
-    """The error for a client; the log says it once a minute, and what to do."""
+    """The error for a client; a warning with the remedy is logged once a minute."""
     global _said_s
     if time.monotonic() - _said_s >= _SAID_EVERY_S:
         _said_s = time.monotonic()

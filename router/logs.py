@@ -1,7 +1,7 @@
-"""The log: to stderr, as text for people or as lines of JSON; what has fields shows them.
+"""The log on stderr, as text or as JSON lines, with fields.
 
-A message may come with fields, ``log.info("…", extra=fields(status=200))``: JSON has them as such,
-text as ``name=value`` behind the message.
+A message may carry fields: ``log.info("…", extra=fields(status=200))``. JSON shows them as members,
+text as ``name=value`` after the message.
 """
 
 from __future__ import annotations
@@ -9,57 +9,57 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+
+from router.core.errors import ConfigError, EvenstepError, InputError
 
 _FIELDS = "evenstep_fields"
 _PLAIN = re.compile(r"[\w.:/@+~*#-]+", re.ASCII)
 
 
 def start_logging(level: str, form: str = "text") -> None:
-    """Log to stderr from this severity on; may be called again.
+    """Configure logging to stderr; may be called again.
 
     Args:
-        level: debug, info, warning, error.
+        level: lowest severity shown: debug, info, warning or error.
         form: text or json.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # What it says of a server's start and end the router says itself.
+    # The router logs a server's start and end itself.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
 
 def fields(**values: object) -> dict[str, object]:
-    """Fields of a message, for ``extra``; those that are None stay out."""
+    """Fields of a message, for ``extra``; None values are omitted."""
     return {_FIELDS: {name: value for name, value in values.items() if value is not None}}
 
 
 class TextLines(logging.Formatter):
-    """``2026-01-31 12:00:00,000 INFO router.server: message name=value``."""
+    """``2026-01-31 12:00:00,000 INFO router.serve.assemble: message name=value``."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging has it
-        """See ``logging``."""
         shown = (f"{name}={_text(value)}" for name, value in _fields(record).items())
         return visible(" ".join((super().formatMessage(record), *shown)))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - as logging has it
-        """See ``logging``; indented, so that no line of it looks like one of the log's own."""
+        """Indent the traceback, so that none of its lines looks like a log line."""
         lines = super().formatException(ei).split("\n")
         return "\n".join(f"  {visible(line)}" for line in lines)
 
 
 class JsonLines(logging.Formatter):
-    """One object per line: time, level, logger, message, the fields, and the exception if any."""
+    """One JSON object per line: time, level, logger, message, fields, and the exception if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging``."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -73,9 +73,9 @@ class JsonLines(logging.Formatter):
 
 
 def visible(text: str) -> str:
-    """The same with all that is not to be seen, or turns the direction, escaped as in JSON.
+    """Escape invisible and direction-changing characters as in JSON.
 
-    Line ends of every kind are among it, so that what comes from outside makes no line of its own.
+    Line ends of every kind are escaped too, so that outside input cannot forge a log line.
     """
     if text.isprintable():
         return text
@@ -88,6 +88,19 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _text(value: object) -> str:
-    """A value on a line of its own kind: what could be mistaken is quoted as in JSON."""
+    """A field's value; quoted as in JSON where it could be misread."""
     text = str(value)
     return text if _PLAIN.fullmatch(text) else msgspec.json.encode(text).decode()
+
+
+def report_errors(run: Callable[[], object]) -> None:
+    """Run a command; report an error on one line, and exit 2 on bad input, 1 on other failures."""
+    try:
+        run()
+    except EvenstepError as error:
+        from rich.console import Console  # slow to import, and few processes need it
+        from rich.text import Text
+
+        line = " ".join(str(error).split())
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
+        raise SystemExit(2 if isinstance(error, ConfigError | InputError) else 1) from None

@@ -1,6 +1,6 @@
-"""What systemd gives a service and hears from it: listening sockets, and how it does.
+"""systemd's socket activation and notifications.
 
-The protocols of sd_listen_fds(3) and sd_notify(3); outside of systemd none of it does anything.
+It speaks the protocols of sd_listen_fds(3) and sd_notify(3); outside systemd it has no effect.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import signal
 import socket
 from collections.abc import Collection
 
-from router.errors import ConfigError
+from router.core.errors import ConfigError
 
 _FIRST_FD = 3
 _VARIABLES = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
-# Signals that came while they were held.
+# Signals received while held.
 _held: set[int] = set()
 
 
 def given_sockets(names: Collection[str]) -> dict[str, socket.socket]:
-    """Listening sockets that systemd has opened for this process, by ``FileDescriptorName=``.
+    """Listening sockets that systemd opened for this process, by ``FileDescriptorName=``.
 
     Args:
-        names: those that are known; a single socket may have any name, and gets the first.
+        names: known names; a single socket of another name gets the first.
 
     Raises:
-        ConfigError: one of an unknown name, or that does not listen on a TCP port.
+        ConfigError: a socket has an unknown name, or does not listen on a TCP port.
     """
     pid, count, called = (os.environ.pop(name, "") for name in _VARIABLES)
     if pid != str(os.getpid()) or not count.isdigit():
@@ -44,15 +44,15 @@ def given_sockets(names: Collection[str]) -> dict[str, socket.socket]:
 
 
 def hold_hangups() -> None:
-    """Hold SIGHUP, in this process and those that it becomes or starts, until it is taken."""
-    # A mask alone does not hold it: threads that libraries have started before have their own.
+    """Hold SIGHUP in this process, across exec and in its children, until ``take_hangups``."""
+    # A mask alone is not enough: threads started earlier by libraries have their own.
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _hold)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
 def take_hangups() -> None:
-    """Take SIGHUP from now on, by the handler set by now; one that was held comes at once."""
+    """Deliver SIGHUP again, to the present handler; a held signal comes at once."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     if _held:
         _held.clear()
@@ -64,24 +64,24 @@ def _hold(number: int, _: object) -> None:
 
 
 async def beat() -> None:
-    """Tell systemd now and then that the event loop runs, if it watches (``WatchdogSec=``)."""
+    """Notify systemd's watchdog (``WatchdogSec=``), if any, from the event loop."""
     watched, longest_us = os.environ.get("WATCHDOG_PID"), os.environ.get("WATCHDOG_USEC", "")
     if watched not in (None, str(os.getpid())) or not longest_us.isdigit():
         return
     while True:
-        # A watching process that hangs itself must not hold up this one.
+        # A watching process that hangs must not block this one.
         notify("WATCHDOG=1", socket.MSG_DONTWAIT)
         await asyncio.sleep(int(longest_us) / 4e6)
 
 
 def notify(state: str, flags: int = 0) -> None:
-    """Tell systemd, as in ``READY=1``; nothing if it does not ask to be told."""
+    """Send a state such as ``READY=1`` to systemd, if it listens."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    # A service that cannot tell how it does still serves.
+    # A service that cannot notify still serves.
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
         teller.connect(address)
         teller.send(state.encode(), flags)

@@ -24,8 +24,8 @@ import httpx
 
 from deploy.prometheus.install import ADVICE, lay
 from loadgen.demo.page import EMULATED_POWER
-from loadgen.demo.processes import Child, free_ports, signals_as_interrupts
-from router.errors import EvenstepError
+from loadgen.run.processes import Child, free_ports, signals_as_interrupts
+from router.core.errors import EvenstepError
 
 RULES = Path(__file__).resolve().parents[1] / "prometheus" / "rules.yml"
 READY_S = 180.0  # at its very first start the router compiles its solver

@@ -1,8 +1,7 @@
-"""Who enters an engine under KV pressure: all policies by name.
+"""Admission to an engine under KV pressure: all policies by name.
 
-Simulator, emulator and vLLM run the same ones.
-
-To add one: a class that is an ``Admission``, a row here, and a test.
+Simulator, emulator and vLLM run the same policies. A new one is a class that implements
+``Admission``, a row here, and a test.
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engine_patches.admission.headroom import Headroom, Reserve
 from engine_patches.admission.lengths import MEDIAN, PredictedLengths, SeenLengths
-from engine_patches.admission.memory_checked import MemoryChecked
-from engine_patches.admission.nested_wait import NestedWait
-from engine_patches.admission.off import Off
-from engine_patches.admission.passing import passing_of
-from engine_patches.admission.policy import Admission
+from engine_patches.admission.policies.headroom import Headroom, Reserve
+from engine_patches.admission.policies.memory_checked import MemoryChecked
+from engine_patches.admission.policies.nested_wait import NestedWait
+from engine_patches.admission.policies.off import Off
+from engine_patches.admission.policies.strict import strict_nested_wait, strict_wait
+from engine_patches.admission.policies.wait import Wait
+from engine_patches.admission.protocol import Admission
 from engine_patches.admission.settings import (
     AdmissionError,
     AdmissionSettings,
     known_names,
     settings_from,
 )
-from engine_patches.admission.strict import strict_nested_wait, strict_wait
-from engine_patches.admission.wait import Wait
+from engine_patches.admission.theory.passing import passing_of
 
 DEFAULT = "headroom"
 
@@ -36,9 +35,9 @@ _TYPES = ("thresholds", "segments", "rates", "lengths", "step_time")
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRow:
-    """A policy's maker, one line on it, and the settings that it has.
+    """A policy's factory, one-line summary and settings.
 
-    ``in_order``: it admits the first of the engine's own order, and passes nobody over.
+    ``in_order``: it admits from the head of the engine's own order and skips no request.
     """
 
     make: Callable[[AdmissionSettings], Admission]
@@ -115,10 +114,10 @@ ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
 
 
 def read_admission(mapping: Mapping[str, object]) -> AdmissionSettings:
-    """Settings as a user gives them: ``{"policy": "headroom", "headroom": 0.05}``.
+    """Parse a user's settings: ``{"policy": "headroom", "headroom": 0.05}``.
 
     Raises:
-        AdmissionError: no such policy, a key that it has not, or a value that cannot be used.
+        AdmissionError: the policy or a key is unknown, or a value is invalid.
     """
     policy = mapping.get("policy", DEFAULT)
     if not isinstance(policy, str) or policy not in ADMISSIONS:
@@ -130,10 +129,10 @@ def read_admission(mapping: Mapping[str, object]) -> AdmissionSettings:
 
 
 def make_admission(settings: AdmissionSettings) -> Admission:
-    """A policy for one engine."""
+    """Build a policy for one engine."""
     return ADMISSIONS[settings.policy].make(settings)
 
 
 def clearing_of(settings: AdmissionSettings) -> float:
-    """Beta, the part of ``alpha_beta`` that is the engine's; 0 for other policies."""
+    """Return beta, the part of ``alpha_beta`` that the engine executes; 0 for other policies."""
     return settings.beta if "beta" in ADMISSIONS[settings.policy].keys else 0.0

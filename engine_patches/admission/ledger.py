@@ -1,11 +1,11 @@
-"""The requests of one engine as admission knows them, kept up event by event.
+"""The requests of one engine as admission sees them, updated by events.
 
-While a request runs it grows by one token a step, so its size is kept as an offset to the number of
-steps: a step costs nothing per request. Knows no clock and no engine.
+A running request grows by one token a step. Its size is kept as an offset to the number of steps,
+so a step costs nothing per request. Independent of clocks and engines.
 
-In each turn of an engine: ``arrived`` at any time, ``preempted`` as the engine makes room, then the
-policy decides, ``entered`` for whom the engine took in, ``stepped`` when the step is over, and then
-``left`` for those that ended with it.
+Order of calls in an engine's turn: ``arrived`` at any time, ``preempted`` as the engine frees
+memory, then the policy decides. Then ``entered`` for admitted requests, ``stepped`` at the end of
+the step, and ``left`` for the requests that ended with it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ class Ticket:
     """A request.
 
     Attributes:
-        id: the engine's own.
-        prompt_tokens: s, those of the prompt.
-        cap_tokens: output tokens at which it ends at the latest.
-        hint_tokens: output tokens at which its client says that it ends; None: it does not say.
-        kind: its type j, for thresholds per type; given by the ledger where output lengths say it.
+        prompt_tokens: s, tokens of the prompt.
+        cap_tokens: maximum number of output tokens.
+        hint_tokens: output length predicted by the client; None: no prediction.
+        kind: type j, for thresholds per type; set by the ledger if output lengths determine it.
         priority: lower goes first.
-        arrived_s: when it came, on the engine's clock.
-        predicted_tokens: o_hat, output tokens at which it is taken to end, a margin for error
-            included; given by the ledger, and new when the request surpasses it.
-        serial: its place in the order of arrival, given by the ledger.
+        arrived_s: time of arrival, on the engine's clock.
+        predicted_tokens: o_hat, predicted output length with a margin for error; set by the ledger,
+            and set again when the request exceeds it.
+        serial: place in the order of arrival, set by the ledger.
         generated_tokens: while it waits, output tokens that it had before it lost its slot.
-        late_steps: steps at most in which its prompt is computed and it does not grow, still to
-            come, as its policy sees it.
+        late_steps: maximum number of steps to come that compute its prompt without growth, as
+            estimated by its policy.
         offset_tokens: while it runs, its size less the ledger's steps.
     """
 
@@ -57,28 +56,25 @@ class Ticket:
 
     @property
     def entry_tokens(self) -> int:
-        """KV tokens that it takes when it enters."""
         return self.prompt_tokens + self.generated_tokens
 
     @property
     def end_step(self) -> int:
-        """The step, as ``Ledger.steps`` counts, in which it is taken to end, if it runs."""
+        """Predicted last step, as ``Ledger.steps`` counts, if it runs."""
         return self.prompt_tokens + self.predicted_tokens - 1 - self.offset_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An engine's KV memory as a step is about to be scheduled.
+    """An engine's KV memory before a step is scheduled.
 
     Attributes:
-        capacity_tokens: C, all of it.
-        used_tokens: what is held when the step has ended if nobody enters, in whole blocks: running
-            requests with the token that they compute in it and the whole of their prompts, and
-            whatever else holds memory.
-        slots_free: requests that may enter.
-        block_tokens: granularity of the memory.
-        step_tokens: tokens that a step computes at most; 0: any number.
-        prompt_tokens_left: of these, those left for prompts of requests that enter.
+        capacity_tokens: C, the whole memory.
+        used_tokens: tokens held at the end of the step without new requests, in whole blocks.
+            Includes the token that each running request computes in it, its whole prompt, and other
+            holders of memory.
+        step_tokens: maximum number of tokens that a step computes; 0: unlimited.
+        prompt_tokens_left: number of these left for prompts of entering requests.
     """
 
     capacity_tokens: int
@@ -89,75 +85,71 @@ class Memory:
     prompt_tokens_left: int = 0
 
     def late_steps(self, prompt_tokens: int, running: int) -> int:
-        """Steps after this one until so many tokens of prompts are computed, beside so many."""
+        """Return the steps after this one until these prompt tokens are computed."""
         if not self.step_tokens:
             return 0
         later = max(0, prompt_tokens - self.prompt_tokens_left)
         return -(-later // max(1, self.step_tokens - running))
 
     def rounded(self, tokens: int) -> int:
-        """Tokens of memory that so many tokens take."""
         return -(-tokens // self.block_tokens) * self.block_tokens
 
     def room(self, limit_tokens: int) -> int:
-        """Tokens that a request may have so that, when it has entered, the limit is kept."""
+        """Return the most tokens that a request may bring without exceeding the limit."""
         free = min(limit_tokens, self.capacity_tokens) - self.used_tokens
         return max(0, free // self.block_tokens * self.block_tokens)
 
 
 class Lengths(Protocol):
-    """What is known of output lengths before they end."""
+    """Predictions of output lengths."""
 
     def predict(self, ticket: Ticket, generated_tokens: int) -> int:
-        """Output tokens at which it is taken to end, now that it has so many; more than those."""
+        """Return the predicted output length, more than the tokens generated so far."""
         ...
 
     def kind(self, ticket: Ticket) -> int:
-        """Its type, once its length is predicted."""
+        """Return the request's type, once its length is predicted."""
         ...
 
     def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
-        """A request is over; ``by_itself``: not withdrawn, though its cap may have ended it."""
+        """Learn from an ended request; ``by_itself``: not withdrawn, but possibly capped."""
         ...
 
     def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
-        """A step is over, the ledger's ``steps`` after it."""
+        """Learn from a step; ``steps`` is the ledger's count after it."""
         ...
 
 
 class Follower(Protocol):
-    """Who keeps a sum over the running requests."""
+    """Keeps a sum over the running requests."""
 
     def gained(self, ticket: Ticket) -> None:
-        """It runs, or will hold other memory than before."""
+        """Add a request that runs, or whose memory use changed."""
         ...
 
     def lost(self, ticket: Ticket) -> None:
-        """It runs no more, or will hold other memory; the ticket is as it was when gained."""
+        """Remove a request, or its memory use before a change; its ticket is as when added."""
         ...
 
 
 def engine_order(ticket: Ticket) -> Key:
-    """The engine's own order: priority, then arrival; who lost a slot has its place back."""
+    """Order by priority, then arrival; preempted requests keep their place."""
     return (ticket.priority, ticket.serial)
 
 
 class Ledger:
-    """Who waits, in a policy's order, and who runs.
+    """Waiting requests in a policy's order, and running requests.
 
     Args:
-        key: order of waiting; must not change while a request waits.
-        lengths: predicts output lengths; None: each request is taken to end at its cap.
-        follower: is told who runs.
+        key: waiting order; constant while a request waits.
+        lengths: predictions of output lengths; None: each request is predicted to reach its cap.
+        follower: notified of changes of the running requests.
 
     Attributes:
-        steps: steps so far.
-        running: by id, in the order of entering.
-        arrivals: requests that have come, by kind.
-        waiting_kinds: requests that wait, by kind; 1 or more.
-        entered_total: entries, those of returning requests included.
-        preempted_total: slots lost.
-        ended: requests that ran and run no more, but for those that lost their slot; by kind.
+        running: running requests by id, in the order of entering.
+        waiting_kinds: number of waiting requests, by kind; 1 or more.
+        entered_total: number of entries, including those of returning requests.
+        ended: number of requests that ran and ended, by kind; preemptions do not count.
     """
 
     def __init__(
@@ -182,23 +174,20 @@ class Ledger:
 
     @property
     def waiting(self) -> Sequence[Ticket]:
-        """Who waits, the first to enter first."""
+        """Waiting requests, the next to enter first."""
         return self._order
 
     def by_id(self) -> Mapping[str, Ticket]:
-        """Who waits, by id."""
         return self._waiting
 
     def size_tokens(self, ticket: Ticket) -> int:
-        """KV tokens that a running request holds in the step about to be scheduled."""
+        """Return the KV tokens that a running request holds in the step about to be scheduled."""
         return ticket.offset_tokens + self.steps
 
     def generated_tokens(self, ticket: Ticket) -> int:
-        """Output tokens that a running request has."""
         return self.size_tokens(ticket) - ticket.prompt_tokens
 
     def arrived(self, ticket: Ticket) -> None:
-        """A request waits."""
         assert ticket.id not in self._waiting, "it waits already"
         assert ticket.id not in self.running, "it runs already"
         ticket.serial = self._serials
@@ -210,7 +199,7 @@ class Ledger:
         self._wait(ticket)
 
     def entered(self, id_: str) -> None:
-        """A waiting request runs from the step about to be scheduled, or just scheduled, on."""
+        """Start a waiting request with the step about to be scheduled, or just scheduled."""
         ticket = self._stop_waiting(id_)
         ticket.offset_tokens = ticket.entry_tokens - self.steps
         self.running[id_] = ticket
@@ -218,7 +207,7 @@ class Ledger:
         self._follow(ticket)
 
     def preempted(self, id_: str, *, keeps_tokens: bool = True) -> None:
-        """A running request lost its memory and waits again."""
+        """Move a running request that lost its memory back to the waiting ones."""
         ticket = self._stop_running(id_)
         ticket.generated_tokens = self.generated_tokens(ticket) if keeps_tokens else 0
         self.preempted_total += 1
@@ -226,7 +215,7 @@ class Ledger:
         self._wait(ticket)
 
     def left(self, id_: str, *, by_itself: bool = True) -> Ticket:
-        """A request has ended (``by_itself``), or was withdrawn; it is given back."""
+        """Remove and return a request that ended (``by_itself``) or was withdrawn."""
         if id_ not in self.running:
             ticket = self._stop_waiting(id_)
         else:
@@ -238,7 +227,7 @@ class Ledger:
         return ticket
 
     def stepped(self, still: Iterable[str] = ()) -> None:
-        """A step is over: all running requests grew by one token, but for those of ``still``."""
+        """End a step: all running requests grow by one token, except those of ``still``."""
         for id_ in still:
             ticket = self.running[id_]
             self._unfollow(ticket)
@@ -250,13 +239,13 @@ class Ledger:
             self._lengths.stepped(self.running, self.steps)
 
     def resized(self, ticket: Ticket, size_tokens: int) -> None:
-        """A running request has grown by more or less than a token a step."""
+        """Set the size of a request that grew by other than one token a step."""
         self._unfollow(ticket)
         ticket.offset_tokens = size_tokens - self.steps
         self._follow(ticket)
 
     def predict_again(self, ticket: Ticket) -> None:
-        """A running request has surpassed its prediction: it gets another."""
+        """Renew the prediction of a running request that exceeded it."""
         self._unfollow(ticket)
         self._predict(ticket, self.generated_tokens(ticket))
         self._follow(ticket)

@@ -1,4 +1,4 @@
-"""Output lengths before they are known: what the client says, the cap, or what others' were."""
+"""Predictions of output lengths: the client's hint, the cap, or lengths seen before."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from engine_patches.admission.ledger import Ticket
-from router.forecast import Running
-from router.signals import Departure
-from router.survival import REFRESH_STEPS, SurvivalSignal
-from router.workload import Floats
+from router.core.forecast.end_signals import Departure
+from router.core.forecast.forecast import Running
+from router.core.forecast.step_cost import Floats
+from router.core.forecast.survival import REFRESH_STEPS, SurvivalSignal
 
 MEDIAN = 0.5
 REDRAW_STEPS = 4 * REFRESH_STEPS  # drawing the curves costs as much as many decisions
 
 
 class SeenLengths:
-    """Quantiles of the lengths seen with prompts of like size, given what has been generated.
+    """Quantiles of lengths seen with prompts of similar size, given the tokens generated so far.
 
-    Learns online from ends, withdrawals and those that still run (``router.survival``).
+    Learns online from ended, withdrawn and running requests (``router.core.forecast.survival``).
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class SeenLengths:
         self._falls: dict[int, Floats] = {}  # survival below 0, so that it ascends
 
     def quantile(self, share: float, prompt_tokens: int, generated_tokens: int) -> int:
-        """The output length that a share of those that got so far does not exceed."""
+        """Return the length that this share of the requests that got so far does not exceed."""
         bits = prompt_tokens.bit_length()
         falls = self._falls.get(bits)
         if falls is None:
@@ -38,7 +38,6 @@ class SeenLengths:
         return max(int(falls.searchsorted(so_far * (1 - share))), generated_tokens + 1)
 
     def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
-        """A request is over."""
         self._signal.ended(
             Departure(
                 0, ticket.prompt_tokens, ticket.generated_tokens, by_itself, ticket.cap_tokens
@@ -46,7 +45,6 @@ class SeenLengths:
         )
 
     def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
-        """A step is over."""
         self._signal.advance(1)
         if steps % REDRAW_STEPS == 0 or steps in (REFRESH_STEPS, 2 * REFRESH_STEPS):
             self._signal.observe(_table(running, steps))
@@ -54,18 +52,19 @@ class SeenLengths:
 
 
 class PredictedLengths:
-    """What admission takes a request's output to be.
+    """Output lengths that admission assumes.
 
-    The client's hint while it lasts; then, or without one, a quantile of the lengths seen, given
-    how far the request has come; never beyond its cap, and the cap itself where nothing is learned.
+    A client's hint holds until it is exceeded. Then, or without a hint, a quantile of the lengths
+    seen holds, given the request's progress. The cap is the maximum, and the prediction while
+    nothing is learned.
 
     Args:
-        seen: learns lengths; None: caps count alone.
+        seen: learned lengths; None: caps only.
         share: the quantile.
-        hints: whether hints are believed.
-        margin: a share of the prediction that is added to it, for its error: o_hat + delta. (The
-            o_hat - delta of arXiv 2502.07115, section 8.1, would fill the memory beyond C.)
-        segments: lengths that part the types, ascending; none: the tickets say theirs.
+        hints: whether to use hints.
+        margin: share of the prediction added for its error: o_hat + delta. (The o_hat - delta of
+            arXiv 2502.07115, section 8.1, would fill the memory beyond C.)
+        segments: lengths that separate the types, ascending; empty: tickets carry their types.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class PredictedLengths:
         self._segments = segments
 
     def predict(self, ticket: Ticket, generated_tokens: int) -> int:
-        """The output tokens, margin included."""
         if self._hints and ticket.hint_tokens is not None:
             tokens = self._with_margin(ticket.hint_tokens)
             if tokens > generated_tokens:
@@ -95,18 +93,16 @@ class PredictedLengths:
         return min(self._with_margin(tokens), ticket.cap_tokens)
 
     def kind(self, ticket: Ticket) -> int:
-        """The first segment that its predicted length does not exceed."""
+        """Return the first segment that the predicted length does not exceed."""
         if not self._segments:
             return ticket.kind
         return bisect_left(self._segments, ticket.predicted_tokens)
 
     def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
-        """A request is over."""
         if self._seen is not None:
             self._seen.ended(ticket, by_itself=by_itself)
 
     def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
-        """A step is over."""
         if self._seen is not None:
             self._seen.stepped(running, steps)
 
@@ -115,7 +111,6 @@ class PredictedLengths:
 
 
 def _table(running: Mapping[str, Ticket], steps: int) -> Running:
-    """Those that run, as the curves take them."""
     prompts = np.array([ticket.prompt_tokens for ticket in running.values()], dtype=np.int64)
     sizes = np.array([ticket.offset_tokens + steps for ticket in running.values()], dtype=np.int64)
     caps = np.array([ticket.cap_tokens for ticket in running.values()], dtype=np.int64)

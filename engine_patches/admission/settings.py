@@ -1,4 +1,4 @@
-"""What an admission policy may be told, and the check of it."""
+"""Settings of admission policies, and their validation."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from itertools import accumulate, pairwise
 
-from engine_patches.admission.fluid import Flow, StepCost
-from engine_patches.admission.thresholds import segments_of
-from engine_patches.admission.validity import Validity, nested_validity, wait_validity
+from engine_patches.admission.theory.fluid import Flow, StepCost
+from engine_patches.admission.theory.thresholds import segments_of
+from engine_patches.admission.theory.validity import Validity, nested_validity, wait_validity
 
 MAX_HOLD_S = 1.0
 QUANTILE = "quantile:"
 
-# With which sums stay exact, and lengths below where the last segment is taken to end.
+# Sums stay exact below this bound; lengths stay below the assumed end of the last segment.
 _MOST_TOKENS = 1_000_000
 _RATES = (1e-9, 1e9)
 _MOST_STEP_S = 1e9
 
 
 class AdmissionError(Exception):
-    """Settings of admission that cannot be used; the message names the nearest that can."""
+    """Invalid admission settings; the message names the nearest valid ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """One policy's settings; ``read_admission`` knows which policy has which.
+    """One policy's settings; ``read_admission`` knows the keys of each policy.
 
     Attributes:
-        policy: its name.
-        headroom: w, the share of KV memory that stays free when requests enter.
-        headroom_max: up to which w rises while preemptions exceed 2 % of requests.
+        headroom: w, share of KV memory kept free when requests enter.
+        headroom_max: maximum of w, which rises while preemptions exceed 2 % of requests.
         adaptive: whether w follows the preemptions.
-        predict: where output lengths come from: ``hint`` (the client's, else the median of those
-            seen), ``cap`` (max_tokens), or ``quantile:Q`` of those seen.
-        margin: share of KV memory that requests leave free, as they are predicted: (1 - margin) C.
-        length_margin: added to each predicted length, a share of it: o_hat + delta.
-        ageing: tokens of predicted length that a second of waiting counts for in the order.
-        thresholds: n_j by type; none: measured.
-        segments: output lengths that part the types, ascending; none: requests say their types.
-        hold_s: how long a type may be held until n_j of it wait.
-        strict: as printed, requests that run pause; for simulated engines.
-        rates: requests per second of each type, or that end in each segment; none: measured.
+        predict: source of output lengths: ``hint`` (the client's, else the median of those seen),
+            ``cap`` (max_tokens), or ``quantile:Q`` of those seen.
+        margin: share of KV memory kept free at predicted lengths: (1 - margin) C.
+        length_margin: share of each predicted length that is added to it: o_hat + delta.
+        ageing: tokens of predicted length that one second of waiting offsets in the order.
+        thresholds: n_j by type; empty: measured.
+        segments: output lengths that separate the types, ascending; empty: requests carry their
+            types.
+        hold_s: longest time to hold a type until n_j of it wait.
+        strict: as printed in the paper, running requests pause; for simulated engines.
+        rates: requests per second of each type, or that end in each segment; empty: measured.
             Without ``step_time`` their proportions are enough.
-        lengths: of these, prompt and output tokens on average, to check thresholds with.
-        step_time: d0, d1, and perhaps seconds per request and per prompt token, to check
-            thresholds with.
-        delta: probability with which those inside may come to need more memory than there is.
-        alpha: share of KV memory that is protected from new requests.
-        beta: probability with which a request is cleared when the memory overflows.
+        lengths: mean prompt and output tokens of these types, to check thresholds.
+        step_time: d0, d1, and optionally seconds per request and per prompt token, to check
+            thresholds.
+        delta: probability that running requests will need more memory than there is.
+        alpha: share of KV memory protected from new requests.
+        beta: probability of clearing a request when the memory overflows.
 
-    Thresholds that miss (11), (12) or (16) for the rates, lengths and step time that are told are
-    refused; those on the edge, as the paper prints some, are warned of.
+    Thresholds that violate (11), (12) or (16) for the given rates, lengths and step time are
+    rejected. Those on the edge, as some that the paper prints, cause a warning.
 
     Raises:
         AdmissionError: a value is out of its range.
@@ -100,10 +100,10 @@ class AdmissionSettings:
             _check_valid(_nested(self) if self.policy == "nested_wait" else _wait(self))
 
     def quantile(self) -> float | None:
-        """Q of ``quantile:Q``; None where lengths come from elsewhere.
+        """Return Q of ``quantile:Q``; None for other sources of lengths.
 
         Raises:
-            AdmissionError: ``predict`` is none of what it may be.
+            AdmissionError: ``predict`` is invalid.
         """
         if self.predict in ("hint", "cap"):
             return None
@@ -132,7 +132,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
 
 
 def _check_range(name: str, value: object, least: float, most: float) -> None:
-    is_nan = isinstance(value, float) and math.isnan(value)  # whole ones may be too large to ask
+    is_nan = isinstance(value, float) and math.isnan(value)  # integers may be too large for isnan
     if isinstance(value, bool) or not isinstance(value, int | float) or is_nan:
         raise AdmissionError(f"{name} must be a number, got {value!r}")
     if not least <= value <= most:
@@ -165,7 +165,6 @@ def _check_types(thresholds: Sequence[int], segments: Sequence[int]) -> None:
 
 
 def _check_flows(settings: AdmissionSettings) -> None:
-    """What is told of the requests that are expected, and of the engine's steps."""
     rates, lengths, step_time = settings.rates, settings.lengths, settings.step_time
     _check_numbers("rates", rates, _RATES)
     _check_numbers("step_time", step_time, (0.0, _MOST_STEP_S))
@@ -225,13 +224,12 @@ def _is_length(value: object) -> bool:
 
 
 def passing_shares(rates: Sequence[float]) -> list[float]:
-    """Of those that get to each segment but the last, the share that passes to the next."""
+    """Return, for each segment but the last, the share of its requests that pass to the next."""
     tails = list(accumulate(reversed(rates)))[::-1]
     return [after / before for before, after in pairwise(tails)]
 
 
 def _wait(settings: AdmissionSettings) -> Validity:
-    """(11)."""
     flows, given = _flows(settings), settings.thresholds
     if len(given) > len(flows):
         raise AdmissionError(
@@ -243,7 +241,7 @@ def _wait(settings: AdmissionSettings) -> Validity:
 
 
 def _nested(settings: AdmissionSettings) -> Validity:
-    """(12) or (16); without a step's time but for n_1."""
+    """Evaluate (12) or (16); without a step time all but the condition on n_1."""
     segments = settings.segments
     flows = _flows(settings) or [
         Flow(rate, 1.0, output - 1)
@@ -255,7 +253,6 @@ def _nested(settings: AdmissionSettings) -> Validity:
 
 
 def _flows(settings: AdmissionSettings) -> list[Flow]:
-    """The types, as far as their lengths are told."""
     return [
         Flow(rate, prompt, output - 1)
         for rate, (prompt, output) in zip(settings.rates, settings.lengths, strict=False)
@@ -279,17 +276,17 @@ def _check_strict(settings: AdmissionSettings) -> None:
 
 
 def known_names(given: str, known: Sequence[str]) -> str:
-    """The end of an error: those that there are, and the one that may have been meant."""
+    """Complete an error message with the known names and the nearest match."""
     nearest = get_close_matches(given.lower(), known, n=1)
     meant = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"known: {', '.join(known)}{meant}"
 
 
 def settings_from(mapping: Mapping[str, object], keys: Sequence[str]) -> AdmissionSettings:
-    """Settings of which only some may be given.
+    """Build settings from the allowed keys.
 
     Raises:
-        AdmissionError: another one is given, or a value that cannot be used.
+        AdmissionError: a key is not allowed, or a value is invalid.
     """
     assert set(keys) <= {field.name for field in fields(AdmissionSettings)}
     values: dict[str, object] = {}

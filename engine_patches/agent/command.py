@@ -1,4 +1,4 @@
-"""``evenstep agent``: power of GPUs for routers, on hosts whose engines run without the plug-in."""
+"""``evenstep agent``: publishes GPU power on hosts whose engines run without the plug-in."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Annotated, Any
 
 import typer
 
-from engine_patches.agent.publisher import Door, PowerPublisher, publish
+from engine_patches.agent.power_publisher import Door, PowerPublisher, publish
 from engine_patches.agent.ranks import Rank, RanksError, read_ranks
+from engine_patches.plugin.settings import PlugInError
 from engine_patches.power.nvml import Notices, NvmlSource
 from engine_patches.power.recording import RecordingError, RecordingSource, read_recording
 from engine_patches.power.source import PowerSource
-from engine_patches.settings import PlugInError
-from router.errors import ConfigError, InputError
-from router.json_file import STDOUT, json_option, write_json
-from router.wire import is_curve_key
+from router.commands.json_output import STDOUT, json_option, write_json
+from router.core.errors import ConfigError, InputError
+from router.core.wire import is_curve_key
 
 _ENDPOINT = re.compile(r"tcp://[\w.:%\[\]*-]+:\d+|ipc://.+")
 _LEAST_S, _MOST_S = 0.1, 5.0
@@ -131,7 +131,6 @@ def _door(bind: str | None, secret_key_file: Path | None, allowed: list[str] | t
 
 
 def _run(sources: Mapping[Rank, PowerSource], door: Door, interval_s: float) -> None:
-    """Publish until SIGINT or SIGTERM."""
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ending.set())

@@ -1,4 +1,4 @@
-"""Whose power an agent tells: the GPUs of each worker, as the user writes them."""
+"""The GPUs of each worker, in the notation of the agent's command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import chain
 
 
 class RanksError(Exception):
-    """GPUs or workers that cannot be used; the message says which and what to do."""
+    """Invalid GPUs or workers; the message names them and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Rank:
     """One worker.
 
     Attributes:
-        worker: its id in the router; "" where its number says whose the power is.
+        worker: its id in the router; "" if its number identifies it.
         gpus: index or UUID of each of its GPUs.
     """
 
@@ -25,14 +25,14 @@ class Rank:
 
 
 def read_ranks(gpus: str | None, workers: Sequence[str]) -> tuple[Rank, ...]:
-    """Read ``--gpus`` and ``--ranks-of``.
+    """Parse ``--gpus`` and ``--ranks-of``.
 
     Args:
-        gpus: ``GPU[,GPU]...``: without workers, each is a rank of its own, numbered from 0.
-        workers: ``WORKER=GPU[+GPU]...`` each; with ``gpus`` as well, these are the same.
+        gpus: ``GPU[,GPU]...``; without workers, each is a rank of its own, numbered from 0.
+        workers: ``WORKER=GPU[+GPU]...`` each; if ``gpus`` is given too, it must list the same GPUs.
 
     Raises:
-        RanksError: none of both is given, one has no such form, or they contradict one another.
+        RanksError: neither is given, one is malformed, or they contradict each other.
     """
     listed = _names("--gpus", gpus, ",") if gpus is not None else ()
     if not workers:

@@ -1,4 +1,4 @@
-"""Which GPUs a rank runs on, as far as the process of its scheduler can know."""
+"""The GPUs of a rank, as far as its scheduler's process can know them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class UnknownGpusError(Exception):
-    """The rank's GPUs cannot be told from here; the message says why and what to do."""
+    """The rank's GPUs are unknown here; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankGpus:
-    """What vLLM says of one data-parallel rank's GPUs.
+    """vLLM's facts on one data-parallel rank's GPUs.
 
     Attributes:
-        count: of the rank, on all machines.
+        count: number of the rank's GPUs, on all machines.
         local_rank: number of the rank among those of this machine.
-        machines: that its GPUs are on.
-        placed_by: what has chosen its GPUs without this process knowing which; None: vLLM itself,
-            in the order of those that are visible.
-        assigned: GPUs of all the machine's ranks, from the option ``--device-ids``.
+        machines: number of machines with its GPUs.
+        placed_by: component that chose its GPUs unknown to this process; None: vLLM itself, in the
+            order of the visible ones.
+        assigned: GPUs of all ranks of the machine, from the option ``--device-ids``.
     """
 
     count: int
@@ -34,14 +34,13 @@ class RankGpus:
 
 
 def rank_devices(rank: RankGpus, visible: str | None) -> tuple[str, ...]:
-    """Index or UUID of each GPU of a rank: all or none, since a part would pass as the whole.
+    """Return index or UUID of each GPU of a rank: all or none, as a part would pass as the whole.
 
-    Args:
-        rank: whose they are.
-        visible: what ``CUDA_VISIBLE_DEVICES`` says.
+    ``visible`` is the value of ``CUDA_VISIBLE_DEVICES``.
 
     Raises:
-        UnknownGpusError: they are elsewhere, or fewer are visible, or CUDA refuses the list.
+        UnknownGpusError: they are elsewhere, too few are visible, or CUDA rejects the list.
+    !drop begin_s,|end_s
     """
     if rank.placed_by is not None:
         raise UnknownGpusError(
@@ -62,7 +61,7 @@ def rank_devices(rank: RankGpus, visible: str | None) -> tuple[str, ...]:
         devices, ends_early = _shown(visible)
     found = devices[first : first + rank.count]
     if not found and not ends_early:
-        found = devices  # In some versions of vLLM each rank sees only its own GPUs.
+        found = devices  # in some versions of vLLM each rank sees only its own GPUs
     if len(found) != rank.count:
         named = ", ".join(devices) or "nothing"
         raise UnknownGpusError(
@@ -75,10 +74,10 @@ def rank_devices(rank: RankGpus, visible: str | None) -> tuple[str, ...]:
 
 
 def _shown(visible: str) -> tuple[list[str], bool]:
-    """What CUDA reads, up to what is no GPU, such as -1; and whether it leaves anything out.
+    """Return the entries up to the first that is no GPU, such as -1; and whether others follow.
 
     Raises:
-        UnknownGpusError: one is named twice; CUDA then shows none.
+        UnknownGpusError: one is listed twice; CUDA then shows none.
     """
     names = [name.strip() for name in visible.split(",")]
     devices = list(takewhile(_is_gpu, names))

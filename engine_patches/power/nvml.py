@@ -1,6 +1,6 @@
-"""Power and energy of the GPUs that one rank runs on, from NVML.
+"""Power and energy of one rank's GPUs, from NVML.
 
-At the start it is also asked how much memory the engine has taken there: see ``memory``.
+At startup also the memory that the engine uses there: see ``memory``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from engine_patches.memory import cross_check
+from engine_patches.plugin.memory import cross_check
 from engine_patches.power.devices import VISIBLE, RankGpus, UnknownGpusError, rank_devices
 from engine_patches.power.source import EnergySum, PowerReading
 
@@ -35,26 +35,26 @@ _MENDS = {
     "NVMLError_GpuIsLost": "it is lost: see dmesg for its Xid error, and reset it",
 }
 _ABSENT = frozenset({"NVMLError_NotSupported", "NVMLError_FunctionNotFound"})
-# Some hosts show power to everybody, and the counter to few.
+# Some hosts give all users access to power, and few to the counter.
 _ABSENT_COUNTER = _ABSENT | {"NVMLError_NoPermission"}
 
 
 class NvmlError(Exception):
-    """NVML does not tell; the message says what and what to do."""
+    """NVML has no data; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Gpus:
-    """A rank's devices, and by UUID the GPUs that these are or are part of: a name and a handle."""
+    """A rank's devices, and by UUID the name and handle of the whole GPUs behind them."""
 
     handles: tuple[Any, ...]
     whole: Mapping[str, tuple[str, Any]]
 
 
 class Notices:
-    """What is wrong is said once, however many ranks of one process suffer from it.
+    """Logs each problem once, even if several ranks of a process have it.
 
-    An agent has them all; each rank with the plug-in is a process of its own.
+    An agent has several ranks; with the plug-in each rank is a process of its own.
     """
 
     def __init__(self) -> None:
@@ -64,13 +64,11 @@ class Notices:
         self._shared: set[str] = set()
 
     def begin(self, problem: str) -> None:
-        """Power is unknown."""
         if problem not in self._said:
             self._said.add(problem)
             log.warning("evenstep: power unknown: %s; tried again every %g s", problem, RETRY_S)
 
     def part(self, device: str) -> None:
-        """A device is part of a GPU."""
         if not self._parts_said:
             self._parts_said = True
             log.warning(
@@ -90,7 +88,7 @@ class Notices:
             )
 
     def end(self, problem: str | None, *, known: bool) -> None:
-        """That is not the matter any more; whether power is known again."""
+        """Close a problem; ``known``: power is known again."""
         if problem in self._said:
             self._said.remove(problem)
             if known:
@@ -98,15 +96,13 @@ class Notices:
 
 
 class NvmlSource:
-    """Sums over some GPUs; while one of them cannot be read the sums are unknown.
+    """Sums over some GPUs, unknown while one of them cannot be read.
 
     Args:
-        devices: index or UUID of each; a MIG device stands for the whole GPU that it is part of,
-            for whose parts NVML tells no power.
-        notices: shared by the sources of a process.
-        load: gets the module ``pynvml``; ImportError where there is none.
-        by_speed: indices are CUDA's, which may number a machine's GPUs from the fastest on; NVML
-            always numbers them by their places on the bus.
+        devices: index or UUID of each; a MIG device stands for its whole GPU, because NVML has no
+            power of parts.
+        by_speed: true if indices are CUDA's, which may number a machine's GPUs fastest first; NVML
+            always numbers them by bus position.
     """
 
     def __init__(
@@ -128,7 +124,7 @@ class NvmlSource:
         self._problem: str | None = None
 
     def read(self, now_s: float) -> PowerReading:
-        """See ``PowerSource``; what is wrong is said once in the log, and tried again later."""
+        """Read the sums; an error is logged once and the GPUs are tried again later."""
         if self._again_s is not None and now_s < self._again_s:
             return self._energy.miss(now_s)
         try:
@@ -142,13 +138,14 @@ class NvmlSource:
         return self._energy.add(now_s, told)
 
     def cross_check(self, kv_bytes: int, blocks: int) -> tuple[bool, str] | None:
-        """Whether the engine holds a KV cache of this size, and a line for the log.
+        """Compare the engine's memory with a KV cache of this size; see ``memory.cross_check``.
 
         Returns:
-            None while the GPUs could not be read.
+            Whether enough memory is used, and a line for the log; None while the GPUs are
+            unreadable.
 
         Raises:
-            Exception: NVML's, where it cannot tell.
+            Exception: NVML's own, if it has no data.
         """
         if self._gpus is None:
             return None
@@ -184,14 +181,14 @@ class NvmlSource:
         return _Gpus(handles, whole)
 
     def _close(self) -> None:
-        """Let go of a driver that may have been loaded anew since."""
+        """Release NVML, whose driver may have been reloaded since."""
         if self._nvml is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
             self._nvml = None
 
     def _check_order(self) -> None:
-        """Refuse indices that may name other GPUs; GPUs of one kind have the same order in both."""
+        """Reject indices that may mean other GPUs; GPUs of one kind have the same order in both."""
         if not self._by_speed or not any(map(str.isdecimal, self._devices)):
             return
         indices = range(self._ask("0", "nvmlDeviceGetCount"))
@@ -208,7 +205,7 @@ class NvmlSource:
         return self._ask(device, "nvmlDeviceGetHandleByUUID", device)
 
     def _whole(self, device: str, handle: Any) -> Any:
-        """The GPU that a MIG device is part of; any other is one itself."""
+        """Return the GPU that a MIG device is part of; any other device is a GPU itself."""
         if not device.startswith("MIG-"):
             return handle
         self._notices.part(device)
@@ -227,7 +224,7 @@ class NvmlSource:
     def _thousandths(
         self, device: str, function: str, gpu: Any, absent: Collection[str]
     ) -> float | None:
-        """Milliwatts or millijoules in W or J; None where the errors of absence come."""
+        """Return milliwatts or millijoules as W or J; None for an error in ``absent``."""
         try:
             return int(self._ask(device, function, gpu)) / 1e3
         except NvmlError as error:
@@ -236,10 +233,10 @@ class NvmlSource:
             raise
 
     def _ask(self, device: str, function: str, *arguments: Any) -> Any:
-        """What NVML answers.
+        """Call an NVML function.
 
         Raises:
-            NvmlError: an error; the message names the device.
+            NvmlError: the call failed; the message names the device.
         """
         try:
             return getattr(self._nvml, function)(*arguments)
@@ -252,7 +249,7 @@ def _mend(error: Exception) -> str:
 
 
 def _pynvml() -> Any:
-    """The package nvidia-ml-py, or the copy that vLLM brings along."""
+    """Return the package nvidia-ml-py, or vLLM's copy of it."""
     for name in _MODULES:
         with contextlib.suppress(ImportError):
             return import_module(name)
@@ -260,7 +257,7 @@ def _pynvml() -> Any:
 
 
 def open_source(rank: RankGpus) -> NvmlSource | None:
-    """What knows the power of a rank's GPUs; None, and a line in the log, where nothing can."""
+    """Return the power source of a rank's GPUs; None, with a log line, if they are unknown."""
     try:
         devices = rank_devices(rank, os.environ.get(VISIBLE))
     except UnknownGpusError as error:

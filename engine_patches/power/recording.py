@@ -1,4 +1,4 @@
-"""A recording of GPUs' power: JSON lines, and the same again as time passes."""
+"""A recording of GPU power as JSON lines, and its replay."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ log = logging.getLogger("vllm.evenstep")
 
 
 class RecordingError(Exception):
-    """A recording that cannot be used; the message names the place and the mend."""
+    """An unusable recording; the message names the place and the remedy."""
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line: what one device told.
+    """One line: the reading of one device.
 
     Attributes:
-        time_s: on any clock, the same for all lines.
+        time_s: time on any clock, the same for all lines.
         device: index or UUID.
-        power_w: watts; None: it could not be read then.
-        energy_j: its counter; None: it has none, or it could not be read.
+        power_w: watts; None: unreadable at that time.
+        energy_j: energy counter; None: missing or unreadable.
     """
 
     time_s: float
@@ -41,7 +41,7 @@ class Recording:
     """Samples of some devices.
 
     Args:
-        samples: those of one device in the order of their times.
+        samples: samples, each device's in the order of their times.
 
     Attributes:
         begin_s, end_s: first and last time.
@@ -56,11 +56,10 @@ class Recording:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All that it tells of."""
         return tuple(self._samples)
 
     def at(self, device: str, time_s: float) -> PowerReading:
-        """What a device had told last; unknown before its first and after the last of all."""
+        """Return a device's latest reading; unknown before its first and after the last of all."""
         samples = self._samples[device]
         index = bisect_right(samples, time_s, key=attrgetter("time_s")) - 1
         if index < 0 or time_s > self.end_s:
@@ -69,12 +68,7 @@ class Recording:
 
 
 class RecordingSource:
-    """Plays a recording from its beginning, which is when it is first read.
-
-    Args:
-        recording: what is played.
-        devices: of the rank, out of the recording's.
-    """
+    """Replays a recording, starting at the first read."""
 
     def __init__(self, recording: Recording, devices: Sequence[str]) -> None:
         self._recording = recording
@@ -84,7 +78,6 @@ class RecordingSource:
         self._end_said = False
 
     def read(self, now_s: float) -> PowerReading:
-        """See ``PowerSource``."""
         if self._offset_s is None:
             self._offset_s = self._recording.begin_s - now_s
         time_s = now_s + self._offset_s
@@ -99,7 +92,7 @@ def read_recording(file: str) -> Recording:
     """Read JSON lines like ``{"time_s": 0.5, "device": "0", "power_w": 300, "energy_j": 12.5}``.
 
     Raises:
-        RecordingError: it cannot be read, has no lines or one that is none of these; says which.
+        RecordingError: it is unreadable, empty or has an invalid line; the message names it.
     """
     try:
         lines = Path(file).read_bytes().splitlines()

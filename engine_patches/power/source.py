@@ -1,4 +1,4 @@
-"""What power and energy are asked of, and how energy is summed so that it never falls."""
+"""Power sources, and a sum of energy that never falls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class PowerReading:
-    """What is known at one moment; None where it is unknown.
+    """Power and energy at one time; None if unknown.
 
     Attributes:
         power_w: watts now.
@@ -24,10 +24,10 @@ UNKNOWN = PowerReading()
 
 
 class PowerSource(Protocol):
-    """Something that knows the power of the GPUs of one rank."""
+    """Source of the power of one rank's GPUs."""
 
     def read(self, now_s: float) -> PowerReading:
-        """Ask; what cannot be told is unknown, and nothing is raised.
+        """Read the power; unreadable values are unknown, and nothing is raised.
 
         Args:
             now_s: seconds on a clock that does not go back.
@@ -43,11 +43,11 @@ class _Told:
 
 
 class EnergySum:
-    """Power and energy of some devices together, from what each of them tells from time to time.
+    """Total power and energy of some devices, from their readings at intervals.
 
-    Energy grows by a device's counter. Where it has none, or the counter has gone back as after a
-    driver's reset, it grows by power over time (trapezoid); a time of which nothing is known
-    adds nothing, but for what a counter that went on shows afterwards.
+    Energy grows by a device's counter. If it has none, or the counter went back as after a driver's
+    reset, energy grows by power over time (trapezoid). A gap without readings adds nothing, except
+    what a continued counter shows afterwards.
     """
 
     def __init__(self) -> None:
@@ -55,10 +55,10 @@ class EnergySum:
         self._energy_j = 0.0
 
     def add(self, now_s: float, told: Mapping[str, PowerReading]) -> PowerReading:
-        """Take in what each device tells now; ``energy_j`` is its counter, from any start.
+        """Add each device's reading; ``energy_j`` is its counter, from any start.
 
         Returns:
-            The sum; unknown where one device does not tell.
+            The sum; unknown if one device has no reading.
         """
         for device, one in told.items():
             self._energy_j += self._advance(device, _Told(now_s, one.power_w, one.energy_j))
@@ -70,15 +70,14 @@ class EnergySum:
         )
 
     def miss(self, now_s: float) -> PowerReading:
-        """No device tells anything now."""
         self.add(now_s, dict.fromkeys(self._last, UNKNOWN))
         return UNKNOWN
 
     def _advance(self, device: str, now: _Told) -> float:
-        """Joules since the device's last word."""
+        """Return the joules since the device's last reading."""
         before = self._last.get(device)
         if now.power_w is None and now.counter_j is None:
-            # A counter goes on while nobody can read it; watts then say nothing of the gap.
+            # A counter continues while it is unreadable; power does not cover the gap.
             now = replace(now, counter_j=None if before is None else before.counter_j)
         self._last[device] = now
         return 0.0 if before is None else _joules(before, now)

@@ -12,14 +12,14 @@ from loadgen.chains.results import compare
 from loadgen.chains.scenario import SCENARIOS, Scenario, scenario_of
 from loadgen.chains.table import chains_table
 from loadgen.chains.work import Arrivals, Measured, Service
-from loadgen.options import command_of
-from loadgen.simulator.options import JsonFlag, flag
-from loadgen.traces import BUNDLED, load_trace
-from router.errors import ConfigError
-from router.json_file import STDOUT, write_json
-from router.placement.tuning import Criterion
-from router.policies import POLICIES
-from router.types import Dispatch
+from loadgen.run.options import command_of
+from loadgen.run.simulation_options import JsonFlag, flag
+from loadgen.traces.trace import BUNDLED, load_trace
+from router.commands.json_output import STDOUT, write_json
+from router.core.errors import ConfigError
+from router.core.placement.tuning import Criterion
+from router.core.policies.table import POLICIES
+from router.core.types import Dispatch
 
 _TRACE = "azure-conv"
 

@@ -11,13 +11,13 @@ from loadgen.chains.placements import PETALS_SLOTS, bprr, petals, whole
 from loadgen.chains.scenario import Scenario
 from loadgen.chains.simulation import check_policy
 from loadgen.chains.work import Arrivals, Measured, Service, Work, draw_work
-from router.errors import ConfigError
-from router.placement.gbp_cr import gbp_cr
-from router.placement.gca import gca
-from router.placement.model import Chain, Placement, Server, total_rate
-from router.placement.tuning import Criterion, compose
-from router.policies import POLICIES
-from router.types import Dispatch
+from router.core.errors import ConfigError
+from router.core.placement.gbp_cr import gbp_cr
+from router.core.placement.gca import gca
+from router.core.placement.model import Chain, Placement, Server, total_rate
+from router.core.placement.tuning import Criterion, compose
+from router.core.policies.table import POLICIES
+from router.core.types import Dispatch
 
 _RATES = (1e-9, 1e6)
 _MOST_LOAD = 10.0

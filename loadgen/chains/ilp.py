@@ -13,9 +13,9 @@ from dataclasses import replace
 import highspy
 import numpy as np
 
-from router.errors import InputError
-from router.placement.model import Chain, Placement
-from router.policies.exact_model import Rows, run_highs
+from router.core.errors import InputError
+from router.core.placement.model import Chain, Placement
+from router.core.policies.bfio.exact_model import Rows, run_highs
 
 
 def fewest_slots(

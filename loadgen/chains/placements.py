@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from router.errors import InputError
-from router.placement.gbp_cr import Fleet, rooms
-from router.placement.model import Chain, Model, Placement, Server
-from router.workload import Floats
+from router.core.errors import InputError
+from router.core.forecast.step_cost import Floats
+from router.core.placement.gbp_cr import Fleet, rooms
+from router.core.placement.model import Chain, Model, Placement, Server
 
 PETALS_SLOTS = 2
 """PETALS keeps memory for 4,096 tokens in each block: two requests of the paper's length."""

@@ -12,10 +12,10 @@ from loadgen.chains.routing import simulate_routing
 from loadgen.chains.served import Served
 from loadgen.chains.simulation import simulate_chains
 from loadgen.chains.work import Work
-from loadgen.intervals import Estimate, estimate, paired
-from router.json_file import finite
-from router.placement.bounds import ResponseBounds, chain_bounds
-from router.types import Dispatch
+from loadgen.report.intervals import Estimate, estimate, paired
+from router.commands.json_output import finite
+from router.core.placement.bounds import ResponseBounds, chain_bounds
+from router.core.types import Dispatch
 
 Report = dict[str, object]
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from loadgen.chains.served import Served
 from loadgen.chains.work import Work
-from router.errors import InputError
-from router.placement.model import Placement
+from router.core.errors import InputError
+from router.core.placement.model import Placement
 
 _MOST_REMEMBERED = 500_000
 

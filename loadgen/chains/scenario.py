@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from router.errors import ConfigError
-from router.placement.model import Model, Server
+from router.core.errors import ConfigError
+from router.core.placement.model import Model, Server
 
 _GB = 10**9
 

@@ -10,13 +10,13 @@ import numpy as np
 
 from loadgen.chains.served import Served
 from loadgen.chains.work import Work
-from router.errors import ConfigError
-from router.placement.model import Chain
-from router.policies import POLICIES, PolicySettings
-from router.policy import Policy
-from router.settings.worker_specs import unknown
-from router.types import Dispatch, Request, WorkerView
-from router.worker import UNBOUNDED
+from router.config.worker_specs import unknown
+from router.core.errors import ConfigError
+from router.core.placement.model import Chain
+from router.core.policies.protocol import Policy
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.state.worker import UNBOUNDED
+from router.core.types import Dispatch, Request, WorkerView
 
 # These choose by what they see alone: in a state seen before, they choose as before.
 BY_VIEWS_ALONE = frozenset({"fcfs", "jffc", "jsq", "least_tokens", "sa_jsq", "sed"})

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.chains.results import ChainsResult
-from loadgen.intervals import Estimate
-from loadgen.replay.table import number
+from loadgen.report.intervals import Estimate
+from loadgen.report.numbers import number
 
 
 def chains_table(result: ChainsResult) -> RenderableType:

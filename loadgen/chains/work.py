@@ -8,8 +8,8 @@ from enum import Enum
 import numpy as np
 
 from loadgen.chains.scenario import Scenario
-from loadgen.traces import Trace
-from router.workload import Floats
+from loadgen.traces.trace import Trace
+from router.core.forecast.step_cost import Floats
 
 
 class Arrivals(Enum):

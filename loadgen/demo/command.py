@@ -13,11 +13,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from loadgen import browser
 from loadgen.demo import page
 from loadgen.demo.budget import FIRST_SCALE, Allowance, Trial, calibrate, least_late
 from loadgen.demo.figures import steady_steps
-from loadgen.demo.processes import signals_as_interrupts
 from loadgen.demo.report import (
     STATEMENT,
     SUBJECT,
@@ -29,14 +27,16 @@ from loadgen.demo.report import (
     warnings,
 )
 from loadgen.demo.run import Fleet, Outcome, RunPlan, execute
-from loadgen.plots import Panel, draw_loads, draw_power, require_matplotlib
 from loadgen.replay.results import Report
 from loadgen.replay.workload import checked_time_scale
-from loadgen.traces import Trace, load_trace
-from router.errors import ConfigError, InputError
-from router.json_file import STDOUT, writable, write_json
-from router.policies import POLICIES
-from router.types import Dispatch
+from loadgen.report import browser
+from loadgen.report.load_pictures import Panel, draw_loads, draw_power, require_matplotlib
+from loadgen.run.processes import signals_as_interrupts
+from loadgen.traces.trace import Trace, load_trace
+from router.commands.json_output import STDOUT, writable, write_json
+from router.core.errors import ConfigError, InputError
+from router.core.policies.table import POLICIES
+from router.core.types import Dispatch
 
 # Cuts 2.6 % of the sample's outputs; without a cap each run would wait for one request at its end.
 CAP_TOKENS = 400

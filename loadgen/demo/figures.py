@@ -9,8 +9,8 @@ from typing import cast
 
 from loadgen.demo.run import Fleet, Outcome
 from loadgen.emulator.record import StepRecord
+from loadgen.model.step_time import parse_step_time
 from loadgen.replay.results import Report, Window, percentile
-from loadgen.step_model import parse_step_time
 
 # How late a step may end, as a fraction of its length, for a fleet to count as being in time.
 LATENESS_LIMIT = 0.1

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from loadgen.browser import ADVICE, BrowserError, browsing, find
-from loadgen.demo.processes import Child, free_ports
 from loadgen.demo.run import Fleet, RunPlan, replay_arguments, serving
+from loadgen.report.browser import ADVICE, BrowserError, browsing, find
+from loadgen.run.processes import Child, free_ports
 
 # What there is to see at the end of it; the first seconds, in which the fleet fills, are left out.
 SEEN_S = 20.0

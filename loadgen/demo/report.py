@@ -15,7 +15,7 @@ from loadgen.demo.budget import Trial
 from loadgen.demo.figures import LATENESS_LIMIT, StepFigures, steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, Outcome
 from loadgen.replay.results import Report
-from loadgen.replay.table import number
+from loadgen.report.numbers import number
 
 Columns = Mapping[str, "Callable[[DemoRun], object]"]
 

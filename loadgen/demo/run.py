@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 
-from loadgen.demo.processes import Child, free_ports
 from loadgen.emulator.record import StepRecord, read_record
 from loadgen.replay.results import Report
-from router.errors import EvenstepError
-from router.types import Dispatch
+from loadgen.run.processes import Child, free_ports
+from router.core.errors import EvenstepError
+from router.core.types import Dispatch
 
 # A router compiles its search at the first start of all.
 READY_TIMEOUT_S = 180.0

@@ -9,18 +9,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from loadgen.diagnose.comparison import Comparison, compare
+from loadgen.diagnose.analysis.comparison import Comparison, compare
+from loadgen.diagnose.analysis.window import Span, window_of
 from loadgen.diagnose.diagnosis import Diagnosis, diagnose_window, report
 from loadgen.diagnose.source import earlier_report, recording_from
 from loadgen.diagnose.table import diagnosis_table
-from loadgen.diagnose.window import Span, window_of
-from loadgen.recordings import load_recording
 from loadgen.replay.workload import checked_time_scale
+from loadgen.traces.recordings import load_recording
 from router.access.files import first_key
-from router.errors import ConfigError
-from router.json_file import STDOUT, json_option, write_json
-from router.policies import POLICIES
-from router.settings.worker_specs import unknown
+from router.commands.json_output import STDOUT, json_option, write_json
+from router.config.worker_specs import unknown
+from router.core.errors import ConfigError
+from router.core.policies.table import POLICIES
 
 _MINUTE_S = 60.0
 _LONGEST_S = 3600.0

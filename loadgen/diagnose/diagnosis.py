@@ -6,14 +6,14 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadgen.diagnose.comparison import Comparison
+from loadgen.diagnose.analysis.comparison import Comparison
+from loadgen.diagnose.analysis.findings import Findings, findings
+from loadgen.diagnose.analysis.prospects import Prospect, Prospects
+from loadgen.diagnose.analysis.verdict import Verdict, Word, final_verdict, first_verdict
+from loadgen.diagnose.analysis.window import Window
 from loadgen.diagnose.energy import Energy, energy
-from loadgen.diagnose.findings import Findings, findings
-from loadgen.diagnose.prospects import Prospect, Prospects
 from loadgen.diagnose.simulated import prospects
-from loadgen.diagnose.verdict import Verdict, Word, final_verdict, first_verdict
-from loadgen.diagnose.window import Window
-from router.policies import POLICIES
+from router.core.policies.table import POLICIES
 
 SCHEMA = 1
 EXTRAPOLATED = "what a day of minutes like this one would come to"

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.diagnose.findings import MOSTLY, Findings
-from loadgen.diagnose.prospects import Prospects
-from loadgen.diagnose.window import Window
-from loadgen.step_model import PowerModel
-from router.energy.joules import PowerLevels
+from loadgen.diagnose.analysis.findings import MOSTLY, Findings
+from loadgen.diagnose.analysis.prospects import Prospects
+from loadgen.diagnose.analysis.window import Window
+from loadgen.model.step_time import PowerModel
+from router.core.energy.joules import PowerLevels
 
 DAY_S = 86400.0
 JOULES_PER_KWH = 3.6e6

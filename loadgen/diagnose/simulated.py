@@ -15,19 +15,19 @@ from itertools import count, cycle
 
 import numpy as np
 
-from loadgen.diagnose.findings import Figures, Findings, Load
-from loadgen.diagnose.prospects import Mode, Prospect, Prospects
-from loadgen.diagnose.window import Window
-from loadgen.simulator.arrivals import ClosedStream, Job, Stream, TimedStream
-from loadgen.simulator.config import DecodeConfig
-from loadgen.simulator.decode import simulate
-from loadgen.simulator.lengths import TraceLengths
-from loadgen.simulator.oracle import Knowledge
-from loadgen.simulator.results import StepRecords
-from loadgen.step_model import PowerModel, StepTime
-from loadgen.traces import Trace, TraceRequest
-from router.policies import POLICIES
-from router.types import Dispatch
+from loadgen.diagnose.analysis.findings import Figures, Findings, Load
+from loadgen.diagnose.analysis.prospects import Mode, Prospect, Prospects
+from loadgen.diagnose.analysis.window import Window
+from loadgen.model.step_time import PowerModel, StepTime
+from loadgen.simulator.decode.arrivals import ClosedStream, Job, Stream, TimedStream
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.lengths import TraceLengths
+from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.simulator.decode.results import StepRecords
+from loadgen.traces.trace import Trace, TraceRequest
+from router.core.policies.table import POLICIES
+from router.core.types import Dispatch
 
 # As ``evenstep serve`` by default: what it goes by, and when a request goes before all others.
 _LOOKAHEAD = "survival"
@@ -35,7 +35,7 @@ _STARVATION_S = 5.0
 # From a decision to the request's first step in an engine that does not wait for it.
 _DELAY_STEPS = 1
 # With shorter outputs a delay of a good step empties more than 2 % of the slots' time, and the
-# router has requests queue in the engines, few of them (``router.overcommit``).
+# router has requests queue in the engines, few of them (``router.core.rounds.overcommit``).
 _SHORT_OUTPUT_TOKENS = 65
 _MOST_QUEUED = 2
 # Until the first requests, which all begin at once, no longer show.

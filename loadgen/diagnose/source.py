@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from router.errors import ConfigError, InputError
+from router.core.errors import ConfigError, InputError
 from router.recording.lines import Recording, read
 
 _CONNECT_S = 5.0

@@ -6,14 +6,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.diagnose.comparison import Comparison
+from loadgen.diagnose.analysis.comparison import Comparison
+from loadgen.diagnose.analysis.findings import Figures
+from loadgen.diagnose.analysis.prospects import Prospects
+from loadgen.diagnose.analysis.window import Window
 from loadgen.diagnose.diagnosis import Diagnosis
-from loadgen.diagnose.findings import Figures
-from loadgen.diagnose.prospects import Prospects
-from loadgen.diagnose.window import Window
 from loadgen.diagnose.words import HEADLINES, answers
-from loadgen.replay.table import number
-from router.types import Dispatch
+from loadgen.report.numbers import number
+from router.core.types import Dispatch
 
 _COLUMNS = ("imbalance", "idle share", "tok/s", "step, ms")
 # Of ``Figures``, in its order.

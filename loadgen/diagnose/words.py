@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from loadgen.diagnose.analysis.findings import Barrier, Load, Memory, Waiting
+from loadgen.diagnose.analysis.prospects import Prospects
+from loadgen.diagnose.analysis.verdict import Word, memory_short, too_little, unsteady
 from loadgen.diagnose.diagnosis import EXTRAPOLATED, Diagnosis
 from loadgen.diagnose.energy import JOULES_PER_KWH, Energy
-from loadgen.diagnose.findings import Barrier, Load, Memory, Waiting
-from loadgen.diagnose.prospects import Prospects
-from loadgen.diagnose.verdict import Word, memory_short, too_little, unsteady
 
 HEADLINES = {
     Word.BALANCING_PAYS: "Balancing pays here.",

@@ -16,7 +16,6 @@ import uvloop
 
 from engine_patches.admission import ADMISSIONS
 from engine_patches.admission.settings import AdmissionSettings
-from loadgen.admission_settings import parse_admission, told_warnings
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.listener import EVERY_ADDRESS
 from loadgen.emulator.prefill import (
@@ -26,16 +25,13 @@ from loadgen.emulator.prefill import (
     PrefillSettings,
     parse_prefill,
 )
-from loadgen.emulator.settings import (
-    EmulatorSettings,
-    parse_speeds,
-    snapshot_endpoints,
-)
-from loadgen.options import command_of
-from loadgen.step_model import parse_step_time
-from router.errors import InputError
-from router.json_file import STDOUT, json_option
-from router.wire import is_local
+from loadgen.emulator.settings import EmulatorSettings, parse_speeds, snapshot_endpoints
+from loadgen.model.step_time import parse_step_time
+from loadgen.run.admission_options import parse_admission, told_warnings
+from loadgen.run.options import command_of
+from router.commands.json_output import STDOUT, json_option
+from router.core.errors import InputError
+from router.core.wire import is_local
 
 
 def _flag(name: str, help_text: str, metavar: str | None = None) -> Any:

@@ -16,7 +16,7 @@ from loadgen.emulator import asgi
 from loadgen.emulator.faults import Fault
 from loadgen.emulator.generation import RejectedError
 from loadgen.emulator.shapes import error_body
-from router.errors import EvenstepError
+from router.core.errors import EvenstepError
 
 _ACTION = re.compile(r"/workers/(\d+)/(fault|restore)")
 

@@ -25,7 +25,7 @@ from engine_patches.admission.ledger import Memory
 from loadgen.emulator.handoff import Fetch, KeptKv
 from loadgen.emulator.queues import EngineOrder, Eviction, Queue
 from loadgen.emulator.schedule import Budget, Schedule
-from router.wire import request_token
+from router.core.wire import request_token
 
 
 @dataclass(slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.errors import InputError
+from router.core.errors import InputError
 
 _ENGINE_FAULTS = ("kill", "hang", "slow", "garbage", "error", "refuse")
 _WIRE_FAULTS = ("stall", "reset", "close", "corrupt", "endless_head", "drip")

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from engine_patches.compat_admission import PREDICTED_KEY
+from engine_patches.plugin.compat_admission import PREDICTED_KEY
 from loadgen.emulator.text import (
     TOKENS_PER_MESSAGE,
     OutputPlan,

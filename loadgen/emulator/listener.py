@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from loadgen.emulator.wire import GARBAGE, Wire
-from router.errors import ConfigError
+from router.core.errors import ConfigError
 
 WIRE = "evenstep.wire"
 

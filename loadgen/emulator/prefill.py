@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from loadgen.emulator.handoff import TransferTime
-from loadgen.step_model import StepTime, numbers
-from router.errors import ConfigError
+from loadgen.model.step_time import StepTime, numbers
+from router.core.errors import ConfigError
 
 DEFAULT_PREFILL = "4.95e-3,5e-5"
 DEFAULT_TRANSFER = "1e-3,2.6e-6"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from engine_patches.admission.ledger import Memory, Ticket
-from engine_patches.admission.policy import Admission, Verdict, ledger_of
+from engine_patches.admission.protocol import Admission, Verdict, ledger_of
 
 if TYPE_CHECKING:
     from loadgen.emulator.engine import EngineRequest

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TextIO
 
-from router.errors import InputError
+from router.core.errors import InputError
 
 _STEP_COLUMNS = ("time_s", "stepped", "step", "step_s", "lateness")
 _WORKER_COLUMNS = ("load", "running", "waiting", "power")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.errors import InputError
+from router.core.errors import InputError
 
 
 class Sent(msgspec.Struct, frozen=True):

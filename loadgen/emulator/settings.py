@@ -16,8 +16,8 @@ from loadgen.emulator.generation import Limits
 from loadgen.emulator.prefill import PrefillSettings
 from loadgen.emulator.queues import Eviction, PolicyOrder
 from loadgen.emulator.stepping import StepGroup, WorkerModel
-from loadgen.step_model import PowerModel, StepTime, numbers
-from router.errors import ConfigError
+from loadgen.model.step_time import PowerModel, StepTime, numbers
+from router.core.errors import ConfigError
 
 _HIGHEST_PORT = 65535
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
-from engine_patches.report import SnapshotPublisher, StepReport
+from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from loadgen.emulator.stepping import WorkerModel, WorkerStep
-from router.errors import ConfigError
-from router.types import KvGroup
+from router.core.errors import ConfigError
+from router.core.types import KvGroup
 
 _REBIND_WAIT_S = 0.02
 _REBIND_TRIES = 100

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from engine_patches.report import HEARTBEAT_S
+from engine_patches.stream.publisher import HEARTBEAT_S
 from loadgen.emulator.record import StepRecord
 from loadgen.emulator.stepping import Step, StepGroup
 from loadgen.emulator.timer import StepTimer, engine_now_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.schedule import Schedule
-from loadgen.step_model import PowerModel, StepTime
+from loadgen.model.step_time import PowerModel, StepTime
 
 
 @dataclass(slots=True, eq=False)

@@ -11,9 +11,9 @@ from loadgen.figures.commands import differing, typed
 from loadgen.figures.fingerprints import ADMISSION_CODE, Code
 from loadgen.figures.samples import Key
 from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, SEEDS, Run
-from loadgen.simulator.admission import EndlessError, simulate_admission
-from loadgen.simulator.admission_command import AdmissionOptions
-from loadgen.simulator.admission_results import AdmissionResult
+from loadgen.simulator.admission.admission_command import AdmissionOptions
+from loadgen.simulator.admission.admission_results import AdmissionResult
+from loadgen.simulator.admission.simulation import EndlessError, simulate_admission
 
 _KEPT = tuple(each.name for each in fields(AdmissionResult) if each.name != "parameters")
 _LEAST_REQUESTS = 20

@@ -13,18 +13,18 @@ import numpy as np
 from loadgen.figures.fingerprints import Code, decode_code
 from loadgen.figures.samples import Key
 from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, SEEDS, Run
-from loadgen.simulator.config import PAPER, DecodeConfig, flag, usual_pool
-from loadgen.simulator.decode import simulate
-from loadgen.simulator.handoff import PrefillResult
-from loadgen.simulator.lengths import LengthSource, TraceLengths
-from loadgen.simulator.prefill import PrefillConfig
-from loadgen.simulator.results import StepRecords
-from loadgen.traces import BUNDLED, load_trace
-from router.forecast import Outlook
-from router.policies import POLICIES, PolicySettings
-from router.policy import Policy
-from router.tuning import Parameters
-from router.types import Assignment, Dispatch, Request, WorkerView
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import PAPER, DecodeConfig, flag, usual_pool
+from loadgen.simulator.decode.handoff import PrefillResult
+from loadgen.simulator.decode.lengths import LengthSource, TraceLengths
+from loadgen.simulator.decode.prefill import PrefillConfig
+from loadgen.simulator.decode.results import StepRecords
+from loadgen.traces.trace import BUNDLED, load_trace
+from router.core.forecast.forecast import Outlook
+from router.core.forecast.parameters import Parameters
+from router.core.policies.protocol import Policy
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.types import Assignment, Dispatch, Request, WorkerView
 
 PARAMETERS = tuple(each.name for each in fields(Parameters))
 # What is kept of a run, with the look-ahead's parameters and skill.

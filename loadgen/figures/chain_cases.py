@@ -13,9 +13,9 @@ from loadgen.figures.commands import differing, typed
 from loadgen.figures.fingerprints import Code, chain_code
 from loadgen.figures.samples import Key, Sample
 from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, Run
-from router.errors import InputError
-from router.json_file import finite
-from router.placement.model import Model, Server
+from router.commands.json_output import finite
+from router.core.errors import InputError
+from router.core.placement.model import Model, Server
 
 DEPLOYMENTS = 20
 RESPONSE, TAIL = "response_mean_s", "response_p99_s"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from loadgen.figures.samples import Sample
-from loadgen.replay.table import number
+from loadgen.report.numbers import number
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from loadgen.demo.processes import signals_as_interrupts
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.report import (
     JSON_NAME,
@@ -22,8 +21,9 @@ from loadgen.figures.report import (
 )
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.studies import STUDIES
-from loadgen.plots import require_matplotlib
-from router.errors import ConfigError, InputError
+from loadgen.report.load_pictures import require_matplotlib
+from loadgen.run.processes import signals_as_interrupts
+from router.core.errors import ConfigError, InputError
 
 _Out = Annotated[Path, typer.Option(metavar="DIR", help="Takes tables, pictures and the JSON.")]
 _Runs = Annotated[Path, typer.Option(metavar="DIR", help="Takes each finished run, found again.")]

@@ -11,46 +11,54 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import router.policies
-from router.policies import POLICIES
+import router.core.policies
+from router.core.policies.table import POLICIES
 
-_PROGRAM = tuple(
-    f"router.policies.{name}"
-    for name in ("bfio", "compiled", "filling", "kernels", "local_search", "search", "solver")
-)
+_PROGRAM = ("router.core.policies.bfio.",)
 _LOOKING = tuple(
-    f"router.{name}" for name in ("forecast", "lookahead", "signals", "survival", "tuning")
+    f"router.core.forecast.{name}"
+    for name in ("end_signals", "forecast", "look_ahead", "parameters", "survival")
 )
 # Prefill workers, whose engines are the emulated ones.
 _PREFILLING = (
-    *("loadgen.simulator.handoff", "loadgen.simulator.prefill", "router.prefill"),
+    *(
+        "loadgen.simulator.decode.handoff",
+        "loadgen.simulator.decode.prefill",
+        "router.core.state.prefill_worker",
+    ),
     *("loadgen.emulator.", "engine_patches."),
 )
-_COMPUTE = ("router.", "loadgen.simulator.", "loadgen.step_model", *_PREFILLING)
+_COMPUTE = ("router.", "loadgen.simulator.", "loadgen.model.step_time", *_PREFILLING)
 # One engine and who enters it, beside the emulated engine.
 _ADMISSION = tuple(
-    f"loadgen.simulator.{name}" for name in ("admission", "predictions", "scenarios")
+    f"loadgen.simulator.admission.{name}"
+    for name in ("admission_results", "predictions", "scenarios", "simulation")
 )
+_OTHER_SIMULATIONS = ("loadgen.simulator.admission.", "loadgen.simulator.tune.")
 _ADMITTING = (
     *_ADMISSION,
     *(f"loadgen.emulator.{name}" for name in ("engine", "handoff", "queues", "schedule")),
     "engine_patches.admission",
-    *(f"router.{name}" for name in ("forecast", "signals", "survival", "workload")),
+    "router.core.forecast.end_signals",
+    *(f"router.core.forecast.{name}" for name in ("forecast", "step_cost", "survival")),
 )
 # What follows live engines; the simulator has its own.
-_LIVE = tuple(
-    f"router.{name}"
-    for name in (
-        *("cluster", "config", "feed", "foreign", "running", "settings"),
-        *("service_rate", "token_rate", "wire", "worker"),
-    )
+_LIVE = (
+    *("router.config", "router.core.wire"),
+    *(
+        f"router.core.state.{name}"
+        for name in (
+            *("cluster", "feed", "foreign_load", "running_table"),
+            *("service_rate", "token_rate", "worker"),
+        )
+    ),
 )
 # Chains of servers: what places them, and what simulates them.
-_CHAINS = ("router.placement.", "loadgen.chains.")
-_CHAINED = (*_CHAINS, "router.policies.", "router.types")
+_CHAINS = ("router.core.placement.", "loadgen.chains.")
+_CHAINED = (*_CHAINS, "router.core.policies.", "router.core.types")
 # What only talks, or is not part of a simulation.
 _ASIDE = (
-    *("cli", "command", "table", ".tune"),
+    *("cli", "command", "table"),
     *(".instances", ".calibration", ".exact", ".exact_model"),
 )
 
@@ -71,7 +79,7 @@ class Code:
 @cache
 def decode_code(policy: str, *, prefill_workers: bool) -> Code:
     """Of the simulator of decode workers, by their policy and whether there are prefill workers."""
-    unused = [*_LIVE, *_ADMISSION, *_CHAINS]
+    unused = [*_LIVE, *_OTHER_SIMULATIONS, *_CHAINS]
     if policy != "bfio":
         unused += _PROGRAM
     if not POLICIES[policy].looks_ahead:
@@ -106,11 +114,14 @@ def _sum(code: Code) -> str:
 
 def _sources() -> dict[str, Path]:
     """Modules and their files; a policy's are found though they are not imported yet."""
-    folder = Path(next(iter(router.policies.__path__)))
-    found = {f"router.policies.{path.stem}": path for path in folder.glob("*.py")}
+    folder = Path(next(iter(router.core.policies.__path__)))
+    found = {
+        ".".join(("router.core.policies", *path.relative_to(folder).with_suffix("").parts)): path
+        for path in folder.rglob("*.py")
+    }
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if path and name != "router.policies":
+        if path:
             found[name] = Path(path)
     return {name: path for name, path in found.items() if not name.endswith(_ASIDE)}
 

@@ -15,7 +15,7 @@ from loadgen.figures.studies import STUDIES
 from loadgen.figures.study import config
 from loadgen.figures.tables import Table
 from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE
-from router.errors import InputError
+from router.core.errors import InputError
 
 JSON_NAME, MARKDOWN_NAME = "figures.json", "figures.md"
 STATEMENT = (

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from loadgen.intervals import Estimate, estimate
-from loadgen.simulator.results import StepRecords
+from loadgen.report.intervals import Estimate, estimate
+from loadgen.simulator.decode.results import StepRecords
 
 Key = tuple[str, ...]
 

@@ -13,8 +13,8 @@ from loadgen.figures.claims import Claim
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.tables import Table
-from loadgen.simulator.config import PAPER, DecodeConfig
-from loadgen.simulator.oracle import Knowledge
+from loadgen.simulator.decode.config import PAPER, DecodeConfig
+from loadgen.simulator.decode.oracle import Knowledge
 
 TRACE_NAMES: Mapping[str, str] = MappingProxyType(
     {"burstgpt": "BurstGPT lengths", "azure-conv": "Azure conversation lengths"}

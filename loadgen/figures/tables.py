@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadgen.figures.samples import Sample
-from loadgen.intervals import Estimate
+from loadgen.report.intervals import Estimate
 
 
 @dataclass(frozen=True, slots=True)

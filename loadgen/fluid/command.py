@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from engine_patches.admission.fluid import Flow, StepCost
-from engine_patches.admission.thresholds import Thresholds
+from engine_patches.admission.theory.fluid import Flow, StepCost
+from engine_patches.admission.theory.thresholds import Thresholds
 from loadgen.fluid.report import Question, answered, report
 from loadgen.fluid.table import answer_table
-from loadgen.options import command_of
-from loadgen.simulator.options import JsonFlag, flag
-from loadgen.step_model import load_step_cost, numbers
-from router.errors import ConfigError
-from router.json_file import STDOUT, write_json
+from loadgen.model.step_time import load_step_cost, numbers
+from loadgen.run.options import command_of
+from loadgen.run.simulation_options import JsonFlag, flag
+from router.commands.json_output import STDOUT, write_json
+from router.core.errors import ConfigError
 
 # Lengths and types with which sums stay exact, and the answer comes within seconds.
 _MAX_LENGTH = 1_000_000

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine_patches.admission.buffers import NestedPlan, best_nested, nested_memory
-from engine_patches.admission.fluid import (
+from engine_patches.admission.theory.buffers import NestedPlan, best_nested, nested_memory
+from engine_patches.admission.theory.fluid import (
     Equilibrium,
     Flow,
     StepCost,
@@ -15,7 +15,7 @@ from engine_patches.admission.fluid import (
     equilibrium,
     sustainable_share,
 )
-from engine_patches.admission.thresholds import (
+from engine_patches.admission.theory.thresholds import (
     Condition,
     Segment,
     Thresholds,
@@ -23,8 +23,8 @@ from engine_patches.admission.thresholds import (
     least_wait,
     worst_of,
 )
-from engine_patches.admission.validity import Validity, nested_validity, wait_validity
-from router.json_file import finite
+from engine_patches.admission.theory.validity import Validity, nested_validity, wait_validity
+from router.commands.json_output import finite
 
 # Sums that are meant to be whole may be so much above, relatively.
 ROUNDING = 1e-12

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from engine_patches.admission.fluid import Equilibrium, Flow, sustainable_share
+from engine_patches.admission.theory.fluid import Equilibrium, Flow, sustainable_share
 from loadgen.fluid.report import ROUNDING, Answer, Check, verdict
-from loadgen.replay.table import number
+from loadgen.report.numbers import number
 
 # Types that are shown one by one.
 _FEW = 20

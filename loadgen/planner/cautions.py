@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from loadgen.planner.planned import Plan, Question, prompt_rate, sustained_rate
 from loadgen.planner.vllm import Engine
-from router.placement.model import Chain
+from router.core.placement.model import Chain
 
 # Of a decode step with full slots, over that with one request: from here on it is said.
 _SLOWER = 1.25

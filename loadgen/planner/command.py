@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from loadgen.options import command_of
 from loadgen.planner.config import PlanConfig, load_config, machines, model_numbers
 from loadgen.planner.picture import draw_placement
 from loadgen.planner.planned import Question, planned, sustained_rate
@@ -22,10 +21,11 @@ from loadgen.planner.router_config import router_config
 from loadgen.planner.table import answer_table, gpu_table
 from loadgen.planner.times import Footing, Lengths
 from loadgen.planner.vllm import engines, script
-from loadgen.simulator.options import JsonFlag, flag
-from loadgen.traces import BUNDLED, load_trace
-from router.errors import ConfigError, InputError, PlacementError
-from router.json_file import STDOUT, write_json
+from loadgen.run.options import command_of
+from loadgen.run.simulation_options import JsonFlag, flag
+from loadgen.traces.trace import BUNDLED, load_trace
+from router.commands.json_output import STDOUT, write_json
+from router.core.errors import ConfigError, InputError, PlacementError
 
 _MOST_RATE = 1e9
 # Columns of the presets' table, whatever the terminal has.

@@ -12,9 +12,9 @@ from pydantic_core import ErrorDetails
 
 from loadgen.planner.gpus import Gpu, gpu
 from loadgen.planner.model_files import MAX_BLOCKS, ModelNumbers, read_model
-from router.errors import ConfigError
-from router.settings.worker_specs import complaint, unknown
-from router.toml_file import read_toml
+from router.config.toml_file import read_toml
+from router.config.worker_specs import complaint, unknown
+from router.core.errors import ConfigError
 
 GB = 10**9
 MAX_SERVERS = 10_000

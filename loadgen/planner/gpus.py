@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from router.errors import ConfigError
-from router.settings.worker_specs import unknown
+from router.config.worker_specs import unknown
+from router.core.errors import ConfigError
 
 _MIG_GUIDE = "NVIDIA MIG User Guide, supported MIG profiles"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from router.errors import InputError
+from router.core.errors import InputError
 
 # Their feed-forward part has two matrices; that of others three (a gate).
 _UNGATED = frozenset(

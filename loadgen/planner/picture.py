@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadgen.figures.charts import COLOURS, finish, panels, save
 from loadgen.planner.report import Answer, Memory
+from loadgen.report.charts import COLOURS, finish, panels, save
 
 # Servers that are drawn, and how high the picture is with so many.
 _MOST = 60

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from loadgen.planner.config import Machine
 from loadgen.planner.times import Footing, charged
-from router.placement.bounds import ResponseBounds, chain_bounds
-from router.placement.exact import exact_response_s
-from router.placement.model import Chain, Placement, total_rate
-from router.placement.tuning import Composition, compose
+from router.core.placement.bounds import ResponseBounds, chain_bounds
+from router.core.placement.exact import exact_response_s
+from router.core.placement.model import Chain, Placement, total_rate
+from router.core.placement.tuning import Composition, compose
 
 # Rounds in which servers at the ends are found out; then every server counts as an end.
 _ROUNDS = 6

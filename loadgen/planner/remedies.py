@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from loadgen.planner.config import Machine
 from loadgen.planner.planned import Question, disjoint, most_sustained, sustained_rate
-from router.errors import PlacementError
+from router.core.errors import PlacementError
 
 # With more servers than this only the rate is looked at, since each trial takes long.
 _MOST_SERVERS = 32

@@ -10,7 +10,7 @@ from loadgen.planner.cautions import cautions, step_ratio
 from loadgen.planner.config import Machine
 from loadgen.planner.planned import Option, Plan, prompt_rate, sustained_rate
 from loadgen.planner.vllm import Engine
-from router.json_file import finite
+from router.commands.json_output import finite
 
 
 @dataclass(frozen=True, slots=True)

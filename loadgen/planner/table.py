@@ -15,8 +15,8 @@ from loadgen.planner.gpus import GPUS
 from loadgen.planner.planned import Option, Plan, sustained_rate
 from loadgen.planner.report import Answer, Memory
 from loadgen.planner.vllm import Engine
-from loadgen.replay.table import number
-from router.placement.model import Chain
+from loadgen.report.numbers import number
+from router.core.placement.model import Chain
 
 # Lines of one table.
 _MOST_ROWS = 24

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from loadgen.planner.config import GB, EngineTable, Machine, TimesTable
 from loadgen.planner.model_files import ModelNumbers
-from router.placement.model import Model, Server
+from router.core.placement.model import Model, Server
 
 # Of one server, each for one request in one block: 2,500 requests in 80 blocks, more than any runs.
 _MOST_BLOCK_SLOTS = 200_000

@@ -17,7 +17,7 @@ from itertools import groupby
 from loadgen.planner.config import Machine
 from loadgen.planner.planned import Plan
 from loadgen.planner.times import Footing
-from router.placement.model import Chain
+from router.core.placement.model import Chain
 
 
 @dataclass(frozen=True, slots=True)

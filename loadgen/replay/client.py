@@ -13,9 +13,9 @@ from loadgen.replay.cluster import Scrape, Scrapes, parse_metrics
 from loadgen.replay.results import RequestResult, Run, Window
 from loadgen.replay.stream import UNREADABLE, CompletionStream, error_message
 from loadgen.replay.workload import Workload
-from loadgen.traces import TraceRequest
-from router.engines.upstream import HttpClient, Response
-from router.errors import UpstreamError
+from loadgen.traces.trace import TraceRequest
+from router.core.errors import UpstreamError
+from router.engines.client import HttpClient, Response
 
 HTTP_OK = 200
 SCRAPE_TIMEOUT_S = 5.0

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.replay.results import Report
-from router.barrier import StepTotals
-from router.errors import ConfigError
+from router.core.errors import ConfigError
+from router.core.state.barrier import StepTotals
 
 # Counter -> field of StepTotals; each has the labels group and pool ("empty" or "waiting").
 COUNTERS = {

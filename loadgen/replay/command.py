@@ -25,11 +25,11 @@ from loadgen.replay.cluster import Scrapes, StepTime, cluster_report
 from loadgen.replay.results import Conditions, Report, Run, parse_goodput, summarize
 from loadgen.replay.table import replay_table
 from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
-from loadgen.traces import BUNDLED, Trace, load_trace
+from loadgen.traces.trace import BUNDLED, Trace, load_trace
 from router.access.files import first_key
-from router.engines.upstream import HttpClient
-from router.errors import ConfigError, UpstreamError
-from router.json_file import STDOUT, json_option, write_json
+from router.commands.json_output import STDOUT, json_option, write_json
+from router.core.errors import ConfigError, UpstreamError
+from router.engines.client import HttpClient
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

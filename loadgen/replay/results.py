@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from router.errors import ConfigError
+from router.core.errors import ConfigError
 
 TOO_MANY_REQUESTS = 429
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")

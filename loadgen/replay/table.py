@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.replay.results import Report
+from loadgen.report.numbers import number
 
 LATENCIES = (
     ("TTFT", "ttft"),
@@ -22,18 +23,6 @@ LATENCIES = (
 def replay_table(report: Report) -> RenderableType:
     """Tables of what was sent, latencies and the cluster's figures, then notes."""
     return Group(_overview(report), _latencies(report), *_cluster(report), *_notes(report))
-
-
-def number(value: object, digits: int = 4) -> str:
-    """A figure with its significant digits; a dash for None."""
-    if value is None:
-        return "-"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if not isinstance(value, float):
-        return str(value)
-    whole = abs(value) >= 10 ** (digits - 1)
-    return f"{value:,.0f}" if whole else f"{value:.{digits}g}"
 
 
 def _overview(report: Report) -> Table:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loadgen.traces import Trace, TraceRequest
-from router.errors import ConfigError
+from loadgen.traces.trace import Trace, TraceRequest
+from router.core.errors import ConfigError
 
 # Three digits each, so that a prompt is one slice of a string; a vocabulary of bytes has them too.
 _TOKEN_IDS = (100, 228)

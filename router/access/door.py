@@ -1,4 +1,4 @@
-"""The door: who shows a key comes in, as far as the key's limits allow."""
+"""The door: checks a request's API key and the key's limits."""
 
 from __future__ import annotations
 
@@ -6,50 +6,44 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any, Protocol
 
 from router.access.keys import Key, KeyRing
-from router.clock import Clock
-from router.errors import UnknownKeyError
+from router.core.clock import Clock
+from router.core.errors import UnknownKeyError
 
-# As in vLLM, whoever watches over the router needs no key.
+# Open as in vLLM: monitoring needs no key.
 OPEN = frozenset({"/health", "/version", "/metrics"})
 
 SHOWN = "evenstep.shown"
 
-# Anthropic's clients show it in the second one.
+# Anthropic's clients send the second one.
 _SHOWN_IN = (b"authorization", b"x-api-key")
 
 Header = tuple[bytes, bytes]
 
 
 class Keys(Protocol):
-    """The keys that count now."""
+    """The valid keys."""
 
     @property
-    def ring(self) -> KeyRing:
-        """All of them."""
-        ...
+    def ring(self) -> KeyRing: ...
 
 
 class Limits(Protocol):
-    """Counts the requests of keys; see ``KeyLimits``."""
+    """Request counts of keys; ``KeyLimits`` implements it."""
 
     unauthorized: int
 
     def enter(self, key: Key, now_s: float) -> None:
-        """See ``KeyLimits``."""
+        """Count a new request; raises KeyLimitError at a limit."""
         ...
 
-    def leave(self, key: Key) -> None:
-        """See ``KeyLimits``."""
-        ...
+    def leave(self, key: Key) -> None: ...
 
 
 class Door:
-    """Lets in who has a key, one request after another as far as its limits allow.
+    """Admits requests with a valid key, within the key's limits.
 
     Args:
-        keys: those that count; None: all may ask, and what they show is not passed on.
-        limits: counts the requests.
-        clock: seconds, monotonic.
+        keys: valid keys; None: any client may send requests, and keys are not passed on.
     """
 
     def __init__(self, keys: Keys | None, limits: Limits, clock: Clock) -> None:
@@ -58,19 +52,19 @@ class Door:
         self._clock = clock
 
     def enter(self, scope: MutableMapping[str, Any]) -> Key | None:
-        """A request wants to come in.
+        """Admit a request and remove its key from the headers.
 
-        The key goes no further: the scope is told the name that stands for it (``tenant``), and
-        what was shown (``SHOWN``) for another process of this router, which asks for it as well.
+        The scope receives the key's name (``tenant``) and the removed headers (``SHOWN``): another
+        process of this router checks them as well.
 
         Args:
-            scope: the request's, as in ASGI.
+            scope: ASGI scope of the request.
 
         Returns:
-            The key by which it is counted until it is given to ``leave``; None: it is not.
+            The key, to be given to ``leave`` later; None: the request is not counted.
 
         Raises:
-            UnknownKeyError: it shows no key that counts.
+            UnknownKeyError: the request has no valid key.
             KeyLimitError: the key has reached a limit.
         """
         headers = scope["headers"]
@@ -86,7 +80,6 @@ class Door:
         return key
 
     def leave(self, key: Key | None) -> None:
-        """A request that came in has ended."""
         if key is not None:
             self._limits.leave(key)
 
@@ -101,7 +94,7 @@ class Door:
 
 
 def shown_key(headers: Iterable[Header]) -> bytes | None:
-    """The key in a request's headers, None if there is none, or more than one."""
+    """The key in a request's headers; None if there is none, or more than one."""
     shown = [(name, value.strip()) for name, value in headers if name in _SHOWN_IN]
     if len(shown) != 1:
         return None

@@ -1,4 +1,4 @@
-"""Keys from files and from the environment, read again when they are told to be."""
+"""API keys from files and from the environment, with reload."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from router.access.keys import Key, KeyRing, parse_keys, ring
-from router.errors import ConfigError
+from router.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -19,17 +19,17 @@ _OF_OTHERS = stat.S_IRGRP | stat.S_IROTH
 
 
 class KeySource:
-    """Keys that count.
+    """The valid keys.
 
     Args:
-        file: with a key a line, see ``access.keys``; None: there is none.
-        variable: an environment variable with the same, lines ended by ``;`` or as in a file.
+        file: path of a file with one key a line, in the format of ``access.keys``; None: no file.
+        variable: environment variable in the same format; ``;`` also ends a line.
 
     Attributes:
-        ring: the keys, as they were when they were read last.
+        ring: the keys as last read.
 
     Raises:
-        ConfigError: they cannot be read.
+        ConfigError: the keys cannot be read.
     """
 
     def __init__(self, file: str | None, variable: str | None = None) -> None:
@@ -37,10 +37,10 @@ class KeySource:
         self.ring = self.read(file)
 
     def read(self, file: str | None) -> KeyRing:
-        """The keys as they are now, perhaps in another file; those that count stay the same.
+        """Read the keys again, perhaps from another file, and leave ``ring`` unchanged.
 
         Raises:
-            ConfigError: they cannot be read.
+            ConfigError: the keys cannot be read.
         """
         keys: list[Key] = []
         if file is not None:
@@ -50,36 +50,36 @@ class KeySource:
         return ring(keys, file or self._variable or "")
 
     def weight(self, name: str) -> float:
-        """Of a key's share; of one that is there no more, that of all."""
+        """Weight of a key's share; 1 for a key that is gone."""
         key = self.ring.by_name.get(name)
         return 1.0 if key is None else key.weight
 
 
 def keys_wanted(file: str | None) -> bool:
-    """Whether clients are to show keys."""
+    """True if clients must send keys."""
     return file is not None or bool(os.environ.get(KEYS_VARIABLE))
 
 
 def key_source(file: str | None) -> KeySource | None:
-    """The keys of a file, None where there is none."""
+    """The keys of a file; None without a file."""
     return None if file is None else KeySource(file)
 
 
 def check_keys(file: str) -> str:
-    """The file, if it has keys.
+    """Check that a file holds keys, and return its path.
 
     Raises:
-        ConfigError: it cannot be read, or has none.
+        ConfigError: the file cannot be read, or holds no key.
     """
     KeySource(file)
     return file
 
 
 def read_key(file: str) -> str:
-    """The one key in a file that holds nothing else.
+    """The key of a file that holds nothing else.
 
     Raises:
-        ConfigError: it cannot be read, or holds something else.
+        ConfigError: the file cannot be read, or holds something else.
     """
     words = _text(file).split()
     if len(words) != 1 or not words[0].isascii() or not words[0].isprintable():
@@ -88,10 +88,10 @@ def read_key(file: str) -> str:
 
 
 def first_key(file: str) -> str:
-    """The first key of a file, alone or behind its name as servers read it, to be shown to them.
+    """The first key of a file, alone or after its name; the router sends it to servers.
 
     Raises:
-        ConfigError: it cannot be read, or holds no key.
+        ConfigError: the file cannot be read, or holds no key.
     """
     for line in _text(file).splitlines():
         if (words := line.split()) and not words[0].startswith("#"):
@@ -100,12 +100,12 @@ def first_key(file: str) -> str:
 
 
 def warn_of_readers(files: Iterable[str]) -> None:
-    """Warn of those of these secret files that others than their owner can read."""
+    """Log a warning for each secret file that other users can read."""
     for file in files:
         try:
             mode = Path(file).stat().st_mode
         except OSError:
-            continue  # reading it is an error elsewhere
+            continue  # the read fails elsewhere, with its own error
         if stat.S_ISREG(mode) and mode & _OF_OTHERS:
             who = "everybody" if mode & stat.S_IROTH else "its group"
             log.warning("%s can be read by %s on this machine: chmod 600 it", file, who)

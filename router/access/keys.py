@@ -1,7 +1,7 @@
-"""API keys as they are written, and whose a key is that a client shows.
+"""API keys: file format, parsing and lookup.
 
-A line each: ``NAME KEY [weight=2] [concurrency=32] [rate=10/s]``; empty lines and those that begin
-with ``#`` say nothing. Of a key only a hash is kept.
+One key a line: ``NAME KEY [weight=2] [concurrency=32] [rate=10/s]``. Empty lines and lines that
+begin with ``#`` are ignored. Only a hash of each key is kept in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from router.errors import ConfigError
+from router.core.errors import ConfigError
 
 SHORTEST = 16
 
@@ -25,7 +25,7 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many requests in so many seconds, all at once if there have been none for that long."""
+    """A number of requests per period; after an idle period all may come at once."""
 
     requests: int
     seconds: float
@@ -33,14 +33,12 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key, and what whoever has it may do.
+    """A key and its limits.
 
     Attributes:
-        name: stands for it in logs and metrics.
-        digest: its SHA-256.
-        weight: of its share where several keys' requests wait.
-        concurrency: requests that may be under way at once; None: any number.
-        rate: how often there may be one; None: at any rate.
+        digest: SHA-256 of the key.
+        concurrency: number of concurrent requests allowed; None: unlimited.
+        rate: rate of requests allowed; None: unlimited.
     """
 
     name: str
@@ -51,13 +49,13 @@ class Key:
 
 
 class KeyRing:
-    """The keys that count, by name."""
+    """The valid keys, by name."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self.by_name: Mapping[str, Key] = {key.name: key for key in keys}
 
     def changes_since(self, before: KeyRing) -> str:
-        """Names of keys that are new, gone or different; empty: all are as before."""
+        """Names of the keys added, removed or changed; empty if there are none."""
         now, old = self.by_name, before.by_name
         changes = {
             "added": now.keys() - old.keys(),
@@ -69,7 +67,7 @@ class KeyRing:
         )
 
     def find(self, shown: bytes) -> Key | None:
-        """Whose key this is; all are looked at, whichever it is, each in constant time."""
+        """The matching key, if any; constant time: every key is compared, each in constant time."""
         digest, found = digest_of(shown), None
         for key in self.by_name.values():
             if hmac.compare_digest(key.digest, digest):
@@ -78,19 +76,15 @@ class KeyRing:
 
 
 def digest_of(key: bytes) -> bytes:
-    """What is kept of a key."""
+    """SHA-256 of a key."""
     return hashlib.sha256(key).digest()
 
 
 def parse_keys(text: str, source: str) -> Iterator[Key]:
-    """Read keys, one a line.
-
-    Args:
-        text: the lines.
-        source: where they stand, for messages; these quote no key.
+    """Parse keys, one a line; errors name the source, and quote no key.
 
     Raises:
-        ConfigError: a line cannot be understood.
+        ConfigError: a line is malformed.
     """
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
@@ -99,10 +93,10 @@ def parse_keys(text: str, source: str) -> Iterator[Key]:
 
 
 def ring(keys: Iterable[Key], source: str) -> KeyRing:
-    """Keys of which there is at least one, none twice.
+    """Collect keys, and check that there is at least one and none is doubled.
 
     Raises:
-        ConfigError: there is none, or two have one name or one key.
+        ConfigError: there is no key, or two share a name or a key.
     """
     names: dict[str, Key] = {}
     digests: dict[bytes, Key] = {}

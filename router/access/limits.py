@@ -1,4 +1,4 @@
-"""What each key has under way and has had of late, and whether it may have one request more."""
+"""Concurrency and rate of each key's requests, checked against its limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from router.access.keys import Key, Rate
-from router.errors import KeyLimitError
+from router.core.errors import KeyLimitError
 
 NAMED = 64
 OTHERS = "other"
@@ -17,7 +17,7 @@ _ROUNDING = 1e-9
 
 @dataclass(slots=True)
 class KeyCounts:
-    """Requests of a key since the start; ``limited``: refused, by the limit that it had reached."""
+    """Requests of a key since the start; ``limited``: requests rejected, by the limit reached."""
 
     requests: int = 0
     under_way: int = 0
@@ -26,17 +26,17 @@ class KeyCounts:
 
 @dataclass(slots=True)
 class _Allowance:
-    """Requests that a key may still make at once, as it was at a time."""
+    """Token bucket of a key: number of requests left at time ``at_s``."""
 
     requests: float
     at_s: float
 
 
 class KeyLimits:
-    """Counts the requests of all keys, and keeps them to their limits.
+    """Counts and limits the requests of all keys.
 
     Attributes:
-        unauthorized: requests without a key that counts.
+        unauthorized: number of requests without a valid key.
     """
 
     def __init__(self) -> None:
@@ -47,21 +47,20 @@ class KeyLimits:
 
     @property
     def counts(self) -> Mapping[str, KeyCounts]:
-        """By name; those of all names beyond the first 64 together."""
+        """Counts by key name; names beyond the first 64 share one entry."""
         return self._counts
 
     def name(self, keys: Iterable[str]) -> None:
-        """There are these keys; the first ones are counted by name from now on."""
+        """Reserve entries of their own for the first of these keys."""
         for key in keys:
             self._counts.setdefault(self.label(key), KeyCounts())
 
     def label(self, key: str) -> str:
-        """The name under which a key is counted."""
         known = key in self._counts or len(self._counts.keys() - {OTHERS}) < NAMED
         return key if known else OTHERS
 
     def enter(self, key: Key, now_s: float) -> None:
-        """One request more; ``leave`` is to follow.
+        """Count a new request; ``leave`` must follow.
 
         Raises:
             KeyLimitError: the key has reached a limit.
@@ -79,19 +78,18 @@ class KeyLimits:
         self.resume(key)
 
     def resume(self, key: Key) -> None:
-        """A request is under way that had been let in before it could be counted here."""
+        """Count a request that another process admitted, without checking limits."""
         self._counts.setdefault(self.label(key.name), KeyCounts()).under_way += 1
         self._under_way[key.name] = self._under_way.get(key.name, 0) + 1
 
     def leave(self, key: Key) -> None:
-        """A request that was let in has ended."""
         self._counts[self.label(key.name)].under_way -= 1
         self._under_way[key.name] -= 1
         if not self._under_way[key.name]:
             del self._under_way[key.name]
 
     def _wait_s(self, name: str, rate: Rate, now_s: float) -> float:
-        """How long the key has to wait for its next request; 0: it has just made it."""
+        """Take a request from the token bucket: 0 on success, else seconds until the next one."""
         each_s = rate.seconds / rate.requests
         allowed = self._allowances.setdefault(name, _Allowance(rate.requests, now_s))
         grown = allowed.requests + (now_s - allowed.at_s) / each_s

@@ -1,37 +1,33 @@
-"""The admin port: what operators look at, apart from what clients ask.
+"""The admin port: routes for operators, separate from those for clients.
 
-Whoever serves it chooses its routes: each ``add_…`` function takes the application and what its
-routes need, and so ``evenstep serve`` and ``evenstep observe`` share them.
+Each ``add_…`` function adds routes to the application, given their dependencies. ``evenstep serve``
+and ``evenstep observe`` share them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from fastapi import FastAPI, Response
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from router.access.files import KeySource
 from router.admin.hosts import LocalOnly
 from router.admin.login import KeyedOnly
-from router.decider import Decider
-from router.openapi import add_description
-from router.policies.instances import to_json
-from router.proxy.error_handlers import add_error_handlers
+from router.api.error_handlers import add_error_handlers
+from router.api.openapi import add_description
 
 AddRoutes = Callable[[FastAPI], None]
-Render = Callable[[], Awaitable[bytes]]
 
 
 def create_admin(routes: Iterable[AddRoutes], keys: KeySource | None = None) -> ASGIApp:
-    """The application of the admin port.
+    """Build the application of the admin port.
 
     Args:
-        routes: each adds some, as in ``functools.partial(add_metrics, render=metrics.render)``.
-        keys: one of these opens it; None: it answers to this machine alone.
+        routes: functions that add routes, as ``functools.partial(add_metrics,
+            render=metrics.render)``.
+        keys: keys to the port; None: it serves this machine only.
     """
     app = FastAPI(
         title="Evenstep admin",
@@ -44,24 +40,3 @@ def create_admin(routes: Iterable[AddRoutes], keys: KeySource | None = None) -> 
     add_error_handlers(app)
     add_description(app)
     return LocalOnly(app) if keys is None else KeyedOnly(app, keys, time.monotonic)
-
-
-def add_metrics(app: FastAPI, render: Render) -> None:
-    """``GET /metrics``."""
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Prometheus metrics."""
-        return Response(await render(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def add_instance(app: FastAPI, deciders: Mapping[str, Decider]) -> None:
-    """``GET /debug/instance``."""
-
-    @app.get("/debug/instance")
-    async def instance(group: str = "default") -> dict[str, Any]:
-        """The integer program that bfio solved in a group's last round, for `evenstep solve`."""
-        decider = deciders.get(group)
-        if decider is None or decider.solved is None:
-            raise HTTPException(404, f"bfio solved nothing in the last round of group {group!r}")
-        return to_json(decider.solved.instance)

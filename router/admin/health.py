@@ -1,4 +1,4 @@
-"""``GET /health`` of a port behind which nothing is routed."""
+"""``GET /health`` of a process that observes but does not route."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from router.cluster import Cluster
-from router.worker import Worker
+from router.core.state.cluster import Cluster
+from router.core.state.worker import Worker
 
 
 def add_health(app: FastAPI, cluster: Cluster, problem: Callable[[str], str | None]) -> None:
-    """``GET /health``.
-
-    Args:
-        app: gets the route.
-        cluster: whose workers.
-        problem: why a worker's snapshots do not count, None as far as all is well.
-    """
+    """Add ``GET /health``."""
 
     @app.get("/health")
     async def health() -> JSONResponse:

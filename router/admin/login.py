@@ -1,8 +1,8 @@
-"""An admin port that is opened by a key: a header's for programs, the login page's for people.
+"""An admin port protected by keys: a header for programs, a login page for people.
 
-Who logs in gets a cookie, which no script can read and which no other site's page makes the browser
-send. It says whose it is and until when, signed with a secret of this process and the key itself:
-so it ends with either of them.
+A login sets a cookie that no script can read and no other site's page can send. It names the key
+and the expiry. Its signature covers a secret of this process and the key itself, so it ends with
+either.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from router.access.keys import Key
 from router.admin.hosts import guarded
 from router.admin.origin import is_foreign, is_foreign_change
 from router.admin.page import WEB
-from router.clock import Clock
-from router.errors import UnknownKeyError
+from router.core.clock import Clock
+from router.core.errors import UnknownKeyError
 from router.proxy.answers import error_answer, send_answer
 
 log = logging.getLogger(__name__)
@@ -37,12 +37,7 @@ _WRONG = '<p role="alert">That key is not known here.</p>'
 
 
 class Sessions:
-    """Makes cookies for keys, and knows whose a cookie is.
-
-    Args:
-        keys: those that count.
-        clock: seconds, monotonic.
-    """
+    """Issues and verifies cookies."""
 
     def __init__(self, keys: KeySource, clock: Clock) -> None:
         self._keys = keys
@@ -50,12 +45,11 @@ class Sessions:
         self._secret = secrets.token_bytes(32)
 
     def begin(self, key: Key) -> str:
-        """A cookie's value."""
         until_s = str(int(self._clock() + SESSION_S))
         return f"{until_s}.{self._signature(until_s, key)}.{key.name}"
 
     def find(self, cookie: str) -> Key | None:
-        """Whose it is, None if it has run out or is not one of ours."""
+        """Return the key of a cookie; None if it expired or is not genuine."""
         until_s, _, rest = cookie.partition(".")
         signature, _, name = rest.partition(".")
         key = self._keys.ring.by_name.get(name)
@@ -71,15 +65,10 @@ class Sessions:
 
 
 class KeyedOnly:
-    """Answers who shows a key, and tells browsers to load nothing foreign.
+    """ASGI middleware: requires a key, and forbids browsers foreign content.
 
-    The application is told by whom it is asked (``operator`` of the scope). Open to all are the
-    login and the page's files under ``/web``, which are the same in every router.
-
-    Args:
-        app: what is guarded.
-        keys: those that open it.
-        clock: seconds, monotonic.
+    ``scope["operator"]`` gets the key's name. The login and the page's files under ``/web`` need no
+    key; they are the same in every router.
     """
 
     def __init__(self, app: ASGIApp, keys: KeySource, clock: Clock) -> None:
@@ -89,7 +78,6 @@ class KeyedOnly:
         self._form = (WEB / "login.html").read_text(encoding="utf-8")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -108,7 +96,7 @@ class KeyedOnly:
             await send_answer(send, error_answer(_refusal(scope)))
 
     def _known(self, scope: Scope) -> Key | None:
-        """Whose the request is; a cookie's alone only if no other origin's page has sent it."""
+        """Return the request's key; a cookie counts only without a sign of another origin."""
         shown = shown_key(scope["headers"])
         if shown is not None:
             return self._keys.ring.find(shown)
@@ -145,7 +133,7 @@ def _refusal(scope: Scope) -> UnknownKeyError:
 
 
 async def _read(request: Request) -> bytes | None:
-    """The key in a login form, None if there is none, or the form is longer than any."""
+    """Return the key in a login form; None if there is none or the form is too long."""
     body = b""
     async for chunk in request.stream():
         body += chunk

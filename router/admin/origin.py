@@ -1,4 +1,4 @@
-"""Who asks on the admin port: whose key, from where; a page of another origin changes nothing."""
+"""Origin of a request on the admin port: its key and address; foreign pages change nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from router.errors import EvenstepError
+from router.core.errors import EvenstepError
 
 log = logging.getLogger(__name__)
 
@@ -18,21 +18,21 @@ _CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
 
 
 def is_foreign(client: HTTPConnection) -> bool:
-    """Whether a browser says that a page of another origin is asking."""
+    """Whether the request comes from a page of another origin, as its browser reports."""
     origin = client.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != client.headers.get("host")
 
 
 def is_foreign_change(client: HTTPConnection) -> bool:
-    """Whether a page of another origin asks for more than to look."""
+    """Whether a page of another origin requests a change."""
     return client.scope["method"] not in _CHANGES_NOTHING and is_foreign(client)
 
 
 def own_pages_only(request: Request) -> None:
-    """Of what a browser sends, let only that change something which a page of this port has sent.
+    """Reject changes by pages of another origin.
 
     Raises:
-        HTTPException: another page has.
+        HTTPException: the request comes from such a page.
     """
     if is_foreign_change(request):
         raise HTTPException(403, "a page of another origin may change nothing here")
@@ -40,7 +40,7 @@ def own_pages_only(request: Request) -> None:
 
 @contextmanager
 def audited(request: Request, what: str) -> Iterator[None]:
-    """Log who has made a change, or who wanted it and why it was refused."""
+    """Log a change with its origin, or the reason for its rejection."""
     try:
         yield
     except (EvenstepError, HTTPException) as error:
@@ -51,7 +51,7 @@ def audited(request: Request, what: str) -> Iterator[None]:
 
 
 def asked_by(request: Request) -> str:
-    """Who asks, for the log: the name of the key if there are keys, and the address."""
+    """Return the origin for the log: address, and name of the key if there are keys."""
     address = request.client.host if request.client else "nobody"
     operator: str | None = request.scope.get("operator")
     return address if operator is None else f"{operator}, {address}"

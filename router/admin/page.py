@@ -1,4 +1,4 @@
-"""The status page: its files, and a stream of what it shows, one state a second."""
+"""The status page: its files, and a stream of states, one a second."""
 
 from __future__ import annotations
 
@@ -15,23 +15,17 @@ from router.admin.streams import Stream, Streams, streamed
 
 log = logging.getLogger(__name__)
 
-WEB = Path(__file__).parent.parent / "web"
+WEB = Path(__file__).parent / "web"
 
-# A viewer that is so many states behind is dropped, and comes again when it can.
+# A viewer this many states behind is dropped; its browser reconnects.
 _ROOM = 5
 _RECONNECT = b"retry: 1000\n\n"
-# Says that the stream goes on, where a state could not be read.
+# Keeps the stream alive when a state cannot be read.
 _HEARTBEAT = b": still here\n\n"
 
 
 class Ticker:
-    """Sends all viewers the same states, read once each, and only while somebody looks.
-
-    Args:
-        render: the state now, as JSON.
-        streams: the server's open answers.
-        interval_s: between two states.
-    """
+    """Sends the same states to all viewers, read once each, and only while there are viewers."""
 
     def __init__(self, render: Callable[[], bytes], streams: Streams, interval_s: float) -> None:
         self._render = render
@@ -42,7 +36,7 @@ class Ticker:
         self._last = b""
 
     def watch(self) -> Stream:
-        """One more viewer, who is shown the last state at once."""
+        """Add a viewer, starting with the last state."""
         viewer = self._streams.open(_ROOM, self._viewers.discard)
         self._viewers.add(viewer)
         viewer.send(_RECONNECT)
@@ -72,7 +66,7 @@ class Ticker:
 def add_page(
     app: FastAPI, render: Callable[[], bytes], streams: Streams, interval_s: float = 1.0
 ) -> None:
-    """``GET /``, its files under ``/web``, and ``GET /events``; see ``Ticker``."""
+    """Add ``GET /``, its files under ``/web``, and ``GET /events``; see ``Ticker``."""
     ticker = Ticker(render, streams, interval_s)
 
     @app.get("/")

@@ -1,4 +1,4 @@
-"""``GET /recording``: what is recorded from now on, for a while, as lines of JSON."""
+"""``GET /recording``: a recording from now on, for a limited time, as JSON lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.recording.recorder import ROOM_BYTES, Listener, Recorder
 
 _LONGEST_S = 3600
 _PAUSE_S = 0.25
-# Chunks that may wait for a reader; the last one may wait besides.
+# Chunks that may wait for a reader; the last chunk has its own place.
 _ROOM = 4
 
 Seconds = Annotated[float, Query(gt=0, le=_LONGEST_S)]
@@ -21,13 +21,13 @@ Seconds = Annotated[float, Query(gt=0, le=_LONGEST_S)]
 def add_recording(
     app: FastAPI, recorder: Recorder, streams: Streams, room_bytes: int = ROOM_BYTES
 ) -> None:
-    """``GET /recording``.
+    """Add ``GET /recording``.
 
     Args:
-        app: gets the route.
-        recorder: whose lines.
-        streams: the server's open answers.
-        room_bytes: lines that may wait for a slow reader; what is more is dropped and counted.
+        app: application that gets the route.
+        recorder: source of the lines.
+        streams: open answers of the server.
+        room_bytes: bytes that may wait for a slow reader; further lines are dropped and counted.
     """
     tasks: set[asyncio.Task[None]] = set()
 

@@ -1,4 +1,4 @@
-"""The server of the admin port, beside another one of the same event loop or by itself."""
+"""The server of the admin port, beside another server on the same event loop or alone."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from starlette.types import ASGIApp
 
 from router.admin.streams import Streams
 from router.http.limits import HttpLimits
-from router.listening import server_config
+from router.http.listening import server_config
 
 _GRACE_S = 2
 
 
 class AdminServer(uvicorn.Server):
-    """Serves until it is told to end, or by a signal if it alone is to handle them.
+    """Serves until stopped, or until a signal if ``signals`` is set.
 
     Args:
-        app: see ``create_admin``.
-        streams: ended before their connections are waited for.
-        tls: for HTTPS.
-        signals: SIGINT and SIGTERM end it.
+        streams: open answers, closed before the server waits for their connections.
     """
 
     def __init__(
@@ -43,12 +40,11 @@ class AdminServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """See uvicorn; the main server's handlers stay."""
+        """Keep the main server's handlers."""
         with super().capture_signals() if self._signals else contextlib.nullcontext():
             yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
         self._streams.close()
         await super().shutdown(sockets)
 
@@ -60,19 +56,15 @@ async def serving(
     listener: socket.socket | None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """Serves beside another server, which handles the signals, until the block ends.
+    """Serve beside another server, which handles the signals, until the block ends.
 
-    Args:
-        app: see ``create_admin``.
-        streams: see ``AdminServer``.
-        listener: where it listens; None: nowhere.
-        tls: see ``AdminServer``.
+    Without a ``listener`` nothing is served.
     """
     if listener is None:
         yield
         return
     server = AdminServer(app, streams, tls=tls)
-    listener.listen()  # who comes before the server is there waits
+    listener.listen()  # early clients wait in the queue
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield

@@ -1,4 +1,4 @@
-"""Settings of a running router through the admin port: those that need no new start."""
+"""Reloadable settings over the admin port."""
 
 from __future__ import annotations
 
@@ -9,20 +9,15 @@ import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request
 
 from router.admin.origin import audited, own_pages_only
-from router.errors import ConfigError, EvenstepError, InvalidRequestError
-from router.reload import Reload
+from router.config.live import Reload
+from router.core.errors import ConfigError, EvenstepError, InvalidRequestError
 
-# These are changed where they are: in files, and at /workers.
+# These are changed elsewhere: in files, and at /workers.
 _ELSEWHERE = ("workers", "tls_cert", "tls_key", "api_key_file", "admin_key_file")
 
 
 def add_settings(app: FastAPI, reload: Callable[[], Reload]) -> None:
-    """``/settings``.
-
-    Args:
-        app: gets the routes.
-        reload: has settings be changed.
-    """
+    """Add ``/settings``."""
     routes = APIRouter(prefix="/settings", dependencies=[Depends(own_pages_only)])
 
     @routes.get("")

@@ -1,4 +1,4 @@
-"""Answers without an end of their own: each has a few chunks of room, and none is waited for."""
+"""Endless answers: each has a small buffer, and a slow reader is dropped rather than awaited."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Stream:
     """One open answer.
 
     Args:
-        room: chunks that may wait for its reader.
-        closed: called once, when it ends.
+        room: number of chunks that may wait for its reader.
+        closed: called once, at its end.
     """
 
     def __init__(self, room: int, closed: Callable[[Stream], None]) -> None:
@@ -24,16 +24,14 @@ class Stream:
 
     @property
     def open(self) -> bool:
-        """It may still be sent something."""
         return self._closed is not None
 
     @property
     def waiting(self) -> int:
-        """Chunks that wait for its reader."""
         return self._chunks.qsize()
 
     def send(self, chunk: bytes) -> None:
-        """Hand a chunk over; a reader that has fallen behind gets no more, and then an end."""
+        """Queue a chunk; a full buffer closes the stream after what it holds."""
         if not self.open:
             return
         if self.waiting >= self._room:
@@ -42,14 +40,13 @@ class Stream:
             self._chunks.put_nowait(chunk)
 
     def close(self) -> None:
-        """End it, after what has been handed over."""
         closed, self._closed = self._closed, None
         if closed is not None:
             self._chunks.put_nowait(None)
             closed(self)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """What has been handed over, until the end; a reader that leaves ends it."""
+        """Yield the queued chunks until the end; a reader that leaves closes the stream."""
         try:
             while (chunk := await self._chunks.get()) is not None:
                 yield chunk
@@ -58,10 +55,10 @@ class Stream:
 
 
 class Streams:
-    """All open answers of a server, so that its end can be theirs.
+    """All open answers of a server, closed with it.
 
     Args:
-        limit: how many may be open; one more is refused.
+        limit: number that may be open; further ones are rejected.
     """
 
     def __init__(self, limit: int = 64) -> None:
@@ -71,18 +68,17 @@ class Streams:
 
     @property
     def number(self) -> int:
-        """How many are open."""
         return len(self._open)
 
     def open(self, room: int, closed: Callable[[Stream], None] = lambda _: None) -> Stream:
-        """One more.
+        """Open a stream.
 
         Args:
-            room: chunks that may wait for its reader; one more ends it.
-            closed: called once, when it ends, for whatever reason.
+            room: number of chunks that may wait for its reader; one more closes it.
+            closed: called once, at its end, for whatever reason.
 
         Raises:
-            HTTPException: there are too many, or the server is about to end.
+            HTTPException: too many are open, or the server is stopping.
         """
         if self._ended:
             raise HTTPException(503, "the server is stopping")
@@ -98,14 +94,13 @@ class Streams:
         return stream
 
     def close(self) -> None:
-        """End all, and let no more begin."""
         self._ended = True
         for stream in tuple(self._open):
             stream.close()
 
 
 def streamed(stream: Stream, media_type: str) -> StreamingResponse:
-    """The HTTP answer that a stream is."""
+    """Return the HTTP response for a stream."""
     return StreamingResponse(
         stream.chunks(), media_type=media_type, headers={"cache-control": "no-store"}
     )

@@ -1,4 +1,4 @@
-"""The workers through the admin port: list, add, drain and remove them while requests flow."""
+"""Workers over the admin port: list, add, drain and remove them at run time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from router.admin.origin import audited, own_pages_only
-from router.errors import ConfigError, InvalidRequestError
-from router.fleet import BusyError, Fleet, Member, UnknownWorkerError
-from router.settings.worker_specs import parse_worker
-from router.types import WorkerSpec
+from router.config.worker_specs import parse_worker
+from router.core.errors import ConfigError, InvalidRequestError
+from router.core.types import WorkerSpec
+from router.dispatch.membership import BusyError, Fleet, Member, UnknownWorkerError
 
 _LONGEST_S = 3600.0
 
@@ -23,7 +23,7 @@ Wait = Annotated[float, Query(ge=0, le=_LONGEST_S)]
 
 
 def add_workers(app: FastAPI, fleet: Fleet) -> None:
-    """``/workers``; every change is logged, with the address that asked for it."""
+    """Add ``/workers``; every change is logged with its origin."""
     routes = APIRouter(prefix="/workers", dependencies=[Depends(own_pages_only)])
     _add_listing(routes, fleet)
     _add_draining(routes, fleet)
@@ -75,7 +75,7 @@ def _add_draining(routes: APIRouter, fleet: Fleet) -> None:
 
 
 async def _concerned(fleet: Fleet, worker_ids: Sequence[str], wait_s: float) -> JSONResponse:
-    """Those concerned as they are after a while: 200 once nothing is under way, 202 till then."""
+    """Return the state of these workers after a wait: 200 when they are idle, else 202."""
     done = await fleet.empty(worker_ids, wait_s)
     fleet.settle()
     left = [member for member in fleet.members if member.spec.id in worker_ids]
@@ -84,7 +84,7 @@ async def _concerned(fleet: Fleet, worker_ids: Sequence[str], wait_s: float) -> 
 
 
 def _do(change: Callable[[], Any]) -> Any:
-    """Make a change; its errors as HTTP has them."""
+    """Apply a change; map its errors to HTTP errors."""
     try:
         return change()
     except UnknownWorkerError as error:
@@ -99,7 +99,7 @@ def _read(body: bytes) -> WorkerSpec:
     text = body.strip()
     try:
         entry = msgspec.json.decode(text) if text[:1] in (b"{", b'"') else text.decode()
-    except ValueError as error:  # msgspec's and Unicode's are such
+    except ValueError as error:  # includes msgspec's and Unicode's errors
         raise InvalidRequestError(f"neither JSON nor a text: {error}") from None
     return _do(lambda: parse_worker(entry))  # type: ignore[no-any-return]
 

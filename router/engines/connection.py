@@ -1,5 +1,3 @@
-"""A connection to an engine: one request after another, their answers framed by httptools."""
-
 from __future__ import annotations
 
 import asyncio
@@ -10,19 +8,19 @@ from typing import cast
 
 import httptools
 
-from router.errors import UpstreamError
+from router.core.errors import UpstreamError
 
 Sink = Callable[[bytes], None]
 
 _HIGH_WATER_BYTES = 256 * 1024
-# More of a request's body is not handed over at once: what the socket does not take is copied.
+# Chunk size of a large request body: asyncio copies what the socket does not take.
 _PIECE_BYTES = 64 * 1024
-# Beyond what servers of the field send: nginx and uvicorn take 32 and 64 KiB themselves.
+# Servers limit heads themselves: nginx to 32 KiB, uvicorn to 64 KiB.
 _MOST_HEAD_BYTES = 64 * 1024
-# tcpi_bytes_acked of Linux' struct tcp_info.
+# tcpi_bytes_acked in Linux' struct tcp_info.
 _ACKED = struct.Struct("=120xQ")
-# An engine's machine that vanished without closing its connections is noticed after 25 s, whether
-# it owes an answer (idle time, interval and number of probes) or has not acknowledged a request.
+# A machine that vanishes is noticed after 25 s, whether it owes an answer (keep-alive: idle time,
+# interval and number of probes) or an acknowledgement.
 _SOCKET_OPTIONS = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
@@ -36,14 +34,13 @@ class Connection(asyncio.Protocol):
     """One connection to an engine; serves one request at a time.
 
     Args:
-        idle: where it is put while it has no request.
+        idle: list that holds it while it has no request.
 
     Attributes:
-        heard: bytes have come since this was taken back.
-        unread: the engine has closed it, for certain before it read anything of the request.
-        status: of the answer, 0 until its head is there.
-        headers: of the answer, as sent.
-        framed: the head says how long the body is, or that it says where it ends.
+        heard: whether bytes arrived since the last ``take_heard``.
+        unread: whether the engine closed it, certainly before reading the request.
+        status: status of the answer, 0 before its head.
+        framed: whether the head marks the body's end.
     """
 
     __slots__ = (
@@ -73,23 +70,21 @@ class Connection(asyncio.Protocol):
     # asyncio's callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
         self._transport = cast(asyncio.Transport, transport)
         own = transport.get_extra_info("socket")
         for option in _SOCKET_OPTIONS if own.family != socket.AF_UNIX else ():
             own.setsockopt(*option)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio; who waits is woken once for all that a read has brought."""
         if self._done:
-            self.abort()  # nobody asked: whatever this is, the next answer would not be in step
+            self.abort()  # unsolicited: the next answer would be out of step
             return
         self.heard = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"the engine's answer is not HTTP: {error}")
-        # A head, trailers, what stands between chunks: the parser holds what has not ended.
+        # Heads, trailers and text between chunks, which the parser buffers until they end.
         self._dry_bytes = 0 if self._chunks else self._dry_bytes + len(data)
         if self._dry_bytes > _MOST_HEAD_BYTES and not self._done:
             self._fail(f"the engine sent more than {_MOST_HEAD_BYTES:,} bytes that are no body")
@@ -104,7 +99,6 @@ class Connection(asyncio.Protocol):
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
         if self in self._idle:
             self._idle.remove(self)
         if self._done:
@@ -118,23 +112,19 @@ class Connection(asyncio.Protocol):
             self._fail("the engine closed the connection before its answer was complete")
 
     def pause_writing(self) -> None:
-        """See asyncio."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """See asyncio; the next piece of a large body is sent."""
         self._full = False
         self._send_on()
 
     # httptools' callbacks
 
     def on_message_begin(self) -> None:
-        """See httptools."""
         if self._done:
             raise UpstreamError("the engine sent a second answer to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools."""
         if self.status:
             return  # a trailer
         self.headers.append((name, value))
@@ -145,7 +135,6 @@ class Connection(asyncio.Protocol):
             self.framed = True
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         status = self._parser.get_status_code()
         if status < 200:
             self.headers.clear()
@@ -154,11 +143,9 @@ class Connection(asyncio.Protocol):
         self.status = status
 
     def on_body(self, data: bytes) -> None:
-        """See httptools."""
         self._chunks.append(data)
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         if self.status:
             self._done = True
             # The parser knows it only in this callback.
@@ -168,19 +155,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """No further request can be sent on it."""
         return self._transport is None or self._transport.is_closing()
 
     @property
     def fileno(self) -> int:
-        """Its file descriptor."""
         assert self._transport is not None
         return int(self._transport.get_extra_info("socket").fileno())
 
     def send(self, head: bytes, body: bytes) -> None:
-        """Start a request."""
         assert self._transport is not None
-        self._acked = self._acknowledged() if self.status else None  # if it was used before
+        self._acked = self._acknowledged() if self.status else None  # set on reuse
         self._parser = httptools.HttpResponseParser(self)
         self._chunks, self._buffered_bytes = [], 0
         self.headers, self.status = [], 0
@@ -195,12 +179,10 @@ class Connection(asyncio.Protocol):
             self._transport.write(head + body)
 
     def take_heard(self) -> bool:
-        """See ``Response``."""
         heard, self.heard = self.heard or self._paused or bool(self._chunks), False
         return heard
 
     async def ask(self, head: bytes, body: bytes) -> None:
-        """Send a request, and wait for status and headers of its answer."""
         self.send(head, body)
         try:
             while not self.status:
@@ -210,7 +192,7 @@ class Connection(asyncio.Protocol):
             raise
 
     async def chunk(self) -> bytes | None:
-        """Wait for body bytes, all that have arrived; None at the end."""
+        """All body bytes that have arrived, at least one; None at the end."""
         while not self._chunks:
             if self._done:
                 return None
@@ -220,10 +202,9 @@ class Connection(asyncio.Protocol):
         return chunk
 
     async def pour(self, sink: Sink) -> None:
-        """Have the body handed to a sink as it comes, what a read has brought at once."""
         self._sink = sink
         if self._paused:
-            self.resume()  # too much had come before somebody took it
+            self.resume()  # the buffer filled before the reader came
         try:
             if self._chunks:
                 sink(self._taken())
@@ -235,23 +216,20 @@ class Connection(asyncio.Protocol):
             self._sink = None
 
     def divert(self, sink: Sink) -> None:
-        """See ``Response``."""
         self._sink = sink
 
     def pause(self) -> None:
-        """Read no more for now."""
         self._paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
         self._paused = False
         if self._transport is not None:
             self._transport.resume_reading()
 
     def release(self) -> None:
-        """Keep the connection for the next request if its answer was read whole, else abort it."""
+        """Keep the connection if its answer was read whole, else abort it."""
         if self._reusable and not (self._chunks or self._unsent or self.closing):
             self.resume()
             self._idle.append(self)
@@ -259,14 +237,13 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close at once: the engine stops generating."""
+        """Close at once, so that the engine stops generating."""
         self._done = True
         self._unsent = memoryview(b"")
         if self._transport is not None:
             self._transport.abort()
 
     def break_off(self, error: UpstreamError) -> None:
-        """End the answer that is being read, and the request with it, by this error."""
         self._error = self._error or error
         self._wake()
         if self._transport is not None:
@@ -279,10 +256,10 @@ class Connection(asyncio.Protocol):
             self._transport.write(piece)
 
     def _acknowledged(self) -> int | None:
-        """Bytes that the engine's machine has received, None if it cannot be known.
+        """Bytes that the engine's machine acknowledged, None if unknown.
 
-        The machine acknowledges them before the engine can read them. So an engine that closed the
-        connection with some of them not acknowledged has not read the request.
+        They are acknowledged before the engine can read them. If none were since the last request,
+        an engine that closes the connection has not read this one.
         """
         assert self._transport is not None
         own = self._transport.get_extra_info("socket")
@@ -301,7 +278,7 @@ class Connection(asyncio.Protocol):
         try:
             if self._chunks:
                 self._sink(self._taken())
-        except Exception as error:  # noqa: BLE001 - whoever pours is told
+        except Exception as error:  # noqa: BLE001 - ``pour`` raises it
             self._refused, self._done = error, True
             self.abort()
         if self._done:

@@ -1,6 +1,6 @@
-"""ZMQ CURVE on the router's side: its own key pair, and each engine's public key.
+"""ZMQ CURVE for the router: its key pair, and each engine's public key.
 
-Key files are those of ``zmq.auth``, which the vLLM plug-in reads as well.
+Key files have the format of ``zmq.auth``, which the vLLM plug-in reads too.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from pathlib import Path
 import zmq
 from zmq.auth import load_certificate
 
-from router.errors import ConfigError
-from router.wire import is_curve_key
+from router.core.errors import ConfigError
+from router.core.wire import is_curve_key
 
 _FILE = '# evenstep: {kind}\nmetadata\ncurve\n    public-key = "{public}"\n'
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """The router's own keys; engines let it read by the public one."""
+    """The router's keys; engines authorize the public one."""
 
     public: bytes
     secret: bytes
 
     def secure(self, socket: zmq.Socket[bytes], server_key: str) -> None:
-        """Let a socket speak to the engine of this public key only, before it connects."""
+        """Restrict a socket, before it connects, to the engine with this public key."""
         socket.curve_publickey = self.public
         socket.curve_secretkey = self.secret
         socket.curve_serverkey = server_key.encode("ascii")
 
 
 def read_key_pair(file: str) -> KeyPair:
-    """Read a key file that has a secret key.
+    """Read a key file with a secret key.
 
     Raises:
-        ConfigError: it cannot be read, or has none.
+        ConfigError: it is unreadable or has no secret key.
     """
     if not Path(file).is_file():
         raise ConfigError(f"there is no key file {file!r}; make one with: evenstep keygen FILE")
@@ -47,7 +47,7 @@ def read_key_pair(file: str) -> KeyPair:
 
 
 def read_public_key(key_or_file: str) -> str:
-    """A public key, given as such (40 characters) or as the key file that it is in.
+    """A public key, from its 40 characters or from a key file.
 
     Raises:
         ConfigError: it is neither.
@@ -58,10 +58,10 @@ def read_public_key(key_or_file: str) -> str:
 
 
 def write_key_pair(file: Path) -> str:
-    """Make a key pair, and a file for it that only its owner can read; the public key.
+    """Write a new key pair to a file that only its owner can read; return the public key.
 
     Raises:
-        ConfigError: the file exists, or cannot be written.
+        ConfigError: the file exists or cannot be written.
     """
     public, secret = (key.decode("ascii") for key in zmq.curve_keypair())
     text = _FILE.format(kind="a secret key, never to be shared", public=public)

@@ -1,4 +1,4 @@
-"""vLLM's own gauges, read over HTTP for workers that tell no snapshots."""
+"""vLLM's gauges, polled over HTTP for workers without snapshots."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from router.engines.watching import Watches
-from router.errors import UpstreamError
-from router.foreign import Gauges
-from router.types import GaugesReceived, WorkerSpec
+from router.core.errors import UpstreamError
+from router.core.state.foreign_load import Gauges
+from router.core.types import GaugesReceived, WorkerSpec
+from router.engines.polling import Watches
 
 log = logging.getLogger(__name__)
 
@@ -21,19 +21,18 @@ _SAMPLE = re.compile(
     r"\{(.*)\} (\S+)$",
     re.MULTILINE,
 )
-# Counts beyond it are a mistake, as negative ones are.
+# Larger counts are errors, as are negative ones.
 _LARGEST = 1 << 32
 _LABEL = re.compile(r'(?:^|,)(engine|block_size|num_gpu_blocks)="(\d+)"')
 
 
 def read_gauges(text: str) -> Mapping[int, Gauges]:
-    """Gauges by engine (data-parallel rank), of those that tell their requests.
+    """Gauges by engine (data-parallel rank), from vLLM's metrics in the Prometheus text format.
 
-    Args:
-        text: vLLM's metrics in the Prometheus text format.
+    Engines that do not report their running requests are left out.
 
     Raises:
-        ValueError: a sample that is no number from 0 up, or beyond all bounds.
+        ValueError: a sample is negative, too large, or not a number.
     """
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for name, labels, value in _SAMPLE.findall(text):
@@ -50,7 +49,7 @@ def read_gauges(text: str) -> Mapping[int, Gauges]:
             running=int(engine["num_requests_running"]),
             waiting=int(engine.get("num_requests_waiting", 0)),
             kv_usage=min(1.0, engine.get("kv_cache_usage_perc", 0.0)),
-            # vLLM tells the blocks of all ranks together.
+            # vLLM reports the blocks of all ranks together.
             kv_tokens=min(int(engine.get("kv_tokens", 0)), _LARGEST) // len(ranks),
         )
         for rank, engine in ranks.items()
@@ -58,7 +57,7 @@ def read_gauges(text: str) -> Mapping[int, Gauges]:
 
 
 def of_rank(ranks: Mapping[int, Gauges], rank: int | None) -> Gauges | None:
-    """One rank's gauges; of an engine that is one worker whatever its ranks, all together."""
+    """Gauges of a rank, or of all together where one worker stands for all ranks."""
     if rank is not None and (rank in ranks or len(ranks) > 1):
         return ranks.get(rank)
     if not ranks:
@@ -79,19 +78,13 @@ class _Engine:
 
 
 class GaugeReader:
-    """Reads ``/metrics`` of the engines that have a worker whose state is not told otherwise.
+    """Polls ``/metrics`` of engines with a worker whose state has no better source.
 
     Args:
-        specs: the workers.
-        apply: takes what was read.
-        wanted: whether a worker's gauges are wanted now.
+        wanted: whether a worker's gauges are needed now.
         clock: seconds, monotonic.
-        interval_s: between two readings of an engine.
-        timeout_s: bound on one reading.
-
-    Attributes:
-        reads: readings made.
-        failed_reads: those that told nothing.
+        interval_s: time between polls of an engine.
+        timeout_s: limit on one poll.
     """
 
     def __init__(
@@ -116,11 +109,9 @@ class GaugeReader:
             self.join(spec)
 
     def configure(self, interval_s: float) -> None:
-        """Read so often from now on."""
         self._interval_s = interval_s
 
     def join(self, spec: WorkerSpec) -> None:
-        """One more worker."""
         engine = self._watches.engines.get(spec.url)
         if engine is None:
             engine = _Engine(spec.url, [])
@@ -129,14 +120,12 @@ class GaugeReader:
         self._engine_of[spec.id] = engine
 
     def leave(self, worker_id: str) -> None:
-        """A worker is gone; an engine without any is read no more."""
         engine = self._engine_of.pop(worker_id)
         engine.workers = [spec for spec in engine.workers if spec.id != worker_id]
         if not engine.workers:
             self._watches.end(engine.url)
 
     async def run(self) -> None:
-        """Read until cancelled."""
         await self._watches.run()
 
     async def _watch(self, engine: _Engine) -> None:

@@ -1,4 +1,4 @@
-"""Health of the engines: who may be used, and which models they serve, adapters included."""
+"""Health checks: which engines are up, and which models they serve, adapters included."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from typing import Any
 
 import msgspec
 
-from router.engines.watching import Watches
-from router.errors import DescriptorsError, UnknownPathError, UpstreamError
-from router.models import Card
-from router.types import ASLEEP, PAUSED, WorkerDown, WorkerSpec, WorkerUp
+from router.core.errors import DescriptorsError, UnknownPathError, UpstreamError
+from router.core.types import ASLEEP, PAUSED, Card, WorkerDown, WorkerSpec, WorkerUp
+from router.engines.polling import Watches
 
 log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.05
 
 
-# What the models of ``evenstep emulate`` are owned by.
+# Owner of models from ``evenstep emulate``.
 _EMULATOR = "evenstep-emulator"
 
-# Paths that tell that an engine takes no requests for now, and the reason to show then. vLLM knows
-# them with VLLM_SERVER_DEV_MODE=1; other engines are asked again at one check in _RARELY.
+# Paths that report a resting engine, with the reason to show. vLLM serves them if
+# VLLM_SERVER_DEV_MODE=1; without it they are queried once in _RARELY checks.
 _RESTS = (("/is_sleeping", ASLEEP), ("/is_paused", PAUSED))
 _RARELY = 60
 
-# An engine makes these anew for every answer.
+# New in every answer.
 _FLEETING = ("created", "permission")
 
 _LONGEST_REASON = 200
@@ -43,18 +42,16 @@ _decode_models = msgspec.json.Decoder(_Models).decode
 
 @dataclass(slots=True)
 class _Engine:
-    """One URL and the workers behind it, which are up or down together.
+    """One URL and its workers, which are up or down together.
 
     Attributes:
-        down_reason: why it is down, while it is.
-        cards: what it said last of the models that it serves.
-        silence: what was wrong with its last answer to that; None: nothing.
-        unknown: paths that it does not know, and checks until the next request for them.
-        emulated: it says that it is an emulated one.
-        failures: failed checks in a row.
-        backoff_s: wait before the check that follows the next report of trouble.
+        cards: last list of models.
+        silence: error in the last list of models.
+        unknown: unsupported paths, with the number of checks until the next query.
+        failures: number of failed checks in a row.
+        backoff_s: wait before the check after the next reported failure.
         delay_s: wait before the next check.
-        hurried: ends a wait, because ``delay_s`` has become shorter.
+        hurried: event that ends a wait because ``delay_s`` is shorter now.
     """
 
     url: str
@@ -72,28 +69,24 @@ class _Engine:
 
 
 class HealthMonitor:
-    """Asks every engine's ``/health`` at intervals; several ranks behind one URL are one engine.
+    """Polls every engine's ``/health``; ranks behind one URL are one engine.
 
-    A worker is down until its engine has answered once, and while that is asleep or paused. Each
-    check also reads ``/v1/models``, before the workers come up: adapters come and go.
+    A worker is down until its engine's first answer, and while that is asleep or paused. Each check
+    also reads ``/v1/models`` before the workers come up, since adapters change.
 
     Args:
-        specs: the workers.
-        apply: takes ``WorkerUp``, and ``WorkerDown`` whenever its reason is a new one.
-        on_models: told of the models that a worker serves, and what its engine says of each,
-            whenever that is something new.
-        on_silent: told of a worker whose checks have failed often enough to put it out of use,
-            after ``WorkerDown``, and again at each failed check that follows.
-        interval_s: between two checks of an engine.
-        timeout_s: bound on one check.
-        failures: failed checks in a row that put an engine's workers out of use; one whose
-            connection is refused does so by itself.
-        key: the engines' API key; None: they ask for none.
+        apply: callback for ``WorkerUp``, and for ``WorkerDown`` with a new reason.
+        on_models: callback with a worker and its models, when they change.
+        on_silent: callback for each failed check of a worker once ``failures`` is reached, after
+            ``WorkerDown``.
+        interval_s: time between checks of an engine.
+        timeout_s: limit on one check.
+        failures: failed checks in a row that take an engine down; a refused connection does at
+            once.
 
     Attributes:
-        checks: checks made.
-        failed_checks: checks that were not answered with success.
-        errors: checks that ended in an error nobody expected.
+        failed_checks: number of checks without success.
+        errors: number of checks with an unexpected exception.
     """
 
     def __init__(
@@ -122,12 +115,11 @@ class HealthMonitor:
             self.join(spec)
 
     def configure(self, interval_s: float, failures: int) -> None:
-        """Check so often from now on, and so patiently; see the arguments of the class."""
         self._interval_s = interval_s
         self._failures = failures
 
     def join(self, spec: WorkerSpec) -> None:
-        """One more worker; of an engine that is known it is told at once what that is like."""
+        """Add a worker; the state of a known engine is reported at once."""
         engine = self._watches.engines.get(spec.url)
         if engine is None:
             engine = _Engine(spec.url, [])
@@ -142,25 +134,22 @@ class HealthMonitor:
             self._apply(WorkerDown(spec.id, engine.down_reason))
 
     def leave(self, worker_id: str) -> None:
-        """A worker is gone; an engine without any is asked no more."""
         engine = self._engine_of.pop(worker_id)
         engine.worker_ids.remove(worker_id)
         if not engine.worker_ids:
             self._watches.end(engine.url)
 
     def emulated(self, worker_id: str) -> bool:
-        """Whether a worker's engine has said that it is an emulated one."""
         return self._engine_of[worker_id].emulated
 
     async def run(self) -> None:
-        """Check until cancelled."""
         await self._watches.run()
 
     def probe_now(self, worker_id: str, reason: str) -> None:
-        """Somebody could not reach a worker: it is down at once, and checked again soon.
+        """Take an unreachable worker down at once and check it again soon.
 
-        That one request failed is no evidence of more: attempts under way go on. Soon is later
-        each time, up to the interval, unless a regular check succeeds in between.
+        Attempts under way go on: one failure proves no more. The delay doubles, up to the interval,
+        until a regular check succeeds.
         """
         engine = self._engine_of.get(worker_id)  # None: it has left
         if engine is None or not engine.up:
@@ -180,7 +169,6 @@ class HealthMonitor:
                 log.exception("%s: health check broke", engine.url)
 
     async def _wait(self, engine: _Engine) -> None:
-        """Wait until the next check is due, which ``probe_now`` may bring forward."""
         while True:
             delay_s, engine.delay_s = engine.delay_s, self._interval_s
             engine.hurried.clear()
@@ -196,11 +184,11 @@ class HealthMonitor:
         try:
             await self._watches.ask(engine.url, "/health")
         except DescriptorsError:
-            return  # that says nothing of the engine
+            return  # not the engine's fault
         except UpstreamError as error:
             failure = error
         if engine.hurried.is_set():
-            return  # trouble was reported after the question: the answer is out of date
+            return  # a failure was reported meanwhile: this answer is out of date
         if failure is not None:
             self._note_failure(engine, failure)
             return
@@ -220,7 +208,7 @@ class HealthMonitor:
     def _note_failure(self, engine: _Engine, failure: UpstreamError) -> None:
         self.failed_checks += 1
         engine.failures += 1
-        if isinstance(failure.__cause__, ConnectionRefusedError):  # nobody is there
+        if isinstance(failure.__cause__, ConnectionRefusedError):  # no server is listening
             engine.failures = max(engine.failures, self._failures)
         reason = f"health check failed: {failure}"
         enough = engine.failures >= self._failures
@@ -242,11 +230,11 @@ class HealthMonitor:
         for worker_id in engine.worker_ids:
             self._apply(WorkerDown(worker_id, reason))
         engine.up = False
-        engine.unknown.clear()  # another one may come back
+        engine.unknown.clear()  # a different engine may return
         engine.down_reason = reason
 
     async def _rest(self, engine: _Engine) -> str | None:
-        """Why it takes no requests now, though it is healthy; None: it takes them."""
+        """Why a healthy engine takes no requests, None if it does."""
         for path, reason in _RESTS:
             if (checks := engine.unknown.pop(path, 0)) > 1:
                 engine.unknown[path] = checks - 1
@@ -258,7 +246,7 @@ class HealthMonitor:
                 engine.unknown[path] = _RARELY
             except UpstreamError:
                 if engine.down_reason == reason and not engine.up:
-                    return reason  # as far as is known
+                    return reason  # assume no change
         return None
 
     async def _learn_models(self, engine: _Engine) -> None:
@@ -280,7 +268,6 @@ class HealthMonitor:
 
 
 def _model_cards(body: bytes) -> dict[str, Card] | str:
-    """What an answer of ``/v1/models`` says of each model, or what was wrong with it."""
     try:
         cards = _decode_models(body).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -291,7 +278,6 @@ def _model_cards(body: bytes) -> dict[str, Card] | str:
 
 
 def _lasting(cards: Mapping[str, Card]) -> Mapping[str, Card]:
-    """The same without what is new in each answer."""
     return {
         model: {name: value for name, value in card.items() if name not in _FLEETING}
         for model, card in cards.items()
@@ -299,7 +285,6 @@ def _lasting(cards: Mapping[str, Card]) -> Mapping[str, Card]:
 
 
 def _says_so(body: bytes, what: str) -> bool:
-    """Whether an answer says that something is so."""
     try:
         return bool(msgspec.json.decode(body, type=dict[str, Any]).get(what))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,20 +1,15 @@
-"""URLs behind which there are several ranks."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router.types import WorkerSpec
+from router.core.types import WorkerSpec
 
 
 class SharedUrls:
-    """Contains the URLs of which a request has to say which rank is meant.
+    """URLs shared by several ranks: requests there must name the rank.
 
-    It has to from the second rank on, whoever leaves: else the engine would choose among all that
-    it has, those that have left included.
-
-    Args:
-        specs: the workers.
+    Once shared, always shared: otherwise the engine would choose among all its ranks, also those
+    that left.
     """
 
     def __init__(self, specs: Iterable[WorkerSpec]) -> None:
@@ -28,15 +23,12 @@ class SharedUrls:
 
     @property
     def all(self) -> frozenset[str]:
-        """All of them."""
         return frozenset(self._shared)
 
     def join(self, spec: WorkerSpec) -> None:
-        """One more worker."""
         if spec.url in self._url_of.values():
             self._shared.add(spec.url)
         self._url_of[spec.id] = spec.url
 
     def leave(self, worker_id: str) -> None:
-        """A worker is gone."""
         del self._url_of[worker_id]

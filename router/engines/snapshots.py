@@ -1,12 +1,12 @@
-"""Snapshots from the engines: ZMQ on one side, ``SnapshotReceived`` events on the other.
+"""Snapshots from the engines: ZMQ messages in, ``SnapshotReceived`` events out.
 
-What the workers publish comes through one socket, which costs half of one for each. Who sent a
-message is told by its epoch: each worker's own answers to requests for full snapshots, through a
-socket of its own, make that known. Workers of different keys do not share a socket, so that none
-can speak for another's.
+One SUB socket receives what all workers publish, at half the cost of a socket each. A message's
+epoch identifies its sender. A worker's epoch is learned from its answers to requests for full
+snapshots, on a socket of its own. Workers with different keys share no socket, so none can
+impersonate another.
 
-Each worker has its turn when several messages have come, for ranks that step together to stay
-together when read late; see ``socket_reader`` for when that is.
+Messages are read in turns, one per worker, so that ranks in lockstep stay together when read late;
+``zmq_reader`` says when.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from functools import partial
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from router.core.errors import ConfigError, SnapshotError
+from router.core.types import Snapshot, SnapshotReceived, WorkerSpec
+from router.core.wire import decode, epoch_of
 from router.engines.curve import KeyPair
-from router.engines.identity import given_names
-from router.engines.socket_reader import Socket, SocketReader
 from router.engines.streams import FULL_INTERVAL_S, OPTIONS, SILENCE_S, Channel, Stream
-from router.errors import ConfigError, SnapshotError
-from router.types import Snapshot, SnapshotReceived, WorkerSpec
-from router.wire import decode, epoch_of
+from router.engines.worker_identity import given_names
+from router.engines.zmq_reader import Socket, SocketReader
 
 log = logging.getLogger(__name__)
 
 FULL_INTERVAL_MAX_S = 5.0
-# Longer than the second after which an engine says something even if nothing changes.
+# An engine sends at least once a second, even without changes.
 SILENT_S = 1.5
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _REASONS = 16
-# Four for each worker at most: two, and two for a monitor.
+# At most four per worker: two sockets, and two for a monitor.
 _MAX_SOCKETS = 32_768
 _HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -53,25 +53,19 @@ _KEYS_DIFFER = (
 class SnapshotClient:
     """Receives the snapshots of all workers that publish them.
 
-    A full snapshot is asked for at the start, and again for as long as the cluster wants one.
+    Requests a full snapshot at the start, and again while the cluster wants one.
 
     Args:
-        specs: workers; those without a snapshot endpoint are passed over.
-        apply: takes each snapshot.
-        full_wanted: whether a full snapshot of this worker is wanted.
         clock: seconds, monotonic.
-        keys: the router's CURVE keys, for workers that have a server key.
-        up: whether a worker's engine answers: else nothing can be expected of it.
-        awaited: whether requests wait for what the engines say.
+        keys: router's CURVE keys, for workers with a server key.
+        up: whether a worker's engine is up; otherwise silence is expected.
+        awaited: whether requests wait for snapshots.
 
     Attributes:
-        received: snapshots that were understood.
-        received_bytes: size of all messages.
-        broken: messages that were not understood.
-        refused: messages of streams that belong to another worker.
-        handshakes_failed: times that an engine and this router did not accept each other's keys.
-        full_requests: full snapshots that were asked for.
-        failures: snapshots that ``apply`` raised at.
+        broken: number of invalid messages.
+        refused: number of messages from another worker's stream.
+        handshakes_failed: number of handshakes that failed on keys.
+        failures: number of snapshots on which ``apply`` raised.
     """
 
     def __init__(
@@ -107,7 +101,7 @@ class SnapshotClient:
         """Connect to all workers; call it on the event loop.
 
         Raises:
-            ConfigError: an endpoint that ZMQ does not accept.
+            ConfigError: ZMQ rejects an endpoint, or keys are missing.
         """
         for spec in self._specs.values():
             self._check_keys(spec)
@@ -120,19 +114,17 @@ class SnapshotClient:
         self._sockets.start()
 
     def read(self) -> None:
-        """Take in what has come, to decide by it; no-op within a millisecond of the last time."""
+        """Process what has arrived, before a decision; at most once a millisecond."""
         self._sockets.read()
 
     def hasten(self) -> None:
-        """Requests wait from now on: take in soon what comes."""
         self._sockets.hasten()
 
     def join(self, spec: WorkerSpec) -> None:
-        """One more worker.
+        """Add a worker.
 
         Raises:
-            ConfigError: its messages are to be secured, and there are no keys; or ZMQ does not
-                accept its endpoint. It has not joined then.
+            ConfigError: keys are missing, or ZMQ rejects the endpoint; the worker is not added.
         """
         self._check_keys(spec)
         self._specs[spec.id] = spec
@@ -146,8 +138,7 @@ class SnapshotClient:
         self._name(names)
 
     def leave(self, worker_id: str) -> None:
-        """A worker is gone, and what it has said since the last reading is dropped."""
-        self._specs.pop(worker_id, None)  # else its stream could not be had
+        self._specs.pop(worker_id, None)  # absent if its stream could not be opened
         self._reasons.pop(worker_id, None)
         stream = self._streams.pop(worker_id, None)
         if stream is not None:
@@ -163,7 +154,7 @@ class SnapshotClient:
             raise ConfigError(f"worker {spec.id} has a server_key, and the router has no keys")
 
     def problem(self, worker_id: str) -> str | None:
-        """Why a worker's snapshots do not count, as far as that is known."""
+        """Why a worker's snapshots are ignored, None if they count."""
         stream = self._streams.get(worker_id)
         return None if stream is None else stream.problem or stream.fault or stream.silence
 
@@ -173,7 +164,7 @@ class SnapshotClient:
             self._channels[spec.server_key] = channel
             self._sockets.watch(channel.socket, partial(self._take_turns, channel))
         channel = self._channels[spec.server_key]
-        # While nobody answers, one request waits for the engine, not one for every interval.
+        # Without an answer one request is queued, not one per interval.
         dealer = self._socket(zmq.DEALER, spec, {zmq.SNDHWM: 1})
         stream = self._streams[spec.id] = Stream(spec, named, endpoint, channel, dealer)
         channel.streams.append(stream)
@@ -186,7 +177,6 @@ class SnapshotClient:
         self._look(stream)
 
     def close(self) -> None:
-        """Disconnect; what is on its way is dropped."""
         for stream in self._streams.values():
             stream.cancel_timers()
         self._streams.clear()
@@ -215,7 +205,6 @@ class SnapshotClient:
             stream.channel.socket.close(linger=0)
 
     def _observe(self, stream: Stream, monitor: Socket) -> bool:
-        """Take in how a handshake has ended; True if there may be more."""
         if monitor.closed:
             return False
         try:
@@ -231,13 +220,13 @@ class SnapshotClient:
         return True
 
     def _take_turns(self, channel: Channel) -> bool:
-        """Take in as many messages as there are workers; True if there may be more."""
+        """Process up to one message per worker; True if there may be more."""
         if channel.socket.closed:
             return False
         messages, more = _received(channel.socket, len(channel.streams))
         if not more:
             channel.emptied_s = self._clock()
-        # All are decoded before the first is applied: so each code stays in the processor's caches.
+        # Decode all, then apply all: each code path stays in the processor's caches.
         for snapshot in [self._decode(message, channel) for message in messages]:
             if snapshot is not None:
                 stream = channel.sender(snapshot.epoch)
@@ -248,7 +237,6 @@ class SnapshotClient:
         return more
 
     def _take_answer(self, stream: Stream) -> bool:
-        """Take in what a worker has answered; True if there may be more."""
         if stream.dealer.closed:
             return False
         try:
@@ -262,7 +250,6 @@ class SnapshotClient:
         return True
 
     def _look(self, stream: Stream) -> None:
-        """Connect anew from time to time while nothing comes, and nothing waits to be read."""
         now_s = self._clock()
         if stream.looked is None or not self._up(stream.name):
             stream.expected_s = now_s
@@ -271,11 +258,11 @@ class SnapshotClient:
             if stream.miss(now_s):
                 log.warning("%s: %s", stream.name, stream.silence)
         for socket in (stream.channel.socket, stream.dealer):
-            self._sockets.read_soon(socket)  # asking may have eaten a signal
+            self._sockets.read_soon(socket)  # polling may have consumed a signal
         stream.looked = asyncio.get_running_loop().call_later(SILENCE_S, self._look, stream)
 
     def _introduce(self, channel: Channel) -> None:
-        """Somebody is not known by its epoch: ask those who have not been heard of late."""
+        """Request full snapshots from silent workers, to identify an unknown epoch."""
         now_s = self._clock()
         if now_s - channel.introduced_s < FULL_INTERVAL_S:
             return
@@ -318,7 +305,6 @@ class SnapshotClient:
         self._ask_if_wanted(stream)
 
     def _take_in(self, stream: Stream, snapshot: Snapshot, now_s: float) -> None:
-        """Have it applied; whatever comes of one, the next is applied too."""
         try:
             self._apply(SnapshotReceived(stream.name, snapshot, now_s))
             if snapshot.kind == "full":
@@ -349,7 +335,7 @@ class SnapshotClient:
             stream.dealer.send(b"", zmq.NOBLOCK)
             self.full_requests += 1
         except zmq.Again:
-            pass  # the last request has not left yet
+            pass  # the last request is still queued
         self._sockets.read_soon(stream.dealer)
         stream.asked = asyncio.get_running_loop().call_later(
             stream.interval_s, self._ask_again, stream
@@ -362,7 +348,6 @@ class SnapshotClient:
 
 
 def _received(socket: Socket, most: int) -> tuple[Sequence[bytes], bool]:
-    """What has come, and whether there may be more."""
     messages: list[bytes] = []
     try:
         while len(messages) < most:

@@ -1,5 +1,3 @@
-"""Whose snapshots come through which sockets, and who is who there."""
-
 from __future__ import annotations
 
 import asyncio
@@ -9,15 +7,15 @@ from collections.abc import Iterable, Mapping
 
 import zmq
 
-from router.engines.identity import foreign_stream
-from router.engines.socket_reader import Socket
-from router.errors import ConfigError
-from router.types import Snapshot, WorkerSpec
-from router.wire import MOST_BYTES, full_endpoint
+from router.core.errors import ConfigError
+from router.core.types import Snapshot, WorkerSpec
+from router.core.wire import MOST_BYTES, full_endpoint
+from router.engines.worker_identity import foreign_stream
+from router.engines.zmq_reader import Socket
 
 FULL_INTERVAL_S = 0.2
 SILENCE_S = 5.0
-PATIENCE = 1.5  # of an engine that has just started
+PATIENCE = 1.5  # allows for an engine's start
 
 OPTIONS: Mapping[int, int] = {
     zmq.LINGER: 0,
@@ -25,21 +23,20 @@ OPTIONS: Mapping[int, int] = {
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 1000,
     zmq.MAXMSGSIZE: 4 * MOST_BYTES,
-    # No heartbeats of ZMQ's: they end a process whose full queue is not read in time ("Assertion
-    # failed: _input_stopped"). Engines and agents say something every second or so; else they are
-    # dialled anew.
+    # No ZMQ heartbeats: they abort the process if a full queue is read late ("Assertion failed:
+    # _input_stopped"). Engines and agents send about once a second; after a silence the router
+    # reconnects.
 }
 """Of every socket on which the router listens."""
 
 
 class Channel:
-    """The socket for what the workers of one key publish, or those without a key.
+    """The SUB socket for workers of one key, or for those without a key.
 
     Attributes:
-        by_epoch: whose engine has an epoch, as far as that is known.
-        gone: epochs of engines whose workers have left; what they published may still come.
-        introduced_s: when the silent ones were last asked who they are.
-        emptied_s: when all that had come was last read.
+        gone: epochs of workers that left; their messages may still arrive.
+        introduced_s: time at which silent workers were last asked to identify.
+        emptied_s: time at which the socket was last found empty.
     """
 
     __slots__ = ("by_epoch", "emptied_s", "gone", "introduced_s", "socket", "streams")
@@ -54,36 +51,32 @@ class Channel:
 
     @property
     def name(self) -> str:
-        """Of whose messages cannot be told apart."""
         first = self.streams[0].name
         return f"{first} or another" if len(self.streams) > 1 else first
 
     def sender(self, epoch: str) -> Stream | None:
-        """Who published a snapshot; None if nobody is known to have its epoch."""
         if len(self.streams) == 1 and epoch not in self.gone:
             return self.streams[0]
         return self.by_epoch.get(epoch)
 
 
 class Stream:
-    """What one worker says.
+    """One worker's snapshots.
 
     Attributes:
-        name: the worker's id.
-        channel: through which it publishes.
-        dealer: asks for full snapshots, and gets them.
-        named: the name that the user gave the worker, None where the stream need not have it.
-        asked: runs until a full snapshot may be asked for again.
-        interval_s: how long that is; it doubles while no answer comes.
-        heard_s: when something came last.
-        expected_s: since when something should have come.
-        silence: how long nothing has come, and why that may be; None while all is well.
-        looked: runs until that is looked at.
-        epoch: of the engine whose stream it was last seen to be.
-        foreign: whether that engine is not the worker's.
-        problem: why nothing of it counts now, None as far as all is well.
-        fault: why its last message did not count, None since a full snapshot did.
-        slots: those that its engine has reported, 0 before that.
+        dealer: socket for requests of full snapshots.
+        named: worker's name from the user, None if the stream need not carry it.
+        asked: timer until the next request for a full snapshot.
+        interval_s: length of that timer; doubles without an answer.
+        heard_s: time of the last message.
+        expected_s: time since which messages are due.
+        silence: description of a silence that is too long, else None.
+        looked: timer until the next check for silence.
+        epoch: epoch of the engine seen last.
+        foreign: whether that engine is another worker's.
+        problem: reason why the stream is ignored, else None.
+        fault: reason why the last message was ignored; cleared by a full snapshot.
+        slots: slots that the engine reported, 0 before.
     """
 
     __slots__ = (
@@ -135,19 +128,18 @@ class Stream:
         self.slots = 0
 
     def silent(self, now_s: float) -> bool:
-        """Whether nothing has come of it for a while; what waits to be read may be its own."""
+        """Whether nothing arrived for a while; unread messages count as arrived."""
         until_s = self.heard_s + SILENCE_S
         channel = self.channel
         read = channel.emptied_s > until_s or not channel.socket.poll(0)
         return now_s > until_s and read and not self.dealer.poll(0)
 
     def hear(self, now_s: float) -> None:
-        """Something has come."""
         self.heard_s = now_s
         self.silence = None
 
     def miss(self, now_s: float) -> bool:
-        """Nothing has come that should have; True if that is to be said, for the first time."""
+        """Note a silence; True if it is new and should be logged."""
         before, silent_s = self.silence, now_s - max(self.heard_s, self.expected_s)
         self.silence = None
         if silent_s > PATIENCE * SILENCE_S:
@@ -162,7 +154,7 @@ class Stream:
         """Connect.
 
         Raises:
-            ConfigError: an endpoint that ZMQ does not accept.
+            ConfigError: ZMQ rejects an endpoint.
         """
         for socket, endpoint in self._connections():
             try:
@@ -171,14 +163,13 @@ class Stream:
                 raise ConfigError(f"snapshots {endpoint!r}: {error}") from error
 
     def redial(self) -> None:
-        """Connect anew: ZMQ dials no more where keys were asked for that it did not have, say."""
+        """Reconnect: ZMQ stops dialling after a key mismatch, for example."""
         for socket, endpoint in self._connections():
             with contextlib.suppress(zmq.ZMQError):  # it has dropped the connection itself
                 socket.disconnect(endpoint)
         self.dial()
 
     def close(self) -> None:
-        """Hear no more of it, though others are heard through the same channel."""
         for socket, endpoint in self._connections():
             with contextlib.suppress(zmq.ZMQError):  # it has dropped the connection itself
                 socket.disconnect(endpoint)
@@ -194,13 +185,12 @@ class Stream:
         self.dealer.close(linger=0)
 
     def cancel_timers(self) -> None:
-        """Ask and look no more."""
         for timer in (self.asked, self.looked):
             if timer is not None:
                 timer.cancel()
 
     def count_slots(self, slots: int) -> str | None:
-        """Take the slots that its engine reports; a warning if others are configured."""
+        """Record the engine's slots; return a warning if the configuration differs."""
         if slots == self.slots:
             return None
         self.slots = slots
@@ -217,9 +207,9 @@ class Stream:
         return (self.channel.socket, self.endpoint), (self.dealer, full_endpoint(self.endpoint))
 
     def meet(self, snapshot: Snapshot) -> str | None:
-        """An engine has an epoch that is new here; why it is not the worker's, None if it is.
+        """Record a new epoch; return why its engine is not the worker's, None if it is.
 
-        Nobody can take another worker's stream away by leading to the same engine.
+        A worker cannot take over another's stream by connecting to the same engine.
         """
         problem = foreign_stream(self.spec, self.named, snapshot)
         self.foreign = problem is not None

@@ -1,5 +1,3 @@
-"""What a port's connections have been, for who operates it."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -9,12 +7,11 @@ from router.http.refusal import STATUSES
 
 @dataclass(slots=True)
 class HttpCounts:
-    """Of one port.
+    """Counts of one port's connections.
 
     Attributes:
-        connections: open now.
-        body_bytes: of requests that have not been answered.
-        refused: requests and connections, by the status that they were answered.
+        body_bytes: body bytes of unanswered requests.
+        refused: refused requests and connections, by status.
     """
 
     connections: int = 0

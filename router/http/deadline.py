@@ -1,5 +1,3 @@
-"""A time by which something is to have happened, moved with every request at next to no cost."""
-
 from __future__ import annotations
 
 import asyncio
@@ -7,14 +5,10 @@ from collections.abc import Callable
 
 
 class Deadline:
-    """At most one at a time; its timer is set anew only where that is needed.
+    """At most one deadline, moved without a new timer.
 
-    A timer that fires before the deadline that has been set since is set again: a connection's
-    deadlines are moved thousands of times before one of its timers fires.
-
-    Args:
-        loop: whose clock and timers.
-        expired: called when a deadline has passed.
+    A timer that fires early is set again. A connection's deadlines move thousands of times before
+    one of its timers fires.
     """
 
     __slots__ = ("_at_s", "_expired", "_fires_s", "_loop", "_timer")
@@ -27,7 +21,6 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, delay_s: float) -> None:
-        """In place of the one before."""
         self._at_s = self._loop.time() + delay_s
         if self._timer is None:
             self._arm(self._at_s)
@@ -35,12 +28,11 @@ class Deadline:
             self._timer.cancel()
             self._arm(self._at_s)
 
+    # The timer stays for the next deadline; ``cancel`` removes it.
     def clear(self) -> None:
-        """There is none."""
         self._at_s = None
 
     def cancel(self) -> None:
-        """The same, and no timer is left."""
         self._at_s = None
         if self._timer is not None:
             self._timer.cancel()

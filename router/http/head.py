@@ -1,8 +1,8 @@
-"""Checks of a request's head, beyond those of the parser that takes it apart.
+"""Checks of a request's head, beyond the parser's.
 
-llhttp sees to the framing: Content-Length with Transfer-Encoding, repeated and malformed lengths,
-bare line ends, folded lines, control characters and chunk sizes are its errors. What it lets pass
-though two servers could understand it in two ways (RFC 9112, 3.2, 6.1, 11.2) is refused here.
+llhttp checks the framing: Content-Length with Transfer-Encoding, repeated and malformed lengths,
+bare line ends, folded lines, control characters, chunk sizes. Refused here is what it accepts
+although two servers could read it differently (RFC 9112, 3.2, 6.1, 11.2).
 """
 
 from __future__ import annotations
@@ -28,17 +28,10 @@ _ENCODED_CONTROL = re.compile(rb"%(?:[01][0-9A-Fa-f]|7[Ff])")
 def check_line(
     method: bytes, target: bytes, version: str, raw: bytes | bytearray, *, ahead: bool
 ) -> None:
-    """Refuse request lines that are not exactly what the parser has understood.
+    """Refuse a request line that differs from what the parser read.
 
-    The parser forgives spaces, and takes RTSP for HTTP. It does not say where in the bytes a line
-    begins: that of a request behind another one is only looked for.
-
-    Args:
-        method: as parsed.
-        target: as parsed.
-        version: as parsed, as in ``"1.1"``.
-        raw: received since the request began; with ``ahead``, other requests may stand before it.
-        ahead: whether they may.
+    The parser tolerates extra spaces, and accepts RTSP. It does not report where a line begins. So
+    with ``ahead``, when earlier requests may precede the line in ``raw``, it is searched for.
 
     Raises:
         Refused: 400, 405 or 505.
@@ -56,7 +49,7 @@ def check_line(
 
 
 def _behind(line: bytes, raw: bytes | bytearray, *, ahead: bool) -> bool:
-    """Whether it may follow something; a client may send an empty line first (RFC 9112, 2.2)."""
+    """Whether the line follows other bytes; an empty line is allowed (RFC 9112, 2.2)."""
     return raw.startswith(b"\r\n" + line) or (ahead and line in raw)
 
 
@@ -68,15 +61,10 @@ def _check_target(target: bytes) -> None:
 
 
 def check_fields(headers: Sequence[Header], version: str, limits: HttpLimits) -> bool:
-    """Refuse header fields that say what a body is, or for whom, in more than one way.
-
-    Args:
-        headers: names in lower case.
-        version: HTTP's, ``"1.0"`` or ``"1.1"``.
-        limits: ``max_body_bytes`` counts.
+    """Reject ambiguous framing or Host headers; names are in lower case.
 
     Returns:
-        Whether the client waits to be told that it may send the body.
+        Whether the client waits for 100 Continue.
 
     Raises:
         Refused: 400, 413, 417 or 501.
@@ -98,36 +86,36 @@ def check_size(target: bytes, headers: Sequence[Header], limits: HttpLimits) -> 
     Raises:
         Refused: 431.
     """
-    # Each field has ": " and a line end; the request line "HTTP/1.1" and the method besides.
+    # Each field adds ": " and a line end; method and "HTTP/1.1" are not counted.
     size = len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
     if size > limits.max_header_bytes:
         raise head_too_long(limits)
 
 
 def head_too_long(limits: HttpLimits) -> Refused:
-    """What is answered to too many bytes of header fields."""
+    """Refusal of a head that is too long."""
     return Refused(
         431, f"request line and header fields may have {limits.max_header_bytes:,} bytes together"
     )
 
 
 def too_many_headers(limits: HttpLimits) -> Refused:
-    """What is answered to too many header fields."""
+    """Refusal of too many header fields."""
     return Refused(431, f"a request may have {limits.max_headers:,} header fields")
 
 
 def uri_too_long(limits: HttpLimits) -> Refused:
-    """What is answered to too long a path."""
+    """Refusal of a path that is too long."""
     return Refused(414, f"path and query may have {limits.max_uri_bytes:,} bytes together")
 
 
 def body_too_large(limits: HttpLimits) -> Refused:
-    """What is answered to too long a body."""
+    """Refusal of a body that is too large."""
     return Refused(413, f"a request's body may have {limits.max_body_bytes:,} bytes")
 
 
 def bodies_too_large(limits: HttpLimits) -> Refused:
-    """The answer to a body for which there is no room beside the others."""
+    """Refusal of a body that does not fit beside the others."""
     message = (
         f"the bodies of open requests may have {limits.max_bodies_bytes:,} bytes together, and "
         "there is no room for this one; retry later"
@@ -141,7 +129,7 @@ def _host(value: bytes, version: str, limits: HttpLimits) -> None:
 
 
 def _length(value: bytes, version: str, limits: HttpLimits) -> None:
-    # Python reads no more than some thousand digits; the parser bounds those that count.
+    # int() takes some thousand digits only; the parser limits them, zeros aside.
     if int(value.lstrip(b"0") or b"0") > limits.max_body_bytes:
         raise body_too_large(limits)
 
@@ -151,7 +139,7 @@ def _coding(value: bytes, version: str, limits: HttpLimits) -> None:
         raise Refused(400, "HTTP/1.0 has no Transfer-Encoding: send Content-Length, or HTTP/1.1")
     coding = value.rstrip(_BLANK).lower()
     if coding != b"chunked":
-        # One that does not end in chunks has no end that could be known.
+        # Without chunks last, the body's end is unknown.
         status = 501 if coding.endswith(b"chunked") and b"," in coding else 400
         raise Refused(status, "the only Transfer-Encoding that is understood is chunked")
 
@@ -161,7 +149,7 @@ def _expectation(value: bytes, version: str, limits: HttpLimits) -> None:
         raise Refused(417, "the only Expect that is understood is 100-continue")
 
 
-# A proxy around it would be asked for every header field of every request.
+# No MappingProxyType: the lookup runs for every header field.
 _CHECKS: dict[bytes, Callable[[bytes, str, HttpLimits], None]] = {
     b"host": _host,
     b"content-length": _length,

@@ -1,9 +1,8 @@
-"""uvicorn's HTTP protocol with limits: what is refused, and what has become of whom it waits for.
+"""uvicorn's HTTP/1.1 protocol with strict parsing, size and time limits, and a hot-path hook.
 
-Bytes come in at ``data_received``, llhttp takes them apart, and its callbacks decide. A request has
-three stages: none of it is there, its head is being read, its body is. What is refused is answered
-after all that was asked for before it, and then nothing of the connection is understood any more:
-a message whose end is in doubt has no next one.
+llhttp parses the bytes of ``data_received``, and its callbacks decide. A refusal waits for the
+answers to earlier requests. After it nothing more is parsed: when a message's end is in doubt, so
+is the next one's start.
 """
 
 from __future__ import annotations
@@ -38,60 +37,42 @@ from router.http.refusal import Refused
 
 log = logging.getLogger(__name__)
 
-# Requests that may wait for the answer before theirs, and bytes of each one's body.
+# Requests that may be pipelined behind one under way, and body bytes of each.
 _AHEAD = 8
 _AHEAD_BODY_BYTES = 65_536
-# Who has been refused may still be sending: what it sends is read for so long, since closing
-# before that would take the answer from it (RFC 9112, 9.6).
+# After a refusal the client may still be sending. Its bytes are read for so long, since an early
+# close would discard the answer (RFC 9112, 9.6).
 _LINGER_S = 5.0
-# Connections beyond the limit that are still told so; more are just cut.
+# Connections beyond the limit that get an answer; more are just cut.
 _TOLD = 256
 
 
-# Stages of a request; an Enum's members take a lookup each, some twenty times a request.
+# Stages of a request. Not an Enum: its members cost a lookup, some twenty times a request.
 _BETWEEN, _HEAD, _BODY = range(3)
 
 
 class Taken(Protocol):
-    """A request that is answered without the application."""
+    """A request that the hot path serves."""
 
-    def whole(self) -> None:
-        """Its body is there."""
-        ...
+    def whole(self) -> None: ...
 
-    def leave(self) -> None:
-        """Its client is gone."""
-        ...
+    def leave(self) -> None: ...
 
-    def pause(self) -> None:
-        """The client takes its answer too slowly."""
-        ...
+    def pause(self) -> None: ...
 
-    def resume(self) -> None:
-        """The client has caught up."""
-        ...
+    def resume(self) -> None: ...
 
 
 class HotPath(Protocol):
-    """Takes requests over before the application has them."""
+    """Serves requests in place of the application; ``begin`` returns None to decline one."""
 
-    def begin(self, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]) -> Taken | None:
-        """A request's head is there; None: the application is to answer it."""
-        ...
+    def begin(
+        self, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]
+    ) -> Taken | None: ...
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection of a client.
-
-    Args:
-        limits: see ``HttpLimits``; uvicorn gives all but the first three.
-        counts: told of each connection and refusal.
-        hot: takes over what it can; None: the application answers everything.
-        config: uvicorn's.
-        server_state: shared by all connections of a port.
-        app_state: see ASGI.
-        _loop: the event loop.
-    """
+    """One connection of a client; uvicorn passes all arguments but the first three."""
 
     def __init__(
         self,
@@ -107,33 +88,32 @@ class LimitedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._counts = counts
         self._hot = hot
-        self._taken: Taken | None = None  # what runs, if it was taken over
+        self._taken: Taken | None = None  # the running request, if the hot path serves it
         self._max_headers = limits.max_headers
         self._reading = Deadline(self.loop, self._read_expired)
         self._writing = Deadline(self.loop, self._cut)
         self._stage = _BETWEEN
-        self._entered = False  # the stage, in these bytes
-        self._raw: bytes | bytearray = b""  # received since the head began, whole reads
-        self._first_read = 0  # bytes of the one it began in
-        self._clear = True  # nothing of a request has come in these bytes yet
-        self._ahead = False  # the head began behind something else
+        self._entered = False  # whether these bytes began the stage
+        self._raw: bytes | bytearray = b""  # whole reads since the head began
+        self._first_read = 0  # size of the first of them
+        self._clear = True  # no request has begun in these bytes
+        self._ahead = False  # other bytes precede the head
         self._body_bytes = 0
-        self._held: deque[int] = deque()  # bytes of the bodies of requests without their answers
-        self._dry_bytes = 0  # received since there was something of a body in them
+        self._held: deque[int] = deque()  # body bytes of each unanswered request
+        self._dry_bytes = 0  # bytes received since the last body byte
         self._running: RequestResponseCycle | None = None
         self._refusal: Refused | None = None
 
     # The connection.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
         super().connection_made(transport)  # type: ignore[arg-type]
         self._counts.connections += 1
         fileno = transport.get_extra_info("socket").fileno()
         if scarce(fileno, 3):
             self._refuse(Refused(503, str(descriptors_lacking()), b"retry-after: 1\r\n"))
             if scarce(fileno, 2):
-                self.transport.close()  # too many are waited for until they have read it
+                self.transport.close()  # no descriptors left to linger with
         elif len(self.connections) <= self._limits.max_connections:
             self._reading.set(self._limits.header_timeout_s)
         elif len(self.connections) <= self._limits.max_connections + _TOLD:
@@ -143,10 +123,10 @@ class LimitedProtocol(HttpToolsProtocol):
             self._cut()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio; each of its requests is told, the one that runs and those behind it."""
         self._counts.connections -= 1
         self._reading.cancel()
         self._writing.cancel()
+        # The running request and those behind it.
         for cycle in self._unanswered():
             self._abandon(cycle)
         self.pipeline.clear()
@@ -155,7 +135,6 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
         if self._refusal is not None:
             return
         self._clear = self._stage == _BETWEEN
@@ -172,61 +151,55 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(refused)
 
     def shutdown(self) -> None:
-        """See uvicorn; who has been refused is not waited for."""
+        # A refused client is not waited for.
         if self._refusal is not None and not any(self._unanswered()):
             self._cut()
         else:
             super().shutdown()
 
     def pause_writing(self) -> None:
-        """See asyncio."""
         self._writing.set(self._limits.write_timeout_s)
         super().pause_writing()
         if self._taken is not None:
             self._taken.pause()
 
     def resume_writing(self) -> None:
-        """See asyncio."""
         self._writing.clear()
         super().resume_writing()
         if self._taken is not None:
             self._taken.resume()
 
-    # What the parser finds, in this order. What is raised here stops it.
+    # The parser's callbacks, in this order; an exception stops it.
 
     def on_message_begin(self) -> None:
-        """See httptools."""
         self._stage, self._entered = _HEAD, True
         self._first_read = len(self._raw)
         self._ahead, self._clear = not self._clear, False
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See httptools."""
         headers = self.headers
         if len(headers) == self._max_headers:
             raise too_many_headers(self._limits)
         headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """See httptools."""
         self._check_head()
         ahead = self._running is not None and not self.cycle.response_complete
         if ahead and len(self.pipeline) == _AHEAD:
             raise Refused(400, f"only {_AHEAD} requests may be sent ahead of their answers")
         super().on_headers_complete()
-        # The application has those; what follows the body was not there to be checked.
+        # The list is the application's now; trailers were not checked.
         self.headers = []
         self._stage, self._entered = _BODY, True
         self._body_bytes = self._dry_bytes = 0
         self._held.append(0)
         if ahead:
-            self.flow.resume_reading()  # or the end of the connection would not be seen
+            self.flow.resume_reading()  # else the connection's end would go unseen
         else:
             self._running = self.cycle
 
     def on_body(self, body: bytes) -> None:
-        """See httptools."""
         self._body_bytes += len(body)
         self._dry_bytes = 0
         if self._body_bytes > self._limits.max_body_bytes:
@@ -238,10 +211,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self._hold(len(body))
         super().on_body(body)
         if self._taken is not None:
-            self.flow.resume_reading()  # it takes the body whole
+            self.flow.resume_reading()  # the hot path takes bodies whole
 
     def _hold(self, size: int) -> None:
-        """Beside others twice its room must be there: a few large ones leave some to the small."""
+        # Beside others a body needs twice its room, so that a few large ones leave some to small
+        # ones.
         others = self._counts.body_bytes - self._held[-1]
         if others and others + 2 * self._body_bytes > self._limits.max_bodies_bytes:
             raise bodies_too_large(self._limits)
@@ -249,7 +223,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._held[-1] += size
 
     def on_message_complete(self) -> None:
-        """See httptools."""
         self._stage, self._entered = _BETWEEN, True
         super().on_message_complete()
         if self._taken is not None and self.cycle is self._running:
@@ -267,10 +240,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self.expect_100_continue = check_fields(self.headers, version, self._limits)
 
     def _look(self, received: int) -> None:
-        """After each read: the next deadline, and what has grown too long without an end."""
+        """Set the next deadline and check sizes, after each read."""
         entered, self._entered = self._entered, False
         if self._stage != _HEAD:
-            self._raw = b""  # nothing is held for as long as an answer takes
+            self._raw = b""  # frees the bytes while the answer runs
         if self._stage == _BETWEEN:
             if entered:
                 self._rest()
@@ -292,12 +265,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _bound_between_chunks(self, received: int) -> None:
         self._dry_bytes += received
-        # The first read counts whole, whatever else was in it.
+        # The first read may hold other bytes.
         if self._dry_bytes > self._limits.max_header_bytes + received:
             raise head_too_long(self._limits)
 
     def _rest(self) -> None:
-        """A request is there whole: from its answer on, the next one is waited for."""
         if self._running is None or self._running.response_complete:
             self._reading.set(self._limits.keep_alive_timeout_s)
         else:
@@ -306,13 +278,11 @@ class LimitedProtocol(HttpToolsProtocol):
     # Answers and ends.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """See uvicorn; the application has what is not taken over."""
         self._taken = None if self._hot is None else self._hot.begin(cycle, self.tasks)
         if self._taken is None:
             super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """See uvicorn; the next of those that wait is begun, or a refusal is answered."""
         self._taken = None
         self._counts.body_bytes -= self._held.popleft() if self._held else 0
         if self.pipeline and not self.transport.is_closing():
@@ -330,7 +300,6 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._reading.set(self._limits.keep_alive_timeout_s)
 
     def _refuse(self, refused: Refused) -> None:
-        """Answer it in its turn, and understand nothing more."""
         self._refusal = refused
         self._counts.refused[refused.status] += 1
         log.debug("refused with %d: %s", refused.status, refused.message)
@@ -342,7 +311,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._answer(refused)
 
     def _take_back(self, cycle: RequestResponseCycle) -> None:
-        """Of a request that has been begun the rest is refused."""
         if cycle is not self._running:
             self.pipeline.popleft()
             self._counts.body_bytes -= self._held.pop()
@@ -355,7 +323,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._answer(self._refusal)
 
     def _abandon(self, cycle: RequestResponseCycle) -> None:
-        """Whoever answers a request is told that nobody wants the answer."""
         cycle.disconnected = True
         cycle.message_event.set()
         if self._taken is not None and cycle is self._running:
@@ -367,7 +334,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Send what there is to send and close; who does not read it is not waited for."""
+        """Flush and close, with a limit for a client that does not read."""
         unsent = self.transport.get_write_buffer_size() > 0
         self._reading.set(self._limits.write_timeout_s if unsent else _LINGER_S)
         if self._refusal is not None and self.transport.can_write_eof():
@@ -379,7 +346,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _read_expired(self) -> None:
-        """The client has taken too long."""
         if self._refusal is not None or self.transport.is_closing():
             self._cut()
         elif self._stage == _BETWEEN:
@@ -389,7 +355,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(Refused(408, f"the request's {rest} did not come in time"))
 
     def _unanswered(self) -> Iterator[RequestResponseCycle]:
-        """Requests that have been begun, or wait for that."""
         if self._running is not None and not self._running.response_complete:
             yield self._running
         for cycle, _ in self.pipeline:
@@ -397,7 +362,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def _reason(error: httptools.HttpParserError) -> Refused:
-    """Why the parser has stopped; what was raised in a callback is its error's context."""
+    """Refusal for a parser error; an exception from a callback is its context."""
     raised = error.__context__
     if isinstance(raised, Refused):
         return raised

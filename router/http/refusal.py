@@ -1,8 +1,8 @@
-"""Requests that are not passed to the application: each is answered, and its connection closed."""
+"""Requests refused before the application; their connection is closed."""
 
 from __future__ import annotations
 
-from router.proxy.events import error_body
+import msgspec
 
 _NAMES = {
     400: ("Bad Request", "BadRequestError"),
@@ -19,13 +19,10 @@ _NAMES = {
 STATUSES = tuple(_NAMES)
 
 
-class Refused(Exception):  # noqa: N818 - what happens to a request, not what went wrong here
-    """A request that is refused as a whole.
+class Refused(Exception):  # noqa: N818 - a result for the client, not a fault of the router
+    """Refusal of a whole request; its message says what is wrong and what to do.
 
-    Args:
-        status: of the answer, one of those above.
-        message: what is wrong and what to do, for the client.
-        headers: of the answer, beside those that every refusal has.
+    ``status`` is one of ``STATUSES``; ``headers`` are additional lines.
     """
 
     def __init__(self, status: int, message: str, headers: bytes = b"") -> None:
@@ -35,7 +32,7 @@ class Refused(Exception):  # noqa: N818 - what happens to a request, not what we
         self.headers = headers
 
     def answer(self, *, body: bool = True) -> bytes:
-        """The whole answer as it is sent, in OpenAI's form; without its body for HEAD."""
+        """The answer's bytes, in OpenAI's form; without a body for HEAD."""
         phrase, kind = _NAMES[self.status]
         content = error_body(self.message, kind, self.status)
         head = (
@@ -44,3 +41,9 @@ class Refused(Exception):  # noqa: N818 - what happens to a request, not what we
             "connection: close\r\n"
         )
         return b"".join((head.encode(), self.headers, b"\r\n", content if body else b""))
+
+
+def error_body(message: str, kind: str, code: int, param: str | None = None) -> bytes:
+    """An error as OpenAI's clients expect it; ``kind`` is one of vLLM's names."""
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return msgspec.json.encode({"error": error})

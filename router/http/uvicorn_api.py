@@ -1,6 +1,6 @@
-"""What the router uses of uvicorn that uvicorn does not promise to keep: all of it, listed here.
+"""The complete list of uvicorn's internals that the router uses, checked once at start.
 
-Looked up once, at start, without making anything.
+uvicorn does not promise to keep them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-# The first that has asked the parser, before a request is begun, whether its connection stays open.
+# The first that asks the parser for keep-alive before a request starts.
 OLDEST = (0, 53)
 
 PROTOCOL = (
@@ -49,7 +49,7 @@ CYCLE = (
 )
 FLOW = ("write_paused",)
 STATE = ("connections", "default_headers", "tasks", "total_requests")
-# Those that are overridden or called, with their parameters.
+# Methods overridden or called, with their parameters.
 PROTOCOL_METHODS = {
     "__init__": ("config", "server_state", "app_state", "_loop"),
     "_start_asgi_task": ("cycle", "app"),
@@ -74,13 +74,7 @@ def missing(
     cycle: type = RequestResponseCycle,
     version: str = uvicorn.__version__,
 ) -> list[str]:
-    """What this uvicorn lacks, or has otherwise than the router needs it; nothing: it can be used.
-
-    Args:
-        protocol: uvicorn's class of connections.
-        cycle: its class of requests.
-        version: of uvicorn.
-    """
+    """What this uvicorn lacks or has changed; empty if it can be used."""
     return [
         *_too_old(version),
         *_absent(protocol, PROTOCOL),
@@ -93,7 +87,7 @@ def missing(
 
 
 def attributes(kind: type) -> Set[str]:
-    """Names that a class defines, or that its methods assign to."""
+    """Names that a class defines or its methods assign."""
     steps = [
         step
         for method in vars(kind).values()

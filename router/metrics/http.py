@@ -1,4 +1,4 @@
-"""Metrics of the clients' port: connections, and what is refused before anything is done for it."""
+"""Metrics of the clients' port: connections, and requests rejected before processing."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ REFUSED = (
 
 
 def refused(counts: HttpCounts) -> Iterator[tuple[tuple[str], int]]:
-    """How many, by status."""
+    """Yield the rejected requests by status."""
     for status, requests in counts.refused.items():
         yield (str(status),), requests

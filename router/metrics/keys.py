@@ -1,4 +1,4 @@
-"""Every metric of API keys, by their names: at most 64, the rest together as ``other``."""
+"""Metrics by API key name: at most 64 names, the rest summed as ``other``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from router.access.limits import KeyCounts, KeyLimits
-from router.decider import Decider
+from router.core.rounds.decider import Decider
 from router.metrics.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
 class KeyReading:
-    """A key at the moment of a scrape, over all groups: requests that wait, slots in use."""
+    """A key at the moment of a scrape, over all groups: waiting requests and slots in use."""
 
     counts: KeyCounts
     waiting: int
@@ -56,7 +56,7 @@ UNAUTHORIZED = (
 def readings(
     limits: KeyLimits, deciders: Mapping[str, Decider]
 ) -> list[tuple[tuple[str], KeyReading]]:
-    """All keys, with their labels."""
+    """Return a reading of every key, with its labels."""
     waiting: Counter[str] = Counter()
     slots: Counter[str] = Counter()
     for decider in deciders.values():
@@ -72,7 +72,7 @@ def readings(
 def limited(
     keys: Iterable[tuple[tuple[str], KeyReading]],
 ) -> Iterator[tuple[tuple[str, str], int]]:
-    """Refusals by key and limit."""
+    """Yield the rejected requests by key and limit."""
     for (name,), key in keys:
         for limit, number in key.counts.limited.items():
             yield (name, limit), number

@@ -1,4 +1,4 @@
-"""Prometheus metrics: what the router has counted, read when somebody scrapes."""
+"""Prometheus metrics, read from the router's counters at each scrape."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from router.access.limits import KeyLimits
-from router.barrier import StepTotals
-from router.clock import Clock
-from router.cluster import Cluster
-from router.decider import Decider
-from router.energy.levels import STATES
-from router.engines.agents import PowerAgents
+from router.core.clock import Clock
+from router.core.energy.levels import STATES
+from router.core.forecast.look_ahead import LookAhead
+from router.core.process_counts import ProcessCounts
+from router.core.rounds.decider import Decider
+from router.core.state.barrier import StepTotals
+from router.core.state.cluster import Cluster
+from router.core.state.group import Group
+from router.core.types import ADMISSION_ENDED, Outcome, StateSource
 from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
+from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
-from router.group import Group
 from router.http.counts import HttpCounts
-from router.lookahead import LookAhead
 from router.metrics import http as http_rows
-from router.metrics.keys import KEY_LIMITED, KEY_ROWS, UNAUTHORIZED, limited, readings
-from router.metrics.processes import BROKEN, PROCESSES, RESTARTS
-from router.metrics.rows import GroupReading, Row, WorkerReading
-from router.metrics.table import (
+from router.metrics.groups import (
     ADMISSION_WORKERS,
     BUILD,
     ENERGY_ROWS,
@@ -53,6 +52,9 @@ from router.metrics.table import (
     STEP_ROWS,
     WORKERS,
 )
+from router.metrics.keys import KEY_LIMITED, KEY_ROWS, UNAUTHORIZED, limited, readings
+from router.metrics.processes import BROKEN, PROCESSES, RESTARTS
+from router.metrics.rows import GroupReading, Row, WorkerReading
 from router.metrics.workers import (
     AGENT_ROWS,
     GAUGE_ROWS,
@@ -62,10 +64,8 @@ from router.metrics.workers import (
     STATE_SOURCE,
     WORKER_ROWS,
 )
-from router.processes.counts import ProcessCounts
-from router.types import ADMISSION_ENDED, Outcome, StateSource
 
-# Not looked up at each scrape: that reads files.
+# Cached, because the lookup reads files.
 _VERSION = version("evenstep")
 
 T = TypeVar("T")
@@ -76,30 +76,19 @@ _number: Callable[[float], str] = floatToGoString
 
 
 class _Alone(CollectorRegistry):
-    """One metric as all that there is."""
+    """A registry of a single metric."""
 
     def __init__(self, family: Metric) -> None:
         super().__init__()
         self._family = family
 
     def collect(self) -> Iterator[Metric]:
-        """See ``prometheus_client``."""
         yield self._family
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the workers' states come from; each counts what it does.
-
-    Attributes:
-        snapshots: the state stream.
-        agents: power agents' messages.
-        health: health checks; None where there are none (``evenstep observe``).
-        gauges: readings of engines' metrics; likewise.
-        limits: of API keys; likewise.
-        http: of the clients' port; likewise.
-        processes: of the router; likewise.
-    """
+    """Counters beyond the cluster's; those from ``health`` on are None in ``evenstep observe``."""
 
     snapshots: SnapshotClient
     agents: PowerAgents
@@ -111,13 +100,10 @@ class Sources:
 
 
 class Metrics:
-    """Renders what is known of the workers, and the counters of the router's parts.
+    """Renders the workers' states and the router's counters.
 
     Args:
-        cluster: groups and workers.
-        sources: see ``Sources``.
-        clock: the cluster's.
-        deciders: by group, with the counters of requests and rounds; none where nothing is routed.
+        deciders: deciders by group, with their counters; empty if nothing is routed.
     """
 
     def __init__(
@@ -134,10 +120,10 @@ class Metrics:
         self._process = ProcessCollector(registry=CollectorRegistry())
 
     async def render(self) -> bytes:
-        """All metrics in the Prometheus text format.
+        """Return all metrics in the Prometheus text format.
 
-        One metric at a time is read, and written in pieces; others may run between two of them: so
-        a scrape of hundreds of workers stops no stream for long.
+        Each metric is read at once and written in pieces, with a yield to the event loop between
+        pieces. So a scrape of hundreds of workers blocks no stream for long.
         """
         parts = []
         for family in chain(self._collect(), self._process.collect()):
@@ -182,7 +168,6 @@ class Metrics:
         yield _family(*STATE_SOURCE, (*names, "source"), _sources(live))
 
     def _routed(self) -> Iterator[Metric]:
-        """What there is where requests are routed."""
         groups = [GroupReading(decider) for decider in self._deciders.values()]
         yield _family(*REQUESTS, ("group", "outcome"), _outcomes(groups))
         yield from _families(GROUP_ROWS, ("group",), [((r.group.name,), r) for r in groups])
@@ -192,7 +177,6 @@ class Metrics:
         yield from _families(LOOK_AHEAD_ROWS, ("group",), _look_aheads(groups))
 
     def _keyed(self, limits: KeyLimits) -> Iterator[Metric]:
-        """What there is of API keys."""
         keys = readings(limits, self._deciders)
         yield _family(*UNAUTHORIZED, (), [((), limits.unauthorized)])
         yield from _families(KEY_ROWS, ("key",), keys)
@@ -216,9 +200,9 @@ def _outcomes(groups: Iterable[GroupReading]) -> Iterator[tuple[Labels, int]]:
 
 
 def _pieces(family: Metric) -> Iterator[bytes]:
-    """A metric as text: the heading as ``prometheus_client`` has it, then some samples at a time.
+    """Yield a metric as text: ``prometheus_client``'s heading, then some samples at a time.
 
-    Its own lines take twice as long, for it looks at every label's name each time.
+    The library's own lines take twice as long: it checks every label name each time.
     """
     heading = Metric(family.name, family.documentation, family.type, family.unit)
     yield generate_latest(_Alone(heading))

@@ -1,4 +1,4 @@
-"""What a metric is, and what it is read from."""
+"""Row of a metrics table, and the subjects that rows are read from."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from router.decider import Decider
-from router.group import Group
-from router.stats import GroupStats
-from router.worker import Worker
+from router.core.rounds.decider import Decider
+from router.core.state.group import Group
+from router.core.state.worker import Worker
+from router.core.stats import GroupStats
 
 T = TypeVar("T")
 
@@ -19,9 +19,9 @@ class Row(Generic[T]):
     """One metric.
 
     Attributes:
-        name: in full; a name that ends in ``_total`` is a counter's.
-        help: what it is, for somebody who sees it for the first time.
-        read: its value, None for no sample.
+        name: full name; a name that ends in ``_total`` is a counter.
+        help: help text for a first-time reader.
+        read: returns the value; None: no sample.
     """
 
     name: str
@@ -37,12 +37,10 @@ class GroupReading:
 
     @property
     def group(self) -> Group:
-        """Whose it is."""
         return self.decider.group
 
     @property
     def stats(self) -> GroupStats:
-        """Its counters."""
         return self.decider.stats
 
 

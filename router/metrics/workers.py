@@ -1,4 +1,4 @@
-"""Metrics of workers one by one, and of where their states are known from."""
+"""Tables of the metrics of single workers and of the sources of their states."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
-from router.breaker import BreakerState
-from router.engines.agents import PowerAgents
+from router.core.state.breaker import BreakerState
+from router.core.state.feed import Feed
 from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
+from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
-from router.feed import Feed
 from router.metrics.rows import Row, WorkerReading
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ WORKER_ROWS: Sequence[Row[WorkerReading]] = (
     ),
 )
 
-# What was known of a worker that is down is out of date: these have no value then.
+# These have no value while a worker is down, because its state is out of date.
 LIVE_WORKER_ROWS: Sequence[Row[WorkerReading]] = (
     Row(
         "evenstep_worker_load_tokens",

@@ -1,4 +1,4 @@
-"""What an observer makes of what engines show: requests, and what the barrier costs meanwhile."""
+"""Requests and barrier costs derived from the engines' snapshots."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from router.barrier import StepTotals, is_barrier
-from router.group import Group
-from router.signals import Departure
-from router.types import Snapshot
+from router.core.forecast.end_signals import Departure
+from router.core.state.barrier import StepTotals, is_barrier
+from router.core.state.group import Group
+from router.core.types import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request that an engine has ended, or shows no more.
+    """A request that an engine ended or no longer shows.
 
     Attributes:
-        first_s: when it was seen first, running.
-        first_token_s: when it was seen to have a token first, None: never.
-        complete: its engine has said that it ended.
+        first_s: time at which it was first seen, running.
+        first_token_s: time at which it was first seen with a token; None: never.
+        complete: whether its engine reported its end.
     """
 
     worker_id: str
@@ -41,8 +41,8 @@ class _Engine:
     """Requests of one worker since its engine's start.
 
     Attributes:
-        open: by id, those that run or are to come back.
-        missing: those of them that ran when the engine fell silent, as they were then.
+        open: requests by id that run or were preempted.
+        missing: requests that ran when the engine fell silent, in their last state.
     """
 
     epoch: str
@@ -51,11 +51,10 @@ class _Engine:
 
 
 class SeenRequests:
-    """The requests of one group, from the snapshots of its engines.
+    """The requests of one group, from its engines' snapshots.
 
     Args:
-        group: applies the snapshots; its departures are taken from here.
-        tell: takes each request as it ends.
+        group: group that applies the snapshots; its departures are consumed here.
     """
 
     def __init__(self, group: Group, tell: Callable[[Seen], None]) -> None:
@@ -64,7 +63,7 @@ class SeenRequests:
         self._engines: dict[str, _Engine] = {}
 
     def look(self, worker_id: str, snapshot: Snapshot, now_s: float) -> None:
-        """Look who is new and who has left, after the snapshot of a worker has been applied."""
+        """Find new and departed requests, after a worker's snapshot has been applied."""
         engine = self._engines.setdefault(worker_id, _Engine(snapshot.epoch))
         self._leave(worker_id, engine, snapshot, now_s)
         if snapshot.epoch != engine.epoch:
@@ -84,18 +83,17 @@ class SeenRequests:
             self._give_up(worker_id, engine)
 
     def lose(self, worker_id: str) -> None:
-        """A worker says nothing: whether its requests go on is seen when it speaks again."""
+        """Note that a worker fell silent; its next snapshot shows whether its requests continue."""
         departures = self._group.departures
         self._engines[worker_id].missing.update({each.engine_id: each for each in departures})
         departures.clear()
 
     def end(self) -> None:
-        """Nobody looks any more: what is still missing is lost."""
         for worker_id, engine in self._engines.items():
             self._give_up(worker_id, engine)
 
     def _leave(self, worker_id: str, engine: _Engine, snapshot: Snapshot, now_s: float) -> None:
-        """Tell who has left; those who are to come back go on."""
+        """Report departed requests; preempted ones stay open."""
         for departure in self._group.departures:
             engine_id = departure.engine_id
             if engine_id not in snapshot.preempted:
@@ -118,22 +116,19 @@ class SeenRequests:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the barrier of a group has cost over some of its steps.
+    """Cost of a group's barrier over some of its steps.
 
     Attributes:
-        steps: how many.
-        step_s: mean time of one, in the engine's seconds; None without any.
+        step_s: mean duration in the engine's seconds; None without steps.
         imbalance_tokens: mean of G max L - sum L.
-        load_tokens: mean load of a worker.
-        max_load_tokens: mean load of the fullest worker.
-        idle_share: of the workers' time in steps, waiting for the fullest one; None: not known,
-            since no engine times it and steps do not tell what a token costs, or there is no
-            barrier.
-        measured_share: of the workers' time in steps, that in which engines have timed it.
-        modelled_share: that for which it is modelled.
-        throughput_tok_s: output tokens per second of steps.
-        together_share: of the steps in which two workers or more had something to run, those that
-            all of these made together; None: there was no such step.
+        idle_share: share of the workers' step time spent waiting for the fullest one. None if not
+            known: no engine measures it and the steps do not yield the time per token, or there is
+            no barrier.
+        measured_share: share of the workers' step time for which engines measured the waiting.
+        modelled_share: share of it for which the waiting is modelled.
+        throughput_tok_s: output tokens per second of step time.
+        together_share: of the steps with two or more busy workers, the share that all of them made
+            together; None: there was no such step.
     """
 
     steps: int
@@ -149,19 +144,18 @@ class Share:
 
     @property
     def barrier(self) -> bool | None:
-        """Workers wait for each other; None: not known."""
+        """Whether workers wait for each other; None: not known."""
         return is_barrier(self.together_share)
 
     @property
     def idle_share_source(self) -> Literal["measured", "modelled", "both"]:
-        """What the idle share rests on."""
         if not self.measured_share:
             return "modelled"
         return "both" if self.modelled_share else "measured"
 
 
 def share(now: StepTotals, before: StepTotals) -> Share:
-    """What the barrier has cost between two moments."""
+    """Return the barrier's cost between two samples."""
     delta = now - before
     steps, worker_steps = delta.steps, delta.worker_steps
     worker_s = delta.step_s * worker_steps / steps if steps else 0.0
@@ -181,7 +175,7 @@ def share(now: StepTotals, before: StepTotals) -> Share:
 
 
 def total(group: Group) -> Share:
-    """What the barrier has cost in all steps so far."""
+    """Return the barrier's cost over all steps so far."""
     return share(group.every_step, StepTotals())
 
 

@@ -1,7 +1,7 @@
-"""``evenstep observe``: what the barrier costs while somebody else balances.
+"""``evenstep observe``: measures the barrier's cost while another router balances.
 
-It hears the engines' snapshots and nothing else: no request passes through it, and no engine is
-asked for anything but the snapshots that its plug-in gives to all who listen.
+It only reads the snapshots that the engines' plug-in publishes. No request passes through it, and
+it sends nothing else to the engines.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from typing import Any
 import msgspec
 
 from router.access.files import key_source, warn_of_readers
-from router.admin.app import AddRoutes, add_metrics, create_admin
-from router.admin.footing import Footing
+from router.admin.app import AddRoutes, create_admin
+from router.admin.facts import Footing
 from router.admin.health import add_health
 from router.admin.page import add_page
 from router.admin.recording import add_recording
 from router.admin.server import serving
-from router.admin.state import PageSource, read
+from router.admin.status import PageSource, read
 from router.admin.streams import Streams
-from router.barrier import StepTotals
-from router.cluster import Cluster
-from router.engines.agents import PowerAgents
+from router.api.shared_routes import add_metrics
+from router.config.settings import ServeSettings
+from router.core.state.barrier import StepTotals
+from router.core.state.cluster import Cluster
+from router.core.state.group import Group
+from router.core.types import PowerTold, SnapshotReceived, WorkerDown, WorkerUp
+from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
-from router.group import Group
 from router.metrics.render import Metrics, Sources
 from router.observe.observed import Seen, SeenRequests, Share, share, total
 from router.recording.file import RecordFile
 from router.recording.recorder import Recorder, Setting
-from router.settings.serve import ServeSettings
-from router.types import PowerTold, SnapshotReceived, WorkerDown, WorkerUp
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +48,10 @@ Say = Callable[[str, Share], None]
 
 
 class Observer:
-    """Hears the snapshots of all workers and keeps account of their steps.
+    """Receives the snapshots of all workers and sums up their steps.
 
     Args:
-        settings: workers, keys, power levels; what concerns routing is not looked at.
-
-    Attributes:
-        cluster: its state.
-        requests: those that have ended since the start.
+        settings: workers, keys and power levels; routing settings are ignored.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -62,7 +59,7 @@ class Observer:
         warn_of_readers(settings.secret_files)
         self._admin_keys = key_source(settings.admin_key_file)
         self.requests = 0
-        # Without lockstep: nobody is down here because another one says nothing.
+        # Without lockstep: one silent worker must not take the others down.
         self.cluster = Cluster(settings.workers, power_levels=levels)
         self._stale_s = settings.snapshot_stale_s
         self._calibrated = levels is not None
@@ -85,7 +82,7 @@ class Observer:
 
     @property
     def groups(self) -> dict[str, Group]:
-        """Those whose workers wait for each other, by name; prefill workers step by themselves."""
+        """Groups with a possible barrier, by name; prefill workers step independently."""
         return {name: group for name, group in self.cluster.groups.items() if group.serves is None}
 
     async def run(
@@ -95,13 +92,10 @@ class Observer:
         say: Say,
         admin: socket.socket | None = None,
     ) -> None:
-        """Observe until told to stop.
+        """Observe until ``stopped`` is set; measure each group every ``every_s`` seconds.
 
-        Args:
-            stopped: set when it is to end.
-            every_s: time between two measurements.
-            say: takes each of them, by group.
-            admin: where the admin port listens; None: there is none.
+        ``say`` is called with each measurement. ``admin`` is the listening socket of the admin
+        port, if there is one.
         """
         self._snapshots.start()
         streams = Streams()
@@ -118,7 +112,7 @@ class Observer:
         self._snapshots.close()
 
     def apply(self, event: SnapshotReceived) -> None:
-        """Take in a snapshot; whoever sends one is there."""
+        """Apply a snapshot; it also proves its worker alive."""
         worker, group = self.cluster.worker(event.worker_id), self.cluster.group_of(event.worker_id)
         if not worker.live:
             self.cluster.apply(WorkerUp(event.worker_id))
@@ -130,7 +124,6 @@ class Observer:
             seen.look(event.worker_id, snapshot, event.received_s)
 
     def tick(self) -> None:
-        """Look whose snapshots have stopped."""
         now_s = time.monotonic()
         for group in self.cluster.groups.values():
             for worker in group.live_workers():
@@ -187,7 +180,7 @@ class Observer:
 
 
 def group_report(group: Group) -> dict[str, Any]:
-    """All of a group's steps so far, as a report has them; None: not known."""
+    """Return the report of a group's steps so far; None: not known."""
     measured, joules = total(group), group.joules
     return {
         "workers": len(group.workers),

@@ -17,21 +17,19 @@ M = TypeVar("M", bound=Message)
 
 
 class Connection(asyncio.Protocol, Generic[M]):
-    """Sends and receives messages; those of one turn of the event loop go in one write.
+    """Sends and receives messages; one write carries all messages of an event loop turn.
 
-    Whatever goes wrong with a message ends the connection, and both ends begin anew: what the one
-    knows of the other would not be true any more.
+    Any error in a message ends the connection and both ends reconnect: the state that each holds of
+    the other is no longer reliable.
 
     Args:
-        decoder: of what the other end says.
-        take: called with each message.
-        made: called once when there is a connection.
-        lost: called once when there is none any more.
-        broken: called when an error ends it.
+        made: called once when connected.
+        lost: called once when disconnected.
+        broken: called when an error ends the connection.
 
     Attributes:
-        silent: set to 0 when the other end is heard. Whoever counts it up now and then knows for
-            how long that was not so, and one that was stopped itself does not blame the other.
+        silent: ticks since the last message. The owner increments it on each of its own ticks, so a
+            process that was itself suspended does not blame its peer.
     """
 
     def __init__(
@@ -54,12 +52,10 @@ class Connection(asyncio.Protocol, Generic[M]):
         self.silent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
         self._transport = cast(asyncio.Transport, transport)
         self._made()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio; what cannot be understood or done ends the connection."""
         self.silent = 0
         try:
             for frame in self._frames.feed(data):
@@ -70,14 +66,13 @@ class Connection(asyncio.Protocol, Generic[M]):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
         self._unsent.clear()
         self._lost()
 
     def say(self, message: Message) -> bool:
-        """Send it at the end of this turn of the loop; false if it cannot be sent.
+        """Queue a message for the end of this loop turn; return false if it cannot be encoded.
 
-        Earlier messages are sent all the same, then the connection ends.
+        In that case earlier messages are still sent, then the connection closes.
         """
         if not self._unsent:
             self._loop.call_soon(self.flush)
@@ -94,12 +89,10 @@ class Connection(asyncio.Protocol, Generic[M]):
         return True
 
     def flush(self) -> None:
-        """Send now what is to be sent."""
         if self._unsent and not self._transport.is_closing():
             self._transport.write(bytes(self._unsent))
         self._unsent.clear()
 
     def close(self) -> None:
-        """Send the rest, and end."""
         self.flush()
         self._transport.close()

@@ -1,4 +1,4 @@
-"""What proxies go by: the deciding process tells them, and tells them again when it changes."""
+"""The routing data of proxies; the deciding process sends it again whenever it changes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping, Set
 import msgspec
 
 from router.access.keys import Key
-from router.deadlines import Deadlines
+from router.core.queue.deadlines import Deadlines
+from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
+from router.core.state.token_rate import tokens_of
+from router.dispatch.models import check_served, group_of
 from router.http.limits import HttpLimits
-from router.models import check_served, group_of
-from router.proxy.parse import DEFAULT_LIMITS, RequestLimits
-from router.token_rate import tokens_of
 
 
 class GroupCard(msgspec.Struct, frozen=True):
-    """A group that answers.
+    """A group that answers requests.
 
     Attributes:
-        bytes_per_token: of its prompts' text, as learned so far.
-        prefills: the group that computes its prompts, if there is one.
-        askable: ids of its workers that take requests, if not right now.
-        tokens_per_part: of its prompts' images and the like, as learned so far.
-        most_slots: of its largest worker, as far as engines report them.
+        bytes_per_token: bytes of prompt text per token, as learned so far.
+        prefills: name of the group that computes its prompts, if there is one.
+        askable: ids of its workers that take requests, even if not right now.
+        tokens_per_part: tokens per image or other non-text part of a prompt, as learned so far.
+        most_slots: slots of its largest worker, as far as engines report them.
     """
 
     bytes_per_token: float
@@ -33,7 +33,7 @@ class GroupCard(msgspec.Struct, frozen=True):
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """How often and for how long requests are tried; see ``RelayContext`` and ``RetryBudget``."""
+    """Number and duration of attempts; see ``RelayContext`` and ``RetryBudget``."""
 
     max_attempts: int
     deadlines: Deadlines
@@ -43,18 +43,18 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Who may ask.
+    """Access control.
 
     Attributes:
-        keys: those of clients; None: anybody may.
-        hidden: what clients show is not passed on to engines.
+        keys: client keys; None: no key is needed.
+        hidden: true if clients' credentials are not passed on to engines.
     """
 
     keys: tuple[Key, ...] | None
     hidden: bool
 
 
-# A certificate and its key as PEM, for which None stands where they are in one file.
+# A certificate and its key as PEM; None if the key is in the same file.
 Pair = tuple[bytes, bytes | None]
 
 
@@ -62,12 +62,10 @@ class Serving(msgspec.Struct, frozen=True):
     """How a proxy serves its clients.
 
     Attributes:
-        limits: of its port; as they are when it starts.
-        tls: what its clients are shown, None for plain HTTP.
-        drain_delay_s: see ``Lifecycle``; ``grace_s`` too.
-        log_level: see ``start_logging``; ``log_format`` too.
-        worker_key: what engines are shown; as it is when it starts.
-        connect_timeout_s: of connections to engines; likewise.
+        limits: limits of its port, fixed at its start.
+        tls: certificate for clients; None: plain HTTP.
+        worker_key: key sent to engines, fixed at its start.
+        connect_timeout_s: timeout of connections to engines, fixed at its start.
     """
 
     limits: HttpLimits
@@ -81,19 +79,15 @@ class Serving(msgspec.Struct, frozen=True):
 
 
 class Directory(msgspec.Struct, frozen=True):
-    """All that a proxy has to know to serve a request that it need not pass on whole.
+    """All data that a proxy needs to relay a request itself; implements ``ModelTable``'s queries.
 
     Attributes:
-        groups: those that answer, by name.
-        models: the group of each model.
+        groups: groups that answer, by name.
+        models: group of each model.
         aliases: further names of models.
-        known: what clients may call the models.
-        ranked: URLs behind which several ranks are told apart by a header.
-        patience: see ``Patience``.
-        access: see ``Access``.
-        serving: see ``Serving``.
-        absent: workers of its group that do not serve a model, where there are any.
-        limits: of each request.
+        known: model names that clients may use.
+        ranked: URLs shared by several ranks, which a header distinguishes.
+        absent: ids of a group's workers that do not serve a model, by model.
     """
 
     groups: Mapping[str, GroupCard]
@@ -108,30 +102,25 @@ class Directory(msgspec.Struct, frozen=True):
     absent: Mapping[str, frozenset[str]] = {}
 
     def resolve(self, name: str | None) -> str | None:
-        """See ``ModelTable.resolve``."""
         return name if name is None else self.aliases.get(name, name)
 
     def group(self, model: str | None) -> str:
-        """See ``ModelTable.group``."""
         if model is None and len(self.groups) == 1:
             return next(iter(self.groups))
         return group_of(model, self.models, lambda: self.known)
 
     def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
-        """See ``ModelTable.tokens``."""
         card = self.groups[group]
         return tokens_of(text_bytes, parts, card.bytes_per_token, card.tokens_per_part)
 
     def most_slots(self, group: str) -> int | None:
-        """See ``ModelTable.most_slots``."""
         return self.groups[group].most_slots
 
     def prefills(self, group: str, lacks: Set[str]) -> str | None:
-        """See ``ModelTable.prefills``; the deciding process looks at what they lack."""
+        """``lacks`` is not used here: the deciding process checks it."""
         return self.groups[group].prefills
 
     def lacking(self, model: str | None) -> frozenset[str]:
-        """See ``ModelTable.lacking``."""
         lacks = self.absent.get(model or "", frozenset())
         if lacks:
             check_served(model, lacks, self.groups[self.group(model)].askable)

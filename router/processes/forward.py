@@ -1,4 +1,4 @@
-"""Requests that the deciding process serves itself: a proxy passes them on whole, as they came."""
+"""Requests that the deciding process serves itself: a proxy forwards them whole and unchanged."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from router.access.door import SHOWN
-from router.engines.upstream import HttpClient, Response
-from router.errors import EvenstepError, UpstreamError
-from router.processes.port import RemotePort, deserted
+from router.core.errors import EvenstepError, UpstreamError
+from router.engines.client import HttpClient, Response
+from router.processes.remote_dispatcher import RemotePort, deserted
 from router.proxy.answers import (
     Answer,
     content_type,
@@ -24,27 +24,20 @@ from router.proxy.answers import (
 )
 from router.proxy.asgi_client import read_body, serve
 from router.proxy.client import Client
-from router.proxy.generation import dialect_of
+from router.proxy.endpoints import dialect_of
 from router.proxy.identity import identity_of
 from router.proxy.leaving import cancelled
-from router.request_log import pass_on, take_back
+from router.proxy.request_log import pass_on, take_back
 
-# The deciding process ends at the same time as this one: its last word is waited for.
+# The deciding process ends at the same time; this is the wait for its last bytes.
 _LAST_WORD_S = 1.0
-# By then it is known that it has gone, and the next one is not there yet.
+# Long enough to notice that the deciding process is gone, before its successor is up.
 _LOOK_S = 0.2
 _URL = "http://evenstep"
 
 
 class Whole:
-    """Serves one request by the deciding process's own HTTP application.
-
-    Args:
-        client: reaches that application.
-        port: knows whether that process is there.
-        scope: the request's, as in ASGI.
-        body: its body, whole.
-    """
+    """Serves one request through the deciding process's HTTP application."""
 
     def __init__(self, client: HttpClient, port: RemotePort, scope: Scope, body: bytes) -> None:
         self._upstream = client
@@ -55,7 +48,6 @@ class Whole:
         pass_on(scope)
 
     async def serve(self, client: Client) -> None:
-        """See ``Relay.serve``."""
         passing = asyncio.create_task(self._pass(client))
         try:
             await asyncio.wait((passing,))
@@ -79,7 +71,7 @@ class Whole:
                 client.answer(dialect.error(error_answer(deserted())))
 
     async def _ask(self) -> Response:
-        """Its answer; if it goes before it has answered, the next one's."""
+        """Return the answer; if the process dies before answering, ask its successor once."""
         await self._port.back()
         try:
             return await self._request()
@@ -91,7 +83,7 @@ class Whole:
         return await self._request()
 
     async def _request(self) -> Response:
-        """Its answer, unless it hangs."""
+        """Return the answer, or raise if the deciding process hangs."""
         asking = asyncio.create_task(self._asked())
         try:
             while not asking.done():
@@ -101,7 +93,7 @@ class Whole:
             return asking.result()
         except BaseException:
             if not asking.cancel() and not asking.cancelled() and asking.exception() is None:
-                asking.result().close()  # it came in the very turn in which nobody wants it
+                asking.result().close()  # it arrived in the very turn of the cancellation
             raise
 
     async def _asked(self) -> Response:
@@ -129,19 +121,17 @@ class Whole:
 
 
 def _target(scope: Scope) -> str:
-    """Path and query, byte for byte."""
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
 
 
 class Forward:
-    """An ASGI application that passes everything on."""
+    """ASGI application that forwards everything."""
 
     def __init__(self, client: HttpClient, port: RemotePort) -> None:
         self._whole = partial(Whole, client, port)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         try:
             body = await read_body(Request(scope, receive))
         except ClientDisconnect:

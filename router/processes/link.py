@@ -1,8 +1,8 @@
-"""The deciding process's end: each proxy's requests, from its first word of them to their end.
+"""The deciding process's end of a connection: tracks one proxy's requests from start to end.
 
-A key's limits are kept here, where all proxies' requests come by, so that they hold exactly: a
-request enters with its first word and leaves when it ends, or its proxy does. What a proxy answers
-itself, since it cannot be served as it stands, is no request of the key's.
+Key limits are enforced here, where the requests of all proxies meet, so they are exact. A request
+enters with its first message. It leaves when it ends or its proxy disconnects. Requests that a
+proxy answers itself, because they are invalid, do not count.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, ClassVar
 
 from router.access.keys import Key, KeyRing
 from router.access.limits import KeyLimits
-from router.clock import Clock
-from router.dispatch import Dispatcher
-from router.errors import EvenstepError
+from router.core.clock import Clock
+from router.core.errors import EvenstepError
+from router.core.process_counts import ProcessCounts
+from router.core.types import Request, WorkerSpec
+from router.dispatch.dispatcher import Dispatcher
 from router.http.counts import HttpCounts
 from router.processes import messages as m
 from router.processes.connection import Connection
-from router.processes.counts import ProcessCounts
-from router.types import Request, WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +33,12 @@ Waiter = asyncio.Future[WorkerSpec]
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Where the requests of all proxies are kept.
+    """State shared by all proxies' links.
 
     Attributes:
-        dispatcher: pools and cluster.
-        ring: the clients' keys that count now.
-        limits: counts the keys' requests.
-        trouble: told of a worker that could not be reached or broke off, and why.
-        http: of the clients' port, all proxies together.
-        processes: of the router.
-        clock: the dispatcher's.
+        ring: returns the client keys now valid.
+        trouble: called with the id of a worker that failed a connection, and the reason.
+        http: counters of the clients' port, summed over all proxies.
     """
 
     dispatcher: Dispatcher
@@ -56,7 +52,7 @@ class Books:
 
 @dataclass(slots=True)
 class _Seat:
-    """Which proxy speaks, and the connections that its clients have open."""
+    """Identity of the proxy, its open client connections and its requests' keys."""
 
     slot: int = -1
     restarts: int = 0
@@ -65,17 +61,15 @@ class _Seat:
 
 
 class Link:
-    """What one proxy says is done, once each; when it is gone, so are its requests.
+    """Apply one proxy's messages; withdraw its requests when it disconnects.
 
     Args:
-        books: see ``Books``.
-        made: called when the proxy is there.
-        lost: called when it is gone, and nothing of it is counted any more.
+        made: called when the proxy connects.
+        lost: called when it has disconnected and its counts are removed.
 
     Attributes:
-        connection: to the proxy.
-        tried: what it has said of a certificate last.
-        follows: the number of what it goes by.
+        tried: its last reply about a certificate.
+        follows: number of the directory that it has applied.
     """
 
     def __init__(
@@ -95,12 +89,11 @@ class Link:
 
     @property
     def slot(self) -> int:
-        """Which of the proxies it is; below 0: it has not said so yet."""
+        """Index of the proxy; negative until it has sent ``Hello``."""
         return self._seat.slot
 
     @property
     def restarts(self) -> int:
-        """How often that proxy has been started anew."""
         return self._seat.restarts
 
     def _take(self, message: m.FromProxy) -> None:
@@ -110,7 +103,10 @@ class Link:
         self._made(self)
 
     def _gone(self) -> None:
-        """The connections to engines are gone with the process; no error keeps it in the books."""
+        """Remove the proxy from all counts; an error in one removal does not stop the others.
+
+        Its engine connections ended with the process.
+        """
         requests, seat = self._requests, self._seat
         self._requests, self._seat = {}, _Seat()
         self._books.http.connections -= seat.connections
@@ -148,7 +144,7 @@ class Link:
             self._await(request, waiter)
 
     def _let_in(self, request: Request, enter: Callable[[Key], None]) -> None:
-        """Its key has a request more, until the end; one that is gone by now has no limits."""
+        """Count a request for its key until it ends; a key deleted meanwhile has no limits."""
         key = self._books.ring().by_name.get(request.tenant)
         if key is not None and request.first_id not in self._seat.keys:
             enter(key)
@@ -156,7 +152,7 @@ class Link:
 
     def _give_back(self, message: m.GiveBack) -> None:
         before = self._requests.pop(message.id, None)
-        if before is None:  # it was at a worker that this process has never known
+        if before is None:  # the request was at a worker unknown to this process
             self._submit(m.Submit(message.again))
         else:
             self._await(*self._dispatcher.give_back(before, *message.failed_by))
@@ -193,7 +189,7 @@ class Link:
         if (key := self._seat.keys.pop(request.first_id, None)) is not None:
             self._books.limits.leave(key)
 
-    # what comes of them
+    # progress of requests
 
     def _first_byte(self, message: m.FirstByte) -> None:
         if (request := self._requests.get(message.id)) is not None:
@@ -254,9 +250,9 @@ class Link:
         self.follows = message.number
 
     def _beat(self, message: m.Beat) -> None:
-        """A sign of life, which the connection notes at every message."""
+        """Do nothing: the connection notes every message as a sign of life."""
 
-    # A chain of cases would be gone through for each message of each request.
+    # A table, because a chain of cases would be walked for every message of every request.
     _DO: ClassVar[Mapping[type[m.Message], Callable[[Link, Any], None]]] = {
         m.Hello: _hello,
         m.Submit: _submit,

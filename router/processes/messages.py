@@ -1,7 +1,7 @@
-"""What proxies and the deciding process tell each other, and its bytes.
+"""Messages between the proxies and the deciding process, and their wire format.
 
-A frame is a length and a message as msgpack. Requests are meant by their ids, which are unique per
-attempt. Times are of the monotonic clock, which the processes of a machine share.
+A frame is a length (4 bytes, big-endian) and a msgpack message. Request ids identify requests; they
+are unique per attempt. Times are of the monotonic clock, which the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from router.errors import (
+from router.core.errors import (
     DisplacedError,
     EvenstepError,
     KeyLimitError,
@@ -18,10 +18,10 @@ from router.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
+from router.core.types import Outcome, Request, WorkerSpec
 from router.processes.directory import Directory, Pair
-from router.types import Outcome, Request, WorkerSpec
 
-# Longer than any frame that is ever sent: who announces one is not understood.
+# No real frame is longer: a larger announced length is a protocol error.
 _MOST_BYTES = 256 * 1024 * 1024
 
 _LENGTH_BYTES = 4
@@ -32,14 +32,14 @@ class Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
 
 
 class Beat(Message, frozen=True):
-    """A sign of life, which either side sends now and then."""
+    """Heartbeat; either side sends it regularly."""
 
 
-# What a proxy says.
+# From a proxy to the deciding process.
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """A request that a proxy has at a worker, and the output tokens that it has shown so far."""
+    """A request that a proxy has at a worker, and the output tokens shown so far."""
 
     request: Request
     worker_id: str
@@ -47,7 +47,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(Message, frozen=True):
-    """The first message: which proxy it is, how often it was started anew, and what it has."""
+    """First message: the proxy's slot, its number of restarts and its requests at workers."""
 
     slot: int
     restarts: int
@@ -55,13 +55,13 @@ class Hello(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """See ``DispatchPort.submit``; answered with ``Given`` or ``Denied``."""
+    """``DispatchPort.submit``; the reply is ``Given`` or ``Denied``."""
 
     request: Request
 
 
 class GiveBack(Message, frozen=True):
-    """See ``DispatchPort.give_back``; ``again`` is answered as if it were submitted."""
+    """``DispatchPort.give_back``; ``again`` gets the same replies as ``Submit``."""
 
     id: str
     again: Request
@@ -69,35 +69,35 @@ class GiveBack(Message, frozen=True):
 
 
 class Withdraw(Message, frozen=True):
-    """See ``DispatchPort.withdraw``."""
+    """``DispatchPort.withdraw``."""
 
     id: str
     outcome: Outcome
 
 
 class End(Message, frozen=True):
-    """See ``DispatchPort.end``."""
+    """``DispatchPort.end``."""
 
     id: str
     outcome: Outcome
 
 
 class FirstByte(Message, frozen=True):
-    """See ``DispatchPort.first_byte``."""
+    """``DispatchPort.first_byte``."""
 
     id: str
     time_s: float
 
 
 class Progress(Message, frozen=True):
-    """See ``DispatchPort.progress``."""
+    """``DispatchPort.progress``."""
 
     id: str
     generated_tokens: int
 
 
 class Counted(Message, frozen=True):
-    """See ``DispatchPort.prompt_counted``."""
+    """``DispatchPort.prompt_counted``."""
 
     id: str
     prompt_tokens: int
@@ -105,14 +105,14 @@ class Counted(Message, frozen=True):
 
 
 class Answered(Message, frozen=True):
-    """See ``DispatchPort.answered``."""
+    """``DispatchPort.answered``."""
 
     worker_id: str
     attempt: str
 
 
 class Failed(Message, frozen=True):
-    """See ``DispatchPort.failed``."""
+    """``DispatchPort.failed``."""
 
     worker_id: str
     attempt: str
@@ -120,33 +120,32 @@ class Failed(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """See ``DispatchPort.refused``."""
+    """``DispatchPort.refused``."""
 
     worker_id: str
     attempt: str
 
 
 class Rest(Message, frozen=True):
-    """See ``DispatchPort.rest``."""
+    """``DispatchPort.rest``."""
 
     worker_id: str
     seconds: float
 
 
 class Trouble(Message, frozen=True):
-    """A worker could not be reached, or broke off."""
+    """A worker was unreachable or broke a connection off."""
 
     worker_id: str
     reason: str
 
 
 class GroupTally(msgspec.Struct, array_like=True):
-    """What has come of a group's requests since it was told last.
+    """Counts of a group's requests since the last report.
 
     Attributes:
         itl: counts by bucket of ``TokenStats.itl_s``; ``itl_s``: their sum.
-        tpot: likewise of ``TokenStats.tpot_s``.
-        unreturned: see ``GroupStats``.
+        tpot: counts by bucket of ``TokenStats.tpot_s``; ``tpot_s``: their sum.
     """
 
     itl: list[int] = []
@@ -157,14 +156,12 @@ class GroupTally(msgspec.Struct, array_like=True):
 
 
 class Tally(Message, frozen=True):
-    """What a proxy has counted.
+    """A proxy's counters; all but ``connections`` count since the last report.
 
     Attributes:
-        groups: since it was told last, those with news.
-        connections: that clients have open now.
-        refused: requests refused as a whole since it was told last, by status.
-        unauthorized: requests without a key that counts, likewise.
-        broken: connections to the deciding process that an error has ended, likewise.
+        connections: number of client connections open now.
+        refused: requests refused before routing, by status.
+        broken: connections to the deciding process that an error ended.
     """
 
     groups: dict[str, GroupTally]
@@ -175,30 +172,30 @@ class Tally(Message, frozen=True):
 
 
 class Tried(Message, frozen=True):
-    """Whether a certificate can be shown; empty: it can."""
+    """Reply to ``Try``: why the certificate is unusable; empty if it is usable."""
 
     number: int
     refusal: str
 
 
 class Followed(Message, frozen=True):
-    """What was told under this number is what it goes by."""
+    """Reply to ``Told``: the proxy has applied the directory of this number."""
 
     number: int
 
 
-# What the deciding process says.
+# From the deciding process to a proxy.
 
 
 class Given(Message, frozen=True):
-    """A request has its worker."""
+    """A worker for a request."""
 
     id: str
     worker: WorkerSpec
 
 
 class Denied(Message, frozen=True):
-    """A request gets no worker; see ``error_of``."""
+    """No worker for a request; ``error_of`` restores the error."""
 
     id: str
     kind: str
@@ -208,7 +205,7 @@ class Denied(Message, frozen=True):
 
 
 class Recall(Message, frozen=True):
-    """See ``Attempts.recall``; ``streams``: and ``Attempts.break_off``."""
+    """``Attempts.recall``, or with ``streams`` ``Attempts.break_off``."""
 
     worker_id: str
     reason: str
@@ -216,14 +213,14 @@ class Recall(Message, frozen=True):
 
 
 class Try(Message, frozen=True):
-    """Answered with ``Tried``: could this certificate be shown? It is not shown yet."""
+    """Check whether a certificate is usable, without using it; the reply is ``Tried``."""
 
     number: int
     pair: Pair
 
 
 class Told(Message, frozen=True):
-    """What proxies go by has changed; answered with ``Followed``."""
+    """A new directory; the reply is ``Followed``."""
 
     number: int
     directory: Directory
@@ -257,7 +254,7 @@ _KINDS: dict[str, type[EvenstepError]] = {
 
 
 def denied(request_id: str, error: EvenstepError) -> Denied:
-    """An error of the dispatcher's as a message; one that it should not have is told as it is."""
+    """Encode a dispatcher error; an unexpected class travels under its own name."""
     kind = type(error).__name__
     retry_after_s = (
         error.retry_after_s if isinstance(error, PoolFullError | KeyLimitError) else None
@@ -267,9 +264,9 @@ def denied(request_id: str, error: EvenstepError) -> Denied:
 
 
 def error_of(message: Denied) -> EvenstepError:
-    """The error that a message tells of: of the same class, with the same words."""
+    """Restore the error of a message: same class, same text."""
     kind = _KINDS.get(message.kind, EvenstepError)
-    # Its constructor would word it anew.
+    # The constructor would word the text differently.
     error = kind.__new__(kind, message.said)
     if isinstance(error, PoolFullError | KeyLimitError):
         error.retry_after_s = message.retry_after_s or 1
@@ -284,11 +281,11 @@ from_decider: msgspec.msgpack.Decoder[FromDecider] = msgspec.msgpack.Decoder(Fro
 
 
 def append(message: Message, data: bytearray) -> None:
-    """Add a frame to those that are to be sent.
+    """Append a frame to a send buffer.
 
     Raises:
-        ValueError, OverflowError: it cannot be written, as a number of more than 64 bits, or is
-            longer than any; those before it stand as they were.
+        ValueError, OverflowError: the message cannot be encoded (such as a number over 64 bits) or
+            is too long; the buffer is unchanged.
     """
     begin = len(data)
     content = begin + _LENGTH_BYTES
@@ -304,16 +301,16 @@ def append(message: Message, data: bytearray) -> None:
 
 
 class Frames:
-    """Takes a stream of bytes apart into frames, however it comes cut."""
+    """Split a byte stream into frames, whatever the chunk boundaries."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[memoryview]:
-        """The frames that are complete with these bytes, without their lengths.
+        """Return the frames that these bytes complete, without their lengths.
 
         Raises:
-            ValueError: the bytes are no frames.
+            ValueError: a frame exceeds the maximum length.
         """
         data = self._rest + data if self._rest else data
         view, at = memoryview(data), 0
@@ -324,7 +321,7 @@ class Frames:
 
 
 def _end_of_frame(view: memoryview, at: int) -> int | None:
-    """Where the frame that begins there ends; None: its length has not come yet."""
+    """Return the end of the frame at ``at``; None: its length is incomplete."""
     if len(view) - at < _LENGTH_BYTES:
         return None
     length = int.from_bytes(view[at : at + _LENGTH_BYTES], "big")

@@ -1,27 +1,23 @@
-"""How ``evenstep serve`` becomes the supervisor of several processes."""
+"""Turns ``evenstep serve`` into the supervisor of several processes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-from router.errors import ConfigError
+from router.config.settings import ServeSettings
+from router.core.errors import ConfigError
 from router.http import uvicorn_api
 from router.logs import start_logging
-from router.ports import opened
 from router.processes.supervisor import Plan
-from router.settings.serve import ServeSettings
+from router.serve.sockets import opened
 
 
 def start(settings: ServeSettings, flags: Sequence[str]) -> None:
-    """Bind the ports, then be the supervisor, in this very process and without what it imported.
-
-    Args:
-        settings: what the flags and all else come to.
-        flags: of ``evenstep serve``; whoever decides reads them anew.
+    """Bind the ports, then replace this process by the supervisor, free of this one's imports.
 
     Raises:
-        ConfigError: an address cannot be listened on, or uvicorn is not as it should be.
+        ConfigError: an address cannot be bound, or uvicorn lacks what splice needs.
     """
     start_logging(settings.log_level, settings.log_format)
     if lacking := uvicorn_api.missing():

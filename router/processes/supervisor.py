@@ -1,8 +1,8 @@
-"""The parent of a router's processes: starts them, starts again those that fail, and ends them.
+"""The parent of a router's processes: starts them, restarts those that fail, and ends them.
 
-It serves nothing itself and holds nothing but the listening sockets, so that connections which
-wait in a proxy's socket are there for the next one. Processes tell it how they do as they would
-tell systemd (``NOTIFY_SOCKET``), and end when it is gone.
+It serves nothing and holds only the listening sockets. Connections queued in a dead proxy's socket
+are thus there for its successor. Processes report their state as they would to systemd
+(``NOTIFY_SOCKET``). They end when the supervisor is gone.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pathlib import Path
 
 from router import systemd
 from router.logs import start_logging
-from router.processes.place import Place, interpreter
+from router.processes.process_args import Place, interpreter
 
 log = logging.getLogger(__name__)
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
-# A process that has lived so long fails for another reason than the one before.
+# After so long a life a failure is not a repetition: the restart delay starts over.
 _LONG_S = 10.0
-# A process that is silent for so long hangs; one that starts has more to do. Longer than a busy
-# machine keeps a process waiting.
+# A process silent for so long hangs; a starting one gets more time. Longer than a busy machine may
+# delay a process.
 _HUNG_S, _HUNG_STARTING_S = 30, 180
 _LOOK_S = 1
 _MOST_BYTES = 4096
@@ -39,14 +39,12 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to run, told on the supervisor's command line.
+    """Processes to run, passed on the supervisor's command line.
 
     Attributes:
-        listeners: file numbers of the sockets of the clients' port, one for each proxy.
-        admin: the same of the admin port, if there is one.
-        inherited: the listening socket is somebody's who goes on listening.
-        log_level: see ``start_logging``.
-        log_format: likewise.
+        listeners: file descriptors of the clients' port, one for each proxy.
+        admin: file descriptor of the admin port, if there is one.
+        inherited: true if the listening socket belongs to another process, which keeps listening.
     """
 
     listeners: Sequence[int]
@@ -57,27 +55,21 @@ class Plan:
 
     @property
     def sockets(self) -> set[int]:
-        """File numbers of all sockets."""
         return {*self.listeners, *(() if self.admin is None else (self.admin,))}
 
     def command(self, flags: Sequence[str]) -> list[str]:
-        """What starts the supervisor; ``flags``: of ``evenstep serve``."""
+        """Return the command that starts the supervisor, given the flags of ``evenstep serve``."""
         module = "router.processes.supervisor"
         return [*interpreter(), module, json.dumps(asdict(self)), *flags]
 
 
 @dataclass(slots=True)
 class _Child:
-    """A process, and how it does.
+    """A process and its health.
 
     Attributes:
-        name: for the log.
-        module: that it runs.
-        place: among the others.
-        flags: further arguments.
-        process: the operating system's; None: it does not run now.
-        ready: whether it serves.
-        silent_s: since it was heard; of the time that this process itself has run.
+        process: operating system process; None while it does not run.
+        silent_s: seconds since its last report, counted only while the supervisor itself runs.
     """
 
     name: str
@@ -98,13 +90,7 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps the processes running until a signal ends them.
-
-    Args:
-        plan: what is to run.
-        flags: of ``evenstep serve``.
-        folder: for the sockets.
-    """
+    """Keeps the processes running until a signal ends them."""
 
     def __init__(self, plan: Plan, flags: Sequence[str], folder: str) -> None:
         self._plan = plan
@@ -120,7 +106,7 @@ class Supervisor:
         self._status = 0
 
     async def run(self) -> int:
-        """Until all have ended; the exit status."""
+        """Run until all processes have ended; return the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, number)
@@ -140,7 +126,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(_LOOK_S)
             for child in self._children if self._served or self._ending.is_set() else ():
-                # Counted, not timed: if all were stopped, as with their machine, none hangs.
+                # Counted, not timed: if the whole machine was suspended, nothing hangs.
                 child.silent_s += _LOOK_S
                 if child.hangs:
                     log.error("%s hangs: silent for %d s; it is killed", child.name, child.silent_s)
@@ -148,14 +134,14 @@ class Supervisor:
                     self._signal(signal.SIGKILL, [child])
 
     async def _keep(self, child: _Child) -> None:
-        """Have it run, again and again."""
+        """Run the process, restarting it after failures."""
         delay_s = _FIRST_DELAY_S
         while not self._ending.is_set():
             started_s = time.monotonic()
             status = await self._run(child)
             if self._ending.is_set():
                 break
-            if not self._served:  # what cannot start does not get better
+            if not self._served:  # a failed first start would fail again
                 self._status = status if status > 0 else 1
                 self._end(signal.SIGTERM)
                 break
@@ -167,11 +153,11 @@ class Supervisor:
             child.place = replace(child.place, restarts=child.place.restarts + 1)
 
     async def _run(self, child: _Child) -> int:
-        """Once; its exit status."""
+        """Run the process once; return its exit status."""
         own = child.place.listener
         told = {"NOTIFY_SOCKET": self._address(child), "WATCHDOG_USEC": str(_HUNG_S * 1_000_000)}
         environment = {k: v for k, v in os.environ.items() if k != "WATCHDOG_PID"}
-        systemd.hold_hangups()  # the child has to, from its first moment
+        systemd.hold_hangups()  # the child must block SIGHUP from its first moment
         try:
             child.process = await asyncio.create_subprocess_exec(
                 *child.command(),
@@ -179,30 +165,30 @@ class Supervisor:
                 pass_fds=() if own is None else (own,),
                 env={**environment, **told},
             )
-        except OSError as error:  # no memory, or too many processes: the next time may do better
+        except OSError as error:  # no memory, or too many processes: a later attempt may succeed
             log.error("%s cannot be started: %s", child.name, error)  # noqa: TRY400 - says it all
             return 1
         finally:
             systemd.take_hangups()
         child.silent_s = 0
-        if self._ending.is_set():  # it was not there yet when the others were told
+        if self._ending.is_set():  # the signal went out before this process existed
             self._signal(signal.SIGTERM, [child])
         status = await child.process.wait()
         child.process, child.ready = None, False
         return status
 
     def _end(self, number: int) -> None:
-        """All are to end; a second signal is passed on as well."""
+        """End all processes; a second signal is forwarded too."""
         if not self._ending.is_set():
             self._ending.set()
             systemd.notify("STOPPING=1")
-            # Nobody may connect to a socket whose process does not listen any more.
+            # Nothing may connect to a socket whose process no longer listens.
             for listener in self._plan.sockets:
                 os.close(listener)
         self._signal(number, self._children)
 
     def _reload(self) -> None:
-        """Pass SIGHUP on to the process that reads settings; while it starts, the signal waits."""
+        """Forward SIGHUP to the process that reads settings; a starting one holds it."""
         if not self._ending.is_set():
             self._signal(signal.SIGHUP, self._children[:1])
 
@@ -212,7 +198,7 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.send_signal(number)
 
-    # what the processes say
+    # reports of the processes
 
     def _address(self, child: _Child) -> str:
         return str(Path(self._folder) / f"notify-{self._children.index(child)}")
@@ -241,11 +227,11 @@ class Supervisor:
             systemd.notify("READY=1")
 
 
-_DECIDING, _PROXYING = "router.processes.deciding", "router.processes.proxying"
+_DECIDING, _PROXYING = "router.processes.decider_process", "router.processes.proxy_process"
 
 
 def main() -> None:
-    """Run the supervisor: its plan, then the flags of ``evenstep serve``."""
+    """Run the supervisor; its arguments are its plan, then the flags of ``evenstep serve``."""
     plan = Plan(**json.loads(sys.argv[1]))
     start_logging(plan.log_level, plan.log_format)
     with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:

@@ -1,4 +1,4 @@
-"""Answers of the router's own, and the headers that may pass in either direction."""
+"""The router's own answers, and which headers pass in either direction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from starlette.types import Send
 
-from router.errors import (
+from router.core.errors import (
     DeadlineError,
     DescriptorsError,
     EndingError,
@@ -23,11 +23,11 @@ from router.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from router.proxy.events import error_body
+from router.http.refusal import error_body
 
 Header = tuple[bytes, bytes]
 
-# OpenAI's and Anthropic's libraries go by it before all else.
+# OpenAI's and Anthropic's client libraries obey it first.
 _NOT_AGAIN = (b"x-should-retry", b"false")
 
 # Statuses of answers that have no body (RFC 9112, 6.3).
@@ -37,21 +37,22 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
     b" transfer-encoding upgrade".split()
 )
-# Every answer bears the id that its client knows, which is not the engine's.
+# The answer carries the client's id, which differs from the engine's.
 _NOT_SENT_DOWN = _HOP_BY_HOP | {b"content-length", b"x-request-id"}
-# Not the client's to say, or set anew for the engine. Encodings are refused: events must be seen.
+# The client may not set these, or the router replaces them. Encodings are refused: the router must
+# read events.
 _NOT_SENT_UP = _HOP_BY_HOP | {
     *(b"host", b"content-length", b"expect", b"accept-encoding"),
     *(b"x-request-id", b"x-data-parallel-rank", b"forwarded", b"x-real-ip"),
 }
-# Set anew for another process of this router.
+# Replaced when another process of this router serves the request.
 _NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 _KINDS_NOT_SENT_UP = (b"x-forwarded-", b"x-evenstep-")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer of the router's own."""
+    """A complete answer made by the router."""
 
     status: int
     body: bytes
@@ -59,7 +60,7 @@ class Answer:
 
 
 def error_answer(error: EvenstepError) -> Answer:
-    """The HTTP answer to an error."""
+    """The HTTP answer for an error."""
     match error:
         case UnknownModelError():
             return _error(404, "NotFoundError", error.message, param="model")
@@ -82,12 +83,12 @@ def error_answer(error: EvenstepError) -> Answer:
 
 
 def _advice(error: EvenstepError) -> tuple[Header, ...]:
-    """For libraries that ask again by themselves: not where they would be late again."""
+    # After the client's own deadline a retry would be late too.
     return (_NOT_AGAIN,) if isinstance(error, DeadlineError) and error.own else ()
 
 
 def told_in_stream(error: EvenstepError) -> tuple[str, str, int]:
-    """An error in the midst of an answer: its message, type and code."""
+    """Message, type and code of an error inside a stream."""
     match error:
         case EndingError():
             return str(error), "ServiceUnavailableError", 503
@@ -112,13 +113,13 @@ def _error(
 def headers_up(
     headers: Iterable[Header], request_id: str, rank: int | None, client_id: str = ""
 ) -> list[Header]:
-    """What the engine is told of the client's headers.
+    """Headers for the engine.
 
     Args:
-        headers: the client's.
-        request_id: the router's own token, found again in the engine's request ids.
-        rank: of several behind one URL, None where there is one.
-        client_id: what the client calls its request; it follows the token.
+        headers: client's headers.
+        request_id: router's token, by which the engine's request ids are matched.
+        rank: rank to address when several share one URL, else None.
+        client_id: client's name for its request; it follows the token.
     """
     passed = [
         header
@@ -133,22 +134,17 @@ def headers_up(
 
 
 def headers_on(headers: Iterable[Header], identity: Header) -> list[Header]:
-    """What another process of this router is told of the client's headers.
-
-    Args:
-        headers: the client's.
-        identity: how its request is called.
-    """
+    """Headers for another process of this router; ``identity`` names the request."""
     return [*_without(headers, _NOT_SENT_ON), identity]
 
 
 def headers_down(headers: Iterable[Header]) -> list[Header]:
-    """What the client is told of the engine's headers."""
+    """Headers for the client, from the engine's answer."""
     return _without(headers, _NOT_SENT_DOWN)
 
 
 def _without(headers: Iterable[Header], names: frozenset[bytes]) -> list[Header]:
-    """All but these, and those that ``Connection`` names as meant for the next hop only."""
+    """All headers except these and those that ``Connection`` limits to one hop."""
     headers = list(headers)
     for name, value in headers:
         if name.lower() == b"connection":
@@ -157,17 +153,17 @@ def _without(headers: Iterable[Header], names: frozenset[bytes]) -> list[Header]
 
 
 def content_type(headers: Iterable[Header]) -> bytes:
-    """The content type, empty if none is said."""
+    """The content type, empty if there is none."""
     return header(headers, b"content-type")
 
 
 def header(headers: Iterable[Header], wanted: bytes) -> bytes:
-    """The first of that name, in lower case; empty if there is none."""
+    """The first value of a header, empty if there is none; ``wanted`` is in lower case."""
     return next((value for name, value in headers if name.lower() == wanted), b"")
 
 
 def framed(answer: Answer) -> tuple[Header, ...]:
-    """Its headers, and its length unless its status says that it has none."""
+    """The answer's headers, with its length unless its status excludes a body."""
     if answer.status in BODILESS:
         return answer.headers
     return *answer.headers, (b"content-length", b"%d" % len(answer.body))

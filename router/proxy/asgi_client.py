@@ -1,5 +1,3 @@
-"""Whoever asks through ASGI, as the client of what serves its request."""
-
 from __future__ import annotations
 
 import asyncio
@@ -14,15 +12,15 @@ from router.proxy.client import Source
 from router.proxy.context import Serves
 from router.proxy.leaving import cancelled, client_left
 
-# Bytes that may wait for the client before their source is paused.
+# Bytes queued for the client before the source is paused.
 _HIGH_WATER_BYTES = 64 * 1024
 
 
 async def read_body(request: Request) -> bytes:
-    """A request's body, held once: joined pieces would be held twice.
+    """A request's body, read without a second copy in memory.
 
     Raises:
-        ClientDisconnect: the client has left before its end.
+        ClientDisconnect: the client left before the end.
     """
     read = BytesIO()
     async for piece in request.stream():
@@ -31,7 +29,7 @@ async def read_body(request: Request) -> bytes:
 
 
 async def serve(relay: Serves, _: Scope, receive: Receive, send: Send) -> None:
-    """Have a request served; give it up as soon as the client is gone."""
+    """Serve a request; cancel it as soon as the client leaves."""
     client = _Client()
     serving = asyncio.create_task(relay.serve(client))
     leaving = asyncio.create_task(client_left(receive))
@@ -40,7 +38,7 @@ async def serve(relay: Serves, _: Scope, receive: Receive, send: Send) -> None:
     try:
         while not (serving.done() or client.gone):
             await client.pass_on(send)
-    except asyncio.CancelledError:  # the server ends, and has waited long enough
+    except asyncio.CancelledError:  # the server's shutdown timeout is over
         serving.cancel()
         await asyncio.wait((serving,))
     finally:
@@ -50,7 +48,7 @@ async def serve(relay: Serves, _: Scope, receive: Receive, send: Send) -> None:
 
 
 class _Client:
-    """See ``Client``: what is sent waits for ASGI's ``send``, which may take its time."""
+    """Adapter to a relay's ``Client``; queues messages, because ASGI's ``send`` may block."""
 
     def __init__(self) -> None:
         self.gone = False
@@ -77,16 +75,13 @@ class _Client:
         self._say({"type": "http.response.body", "body": piece})
 
     def wake(self, _: asyncio.Future[None]) -> None:
-        """There is something to be seen to."""
         self._news.set()
 
     def leave(self, _: asyncio.Future[None]) -> None:
-        """It is gone, or has its whole answer."""
         self.gone = True
         self._news.set()
 
     async def pass_on(self, send: Send) -> None:
-        """Wait for something, and send what there is."""
         await self._news.wait()
         self._news.clear()
         await self.flush(send)
@@ -94,7 +89,6 @@ class _Client:
             self._source.resume()
 
     async def flush(self, send: Send) -> None:
-        """Send what there is."""
         messages, self._messages, self._waiting_bytes = self._messages, [], 0
         for message in messages:
             await send(message)

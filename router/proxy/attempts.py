@@ -1,5 +1,3 @@
-"""Attempts under way, each a request at a worker, and what ends one before its time."""
-
 from __future__ import annotations
 
 import asyncio
@@ -7,28 +5,21 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from router.deadlines import Deadlines
-from router.engines.upstream import Response
-from router.errors import RecalledError, UpstreamTimeoutError
-from router.proxy.bound import Bound
+from router.core.errors import RecalledError, UpstreamTimeoutError
+from router.core.queue.deadlines import Deadlines
+from router.engines.client import Response
+from router.proxy.cancel_scope import Bound
 
-# A stream is looked at so many times in the time for which it may be silent.
+# Number of checks within the time for which a stream may be silent.
 _LOOKS = 4
 
 
 class Attempt:
-    """A request at a worker, for as long as the block around it lasts.
-
-    Args:
-        under_way: those at that worker.
-        deadlines: of the request.
-
-    Attributes:
-        response: from its first byte on, unless it was recalled before.
+    """A request at a worker, for the duration of a ``with`` block.
 
     Raises:
-        RecalledError: from the block, if it was recalled before its first byte.
-        UpstreamTimeoutError: likewise, without a first byte within its time.
+        RecalledError: from the block, if recalled before the first byte.
+        UpstreamTimeoutError: from the block, if the first byte is late.
     """
 
     def __init__(self, under_way: set[Attempt], deadlines: Deadlines) -> None:
@@ -53,10 +44,8 @@ class Attempt:
         self._bound.__exit__(*raised)
 
     def note_started(self, response: Response) -> None:
-        """The first byte is there; raises what ended the attempt, if that came before.
-
-        Who is struck notices at the event loop's next turn, and an answer may come in this one.
-        """
+        """Record the first byte, or raise the error that ended the attempt."""
+        # The task sees the error only at the loop's next turn; an answer may come in this one.
         if self._bound.error is not None:
             raise self._bound.error
         self.response = response
@@ -65,12 +54,12 @@ class Attempt:
             self._listen(self._deadlines.idle_s)
 
     def recall(self, reason: str) -> None:
-        """Break it off; it has no first byte yet, and has not been recalled."""
+        """End an attempt that has no first byte and was not recalled."""
         self._under_way.discard(self)
         self._bound.strike(RecalledError(reason))
 
     def _look(self, idle_s: float) -> None:
-        """Ask for bytes now and then: a timer for each chunk would cost more than the chunk."""
+        # Checks at intervals: a timer for each chunk would cost more than the chunk.
         assert self.response is not None
         self._silent_looks = 0 if self.response.take_heard() else self._silent_looks + 1
         if self._silent_looks >= _LOOKS:
@@ -84,10 +73,10 @@ class Attempt:
 
 
 class Attempts:
-    """Attempts under way, by worker, so that those at a worker that is out of use can be ended.
+    """Attempts under way by worker, so that a worker's failure can end them.
 
     Attributes:
-        watchers: called with ``worker_id``, ``reason`` and whether streams end too.
+        watchers: callbacks with worker id, reason, and whether streams end too.
     """
 
     def __init__(self) -> None:
@@ -95,15 +84,14 @@ class Attempts:
         self.watchers: list[Callable[[str, str, bool], None]] = []
 
     def watch(self, worker_id: str, deadlines: Deadlines) -> Attempt:
-        """What is to be entered around an attempt, and told of its first byte."""
         return Attempt(self._of[worker_id], deadlines)
 
     def recall(self, worker_id: str, reason: str) -> None:
-        """Break off those without a first byte, which are then made elsewhere."""
+        """End a worker's attempts without a first byte; they are retried elsewhere."""
         self._end(worker_id, reason, streams=False)
 
     def break_off(self, worker_id: str, reason: str) -> None:
-        """The same, and end the streams that have begun."""
+        """End all attempts at a worker, including streams that have begun."""
         self._end(worker_id, reason, streams=True)
 
     def _end(self, worker_id: str, reason: str, *, streams: bool) -> None:

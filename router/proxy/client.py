@@ -1,5 +1,3 @@
-"""Who has asked, as far as a relay knows: somebody who takes an answer."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -9,40 +7,26 @@ from router.proxy.answers import Answer, Header
 
 
 class Source(Protocol):
-    """Where an answer comes from, as far as its client knows."""
+    """Source of an answer's chunks."""
 
-    def pause(self) -> None:
-        """Take no more for now: what is there has not been taken yet."""
-        ...
+    def pause(self) -> None: ...
 
-    def resume(self) -> None:
-        """Take more."""
-        ...
+    def resume(self) -> None: ...
 
 
 class Client(Protocol):
-    """Takes one answer: a whole one, or one that begins, comes in pieces and is finished.
+    """A relay's view of its client, which receives one answer: whole, or as head, chunks and end.
 
-    Nothing here waits; a client that takes pieces slowly pauses their source.
-
-    Attributes:
-        gone: it takes nothing any more.
+    No method blocks; a client that reads slowly pauses the source.
     """
 
     gone: bool
 
-    def answer(self, answer: Answer) -> None:
-        """Send it whole."""
-        ...
+    def answer(self, answer: Answer) -> None: ...
 
-    def begin(self, status: int, headers: Iterable[Header], source: Source) -> None:
-        """An answer's head; it goes with the first piece. ``source``: of the pieces."""
-        ...
+    # The head goes out with the first chunk.
+    def begin(self, status: int, headers: Iterable[Header], source: Source) -> None: ...
 
-    def send(self, piece: bytes) -> None:
-        """A piece, which is not empty."""
-        ...
+    def send(self, piece: bytes) -> None: ...
 
-    def finish(self, piece: bytes = b"") -> None:
-        """The last piece, or none."""
-        ...
+    def finish(self, piece: bytes = b"") -> None: ...

@@ -1,5 +1,3 @@
-"""What the routes for clients' requests need of the rest of the router."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Set
@@ -9,108 +7,77 @@ from typing import TYPE_CHECKING, Protocol
 from starlette.types import Scope
 
 from router.access.door import Door
-from router.clock import Clock
-from router.lifecycle import Lifecycle
-from router.processes.counts import ProcessCounts
+from router.core.clock import Clock
+from router.core.process_counts import ProcessCounts
+from router.core.request_limits import RequestLimits
+from router.http.lifecycle import Lifecycle
 from router.proxy.client import Client
-from router.proxy.parse import RequestLimits
 from router.proxy.relay_context import RelayContext
 
 if TYPE_CHECKING:
-    from router.dispatch import Dispatcher
-    from router.models import ModelTable
+    from router.dispatch.dispatcher import Dispatcher
+    from router.dispatch.models import ModelTable
 
 
 class Serves(Protocol):
-    """What serves one request."""
+    """Serves one request."""
 
-    async def serve(self, client: Client) -> None:
-        """See ``Relay.serve``."""
-        ...
+    async def serve(self, client: Client) -> None: ...
 
 
 class Models(Protocol):
-    """Who serves which model, as far as requests have to know."""
+    """Lookup of models, as requests need it; see ``ModelTable``."""
 
-    def resolve(self, name: str | None) -> str | None:
-        """See ``ModelTable``."""
-        ...
+    def resolve(self, name: str | None) -> str | None: ...
 
-    def group(self, model: str | None) -> str:
-        """See ``ModelTable``."""
-        ...
+    def group(self, model: str | None) -> str: ...
 
     @property
-    def limits(self) -> RequestLimits:
-        """Of each request."""
-        ...
+    def limits(self) -> RequestLimits: ...
 
-    def tokens(self, group: str, text_bytes: int, parts: int) -> int:
-        """See ``ModelTable``."""
-        ...
+    def tokens(self, group: str, text_bytes: int, parts: int) -> int: ...
 
-    def most_slots(self, group: str) -> int | None:
-        """See ``ModelTable``."""
-        ...
+    def most_slots(self, group: str) -> int | None: ...
 
-    def prefills(self, group: str, lacks: Set[str]) -> str | None:
-        """See ``ModelTable``."""
-        ...
+    def prefills(self, group: str, lacks: Set[str]) -> str | None: ...
 
-    def lacking(self, model: str | None) -> frozenset[str]:
-        """See ``ModelTable``."""
-        ...
+    def lacking(self, model: str | None) -> frozenset[str]: ...
 
 
 class ServingContext(Protocol):
-    """What requests that generate need."""
+    """Dependencies of requests that generate; see ``AppContext`` for the attributes."""
 
     @property
-    def models(self) -> Models:
-        """Who serves which model."""
-        ...
+    def models(self) -> Models: ...
 
     @property
-    def relay(self) -> RelayContext:
-        """Shared by all relays."""
-        ...
+    def relay(self) -> RelayContext: ...
 
     @property
-    def clock(self) -> Clock:
-        """The dispatcher's."""
-        ...
+    def clock(self) -> Clock: ...
 
     @property
-    def lifecycle(self) -> Lifecycle:
-        """How far from its end the router is."""
-        ...
+    def lifecycle(self) -> Lifecycle: ...
 
     @property
-    def door(self) -> Door | None:
-        """Lets in who may ask; None: all may."""
-        ...
+    def door(self) -> Door | None: ...
 
     @property
     def elsewhere(self) -> Callable[[Scope, bytes], Serves] | None:
-        """What serves requests that are split or metered; None: they are served here."""
+        """Server for split or metered requests; None: this process serves them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
-    """What the routes need.
+    """Dependencies of the routes.
 
     Attributes:
-        dispatcher: pools and cluster.
-        models: which group serves which model.
-        relay: shared by all relays.
-        metrics: renders the Prometheus text.
-        clock: the dispatcher's.
-        problem: why a worker's snapshots do not count, None as far as all is well.
-        lifecycle: how far from its end the router is.
-        door: lets in who may ask; None: all may.
-        processes: of the router; None: this is the only one.
-        elsewhere: nothing is served anywhere else.
+        metrics: renderer of the Prometheus text.
+        problem: reason why a worker's snapshots are ignored, None if they count.
+        door: check of keys; None: all clients may enter.
+        processes: counts of the router's processes; None: this is the only one.
+        elsewhere: always None: every request is served here.
     """
 
     dispatcher: Dispatcher

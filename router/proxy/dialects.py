@@ -1,4 +1,4 @@
-"""How endpoints that generate differ: in their streams' events, and in how they say an error."""
+"""Differences between endpoints that generate: stream events and error formats."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from router.http.refusal import error_body
 from router.proxy.answers import Answer
-from router.proxy.bodies import with_field
-from router.proxy.events import EventStream, error_body
+from router.proxy.events import EventStream
+from router.proxy.json_fields import with_field
 
 
 class NamedEventStream(EventStream):
-    """See ``EventStream``: events have names, and end without a ``[DONE]``.
+    """Stream whose events have names and that ends without ``[DONE]``.
 
-    No text can look like an event's name: in JSON a line end is written with a backslash.
+    Text cannot imitate an event's name: JSON escapes line ends.
 
     Args:
-        bearing: how the line ends that names an event which bears a token, as vLLM writes it.
-        bare: what the data of such an event holds if it bears none.
-        last: lines that name the last event of a stream.
+        bearing: end of the line that names an event with a token, as vLLM writes it.
+        bare: data of such an event without a token.
+        last: lines that name a stream's last event.
     """
 
     __slots__ = ("_bare", "_bearing", "_last")
@@ -32,32 +33,28 @@ class NamedEventStream(EventStream):
         self._last = last
 
     def end(self, events: bytes) -> int | None:
-        """See ``EventStream``."""
         ends = [line + end for line in self._last for end in (b"\n", b"\r")]
         found = [at for line in ends if (at := events.find(line)) >= 0]
         return min(found, default=None)
 
     def count(self, data: bytes) -> None:
-        """See ``EventStream``."""
         super().count(data)
         self.done = self.done or self.end(data) is not None
 
     def tokens_in(self, data: bytes) -> int:
-        """See ``EventStream``."""
         bare = 0 if self._bare is None else data.count(self._bare)
         return data.count(self._bearing + b"\n") + data.count(self._bearing + b"\r") - bare
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What an endpoint that generates does in its own way.
+    """Format of an endpoint that generates.
 
     Attributes:
-        stream: makes what reads an answer's events.
-        error_event: an error inside a stream, of its message, its type, its status and how many
-            events have gone before.
-        typed_errors: its clients know an error by ``"type": "error"``.
-        names_response: the engine calls a request what its body says, and not what a header does.
+        error_event: builder of an error event from message, type, status and number of events
+            before.
+        typed_errors: whether clients expect ``"type": "error"``.
+        names_response: whether the engine takes the request id from the body, not from a header.
     """
 
     stream: Callable[[], EventStream]
@@ -66,11 +63,10 @@ class Dialect:
     names_response: bool = False
 
     def error(self, answer: Answer) -> Answer:
-        """An error of the router's own, in a form that the endpoint's clients know."""
         return replace(answer, body=_typed(answer.body)) if self.typed_errors else answer
 
     def body_up(self, body: bytes, request_id: str) -> bytes:
-        """What the engine is sent: the client's body, with the router's token where it belongs."""
+        """The client's body, with the router's token if the engine reads it there."""
         return with_field(body, "request_id", f"resp_{request_id}") if self.names_response else body
 
 
@@ -89,7 +85,7 @@ def _messages_error(message: str, kind: str, code: int, events: int) -> bytes:
 
 
 def _responses_error(message: str, kind: str, code: int, events: int) -> bytes:
-    """Both what the interface has for it and what OpenAI's client raises an error at."""
+    # OpenAI's client raises on ``error``; the other fields are the interface's own.
     error = {"message": message, "type": kind, "param": None, "code": code}
     told = {"type": "error", "sequence_number": events, "code": kind, "message": message}
     data = msgspec.json.encode({**told, "param": None, "error": error})

@@ -1,33 +1,30 @@
-"""Server-sent events: never cut one in two, and count those that bear tokens."""
+"""Server-sent events: forwarded whole, and counted if they bear tokens."""
 
 from __future__ import annotations
 
 import re
 
-import msgspec
+from router.core.errors import UpstreamError
 
-from router.errors import UpstreamError
-
-# Nothing inside an event's JSON can look like it: there a line end is written with a backslash.
+# An event's JSON cannot match: it escapes line ends.
 _DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][\r\n]")
-# An empty line ends an event; a line ends with CR, LF or both. After LF a CR has its LF mostly,
-# which is waited for.
+# An empty line ends an event; a line ends with CR, LF or both. A CR after LF is usually followed by
+# its LF, which is awaited.
 BLANK = (b"\n\n", b"\n\r", b"\r\r")
 ENDS = (b"\n\n", b"\r\r", b"\n\r\n", b"\r\r\n")
-# Of one event; the largest that engines send is a whole answer with its token ids, some MB.
+# Largest event in practice: a whole answer with its token ids, some MB.
 MOST_EVENT_BYTES = 16 * 1024 * 1024
-# A chat's first event, and the one of include_usage, as vLLM writes them: neither bears a token.
+# A chat's first event and the one of include_usage, as vLLM writes them, bear no token.
 _ROLE = b'"delta":{"role":"assistant","content":""'
 _USAGE = b'"choices":[]'
 
 
 class EventStream:
-    """Passes bytes on up to the last complete event, so that a stream can always be ended cleanly.
+    """Forwards complete events only, so that a stream can always be ended cleanly.
 
     Attributes:
-        done: its last event, ``[DONE]`` mostly, has been passed on.
-        events: complete events passed on.
-        tokens: those of them that bear tokens, mostly one each.
+        done: whether the last event, usually ``[DONE]``, was forwarded.
+        tokens: number of events with tokens, usually one each.
     """
 
     __slots__ = ("_held", "_held_bytes", "_seam", "done", "events", "tokens")
@@ -41,7 +38,7 @@ class EventStream:
         self._seam = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What can be passed on once these bytes have come; the same bytes, unchanged."""
+        """Add bytes; return those that can be forwarded now, unchanged."""
         events = self.cut(data)
         if events:
             self.count(events)
@@ -49,11 +46,10 @@ class EventStream:
 
     @property
     def holds(self) -> bool:
-        """There are bytes of an event that has not ended."""
         return bool(self._held)
 
     def cut(self, data: bytes) -> bytes:
-        """See ``feed``; what can be passed on is not counted yet.
+        """Like ``feed``, without counting.
 
         Raises:
             UpstreamError: an event is too long.
@@ -63,26 +59,23 @@ class EventStream:
         return data
 
     def rest(self) -> bytes:
-        """Bytes of an event that has not ended."""
         return b"".join(self._held)
 
     def end(self, events: bytes) -> int | None:
-        """Where the last event of a stream begins among these, None if it is not there."""
+        """Offset of a stream's last event, None if it is not there."""
         done = _DONE.search(events)
         return done and done.start() + events[done.start() :].startswith((b"\n", b"\r"))
 
     def count(self, data: bytes) -> None:
-        """Complete events are passed on."""
         self.events += _events_in(data)
         self.tokens += self.tokens_in(data)
         self.done = self.done or _ends(data)
 
     def tokens_in(self, data: bytes) -> int:
-        """Those of complete events."""
         return _events_in(data) - _ends(data) - data.count(_ROLE) - data.count(_USAGE)
 
     def _up_to_last_event(self, data: bytes) -> bytes:
-        # An end may lie across the seam to the bytes held; those are not searched again.
+        # An end may straddle the bytes held; only their last three are searched again.
         end = _end_of_last_event(self._seam + data)
         if not end:
             self._hold(data)
@@ -120,33 +113,18 @@ def _end_of_last_event(data: bytes) -> int:
 
 
 def check_end(stream: EventStream, framed: bool) -> None:
-    """See whether an answer that has ended is whole.
+    """Check that an answer that has ended is complete.
 
-    Args:
-        stream: what came of it.
-        framed: it said where it ends; else it is whole with the last event of a stream only.
+    Unless HTTP ``framed`` it, a stream's last event must be there.
 
     Raises:
-        UpstreamError: it is not.
+        UpstreamError: the answer is incomplete.
     """
     if not (framed or stream.done or stream.end(stream.rest() + b"\n") is not None):
         raise UpstreamError("the engine closed the connection before its answer's last event")
 
 
 def with_comment(events: bytes, at: int | None, comment: bytes) -> bytes:
-    """The same events with a comment before the last of a stream, for which clients look."""
+    """Insert a comment before a stream's last event, where clients stop reading."""
     at = len(events) if at is None else at
     return events[:at] + b": " + comment + b"\n\n" + events[at:]
-
-
-def error_body(message: str, kind: str, code: int, param: str | None = None) -> bytes:
-    """An error as OpenAI's clients expect it.
-
-    Args:
-        message: what went wrong and what to do.
-        kind: the error's type, in vLLM's names.
-        code: HTTP status.
-        param: the offending field.
-    """
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    return msgspec.json.encode({"error": error})

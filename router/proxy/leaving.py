@@ -1,5 +1,3 @@
-"""Work for a client, for as long as there is one."""
-
 from __future__ import annotations
 
 import asyncio
@@ -9,13 +7,13 @@ from starlette.types import Receive
 
 
 async def client_left(receive: Receive) -> None:
-    """Return when the client is gone, or has its whole answer; its body has been read."""
+    """Return when the client has left or has its whole answer; its body was read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def cancelled(task: asyncio.Task[None]) -> None:
-    """Wait until it has ended; what it raised before is raised here."""
+    """Cancel a task and wait for its end; an earlier error of the task is raised here."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task

@@ -1,8 +1,8 @@
-"""Where Mooncake's KV lies: its prefill engines do not answer that, their bootstrap servers do.
+"""Location of Mooncake's KV, which bootstrap servers report instead of prefill engines.
 
-As vLLM's ``MooncakeConnector`` wants it (0.32, ``mooncake_connector.py``): both requests have one
-``transfer_id``, which the router makes; the second also needs the id of the engine that computed
-the prompt, as ``GET /query`` of its bootstrap server says by data-parallel rank, and its address.
+For vLLM's ``MooncakeConnector`` (0.32, ``mooncake_connector.py``) both requests share a
+``transfer_id``, made by the router. The second also names the bootstrap server and the id of the
+engine that computed the prompt; ``GET /query`` there lists these ids by data-parallel rank.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import asyncio
 
 import msgspec
 
-from router.engines.upstream import HttpClient
-from router.errors import UpstreamError
-from router.types import WorkerSpec
+from router.core.errors import UpstreamError
+from router.core.types import WorkerSpec
+from router.engines.client import HttpClient
 
 _ANSWER_S = 5.0
 
@@ -26,25 +26,20 @@ _decoder = msgspec.json.Decoder(dict[str, _Entry])
 
 
 class Bootstraps:
-    """The engines' ids, asked for once and again after a failure: a new engine has a new one.
-
-    Args:
-        client: connections to the bootstrap servers.
-    """
+    """Cache of engine ids; a failure clears an entry, since a new engine has a new id."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
         self._ids: dict[str, str] = {}
 
     def forget(self, worker_id: str) -> None:
-        """Something failed there: it may be another engine now."""
         self._ids.pop(worker_id, None)
 
     async def params(self, worker: WorkerSpec, transfer_id: str) -> bytes:
-        """The kv_transfer_params, as JSON, of a request whose prompt the worker computes.
+        """JSON kv_transfer_params of a request whose prompt the worker computes.
 
         Raises:
-            UpstreamError: its bootstrap server does not say which engine it is.
+            UpstreamError: the bootstrap server does not name the engine.
         """
         assert worker.kv_bootstrap is not None
         if worker.id not in self._ids:

@@ -1,4 +1,4 @@
-"""Forms with files in them: of these only the model that they name is read, or set anew."""
+"""Forms with files: read or replace the model that they name, nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from router.errors import InvalidRequestError
+from router.core.errors import InvalidRequestError
 
 FORM = b"multipart/form-data"
 
@@ -19,7 +19,7 @@ _LONGEST_HEADER_BYTES = 8 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where the value of a field lies in a body, and what it is."""
+    """Position and value of a form field."""
 
     start: int
     end: int
@@ -27,14 +27,10 @@ class Field:
 
 
 def find_model(content_type: bytes, body: bytes) -> Field | None:
-    """The first field called ``model``, None if there is none; what follows it is not looked at.
-
-    Args:
-        content_type: says how the form's parts are told apart.
-        body: a form of some parts.
+    """The first field ``model``, None if absent; parsing stops there.
 
     Raises:
-        InvalidRequestError: it is no form.
+        InvalidRequestError: the form is malformed.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not boundary:
@@ -50,12 +46,12 @@ def find_model(content_type: bytes, body: bytes) -> Field | None:
 
 
 def with_model(body: bytes, field: Field, model: str) -> bytes:
-    """The same form, another model named in it."""
+    """The form with another model."""
     return body[: field.start] + model.encode() + body[field.end :]
 
 
 class _Reader:
-    """Follows the parts of a form until the model's has ended."""
+    """Parses a form up to the end of its model field."""
 
     def __init__(self, boundary: bytes) -> None:
         self._at = 0
@@ -79,7 +75,7 @@ class _Reader:
         )
 
     def read(self, body: bytes, at: int) -> Field | None:
-        """Read on from there; the model, once it is there as a whole."""
+        """Parse a slice of the body; return the model once it is complete."""
         self._at = at
         self._parser.write(body[at : at + _SLICE_BYTES])
         if not self._ended or self._place is None:

@@ -1,7 +1,7 @@
-"""JSON that is read no further than it has to be.
+"""Parse JSON only as far as needed.
 
-A value that nobody reads becomes no object, and of a list no more elements do than are allowed:
-objects take many times the bytes that they are written in, and the event loop as long.
+Unread values become no objects, and lists only up to their limit: objects take many times the
+memory of their text, and block the event loop as long.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ NOTHING = frozenset({b"", b"null"})
 _FALSE = NOTHING | {b"false", b"0", b"0.0", b'""', b"[]", b"{}"}
 _WHOLE = re.compile(rb"-?[0-9]+")
 _LONGEST_NUMBER = 20
-# Of what is longer the rest is taken to be alike.
+# The rest of a longer value is assumed to be alike.
 _SAMPLE_BYTES = 1024 * 1024
 
 
 class TooManyError(Exception):
-    """A list has more elements than are allowed."""
+    """A list exceeds its limit."""
 
 
 def start(raw: Raw) -> bytes:
-    """The first character, which says what kind of value it is; empty if there is none."""
+    """First character, which shows the value's type; empty if absent."""
     return bytes(memoryview(raw)[:1])
 
 
 def short(raw: Raw, longest: int = 64) -> bytes:
-    """The value as it is written; what is longer is cut."""
+    """The value's text, truncated."""
     return bytes(memoryview(raw)[:longest])
 
 
 def given(raw: Raw) -> bool:
-    """Whether it is there, and not null."""
+    """Whether the value is present and not null."""
     return short(raw) not in NOTHING
 
 
 def true(raw: Raw) -> bool:
-    """Whether Python would take it for true."""
+    """Whether Python would take the value for true."""
     return short(raw) not in _FALSE
 
 
 def whole(raw: Raw) -> int | None:
-    """A whole number, cut to 20 digits; None: it is something else."""
+    """A whole number, truncated to 20 digits; None for other values."""
     text = short(raw, _LONGEST_NUMBER + 1)
     if _WHOLE.fullmatch(text) is None:
         return None
@@ -57,11 +57,11 @@ def whole(raw: Raw) -> int | None:
 
 
 def items(raw: Raw, most: int, kind: Any = Raw) -> list[Any]:
-    """The elements of a list, each of a kind; of a long one those that are null are left out.
+    """Elements of a list, decoded as ``kind``; a long list loses its nulls.
 
     Raises:
-        TooManyError: it has more than ``most``; few more than these are looked at.
-        msgspec.ValidationError: one is of another kind.
+        TooManyError: more than ``most``; parsing stops soon after.
+        msgspec.ValidationError: an element of another kind.
     """
     view = memoryview(raw)
     if view.nbytes // 2 < most or (view.nbytes <= _SAMPLE_BYTES and commas(raw) < most):
@@ -81,19 +81,19 @@ def items(raw: Raw, most: int, kind: Any = Raw) -> list[Any]:
 
 
 def commas(raw: Raw) -> int:
-    """Commas in it: a list of numbers has one element more."""
+    """Number of commas; a list of numbers has one element more."""
     view = memoryview(raw)
     slices = range(0, view.nbytes, _SAMPLE_BYTES)
     return sum(bytes(view[at : at + _SAMPLE_BYTES]).count(b",") for at in slices)
 
 
 def text_bytes(raw: Raw) -> int:
-    """What a string comes to in UTF-8: of a long one by its beginning, of rare escapes about."""
+    """UTF-8 length of a string; extrapolated if long, approximate for rare escapes."""
     return _scaled(raw, _unescaped) - 2
 
 
 def json_bytes(raw: Raw) -> int:
-    """What a value comes to without the blanks that Python writes between its parts."""
+    """Length of a value without the blanks that Python inserts."""
     return _scaled(raw, _without_blanks)
 
 
@@ -107,7 +107,7 @@ def _unescaped(written: bytes) -> int:
     size = len(written)
     if b"\\" in written:
         size -= written.count(b"\\") - written.count(b"\\\\")
-        # Four digits are two bytes of UTF-8 below 0x800 and in each half of a pair, else three.
+        # An escape is two bytes of UTF-8 below 0x800 and in each surrogate, else three.
         two = sum(map(written.count, (b"\\u0", b"\\ud", b"\\uD")))
         size -= 2 * written.count(b"\\u") + two
     return size
@@ -124,7 +124,6 @@ def _list(kind: Any) -> msgspec.json.Decoder[Any]:
 
 @cache
 def _bounded(most: int, kind: Any) -> msgspec.json.Decoder[Any]:
-    """Reads up to so many elements, and stops at the next one."""
     fields = [(f"_{index}", kind, None) for index in range(most)]
     several = msgspec.defstruct("_List", fields, array_like=True, forbid_unknown_fields=True)
     return msgspec.json.Decoder(several)

@@ -1,8 +1,7 @@
-"""One request from its arrival to its end: wait, send, pass the answer on, account for it.
+"""Life of a request: queue, dispatch, stream the answer, account for it.
 
-Whatever happens, exactly one of these ends it: its answer is complete, it failed, the client left.
-Until the first byte has reached the client a failing worker costs nothing but time: the request
-goes back to its place in the pool.
+It ends in exactly one way: complete, failed, or abandoned by its client. Before the client's first
+byte a failing worker costs only time: the request returns to its place in the pool.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ import asyncio
 import re
 from http import HTTPStatus
 
-from router.engines.upstream import Response
-from router.errors import (
+from router.core.errors import (
     AnsweredError,
     DescriptorsError,
     EndingError,
@@ -23,6 +21,9 @@ from router.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
+from router.core.queue.retry import may_differ_elsewhere
+from router.core.types import Outcome, Request, WorkerSpec
+from router.engines.client import Response
 from router.proxy.answers import (
     BODILESS,
     Answer,
@@ -34,24 +35,22 @@ from router.proxy.answers import (
     headers_up,
     told_in_stream,
 )
-from router.proxy.asked import Asked
 from router.proxy.attempts import Attempt
-from router.proxy.bound import Bound
+from router.proxy.blame import judge_answer, judge_failure
+from router.proxy.cancel_scope import Bound
 from router.proxy.client import Client
 from router.proxy.events import EventStream, check_end, with_comment
-from router.proxy.judging import judge_answer, judge_failure
-from router.proxy.passing import Passing
 from router.proxy.relay_context import RelayContext
+from router.proxy.stream_pump import Passing
 from router.proxy.token_times import TokenTimes
+from router.proxy.upstream_request import Asked
 from router.proxy.usage import tokens_of
-from router.retry import may_differ_elsewhere
-from router.types import Outcome, Request, WorkerSpec
 
 Waiter = asyncio.Future[WorkerSpec]
 
 ENERGY_HEADER = b"x-evenstep-energy-joules"
 
-# As vLLM begins an event that says an error, in each of its endpoints' dialects.
+# Start of vLLM's error event in each dialect.
 FAILED = re.compile(rb'(?:^|[\r\n])(?:data: ?\{"error"|event: ?error[\r\n])')
 _CODE = re.compile(rb'"code": ?(\d{3})\b')
 
@@ -59,13 +58,7 @@ _PROGRESS_TOKENS = 32
 
 
 class Relay:
-    """One completion request whose body has been read, from the pool to the end of its answer.
-
-    Args:
-        context: what all relays share.
-        request: as the dispatcher knows it.
-        asked: as the engines are to know it.
-    """
+    """Relay of one completion request whose body has been read."""
 
     def __init__(self, context: RelayContext, request: Request, asked: Asked) -> None:
         self._context = context
@@ -86,9 +79,9 @@ class Relay:
         self._passing: Passing | None = None
 
     async def serve(self, client: Client) -> None:
-        """Get the answer, and give it to the client; cancelled: as far as it is.
+        """Serve the client; if cancelled, end the answer where it is.
 
-        Whoever cancels it because the client has left says so there first (``gone``).
+        If the client left, set its ``gone`` before cancelling.
         """
         self._client = client
         port = self._context.port
@@ -111,7 +104,7 @@ class Relay:
             port.end(self._request, Outcome.FAILED)
             raise
         finally:
-            self._passing = None  # it knows this one: together they would be garbage to look for
+            self._passing = None  # breaks a reference cycle
 
     def _refuse(self, error: EvenstepError) -> None:
         self._started = True
@@ -126,7 +119,6 @@ class Relay:
             self._life.within(max(0.0, left_s), error)
 
     def _cut_short(self, error: EvenstepError, outcome: Outcome) -> None:
-        """End it by this error, if it is not at its end just now."""
         stream = self._stream_down
         self._count()
         done = stream is not None and stream.done
@@ -137,14 +129,11 @@ class Relay:
             self._client.finish(b"" if done else self._error_event(error, stream))
 
     async def _attempts(self) -> None:
-        """Try workers until the first byte of an answer, then pass that answer on.
-
-        What may have been read by a worker that then failed is not given to it again.
-        """
         waiter = await self._enter()
         lost: dict[str, UpstreamError] = {}
         while waiter is not None:
             worker = await waiter
+            # A worker that may have failed because of this request does not get it again.
             if worker.id in lost:
                 raise lost[worker.id]
             self._attempts_left -= 1
@@ -166,17 +155,14 @@ class Relay:
             self._asked.line.failed(worker.id, why)
 
     def _may_have_failed_by(self, error: UpstreamError) -> bool:
-        """Whether the worker may have read the request, and have failed by it."""
+        """Whether the worker may have failed because of the request."""
         return not isinstance(error, UnreachedError | RecalledError)
 
     def _may_retry(self, worker: WorkerSpec, error: UpstreamError) -> bool:
-        """Whether a failed attempt may be made elsewhere; one that was too slow costs budget.
-
-        A worker that was lost is out of use, so that it cannot fail many more; and an answer is
-        given up only for another one. What the router itself lacks no worker has.
-        """
+        # The router is out of descriptors: another worker would not help.
         if isinstance(error, DescriptorsError):
             return False
+        # A lost worker leaves service and fails few more requests; a slow one costs retry budget.
         return not isinstance(error, UpstreamTimeoutError) or self._may_ask_elsewhere(worker.id)
 
     def _may_ask_elsewhere(self, worker_id: str) -> bool:
@@ -186,11 +172,10 @@ class Relay:
         )
 
     async def _enter(self) -> Waiter | None:
-        """Wait for a worker; None if the client has its answer already."""
+        """Queue for a worker; None if the client has its answer already."""
         return self._context.port.submit(self._request)
 
     async def _enter_again(self, *failed_by: str) -> Waiter | None:
-        """The same after a failed attempt."""
         self._request, waiter = self._context.port.give_back(self._request, *failed_by)
         return waiter
 
@@ -204,7 +189,6 @@ class Relay:
                 self._response.close()
 
     def _body_up(self) -> bytes:
-        """What the worker is sent that answers."""
         return self._asked.dialect.body_up(self._asked.body, self._request.id)
 
     async def _post(self, worker: WorkerSpec, body: bytes) -> Response:
@@ -255,7 +239,6 @@ class Relay:
         self._client.finish(self._rest(stream))
 
     def _begin(self, response: Response) -> None:
-        """A streamed answer begins, if it has not."""
         if not self._started:
             self._note_first_byte()
             stats = self._context.port.token_stats(self._request.group)
@@ -267,9 +250,9 @@ class Relay:
         return headers_down(response.headers) + self._context.told(self._at, self._asked.line)
 
     def _pour(self, chunk: bytes) -> None:
-        """Bytes of a stream have come, of which nothing has been passed on; no coroutine calls it.
+        """Sink for the first chunks; a callback of the connection, not a coroutine.
 
-        Of a metered request all that follows comes here, too: the last event is looked for.
+        A metered request stays here, since its energy precedes the last event.
         """
         stream = self._stream_down
         assert stream is not None
@@ -292,7 +275,6 @@ class Relay:
             self._response.divert(self._passing.take)
 
     def _tell(self, tokens: int) -> None:
-        """So many have been passed on by now; the dispatcher hears of it now and then."""
         if tokens - self._told_tokens >= _PROGRESS_TOKENS:
             self._progress(tokens)
 
@@ -301,33 +283,30 @@ class Relay:
         self._context.port.progress(self._request, tokens)
 
     def _count(self) -> None:
-        """Have all counted and told that has been passed on."""
         if self._passing is not None:
             self._passing.count()
         if self._headed and self._stream_down is not None:
-            # Shorter than what is told in between, most answers would count as nothing.
+            # Most answers are shorter than a progress interval, and would count as nothing.
             self._progress(self._stream_down.tokens)
 
     def _break_off(self, worker: WorkerSpec, error: UpstreamError, stream: EventStream) -> None:
-        """End a stream that has begun: its tokens cannot be taken back, so say what happened."""
         self._judge(worker, error)
         self._end(Outcome.FAILED)
+        # Tokens cannot be taken back, so the stream ends with an error event.
         self._client.finish(self._error_event(error, stream))
 
     def _rest(self, stream: EventStream) -> bytes:
-        """What is left to be sent at the end of a stream."""
         return stream.rest()
 
     def _error_event(self, error: EvenstepError, stream: EventStream) -> bytes:
         return self._asked.dialect.error_event(*told_in_stream(error), stream.events)
 
     def _end(self, outcome: Outcome) -> None:
-        """It has its answer; however slowly the client takes it."""
+        # The client may read on for as long as it likes.
         self._life.lift()
         self._context.port.end(self._request, outcome)
 
     def _energy(self) -> bytes:
-        """What it has used, as its client is told."""
         energy_j = self._context.port.energy_j(self._request)
         return b"unknown" if energy_j is None else b"%.3f" % energy_j
 
@@ -335,7 +314,7 @@ class Relay:
         judge_failure(self._context.port, self._context.trouble, worker.id, self._request.id, error)
 
     def _look_at_first(self, events: bytes) -> None:
-        """An error may come inside a stream that began well, as its first event."""
+        # A stream may begin with an error despite status 200.
         self._failed = FAILED.search(events) is not None
         if not self._failed:
             return
@@ -344,10 +323,10 @@ class Relay:
             self._look_at_status(int(status[1]))
 
     def _look_at_status(self, status: int, retry_after: bytes = b"") -> None:
-        """See what an answer says of its worker.
+        """Report an answer's status to the dispatcher.
 
         Raises:
-            AnsweredError: another worker is to be asked instead.
+            AnsweredError: retry at another worker.
         """
         self._failed |= status >= HTTPStatus.BAD_REQUEST
         port, request = self._context.port, self._request
@@ -357,14 +336,13 @@ class Relay:
             raise AnsweredError(f"status {status}")
 
     def _asks_elsewhere(self, status: int) -> bool:
-        """Another worker may answer better, and there is one."""
         return may_differ_elsewhere(status) and self._may_ask_elsewhere(self._at)
 
     def _note_first_byte(self) -> None:
-        """What follows goes to the client, and nothing has yet.
+        """Record the first byte, just before it goes to the client.
 
         Raises:
-            RecalledError: nothing may follow, since the request is to be made elsewhere.
+            RecalledError: the attempt was recalled; retry elsewhere.
         """
         self._watched.note_started(self._response)
         self._started = True
@@ -375,5 +353,5 @@ class Relay:
 
 
 def blamed(worker: WorkerSpec, error: UpstreamError) -> tuple[str, ...]:
-    """Who is to be avoided from now on: nobody for what the router itself broke off."""
+    """Ids of workers to avoid: none if the router recalled the attempt itself."""
     return () if isinstance(error, RecalledError) else (worker.id,)

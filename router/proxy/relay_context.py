@@ -1,34 +1,31 @@
-"""What all relays share."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from router.clock import Clock
-from router.deadlines import Deadlines
-from router.engines.upstream import HttpClient
-from router.port import DispatchPort, SplitPort
+from router.core.clock import Clock
+from router.core.queue.deadlines import Deadlines
+from router.dispatch.interface import DispatchPort, SplitPort
+from router.engines.client import HttpClient
 from router.proxy.answers import Header
 from router.proxy.attempts import Attempts
 from router.proxy.mooncake import Bootstraps
-from router.request_log import RequestLine
+from router.proxy.request_log import RequestLine
 
-# Of a worker's id, as they are; what no header can hold is quoted as in a URL.
+# Characters of a worker's id that a header keeps; others are quoted as in a URL.
 _PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 
 
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
-    """How prompts' KV gets from the workers that compute them to those that decode.
+    """Transfer of prompts' KV from prefill to decode workers.
 
     Attributes:
-        port: the dispatcher, for requests that are split.
-        kept_s: how long an engine keeps it for whom it tells where it lies; None: it tells nobody,
-            and others find it by its content.
-        bootstraps: who knows it instead of the engine.
-        warned: workers that should have told and did not.
+        kept_s: lease on KV handed over by address; None: KV is found by content, no address is
+            exchanged.
+        bootstraps: locations that engines do not report.
+        warned: workers already warned about missing locations.
     """
 
     port: SplitPort
@@ -39,19 +36,14 @@ class KvTransfer:
 
 @dataclass(slots=True)
 class RelayContext:
-    """What every relay needs; how often and for how long it tries may change, for new requests.
+    """State that all relays share; limits may change, for new requests.
 
     Attributes:
-        port: the dispatcher.
-        client: connections to the engines.
-        trouble: told of a worker that could not be reached or broke off, and why.
-        ranked: URLs behind which several ranks are told apart by a header.
-        max_attempts: of one request, before the first byte of an answer.
-        clock: the dispatcher's.
-        attempts: those under way.
-        deadlines: of every request.
-        transfer: how KV is handed off, None where there are no prefill workers.
-        tells: answers say which worker they are from, and how long their requests waited.
+        trouble: callback with worker id and reason, when a connection fails.
+        ranked: URLs behind which a header selects the rank.
+        max_attempts: attempts per request before the first byte.
+        transfer: KV transfer, None without prefill workers.
+        tells: whether answers name their worker and their wait in the pool.
     """
 
     port: DispatchPort
@@ -66,7 +58,6 @@ class RelayContext:
     tells: bool = False
 
     def told(self, worker_id: str, line: RequestLine | None) -> list[Header]:
-        """What an answer says beside what its engine does."""
         if not self.tells:
             return []
         headers = [(b"x-evenstep-worker", quote(worker_id, safe=_PLAIN).encode())]

@@ -1,7 +1,6 @@
-"""What a chat template makes a prompt of: texts, calls of tools and their results, images.
+"""Size of the prompt that a chat template builds: texts, tool calls and results, images.
 
-One walk for the messages of all dialects, since clients mix them. It counts bytes, and says of what
-it could not count that it could not.
+One walk covers all dialects, since clients mix them. Content that cannot be counted is flagged.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ import msgspec
 
 from router.proxy.raw import ABSENT, Raw, given, items, json_bytes, start, text_bytes, true
 
-# What a chat template writes around a message.
+# Bytes that a chat template adds to a message.
 _BYTES_PER_MESSAGE = 16
-# Deeper than any message: a part of a tool's result in a message.
+# No message is deeper: part of a tool result in a message.
 _DEEPEST = 6
-# What is larger inside a message is not read again at each depth: it counts as a part unread.
+# A larger value inside a message is not parsed at every depth; it counts as an unread part.
 _LARGE_BYTES = 4 * 1024 * 1024
-# Kinds of messages and parts that are text when all is done; the others are images and the like.
+# Types of messages and parts that become text; the others are images and the like.
 _TEXTS = frozenset(
     b'"' + kind + b'"'
     for kind in (
@@ -29,8 +28,6 @@ _TEXTS = frozenset(
 
 
 class _Said(msgspec.Struct, gc=False):
-    """A message, a part of one, or a call of a tool: what becomes text of it."""
-
     type: Raw = ABSENT
     content: Raw = ABSENT
     text: Raw = ABSENT
@@ -54,15 +51,12 @@ _FIELDS = _Said.__struct_fields__[1:]
 
 
 class Rendered:
-    """Adds up a prompt.
-
-    Args:
-        most: messages and parts that it may have together.
+    """Accumulates a prompt's size, up to ``most`` messages and parts.
 
     Attributes:
-        bytes: of text.
-        parts: images and the like.
-        whole: nothing else is in it of which nothing is known.
+        bytes: bytes of text.
+        parts: number of images and the like.
+        whole: whether everything was counted.
     """
 
     def __init__(self, most: int) -> None:
@@ -72,10 +66,10 @@ class Rendered:
         self._left = most
 
     def add_messages(self, messages: Raw) -> None:
-        """Messages, or a text that is the only one.
+        """Add messages, or a text that is the only one.
 
         Raises:
-            TooManyError: there are too many, or too many parts in them.
+            TooManyError: too many messages and parts.
         """
         if start(messages) == b'"':
             self.bytes += _BYTES_PER_MESSAGE + text_bytes(messages)
@@ -86,10 +80,10 @@ class Rendered:
                     self._add(message, 0)
 
     def add_content(self, content: Raw, depth: int = 0) -> None:
-        """A text, or a list of parts.
+        """Add a text or a list of parts.
 
         Raises:
-            TooManyError: there are too many.
+            TooManyError: too many parts.
         """
         if start(content) == b'"':
             self.bytes += text_bytes(content)
@@ -104,12 +98,11 @@ class Rendered:
                     self.whole = False
 
     def add_tools(self, tools: Raw) -> None:
-        """Definitions of tools."""
         if true(tools):
             self.bytes += json_bytes(tools)
 
     def _take(self, raw: Raw) -> list[_Said | None]:
-        """The elements of a list, None for each that is no object."""
+        """Elements of a list, None for each that is no object."""
         try:
             taken = items(raw, self._left, _Said | None)
         except msgspec.ValidationError:
@@ -119,7 +112,6 @@ class Rendered:
         return taken
 
     def _add(self, said: _Said, depth: int) -> None:
-        """A message, or deeper a part of it."""
         kind = bytes(memoryview(said.type)[:32])
         called = given(said.function) or given(said.name)
         text = kind in _TEXTS if kind else depth == 0 or start(said.text) == b'"'

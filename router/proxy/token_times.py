@@ -1,18 +1,14 @@
-"""When the tokens of a stream were passed on."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.stats import TokenStats
+from router.core.stats import TokenStats
 
 
 class TokenTimes:
-    """Of one stream, from its first token on.
+    """Times at which one stream's tokens were forwarded.
 
-    Args:
-        stats: where they are counted.
-        answers: that come in it; between tokens of several there is no telling whose they are.
+    With several ``answers`` in it there is no ITL, since their tokens are mixed.
     """
 
     __slots__ = ("_answers", "_first_s", "_last_s", "_stats", "_tokens")
@@ -24,7 +20,7 @@ class TokenTimes:
         self._first_s = self._last_s = 0.0
 
     def passed(self, tokens: int, now_s: float) -> None:
-        """So many have been passed on by now, all together."""
+        """Record the number of tokens forwarded so far."""
         if tokens <= self._tokens:
             return
         if not self._tokens:
@@ -34,7 +30,7 @@ class TokenTimes:
         self._tokens, self._last_s = tokens, now_s
 
     def each(self, times_s: Sequence[float]) -> None:
-        """At each of these times one was passed on; there is at least one."""
+        """Record one token at each of these times; at least one."""
         if not self._tokens:
             self._first_s = self._last_s = times_s[0]
             self._tokens, times_s = 1, times_s[1:]
@@ -47,7 +43,7 @@ class TokenTimes:
         self._last_s = times_s[-1] if times_s else self._last_s
 
     def end(self) -> None:
-        """That was the last; each answer has as many."""
+        """Record TPOT; answers are taken to be equally long."""
         tokens = self._tokens / self._answers
         if tokens > 1:
             self._stats.tpot_s.observe((self._last_s - self._first_s) / (tokens - 1))

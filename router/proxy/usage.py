@@ -1,10 +1,8 @@
-"""What an engine's whole answer says of how many tokens it took."""
-
 from __future__ import annotations
 
 import re
 
-# Inside a text the quotation marks would be escaped. Details of a count may stand between.
+# Text cannot match: its quotation marks are escaped. Details of a count may stand between.
 _USAGE = re.compile(rb'"usage": ?\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}')
 _DETAILS = re.compile(rb"\{[^{}]*\}")
 _PROMPT = re.compile(rb'"(?:prompt|input)_tokens": ?(\d{1,9})\b')
@@ -13,11 +11,9 @@ _OUTPUT = re.compile(rb'"(?:completion|output)_tokens": ?(\d{1,9})\b')
 
 
 def tokens_of(body: bytes) -> tuple[int, int] | None:
-    """Tokens of prompt and output, 0 for an output of which nothing is said.
+    """Tokens of prompt and output (0 if unknown) in the answer of any endpoint.
 
-    Args:
-        body: of a completion, a chat, a response or a message. A message's ``input_tokens`` are
-            without those that were cached, all others' with them.
+    A message's ``input_tokens`` exclude cached tokens; the other formats include them.
     """
     usage = _USAGE.search(body)
     if usage is None:

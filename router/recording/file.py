@@ -1,4 +1,4 @@
-"""``--record FILE``: a recording written as it happens, off the event loop."""
+"""``--record FILE``: writes a recording as it happens, off the event loop."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from router.errors import ConfigError
+from router.core.errors import ConfigError
 from router.recording.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-# What a crash can lose, at most.
+# The most that a crash can lose.
 _FLUSH_S = 0.5
 
 
 class RecordFile:
-    """Writes the lines of a recorder to a file, gzipped if its name ends in .gz.
+    """Writes a recorder's lines to a file, gzipped if its name ends in .gz.
 
-    A file that can be written no longer ends the recording and nothing else.
+    A write error ends the recording and nothing else.
 
     Args:
-        path: replaced if it exists.
-        recorder: whose lines.
+        path: path of the file, which is overwritten.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -43,7 +42,7 @@ class RecordFile:
             raise ConfigError(f"--record: cannot write {path}: {reason}; give another") from None
 
     async def run(self) -> None:
-        """Record until cancelled; what has been told by then is in the file afterwards."""
+        """Record until cancelled; the file then has all lines up to that time."""
         listener = self._recorder.listen()
         loop = asyncio.get_running_loop()
         try:
@@ -51,7 +50,7 @@ class RecordFile:
             while writable:
                 lines = listener.take()
                 written = loop.run_in_executor(self._thread, self._write, lines)
-                writable = await asyncio.shield(written)  # else lines may be lost at the end
+                writable = await asyncio.shield(written)  # a cancellation must not lose these lines
                 await asyncio.sleep(_FLUSH_S)
         finally:
             self._recorder.leave(listener)
@@ -60,7 +59,7 @@ class RecordFile:
             self._thread.shutdown()
 
     def _write(self, lines: bytes) -> bool:
-        """False: it is of no use to go on."""
+        """Write lines; return false if the file has failed."""
         if self._file.closed:
             return False
         try:
@@ -74,7 +73,7 @@ class RecordFile:
         return True
 
     def _close(self) -> None:
-        with contextlib.suppress(OSError):  # of lines whose failure has been told
+        with contextlib.suppress(OSError):  # the failure of these lines is in the log
             self._file.close()
 
 

@@ -1,8 +1,7 @@
-"""Recordings: what a router or an observer saw, lengths and times alone, as lines of JSON.
+"""Recordings as JSON lines: lengths and times of what a router or observer saw.
 
-The first line is the header; then come steps, requests and news of workers as they happen, of those
-that have come since as well. There is no text in them, and no id of a request. Unknown keys are
-ignored; another schema is refused.
+The header comes first. Steps, requests and changes of workers follow as they happen. There is no
+text in them, and no id of a request. Unknown keys are ignored; another schema is rejected.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from router.errors import InputError
-from router.step_watch import ClosedStep
+from router.core.errors import InputError
+from router.core.state.step_watch import ClosedStep
 
 SCHEMA = 1
 
@@ -22,7 +21,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 
 
 class RecordedWorker(msgspec.Struct, frozen=True):
-    """A worker; slots and memory are None until its engine has told them."""
+    """A worker; slots and memory are None until its engine has reported them."""
 
     id: str
     rank: int | None = None
@@ -33,7 +32,7 @@ class RecordedWorker(msgspec.Struct, frozen=True):
 class RecordedGroup(msgspec.Struct, frozen=True):
     """A barrier domain, its workers in the order in which steps list them.
 
-    ``lockstep`` is whether all are down as soon as one is; None where an observer does not know.
+    ``lockstep``: whether one worker's failure takes all down; None if an observer recorded it.
     """
 
     lockstep: bool | None
@@ -41,15 +40,16 @@ class RecordedGroup(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
-    """What all other lines have in common.
+    """Data common to all other lines.
 
     Attributes:
-        recording: the schema.
+        recording: schema number.
         evenstep: version that recorded it.
-        source: whether the router gave out the requests itself.
+        source: "serve" if the router dispatched the requests itself, else "observe".
         started_unix_s: wall clock at the start; all other times count from there.
-        policy, dispatch: of the router; None where somebody else balances.
-        power_levels: calibrated watts of a worker at rest, waiting in a step, computing.
+        policy: the router's policy; None if an observer recorded.
+        dispatch: the router's dispatch mode; None if an observer recorded.
+        power_levels: calibrated watts of a worker when idle, waiting in a step, and computing.
     """
 
     recording: int = SCHEMA
@@ -63,10 +63,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLine(msgspec.Struct, frozen=True):
-    """What a worker's engine has told of itself since the header, or tells otherwise now.
+    """New or changed data of a worker.
 
-    A worker that the header does not have has come since then: the group's steps list it after all
-    others from here on. So has its group, of which ``lockstep`` is then told.
+    A worker that is not in the header joined later: from here on its group's steps list it last.
+    Its group may be new too; ``lockstep`` then describes the group.
     """
 
     worker: str
@@ -78,23 +78,24 @@ class WorkerLine(msgspec.Struct, frozen=True):
 
 
 class StepLine(msgspec.Struct, frozen=True, gc=False):
-    """A step that is over; lists have a place for each worker: the header's, then who came later.
+    """A completed step; lists have an entry per worker: the header's, then later ones.
 
     Attributes:
-        step: its number; ranks that do not step together: of the furthest of them.
-        time_s: when it was over.
-        step_s: how long it took, in the engine's seconds.
-        loads: resident KV tokens, as the imbalance counts them: idle workers 0, those that have
-            something to run and have not made this step as their last one left them; None for a
-            worker that is down or says nothing, which counts for nothing.
-        running: engine requests that ran; likewise.
-        pool: requests that waited in the router.
-        queued: requests that waited in the engines.
-        together: all workers with something to run made this step together.
-        waiting_s: time that workers waited for the fullest, modelled, summed; None: not known.
-        waited_s: the same as the engines timed it themselves; None: they do not.
-        power_w: of each worker's GPUs; None: no worker's is known.
-        preemptions: since the step before.
+        step: step number; for ranks without a barrier, the number of the furthest.
+        time_s: time at which it ended.
+        step_s: duration, in the engine's seconds.
+        loads: resident KV tokens as the imbalance counts them. An idle worker counts 0. A worker
+            with requests that did not make this step counts its last load. None for a worker that
+            is down or silent, which is left out.
+        running: number of engine requests that ran, with None as in ``loads``.
+        pool: number of requests waiting in the router.
+        queued: number of requests waiting in the engines.
+        together: whether all workers with something to run made this step together.
+        waiting_s: modelled time spent waiting for the fullest worker, summed over workers; None:
+            not known.
+        waited_s: the same time as measured by the engines; None: they do not measure it.
+        power_w: power of each worker's GPUs; None: no worker's is known.
+        preemptions: number of preemptions since the step before.
     """
 
     step: int
@@ -113,23 +114,23 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def imbalance_tokens(self) -> int:
-        """G max L - sum L over the workers that count."""
+        """G max L - sum L, over the G workers that count."""
         loads = [load for load in self.loads if load is not None]
         return len(loads) * max(loads, default=0) - sum(loads)
 
 
 class RequestLine(msgspec.Struct, frozen=True, gc=False):
-    """A request that has ended; times since the start.
+    """A completed request; times count from the start.
 
     Attributes:
-        request: numbers them in the order of their ends.
-        arrival_s: when it reached the router; when an observer saw it first.
-        dispatched_s: when it was given to the worker that ended it; None: never, or not seen.
-        worker: the one that ended it; None: it never left the pool.
-        prompt_tokens: of each of its prompts, as the engine counts them where it has told.
-        output_tokens: of all its engine requests together, as far as they are known.
-        outcome: see ``types.Outcome``; "lost" where an observer has not seen its end.
-        slots: engine requests that it became.
+        request: sequence number, in the order of completion.
+        arrival_s: time of arrival at the router, or of an observer's first sight.
+        dispatched_s: time of dispatch to the worker that ended it; None: never, or not seen.
+        worker: worker that ended it; None: it never left the pool.
+        prompt_tokens: tokens of each of its prompts, as counted by the engine if it reported them.
+        output_tokens: output tokens of all its engine requests together, as far as known.
+        outcome: see ``types.Outcome``; "lost" if an observer did not see its end.
+        slots: number of engine requests that it became.
     """
 
     request: int
@@ -146,13 +147,13 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def outputs(self) -> Iterator[int]:
-        """Output tokens of each engine request that has some: they have shared them evenly."""
+        """Output tokens of each engine request that has any, assuming an even split."""
         parts = max(1, min(self.slots, self.output_tokens))
         return ((self.output_tokens + part) // parts for part in range(parts))
 
 
 class PolicyLine(msgspec.Struct, frozen=True, gc=False):
-    """The router has decided by another policy or dispatch since ``changed_s``."""
+    """Change of the router's policy or dispatch mode at ``changed_s``."""
 
     changed_s: float
     policy: str | None
@@ -160,7 +161,7 @@ class PolicyLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class DroppedLine(msgspec.Struct, frozen=True):
-    """So many lines are missing here, since who listens was too slow to take them."""
+    """Number of lines missing here, because the listener was too slow."""
 
     dropped: Count
 
@@ -170,14 +171,13 @@ Line = Header | WorkerLine | StepLine | RequestLine | PolicyLine | DroppedLine
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """All of a recording.
+    """A complete recording.
 
     Attributes:
-        header: with all workers that came later, and what each told of itself last.
-        steps: lists have a place for each of them.
-        complete: False if it breaks off within a line.
-        dropped: lines that are missing.
-        changes: of the policy, in their order; the header has the first one.
+        header: header extended by later workers and by the last report of each.
+        steps: steps, whose lists have an entry for every worker.
+        complete: false if it breaks off within a line.
+        changes: changes of the policy in order; the header has the first policy.
     """
 
     header: Header
@@ -189,7 +189,7 @@ class Recording:
 
 
 class _Kind(msgspec.Struct):
-    """Tells lines apart: each kind has a key that the kinds before it lack."""
+    """Distinguishes lines: each kind has a key that the kinds before it lack."""
 
     recording: int | None = None
     step: int | None = None
@@ -210,22 +210,14 @@ _dropped = msgspec.json.Decoder(DroppedLine)
 
 
 def encode(line: Line) -> bytes:
-    """One line, with the newline that ends it."""
+    """Encode one line, with its newline."""
     return _encoder.encode(line) + b"\n"
 
 
 def step_line(
     group: str, workers: Iterable[str], closed: ClosedStep, time_s: float, pool: int
 ) -> StepLine:
-    """A step as a line.
-
-    Args:
-        group: whose step it was.
-        workers: in the header's order.
-        closed: the step.
-        time_s: since the start of the recording.
-        pool: requests that waited in the router.
-    """
+    """Return the line of a step."""
     parts = [closed.parts.get(worker) for worker in workers]
     power_w = [
         None if part is None or part.power_w is None else round(part.power_w, 1) for part in parts
@@ -248,10 +240,10 @@ def step_line(
 
 
 def read(lines: Iterable[bytes], name: str) -> Recording:
-    """Read a recording as a whole; see ``read_lines``.
+    """Read a whole recording.
 
     Raises:
-        InputError: see there.
+        InputError: see ``LineReader.read``.
     """
     reader = LineReader(name)
     header: Header | None = None
@@ -286,13 +278,10 @@ def read(lines: Iterable[bytes], name: str) -> Recording:
 
 
 class LineReader:
-    """Reads the lines of one recording, one by one.
-
-    Args:
-        name: of the file, or where else they come from, for messages.
+    """Reads the lines of one recording one by one.
 
     Attributes:
-        complete: False if it broke off within a line, which was left out then.
+        complete: false if the source broke off within a line; that line is left out.
     """
 
     def __init__(self, name: str) -> None:
@@ -300,14 +289,14 @@ class LineReader:
         self._name = name
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Line]:
-        """The lines, the header first.
+        """Yield the decoded lines, the header first.
 
         Args:
-            lines: each with its newline; the last may lack its own, and break off anywhere.
+            lines: encoded lines with their newlines; the last may be cut off anywhere.
 
         Raises:
-            InputError: no recording, or of another schema, or a broken line; names the line and
-                the mend.
+            InputError: no recording, another schema, or a broken line; the message names the line
+                and the remedy.
         """
         workers: dict[str, set[str]] | None = None
         for number, raw in enumerate(lines, start=1):
@@ -321,7 +310,7 @@ class LineReader:
                     yield header
                 else:
                     yield _decoded(raw, workers)
-            except ValueError as error:  # msgspec's and Unicode's are such
+            except ValueError as error:  # includes msgspec's and Unicode's errors
                 if workers is None:
                     mend = "give a file that --record wrote"
                 elif raw.endswith(b"\n"):
@@ -344,12 +333,7 @@ def _decoded_header(raw: bytes) -> Header:
 
 
 def _decoded(raw: bytes, workers: dict[str, set[str]]) -> Line:
-    """A line that is not the first.
-
-    Args:
-        raw: the line.
-        workers: of each group; who comes is added.
-    """
+    """Decode a line other than the first; new workers are added to ``workers``."""
     kind = _kind.decode(raw)
     if kind.dropped is not None:
         return _dropped.decode(raw)
@@ -389,7 +373,7 @@ def _told(header: Header, line: WorkerLine) -> Header:
 
 
 def _widened(step: StepLine, workers: int) -> StepLine:
-    """With places for those who came after it."""
+    """Pad the lists with None for workers that joined later."""
     later = [None] * (workers - len(step.loads))
     if not later:
         return step

@@ -1,4 +1,4 @@
-"""What a router sees, as lines of a recording, for as many as listen; see ``recording``."""
+"""Turns what a router sees into recording lines, for any number of listeners."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from functools import partial
 from importlib.metadata import version
 from typing import Literal
 
-from router.cluster import Cluster
-from router.energy.joules import PowerLevels
-from router.group import Group
+from router.core.energy.joules import PowerLevels
+from router.core.state.cluster import Cluster
+from router.core.state.group import Group
+from router.core.state.step_watch import ClosedStep
+from router.core.state.worker import Worker
+from router.core.types import Outcome, Request
 from router.recording.lines import (
     DroppedLine,
     Header,
@@ -23,18 +26,15 @@ from router.recording.lines import (
     encode,
     step_line,
 )
-from router.step_watch import ClosedStep
-from router.types import Outcome, Request
-from router.worker import Worker
 
-# Of a group of 64 workers, about ten minutes.
+# About ten minutes of a group of 64 workers.
 ROOM_BYTES = 16 << 20
 _LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a header says besides the workers; see ``Header``."""
+    """Header data besides the workers; see ``Header``."""
 
     source: Literal["serve", "observe"]
     policy: str | None = None
@@ -43,11 +43,7 @@ class Setting:
 
 
 class Listener:
-    """Lines that wait to be taken; those for which there is no room are dropped, and counted.
-
-    Args:
-        room_bytes: what may wait.
-    """
+    """Buffer of lines; lines beyond its size are dropped and counted."""
 
     def __init__(self, room_bytes: int = ROOM_BYTES) -> None:
         self._room = room_bytes
@@ -56,7 +52,7 @@ class Listener:
         self._dropped = 0
 
     def put(self, line: bytes, *, needed: bool = False) -> None:
-        """One more line; there is always room for one that others cannot be read without."""
+        """Add a line; ``needed`` lines, without which others are unreadable, are never dropped."""
         if self._bytes + len(line) > self._room and not needed:
             self._dropped += 1
         else:
@@ -64,7 +60,7 @@ class Listener:
             self._bytes += len(line)
 
     def take(self) -> bytes:
-        """All that waits, and how many lines were dropped since this was last called."""
+        """Return the buffered lines, then the number dropped since the last call."""
         if self._dropped:
             self._lines.append(encode(DroppedLine(self._dropped)))
         lines, self._lines = self._lines, []
@@ -73,7 +69,7 @@ class Listener:
 
 
 class _Times:
-    """Of a request: when it was given to its worker, and when its answer began."""
+    """Times of a request's dispatch and of the first byte of its answer."""
 
     __slots__ = ("dispatched_s", "first_byte_s")
 
@@ -84,22 +80,19 @@ class _Times:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Of a group: whose figures its steps list, in this order."""
+    """Workers of a group, in the order of its steps' lists."""
 
     lockstep: bool
     workers: list[str] = field(default_factory=list)
 
 
 class Recorder:
-    """Makes lines of steps and requests while somebody listens; else it costs nothing.
+    """Makes lines of steps and requests while there are listeners, else costs nothing.
 
-    Workers may come and go meanwhile: who comes is listed after the others from then on.
+    Workers may come and go meanwhile; a new one is listed last from then on.
 
     Args:
-        cluster: whose.
-        setting: for the header.
-        clock: seconds, monotonic; that of the requests' arrivals.
-        started_unix_s: the wall clock now.
+        clock: monotonic clock, seconds, the one of the requests' arrivals.
     """
 
     def __init__(
@@ -118,7 +111,7 @@ class Recorder:
         self._look_s = 0.0
 
     def listen(self, room_bytes: int = ROOM_BYTES) -> Listener:
-        """Lines from now on, the header first."""
+        """Start a listener; its first line is the header."""
         listener = Listener(room_bytes)
         if not self._listeners:
             self._cluster.watchers.append(self)
@@ -130,7 +123,6 @@ class Recorder:
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """No more lines for this one."""
         self._listeners.remove(listener)
         if not self._listeners:
             self._cluster.watchers.remove(self)
@@ -140,14 +132,13 @@ class Recorder:
                 group.watch(None)
 
     def change(self, setting: Setting) -> None:
-        """This is in force from now on; recordings get a line if the policy is another."""
+        """Apply new header data; listeners get a line if the policy changes."""
         before, self._setting = self._setting, setting
         decided = setting.policy, setting.dispatch
         if decided != (before.policy, before.dispatch):
             self._tell(PolicyLine(self.since_start(self._clock()), *decided))
 
     def since_start(self, time_s: float) -> float:
-        """A time of the clock as the lines have it."""
         return round(time_s - self._started_s, 6)
 
     def served(
@@ -159,15 +150,15 @@ class Recorder:
         outcome: str,
         slots: int = 1,
     ) -> None:
-        """A request has ended just now.
+        """Record a request that ends now.
 
         Args:
-            group: of workers.
-            worker: the one that it was on.
-            tokens: of its prompt, and of its output.
-            times_s: of its arrival, its dispatch and its first token, by the clock.
+            group: group of workers.
+            worker: worker that ended it.
+            tokens: prompt tokens, output tokens.
+            times_s: clock times of arrival, dispatch and first token.
             outcome: how it ended.
-            slots: engine requests that it became.
+            slots: number of engine requests.
         """
         arrival_s, *others = times_s
         dispatched_s, first_token_s = (None if t is None else self.since_start(t) for t in others)
@@ -187,20 +178,17 @@ class Recorder:
         self._requests += 1
         self._tell(line)
 
-    # what the cluster tells of its requests
+    # stages of requests, called by the cluster
 
     def dispatched(self, request: Request) -> None:
-        """See ``Watcher.dispatched``."""
         self._times[request.first_id] = _Times(self._clock())
 
     def first_byte(self, request: Request) -> None:
-        """See ``Watcher.first_byte``."""
         times = self._times.get(request.first_id)
         if times is not None:
             times.first_byte_s = self._clock()
 
     def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
-        """See ``Watcher.ended``."""
         times = self._times.pop(request.first_id, None)
         tokens, name = (request.prompt_tokens, 0), None
         if worker is not None:
@@ -214,7 +202,6 @@ class Recorder:
     # steps and workers
 
     def joined(self, group: Group) -> None:
-        """See ``Watcher.joined``."""
         self._watch(group)
         self._look(self._clock())
 
@@ -231,7 +218,7 @@ class Recorder:
         self._tell(step_line(group.name, workers, closed, time_s, group.waiting))
 
     def _look(self, now_s: float) -> None:
-        """Tell what workers have told of themselves since the last look."""
+        """Record changes in what the workers report."""
         self._look_s = now_s + _LOOK_S
         for group in self._cluster.groups.values():
             columns = self._columns[group.name].workers
@@ -273,7 +260,7 @@ def _news(worker: RecordedWorker, group: Group) -> WorkerLine:
 
 
 def _described(worker: Worker, before: RecordedWorker | None) -> RecordedWorker:
-    """A worker as it is known now; what it told once holds while it says nothing."""
+    """Return a worker's current data; its last report holds while it is silent."""
     spec, feed = worker.spec, worker.feed
     slots = before.slots if before else None
     kv_tokens = before.kv_tokens if before else None

@@ -22,8 +22,8 @@ import numpy as np
 
 from engine_patches.admission import ADMISSIONS, make_admission, read_admission
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
-from engine_patches.admission.policy import Admission, ledger_of
-from router.workload import Floats
+from engine_patches.admission.protocol import Admission, ledger_of
+from router.core.forecast.step_cost import Floats
 
 LIMIT_US = 50.0
 RUNS = 5

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from loadgen.intervals import paired
+from loadgen.report.intervals import paired
 from tests.support.admission_engines import VLLM, WAYS, Pressed, engines, press
 from tests.support.engine import installation
 

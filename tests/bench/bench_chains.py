@@ -21,10 +21,10 @@ from loadgen.chains.results import ChainsResult, compare
 from loadgen.chains.scenario import BLOOM_176B
 from loadgen.chains.simulation import simulate_chains
 from loadgen.chains.work import draw_work
-from router.errors import EvenstepError
-from router.placement.model import total_rate
-from router.placement.tuning import compose
-from router.types import Dispatch
+from router.core.errors import EvenstepError
+from router.core.placement.model import total_rate
+from router.core.placement.tuning import compose
+from router.core.types import Dispatch
 
 POLICIES = ("jffc", "sed", "sa_jsq", "jsq", "jiq")
 LOADS = [tenth / 10 for tenth in range(1, 10)]

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.simulator.config import DecodeConfig
-from loadgen.simulator.decode import simulate
-from loadgen.simulator.lengths import TraceLengths
-from loadgen.simulator.oracle import Knowledge
-from loadgen.traces import load_trace
-from router.policies.bfio import BfIo
-from router.policies.solver import DEFAULT_MOVES
-from router.workload import Floats
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.lengths import TraceLengths
+from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.traces.trace import load_trace
+from router.core.forecast.step_cost import Floats
+from router.core.policies.bfio.policy import BfIo
+from router.core.policies.bfio.solver import DEFAULT_MOVES
 
 WARM_UP = 200
 DISCOUNT = 0.8

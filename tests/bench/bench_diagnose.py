@@ -120,7 +120,7 @@ def kinds(seconds: float) -> list[dict[str, Any]]:
 
 
 def keep(folder: Path, said: Sequence[Said]) -> None:
-    """As the README shows it."""
+    """As the page shows it."""
     for name, (report, text) in zip(("before", "after"), said, strict=True):
         (folder / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
         lines = (line.rstrip() for line in text.splitlines())

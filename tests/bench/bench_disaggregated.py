@@ -25,10 +25,10 @@ from typing import Any
 import httpx
 
 from loadgen.demo.figures import steady_steps, step_figures
-from loadgen.demo.processes import Child, free_ports
 from loadgen.demo.run import STARVATION_S, Fleet, Outcome, RunPlan
 from loadgen.emulator.record import read_record
-from router.types import Dispatch
+from loadgen.run.processes import Child, free_ports
+from router.core.types import Dispatch
 
 PREFILLS, DECODES, SLOTS, POOL = 2, 8, 32, 96
 STEP_TIME = "4.95e-3,9.5e-8"

@@ -24,15 +24,15 @@ from typing import Any
 
 from loadgen.demo.run import STARVATION_S
 from loadgen.emulator.prefill import parse_prefill_time
-from loadgen.simulator.arrivals import FullStream
-from loadgen.simulator.config import DecodeConfig
-from loadgen.simulator.decode import simulate
-from loadgen.simulator.lengths import TraceLengths
-from loadgen.simulator.oracle import Knowledge
-from loadgen.simulator.prefill import PrefillConfig
-from loadgen.step_model import parse_step_time
-from loadgen.traces import Trace, load_trace
-from router.types import Dispatch
+from loadgen.model.step_time import parse_step_time
+from loadgen.simulator.decode.arrivals import FullStream
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.lengths import TraceLengths
+from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.simulator.decode.prefill import PrefillConfig
+from loadgen.traces.trace import Trace, load_trace
+from router.core.types import Dispatch
 from tests.bench.bench_disaggregated import (
     CAP_TOKENS,
     DECODES,

@@ -23,11 +23,9 @@ from pathlib import Path
 
 import uvloop
 
-from router.cluster import Cluster
-from router.dispatch import Dispatcher
-from router.request_log import RequestLog, follow
-from router.settings.serve import ServeSettings
-from router.types import (
+from router.config.settings import ServeSettings
+from router.core.state.cluster import Cluster
+from router.core.types import (
     Outcome,
     Request,
     RunningRequest,
@@ -36,7 +34,9 @@ from router.types import (
     WorkerSpec,
     WorkerUp,
 )
-from router.wiring import dispatcher as make_dispatcher
+from router.dispatch.dispatcher import Dispatcher
+from router.proxy.request_log import RequestLog, follow
+from router.serve.parts import dispatcher as make_dispatcher
 
 TENANTS = "bench", "other"
 Figures = dict[str, float]

@@ -29,8 +29,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from loadgen.recordings import load_recording
-from router.engines.upstream import HttpClient, bearer
+from loadgen.traces.recordings import load_recording
+from router.engines.client import HttpClient, bearer
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.server import running_router, wait_until
 

@@ -15,7 +15,7 @@ import math
 from random import Random
 from statistics import fmean
 
-from router.placement.gbp_cr import Fleet, gbp_cr, lay_out
+from router.core.placement.gbp_cr import Fleet, gbp_cr, lay_out
 from tests.support.placements import fewest_chains, random_model, random_servers
 
 SERVERS = (2, 7)

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from engine_patches.admission import read_admission
-from loadgen.intervals import estimate
+from loadgen.report.intervals import estimate
 
 try:
-    from loadgen.simulator.hindsight import Job, optimum, policy_engine, total_steps
+    from loadgen.simulator.admission.hindsight import Job, optimum, policy_engine, total_steps
 except ImportError as error:
     sys.exit(
         f"the optimum needs HiGHS ({error}); install it with: pip install highspy "

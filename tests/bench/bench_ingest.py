@@ -28,12 +28,12 @@ from pathlib import Path
 import uvloop
 import zmq
 
-from engine_patches.report import Row, SnapshotPublisher, StepReport
-from router.cluster import Cluster
+from engine_patches.stream.publisher import Row, SnapshotPublisher, StepReport
+from router.config.settings import ServeSettings
+from router.core.state.cluster import Cluster
+from router.core.types import Arrived, Dispatched, KvGroup, Request, WorkerSpec, WorkerUp
 from router.engines.snapshots import SnapshotClient
-from router.settings.serve import ServeSettings
-from router.types import Arrived, Dispatched, KvGroup, Request, WorkerSpec, WorkerUp
-from router.wiring import dispatcher as make_dispatcher
+from router.serve.parts import dispatcher as make_dispatcher
 
 PUBLISHERS = 4
 MEAN_OUTPUT = 200

@@ -22,13 +22,13 @@ from statistics import fmean
 from loadgen.demo.command import CAP_TOKENS
 from loadgen.demo.figures import steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, RunPlan, execute
-from loadgen.simulator.arrivals import FullStream
-from loadgen.simulator.config import DecodeConfig
-from loadgen.simulator.decode import simulate
-from loadgen.simulator.lengths import TraceLengths
-from loadgen.simulator.oracle import Knowledge
-from loadgen.traces import TraceRequest, load_trace
-from router.types import Dispatch
+from loadgen.simulator.decode.arrivals import FullStream
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.lengths import TraceLengths
+from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.traces.trace import TraceRequest, load_trace
+from router.core.types import Dispatch
 
 FLEET = Fleet()
 RUN_TIMEOUT_S = 600.0

@@ -125,7 +125,7 @@ def row(way: str, url: str, group: Group, folder: Path, requests: int, seed: int
 
 
 def table(rows: dict[str, list[Row]]) -> list[str]:
-    """Means over the seeds, in Markdown, as the README has them."""
+    """Means over the seeds, in Markdown, as the page has them."""
     return [HEAD, "| --- | ---: | ---: | ---: | ---: |", *starmap(_line, rows.items())]
 
 

@@ -12,7 +12,7 @@ import argparse
 import asyncio
 import time
 
-from router.types import WorkerSpec, WorkerUp
+from router.core.types import WorkerSpec, WorkerUp
 from tests.support.scraped import Bench
 
 

@@ -30,9 +30,9 @@ from statistics import median
 import httpx
 import msgspec
 
-from loadgen.browser import browsing, find
-from router.admin.state import PageSource, read
-from router.types import WorkerSpec, WorkerUp
+from loadgen.report.browser import browsing, find
+from router.admin.status import PageSource, read
+from router.core.types import WorkerSpec, WorkerUp
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.replays import replaying
 from tests.support.router_bench.targets import cpu_s

@@ -12,9 +12,9 @@ import argparse
 import time
 from random import Random
 
-from router.placement.bounds import response_bounds
-from router.placement.model import Model, Server, total_rate
-from router.placement.tuning import compose
+from router.core.placement.bounds import response_bounds
+from router.core.placement.model import Model, Server, total_rate
+from router.core.placement.tuning import compose
 from tests.support.placements import GB, mixed_servers
 
 TYPES = [(80, 0.016), (48, 0.024), (40, 0.020), (24, 0.031), (20, 0.035), (16, 0.040)]

@@ -81,12 +81,12 @@ def measure_engines(engine: Installation, steps: int) -> dict[str, Any]:
 
 
 def share(row: dict[str, Any]) -> str:
-    """What a step takes more, as the README says it."""
+    """What a step takes more, as the page says it."""
     return f"{row['more_us']:.0f} us ({row['more_us'] / row['without_us']:.1%})".replace("%", " %")
 
 
 def table(rows: dict[str, dict[str, float]]) -> list[str]:
-    """The schedulers' rows of the README's table."""
+    """The schedulers' rows of the table in docs/plugin.md."""
 
     def cell(name: str) -> str:
         return f"{rows[name]['hook_us']:.0f}, {rows[name]['bytes']:.0f}"

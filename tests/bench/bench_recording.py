@@ -9,9 +9,8 @@ import argparse
 import time
 from collections.abc import Iterator
 
-from router.cluster import Cluster
-from router.recording.recorder import Recorder, Setting
-from router.types import (
+from router.core.state.cluster import Cluster
+from router.core.types import (
     Arrived,
     Dispatched,
     Ended,
@@ -21,6 +20,7 @@ from router.types import (
     WorkerSpec,
     WorkerUp,
 )
+from router.recording.recorder import Recorder, Setting
 from tests.support.core import request, running, snapshot
 
 REQUESTS = 5000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from router.core.types import Request
 from router.logs import start_logging
-from router.request_log import RequestLog, follow
-from router.types import Request
+from router.proxy.request_log import RequestLog, follow
 
 REQUESTS, RUNS = 5000, 5
 

@@ -23,17 +23,17 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from loadgen.simulator.config import DecodeConfig
-from loadgen.simulator.decode import simulate
-from loadgen.simulator.lengths import TraceLengths
-from loadgen.simulator.oracle import Knowledge
-from loadgen.traces import load_trace
-from router.forecast import Outlook
-from router.policies.bfio import BfIo
-from router.policies.exact import TOLERANCE, solve_exact
-from router.policies.instances import from_json, to_json
-from router.policies.solver import DEFAULT_MOVES, Instance, solve
-from router.types import Assignment, Request, WorkerView
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.lengths import TraceLengths
+from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.traces.trace import load_trace
+from router.core.forecast.forecast import Outlook
+from router.core.policies.bfio.exact import TOLERANCE, solve_exact
+from router.core.policies.bfio.instances import from_json, to_json
+from router.core.policies.bfio.policy import BfIo
+from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
+from router.core.types import Assignment, Request, WorkerView
 
 FIRST_STEP = 400
 EVERY = 25

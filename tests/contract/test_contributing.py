@@ -16,6 +16,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
+# What the tables of packages are about; paths in them are relative to it.
+FOLDERS = ("router", "router/core", "engine_patches", "loadgen")
+
 
 class Example(NamedTuple):
     """The code of the three numbered paragraphs, and the row that the new one goes before."""
@@ -32,9 +35,9 @@ def example() -> Example:
     blocks = re.findall(r"^   ```python\n(.*?)^   ```$", GUIDE, re.MULTILINE | re.DOTALL)
     function, row, test = map(dedent, blocks)
     assert places == [
-        "router/policies/baselines.py",
+        "router/core/policies/baselines.py",
         '"power_of_two"',
-        "tests/unit/test_most_free.py",
+        "tests/unit/core/policies/test_most_free.py",
     ]
     return Example(function, row, places[1], test)
 
@@ -52,14 +55,15 @@ def clone(example: Example, tmp_path: Path) -> Path:
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    with (tmp_path / "router/policies/baselines.py").open("a", encoding="utf-8") as baselines:
+    with (tmp_path / "router/core/policies/baselines.py").open("a", encoding="utf-8") as baselines:
         baselines.write(f"\n\n{example.function}")
-    table = tmp_path / "router/policies/__init__.py"
+    table = tmp_path / "router/core/policies/table.py"
     before, after = table.read_text(encoding="utf-8").split(f"        {example.next_row}: ")
     row = indent(example.row, " " * 8)
     table.write_text(f"{before}{row}        {example.next_row}: {after}", encoding="utf-8")
-    (tmp_path / "tests/unit").mkdir()
-    (tmp_path / "tests/unit/test_most_free.py").write_text(example.test, encoding="utf-8")
+    test = tmp_path / "tests/unit/core/policies/test_most_free.py"
+    test.parent.mkdir(parents=True)
+    test.write_text(example.test, encoding="utf-8")
     return tmp_path
 
 
@@ -84,7 +88,7 @@ def test_a_policy_is_one_function_one_row_and_one_test(example: Example) -> None
 
 
 def test_the_worked_example_works(clone: Path) -> None:
-    tests = ("tests/unit/test_most_free.py", "tests/contract/test_policy_contract.py")
+    tests = ("tests/unit/core/policies/test_most_free.py", "tests/contract/test_policy_contract.py")
     assert tests == tuple(re.findall(r"tests/\S+", GUIDE.rpartition("-m pytest")[2]))
     output = run(clone, "pytest", "-p", "no:cacheprovider", "-q", *tests, "-k", "most_free")
     passed = re.search(r"^(\d+) passed, \d+ deselected", output, re.MULTILINE)
@@ -93,15 +97,29 @@ def test_the_worked_example_works(clone: Path) -> None:
 
 
 def test_the_worked_example_is_written_as_the_house_writes(clone: Path) -> None:
-    paths = ("router/policies", "tests/unit/test_most_free.py")
+    paths = ("router/core/policies", "tests/unit/core/policies/test_most_free.py")
     run(clone, "ruff", "check", "--no-cache", *paths)
     run(clone, "ruff", "format", "--no-cache", "--check", *paths)
 
 
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_package_has_its_place_in_a_table(folder: str) -> None:
+    packages = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
+    named = set(re.findall(r"`(\w+)/?`", GUIDE))
+    assert len(packages) > 3
+    assert packages <= named
+
+
 def test_every_path_and_target_that_is_named_exists() -> None:
     named = set(re.findall(r"`([\w.-]+/[\w./-]*|[A-Z]+\.md)`", GUIDE))
-    missing = {path for path in named if not (ROOT / path).exists()}
-    assert missing == {"tests/unit/test_most_free.py"}, "the example's own file"
+    tables = [
+        ROOT,
+        *map(ROOT.joinpath, FOLDERS),
+        ROOT / "router/admin",
+        ROOT / "router/core/policies",
+    ]
+    missing = {path for path in named if not any((each / path).exists() for each in tables)}
+    assert missing == {"tests/unit/core/policies/test_most_free.py"}, "the example's own file"
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"(?:`|\$ )make ([a-z-]+)", GUIDE))
     assert targets <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router import rounds
-from router.policies import POLICIES, PolicySettings
-from router.policy import Policy
-from router.types import Assignment, Dispatch, Request, WorkerView
-from router.worker import UNBOUNDED
+from router.core.policies.protocol import Policy
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.rounds import assignment as rounds
+from router.core.state.worker import UNBOUNDED
+from router.core.types import Assignment, Dispatch, Request, WorkerView
 from tests.support.core import request, requests, views
 
 every_policy = pytest.mark.parametrize("name", POLICIES)

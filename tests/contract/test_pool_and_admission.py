@@ -15,10 +15,10 @@ import pytest
 from engine_patches.admission import ADMISSIONS, clearing_of, make_admission, read_admission
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.queues import Eviction, PolicyOrder
-from router import rounds
-from router.policies import POLICIES, PolicySettings
-from router.pool import Pool
-from router.types import Request, WorkerView
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.queue.pool import Pool
+from router.core.rounds import assignment
+from router.core.types import Request, WorkerView
 from tests.support.core import request, token
 
 KV_TOKENS, SLOTS, WORKERS = 200, 6, 3
@@ -64,8 +64,10 @@ def test_small_requests_do_not_keep_a_large_one_out_for_ever(policy: str) -> Non
             )
             for number, running in enumerate(ends)
         ]
-        tiers = pool.tiers(now_s, 100, rounds.gap_tokens(views))
-        for id_, worker in rounds.assign(chooser, tiers, views, overdue=pool.overdue(now_s, tiers)):
+        tiers = pool.tiers(now_s, 100, assignment.gap_tokens(views))
+        for id_, worker in assignment.assign(
+            chooser, tiers, views, overdue=pool.overdue(now_s, tiers)
+        ):
             if id_ == token(0):
                 return
             pool.remove(id_)
@@ -120,9 +122,9 @@ class World:
         capacity = sum(view.capacity for view in views)
         if not self.pool or not capacity:
             return
-        tiers = self.pool.tiers(self.now_s, capacity, rounds.gap_tokens(views))
+        tiers = self.pool.tiers(self.now_s, capacity, assignment.gap_tokens(views))
         overdue = self.pool.overdue(self.now_s, tiers)
-        for request_id, worker_id in rounds.assign(self.policy, tiers, views, overdue=overdue):
+        for request_id, worker_id in assignment.assign(self.policy, tiers, views, overdue=overdue):
             one = self.pool.remove(request_id)
             assert one is not None
             self._send(one, int(worker_id))

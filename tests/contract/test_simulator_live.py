@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.simulator.arrivals import FullStream, Job
-from loadgen.simulator.config import DecodeConfig
-from loadgen.simulator.decode import simulate
-from loadgen.simulator.lengths import LawLengths
-from loadgen.simulator.oracle import Knowledge
-from router.cluster import Cluster
-from router.decider import Decider
-from router.lookahead import SIGNALS, LookAhead
-from router.policies import POLICIES, PolicySettings
-from router.pool import Pool
-from router.types import (
+from loadgen.simulator.decode.arrivals import FullStream, Job
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.oracle import Knowledge
+from router.core.forecast.look_ahead import SIGNALS, LookAhead
+from router.core.forecast.step_cost import WorkProfile
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.queue.pool import Pool
+from router.core.rounds.decider import Decider
+from router.core.state.cluster import Cluster
+from router.core.types import (
     Arrived,
     Dispatch,
     Dispatched,
@@ -31,7 +32,6 @@ from router.types import (
     WorkerSpec,
     WorkerUp,
 )
-from router.workload import WorkProfile
 from tests.support.core import part, token
 
 WORKERS, SLOTS, POOL, STEPS, DEADLINE = 3, 5, 9, 300, 40

@@ -6,7 +6,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from router.engines.upstream import HttpClient
+from router.engines.client import HttpClient
 from tests.support.chaos import (
     SLOTS,
     WORKERS,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.browser import find
 from loadgen.emulator.record import read_record
+from loadgen.report.browser import find
 from tests.support.server import wait_until
 
 DEMO = [sys.executable, "-m", "router.cli", "demo"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from router.engines.upstream import HttpClient
-from router.errors import UpstreamError
+from router.core.errors import UpstreamError
+from router.engines.client import HttpClient
 from tests.support.chaos import (
     SLOTS,
     WORKERS,

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.types import ASLEEP, PAUSED
+from router.core.types import ASLEEP, PAUSED
 from tests.support.server import Server, free_port, running, running_router, wait_until
 
 MARGIN_S = 60.0

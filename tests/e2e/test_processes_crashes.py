@@ -9,9 +9,9 @@ from pathlib import Path
 
 import httpx
 
-from router.engines.upstream import HttpClient
-from router.errors import UpstreamError
-from router.processes.port import GONE_S
+from router.core.errors import UpstreamError
+from router.engines.client import HttpClient
+from router.processes.remote_dispatcher import GONE_S
 from tests.support.chaos import Seen, ask, body, workers_of
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.processes import DECIDER, PROXY, kill, outcomes, pids, samples, wait_all_up

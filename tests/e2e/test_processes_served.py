@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.engines.upstream import HttpClient
+from router.engines.client import HttpClient
 from tests.support.chaos import Seen, ask, body
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.processes import (
@@ -232,10 +232,18 @@ def test_proxies_are_small(tmp_path: Path) -> None:
 
 
 def test_a_proxy_imports_nothing_that_decides() -> None:
-    code = "import router.processes.proxying, sys; print(*sys.modules)"
+    code = "import router.processes.proxy_process, sys; print(*sys.modules)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    heavy = {"numpy", "numba", "fastapi", "pydantic", "typer", "router.dispatch", "router.cluster"}
+    heavy = {
+        "numpy",
+        "numba",
+        "fastapi",
+        "pydantic",
+        "typer",
+        "router.dispatch.dispatcher",
+        "router.core.state.cluster",
+    }
     assert heavy.isdisjoint(done.stdout.split())
 
 

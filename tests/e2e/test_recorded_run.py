@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen.recordings import load_recording
-from loadgen.traces import load_trace
+from loadgen.traces.recordings import load_recording
+from loadgen.traces.trace import load_trace
 from router.recording.lines import Recording, read
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.replays import run_replay

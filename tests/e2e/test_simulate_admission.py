@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine_patches.admission import ADMISSIONS
-from loadgen.simulator.scenarios import SCENARIOS
+from loadgen.simulator.admission.scenarios import SCENARIOS
 
 COMMAND = [sys.executable, "-m", "router.cli", "simulate", "admission"]
 KEYS = """evictions_per_1k throughput_tok_s latency_mean_s latency_p99_s ttft_mean_s ttft_p99_s

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from router.types import Snapshot
+from router.core.types import Snapshot
 from tests.gpu.parts import Budget, Parts, measure_with, options
 from tests.gpu.serving import Engine, Machine, engine, machine_facts
 from tests.support.rank_steps import SnapshotLog, reading

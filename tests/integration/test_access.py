@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router import wiring
-from router.access.access import Access
 from router.access.door import OPEN
+from router.config.settings import ServeSettings
+from router.core.errors import ConfigError
+from router.core.types import Outcome, WorkerSpec
 from router.engines.health import HealthMonitor
-from router.errors import ConfigError
-from router.proxy.generation import ENDPOINTS
-from router.settings.serve import ServeSettings
-from router.types import Outcome, WorkerSpec
+from router.proxy.endpoints import ENDPOINTS
+from router.serve import parts
+from router.serve.access import Access
 from tests.support.scripted import ScriptedServer, scripted, soon, until
 from tests.support.serving import Router, serving
 
@@ -199,7 +199,7 @@ def test_where_nobody_needed_a_key_it_takes_a_new_start_to_ask_for_keys(tmp_path
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
     given = ServeSettings(api_key_file=str(keys), admin_key_file=str(keys))
-    open_, keyed = (wiring.keys(Access(each, lambda: 0.0)) for each in (ServeSettings(), given))
+    open_, keyed = (parts.keys(Access(each, lambda: 0.0)) for each in (ServeSettings(), given))
     assert not open_.settings
     assert keyed.settings == {"api_key_file", "admin_key_file"}
 
@@ -233,7 +233,7 @@ def test_keys_that_come_and_go_are_named_in_the_log(
     keys.chmod(0o600)
     settings = ServeSettings(api_key_file=str(keys), admin_key_file=str(keys))
     access = Access(settings, lambda: 0.0)
-    caplog.set_level("INFO", "router.access.access")
+    caplog.set_level("INFO", "router.serve.access")
     access.check(settings)
     access.take(settings)
     assert not caplog.records

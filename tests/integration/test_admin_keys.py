@@ -12,7 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from loadgen.browser import Page
+from loadgen.report.browser import Page
 from router.access.files import KeySource
 from router.admin.app import AddRoutes, create_admin
 from router.admin.login import SESSION_S, Sessions
@@ -20,7 +20,7 @@ from router.admin.origin import asked_by
 from router.admin.page import add_page
 from router.admin.server import serving
 from router.admin.streams import Streams
-from router.listening import listen, url
+from router.http.listening import listen, url
 from tests.support.chromium import program, tab
 from tests.support.server import Server, free_port, running, wait_until
 

@@ -13,11 +13,12 @@ import pytest
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from router.admin.app import AddRoutes, add_instance, add_metrics, create_admin
+from router.admin.app import AddRoutes, create_admin
 from router.admin.page import WEB, Ticker, add_page
 from router.admin.server import serving
 from router.admin.streams import Streams, streamed
-from router.listening import listen, url
+from router.api.shared_routes import add_instance, add_metrics
+from router.http.listening import listen, url
 from tests.support.scripted import soon, until
 
 STATE = b"data: state\n\n"

@@ -9,9 +9,9 @@ from importlib.metadata import version
 import httpx
 import pytest
 
-from router.policies.bfio import BfIo
-from router.proxy.generation import ENDPOINTS
-from router.types import Outcome
+from router.core.policies.bfio.policy import BfIo
+from router.core.types import Outcome
+from router.proxy.endpoints import ENDPOINTS
 from tests.support.core import requests, views
 from tests.support.scripted import ScriptedServer, scripted, soon, until
 from tests.support.serving import Router, serving

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from router.breaker import BreakerSettings, BreakerState
-from router.proxy.aside import PATHS
+from router.core.state.breaker import BreakerSettings, BreakerState
+from router.proxy.beside_pool import PATHS
 from tests.support.scripted import Exchange, ScriptedServer, event, scripted, soon, until
 from tests.support.serving import Router, serving
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.forecast import Outlook
-from router.types import (
+from router.core.forecast.forecast import Outlook
+from router.core.types import (
     Assignment,
     Dispatch,
     Outcome,
@@ -269,7 +269,10 @@ async def test_a_broken_policy_is_replaced_for_the_round(
 
     assert [sent_to(waiter) for waiter in waiters] == ["a", "b", None]
     assert (rig.stats.rounds, rig.stats.policy_errors) == (1, 1)
-    assert "assigned by the fallback" in caplog.text
+    (logged,) = caplog.records
+    assert "assigned by the fallback" in logged.message
+    assert ("broke its contract" in logged.message) == ("PolicyError" in (logged.exc_text or ""))
+    assert "Traceback" in (logged.exc_text or "")
 
 
 # accounts

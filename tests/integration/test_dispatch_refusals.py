@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from router.errors import NoWorkerError, PoolFullError, QueueTimeoutError
-from router.types import Outcome, WorkerDown, WorkerUp
+from router.core.errors import NoWorkerError, PoolFullError, QueueTimeoutError
+from router.core.types import Outcome, WorkerDown, WorkerUp
 from tests.support.dispatching import Rig, sent_to, settle
 from tests.support.scripted import soon
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from router.group import Group
-from router.types import Outcome, Request
-from router.worker import Worker
+from router.core.state.group import Group
+from router.core.state.worker import Worker
+from router.core.types import Outcome, Request
 from tests.support.core import part, running, token
 from tests.support.dispatching import Rig, sent_to, settle
 from tests.support.scripted import soon

@@ -10,7 +10,7 @@ import pytest
 from engine_patches.admission import read_admission
 from loadgen.emulator.command import EmulateOptions
 from loadgen.emulator.queues import PolicyOrder
-from router.errors import ConfigError
+from router.core.errors import ConfigError
 from tests.support.emulated import TIMEOUT_S, client, emulated, eventually, reading
 
 KV_TOKENS = 200

@@ -18,7 +18,7 @@ from loadgen.emulator.engine import Engine
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.handoff import TransferTime
 from loadgen.emulator.prefill import PrefillSettings, PrefillTime
-from loadgen.step_model import StepTime
+from loadgen.model.step_time import StepTime
 from tests.support.emulated import QUICK, client, control, emulated, eventually, reading
 
 DECODE, PREFILL = 0, 1

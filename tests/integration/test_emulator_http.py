@@ -16,7 +16,7 @@ from loadgen.emulator.app import WorkerApp
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.sent import SentLog
 from loadgen.emulator.stepper import Lateness
-from loadgen.step_model import StepTime
+from loadgen.model.step_time import StepTime
 from tests.support.emulated import (
     TIMEOUT_S,
     client,

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.emulator.record import read_record
-from loadgen.step_model import StepTime
-from router.types import RunningRequest, Snapshot
+from loadgen.model.step_time import StepTime
+from router.core.types import RunningRequest, Snapshot
 from tests.support.emulated import client, emulated, eventually, reading
 
 

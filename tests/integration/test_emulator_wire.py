@@ -15,7 +15,7 @@ import pytest
 from loadgen.emulator.faults import Fault
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.sent import Sent, read_sent
-from router.errors import InputError
+from router.core.errors import InputError
 from tests.support.emulated import TIMEOUT_S, client, emulated
 
 BODY = {"prompt": [1, 2], "max_tokens": 6, "ignore_eos": True}

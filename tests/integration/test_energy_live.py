@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.energy.levels import LEAST_S
+from router.core.energy.levels import LEAST_S
 from tests.support.engine import metric
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.server import Server, running_router, wait_until

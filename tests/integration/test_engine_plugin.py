@@ -18,10 +18,10 @@ import httpx
 import pytest
 import zmq
 
-from loadgen.recordings import load_recording
-from router.feed import Feed
-from router.types import Snapshot
-from router.wire import decode, request_token
+from loadgen.traces.recordings import load_recording
+from router.core.state.feed import Feed
+from router.core.types import Snapshot
+from router.core.wire import decode, request_token
 from tests.support.core import token
 from tests.support.engine import MODEL, Installation, running_engine
 from tests.support.engine_python import ROOT, real_engines, real_schedulers

@@ -18,9 +18,9 @@ import httpx
 import pytest
 import zmq
 
-from router.feed import Feed
-from router.types import Snapshot
-from router.wire import decode, request_token
+from router.core.state.feed import Feed
+from router.core.types import Snapshot
+from router.core.wire import decode, request_token
 from tests.support.engine import READY_S, Installation, metric, starting_engine
 from tests.support.engine_python import ROOT
 from tests.support.server import Server, free_port, running_router, wait_ready, wait_until

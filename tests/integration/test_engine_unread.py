@@ -17,10 +17,10 @@ import httpx
 import pytest
 import zmq
 
-from engine_patches.report import UNREAD_MESSAGES
-from router.feed import Feed
-from router.types import Snapshot
-from router.wire import decode, full_endpoint
+from engine_patches.stream.publisher import UNREAD_MESSAGES
+from router.core.state.feed import Feed
+from router.core.types import Snapshot
+from router.core.wire import decode, full_endpoint
 from tests.support.engine import MODEL, Installation, running_engine
 from tests.support.engine_python import ROOT
 from tests.support.server import Server, wait_until

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.engine.sources import sources
-from engine_patches.compat import TESTED_VERSIONS
+from engine_patches.plugin.compat import TESTED_VERSIONS
 from tests.support.admission_schedulers import REQUESTS
 from tests.support.engine import Installation
 from tests.support.engine_python import hidden_lengths, real_schedulers

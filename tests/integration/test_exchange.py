@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from router.core.types import Outcome
 from router.http.limits import HttpLimits
 from router.http.plane import DataPlane
 from router.http.protocol import LimitedProtocol
-from router.types import Outcome
 from tests.support.relaying import One, RawClient, routed
 from tests.support.scripted import DONE, SSE, head, soon, token_events, until
 
@@ -35,14 +35,14 @@ def message(body: bytes = BODY, *fields: bytes) -> bytes:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """What the log says of requests."""
-    records = [one for one in caplog.records if one.name == "router.request_log"]
+    records = [one for one in caplog.records if one.name == "router.proxy.request_log"]
     return [vars(record)["evenstep_fields"] for record in records]
 
 
 async def test_a_request_refused_in_the_read_that_began_it_is_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "router.request_log")
+    caplog.set_level(logging.INFO, "router.proxy.request_log")
     limits = HttpLimits(max_body_bytes=10)
     async with (
         routed(plane=DataPlane.SPLICE, limits=limits) as (router, _),
@@ -109,7 +109,7 @@ def cut_short(protocol: LimitedProtocol) -> None:
 async def test_who_is_ended_before_it_was_begun_is_told(
     hot: One, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.request_log")
+    caplog.set_level(logging.INFO, "router.proxy.request_log")
     router, engine = hot
     end_with_read(monkeypatch, b"POST", before=False)
     async with RawClient(router) as client:

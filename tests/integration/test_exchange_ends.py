@@ -11,7 +11,7 @@ from itertools import permutations
 
 import pytest
 
-from router.errors import UpstreamError
+from router.core.errors import UpstreamError
 from router.http.plane import DataPlane
 from tests.support.relaying import RawClient, routed
 from tests.support.scripted import DONE, ScriptedServer, soon, token_events, until
@@ -142,7 +142,7 @@ async def test_two_ends_at_once_are_one(
     phase: Callable[..., contextlib.AbstractAsyncContextManager[None]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "router.request_log")
+    caplog.set_level(logging.INFO, "router.proxy.request_log")
     for first, second in permutations(ENDS, 2):
         caplog.clear()
         async with routed(plane=plane) as (router, (engine,)):

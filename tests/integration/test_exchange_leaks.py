@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from router.http.plane import DataPlane
-from router.proxy.exchange import Exchange
 from router.proxy.relay import Relay
+from router.proxy.splice import Exchange
 from tests.support.relaying import RawClient, routed
 from tests.support.scripted import DONE, soon, token_events, until
 

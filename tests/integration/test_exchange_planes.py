@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from router.core.types import Outcome
 from router.http.plane import DataPlane
-from router.types import Outcome
 from tests.support.relaying import One, RawClient, routed
 from tests.support.scripted import DONE, ScriptedServer, soon, token_events, until
 
@@ -132,7 +132,7 @@ ASKED = {
 
 @pytest.mark.parametrize("asked", ASKED)
 async def test_both_planes_say_the_same(asked: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "router.request_log")
+    caplog.set_level(logging.INFO, "router.proxy.request_log")
     answers = []
     for plane in DataPlane:
         async with routed(plane=plane) as (router, (engine,)), RawClient(router) as client:
@@ -153,7 +153,7 @@ async def test_both_planes_say_the_same(asked: str, caplog: pytest.LogCaptureFix
 async def test_who_leaves_while_it_sends_is_in_the_log_by_its_name(
     routed_one: One, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.request_log")
+    caplog.set_level(logging.INFO, "router.proxy.request_log")
     router, _ = routed_one
     async with RawClient(router) as client:
         client.writer.write(post(BODY, b"x-request-id: mine")[:-1])

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+from router.core.errors import ConfigError, NoWorkerError, PoolFullError, QueueTimeoutError
+from router.core.policies.baselines import PerRequest
+from router.core.types import Dispatch, Outcome, WorkerDown, WorkerSpec, WorkerUp
+from router.dispatch.lanes import DISSOLVED_S
+from router.dispatch.membership import BusyError, Fleet, UnknownWorkerError
+from router.dispatch.models import ModelTable
 from router.engines.shared_urls import SharedUrls
-from router.errors import ConfigError, NoWorkerError, PoolFullError, QueueTimeoutError
-from router.fleet import BusyError, Fleet, UnknownWorkerError
-from router.lanes import DISSOLVED_S
-from router.models import ModelTable
-from router.policies.baselines import PerRequest
-from router.types import Dispatch, Outcome, WorkerDown, WorkerSpec, WorkerUp
 from tests.support.core import request
 from tests.support.dispatching import sent_to, settle
 from tests.support.managed import Managed, worker

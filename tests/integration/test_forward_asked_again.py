@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from router.engines.upstream import HttpClient
+from router.engines.client import HttpClient
 from router.processes.forward import Whole
-from router.processes.port import GONE_S, RemotePort
+from router.processes.remote_dispatcher import GONE_S, RemotePort
 from router.proxy.answers import Answer
 from tests.support.scripted import until
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.step_model import load_step_cost, load_step_time
+from loadgen.model.step_time import load_step_cost, load_step_time
 from tests.gpu.fit import fit_decode, fit_prompts
 from tests.gpu.measure import COSTS, DECODE, IDLE, PROMPTS, ROUNDS, SMALL, names, points
 from tests.gpu.parts import INCOMPLETE

@@ -8,8 +8,8 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 
 import pytest
 
+from router.core.types import ASLEEP, PAUSED, WorkerDown, WorkerSpec, WorkerUp
 from router.engines.health import HealthMonitor
-from router.types import ASLEEP, PAUSED, WorkerDown, WorkerSpec, WorkerUp
 from tests.support.scripted import TIMEOUT_S, until
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()

@@ -14,12 +14,12 @@ from typing import cast
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router.front import Front
+from router.api.front import Front
+from router.http.lifecycle import Lifecycle
 from router.http.limits import HttpLimits
-from router.lifecycle import Lifecycle
-from router.listening import listen, server_config
-from router.main_server import MainServer
-from router.request_log import RequestLog
+from router.http.listening import listen, server_config
+from router.proxy.request_log import RequestLog
+from router.serve.server import MainServer
 from tests.support.scripted import TIMEOUT_S, until
 
 REQUEST = b"GET /answer HTTP/1.1\r\nhost: router\r\n\r\n"

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from loadgen.emulator.prefill import PrefillSettings
+from router.config.settings import ServeSettings
+from router.core.types import SnapshotReceived, WorkerSpec
 from router.observe.observer import Observer, group_report
 from router.recording.lines import read
-from router.settings.serve import ServeSettings
-from router.types import SnapshotReceived, WorkerSpec
 from tests.support.core import running, snapshot
 from tests.support.emulated import client, emulated, eventually
 

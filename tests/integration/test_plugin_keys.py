@@ -9,10 +9,10 @@ import pytest
 import zmq
 from zmq.auth import create_certificates, load_certificate
 
-from engine_patches.compat import EngineView
-from engine_patches.reporter import Reporter
-from engine_patches.settings import PlugInError, Settings
-from router.wire import decode, full_endpoint
+from engine_patches.plugin.compat import EngineView
+from engine_patches.plugin.reporter import Reporter
+from engine_patches.plugin.settings import PlugInError, Settings
+from router.core.wire import decode, full_endpoint
 from tests.support.plugin_engine import FakeScheduler, Request
 from tests.support.plugin_stream import Engine, Routers, ask_full
 from tests.support.server import free_port

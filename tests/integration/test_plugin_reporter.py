@@ -12,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from engine_patches.compat import EngineView
-from engine_patches.end_table import EndWriter, table_path
+from engine_patches.plugin.compat import EngineView
+from engine_patches.plugin.end_table import EndWriter, table_path
+from engine_patches.plugin.reporter import Reporter
+from engine_patches.plugin.settings import PlugInError, Settings
 from engine_patches.power.source import PowerReading
-from engine_patches.report import HEARTBEAT_S, UNREAD_MESSAGES
-from engine_patches.reporter import Reporter
-from engine_patches.settings import PlugInError, Settings
-from router.feed import Feed
-from router.types import KvGroup
-from router.wire import decode
+from engine_patches.stream.publisher import HEARTBEAT_S, UNREAD_MESSAGES
+from router.core.state.feed import Feed
+from router.core.types import KvGroup
+from router.core.wire import decode
 from tests.support.core import part
 from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
 from tests.support.plugin_stream import WAIT_S, Engine, Routers, ask_full
@@ -199,7 +199,7 @@ def test_power_and_energy_are_told_while_they_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, routers: Routers
 ) -> None:
     meter = Meter()
-    monkeypatch.setattr("engine_patches.reporter.open_source", lambda *_: meter)
+    monkeypatch.setattr("engine_patches.plugin.reporter.open_source", lambda *_: meter)
     reporter = Reporter(EngineView(FakeScheduler()), Settings(f"ipc://{tmp_path}/s"))
     dealer = routers.asker(reporter.endpoint)
 
@@ -229,7 +229,7 @@ def test_a_driver_that_hangs_keeps_no_router_waiting(
                 back.wait()
             return super().read(now_s)
 
-    monkeypatch.setattr("engine_patches.reporter.open_source", lambda *_: HangingMeter())
+    monkeypatch.setattr("engine_patches.plugin.reporter.open_source", lambda *_: HangingMeter())
     reporter = Reporter(EngineView(FakeScheduler()), Settings(f"ipc://{tmp_path}/s"))
     dealer = routers.asker(reporter.endpoint)
     assert hanging.wait(WAIT_S)
@@ -284,7 +284,7 @@ def test_memory_that_is_not_there_is_said(
 ) -> None:
     meter = Meter()
     meter.memory_hidden = hidden
-    monkeypatch.setattr("engine_patches.reporter.open_source", lambda *_: meter)
+    monkeypatch.setattr("engine_patches.plugin.reporter.open_source", lambda *_: meter)
     Reporter(EngineView(FakeScheduler()), Settings(f"ipc://{tmp_path}/s")).close()
     assert caplog.records[0].getMessage() == said
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import zmq
 
-from engine_patches.settings import PlugInError
-from router.wire import decode, full_endpoint
+from engine_patches.plugin.settings import PlugInError
+from router.core.wire import decode, full_endpoint
 from tests.support import plugin_engine
 from tests.support.plugin_engine import FakeScheduler, Request
 

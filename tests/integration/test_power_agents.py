@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from engine_patches.agent.publisher import Door, PowerPublisher, publish
+from engine_patches.agent.power_publisher import Door, PowerPublisher, publish
 from engine_patches.agent.ranks import Rank
+from engine_patches.plugin.settings import PlugInError
 from engine_patches.power.source import PowerReading
-from engine_patches.settings import PlugInError
-from router.energy.joules import METER_SILENT_S
-from router.engines.agents import PowerAgents
+from router.core.energy.joules import METER_SILENT_S
+from router.core.types import PowerTold, WorkerSpec
 from router.engines.curve import KeyPair, read_key_pair, write_key_pair
-from router.types import PowerTold, WorkerSpec
+from router.engines.power_agents import PowerAgents
 from tests.support.server import free_port
 
 TIMEOUT_S = 60.0

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from router.access.keys import Key, digest_of
-from router.errors import (
+from router.config.sources import load_settings
+from router.core.errors import (
     ConfigError,
     EvenstepError,
     KeyLimitError,
@@ -18,10 +19,9 @@ from router.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
-from router.processes.port import GONE_S, SILENT_S, TICK_S
-from router.request_log import Served
-from router.settings.sources import load_settings
-from router.types import Outcome, Request, WorkerDown, WorkerSpec
+from router.core.types import Outcome, Request, WorkerDown, WorkerSpec
+from router.processes.remote_dispatcher import GONE_S, SILENT_S, TICK_S
+from router.proxy.request_log import Served
 from tests.support.certificates import certificate
 from tests.support.core import request
 from tests.support.linked import Decider, Proxy, socket_path

@@ -15,14 +15,14 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message
 
-from loadgen.recordings import load_recording
+from loadgen.traces.recordings import load_recording
 from router.admin.app import create_admin
 from router.admin.recording import add_recording
 from router.admin.server import serving
 from router.admin.streams import Streams
-from router.cluster import Cluster
-from router.errors import ConfigError
-from router.listening import listen
+from router.core.errors import ConfigError
+from router.core.state.cluster import Cluster
+from router.http.listening import listen
 from router.recording.file import RecordFile
 from router.recording.lines import read
 from router.recording.recorder import Recorder, Setting

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from router.core.types import Outcome
 from router.recording.lines import read
 from router.recording.recorder import Recorder, Setting
-from router.types import Outcome
 from tests.support.relaying import One, RawClient, routed
 from tests.support.scripted import (
     DONE,

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from router.types import Outcome
+from router.core.types import Outcome
 from tests.support.relaying import One, routed
 from tests.support.scripted import DONE, SSE, ScriptedServer, head, soon, token_events, until
 from tests.support.serving import Router

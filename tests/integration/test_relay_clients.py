@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 
-from router.types import Outcome
+from router.core.types import Outcome
 from tests.support.relaying import One, routed
 from tests.support.scripted import Exchange, head, soon, token_events, until
 from tests.support.serving import Router

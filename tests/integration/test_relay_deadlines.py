@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from router.breaker import BreakerSettings, BreakerState
-from router.deadlines import Deadlines
-from router.types import Outcome
+from router.core.queue.deadlines import Deadlines
+from router.core.state.breaker import BreakerSettings, BreakerState
+from router.core.types import Outcome
 from tests.support.relaying import RawClient, routed
 from tests.support.scripted import DONE, soon, token_events, until
 from tests.support.serving import Router

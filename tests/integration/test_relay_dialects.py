@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from router.types import Outcome
+from router.core.types import Outcome
 from tests.support.relaying import One
 from tests.support.scripted import TIMEOUT_S, scripted, soon, until
 from tests.support.serving import serving

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router.types import Outcome
+from router.core.types import Outcome
 from tests.support.relaying import One, RawClient, routed
 from tests.support.scripted import DONE, SSE, event, head, soon, token_events, until
 

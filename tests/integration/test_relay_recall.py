@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from router.core.types import Outcome
 from router.engines.connection import Connection
-from router.types import Outcome
 from tests.support.relaying import One, routed
 from tests.support.scripted import DONE, head, soon, token_events, until
 from tests.support.serving import Router

@@ -16,8 +16,8 @@ from loadgen.replay.client import Replayer, Target
 from loadgen.replay.cluster import Scrapes
 from loadgen.replay.results import Run
 from loadgen.replay.workload import Arrivals, Workload
-from loadgen.traces import TraceRequest
-from router.engines.upstream import HttpClient
+from loadgen.traces.trace import TraceRequest
+from router.engines.client import HttpClient
 
 EVENSTEP = str(Path(sys.executable).with_name("evenstep"))
 TIMEOUT_S = 60.0

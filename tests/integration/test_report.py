@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine_patches.report import HEARTBEAT_S, Row, SnapshotPublisher, StepReport
-from router.types import KvGroup, RunningRequest, Snapshot
-from router.wire import decode, full_endpoint
+from engine_patches.stream.publisher import HEARTBEAT_S, Row, SnapshotPublisher, StepReport
+from router.core.types import KvGroup, RunningRequest, Snapshot
+from router.core.wire import decode, full_endpoint
 
 TIMEOUT_MS = 5000
 IDLE = StepReport(step=0, time_s=100.0, step_s=0.0, slots=4)

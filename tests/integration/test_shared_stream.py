@@ -11,12 +11,12 @@ import msgspec
 import pytest
 import zmq
 
+from router.core.errors import ConfigError
+from router.core.types import Snapshot, SnapshotReceived, WorkerSpec
+from router.core.wire import encode
 from router.engines import snapshots, streams
 from router.engines.snapshots import SnapshotClient
 from router.engines.streams import SILENCE_S
-from router.errors import ConfigError
-from router.types import Snapshot, SnapshotReceived, WorkerSpec
-from router.wire import encode
 from tests.support.scripted import TIMEOUT_S, until
 from tests.support.state_stream import Engine, delta, full
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from router.core.types import Outcome
 from router.http.limits import HttpLimits
-from router.types import Outcome
 from tests.support.raw_http import (
     HOST,
     LAST,

@@ -12,12 +12,12 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from engine_patches.curve import CurveGate
-from engine_patches.report import SnapshotPublisher, StepReport
+from engine_patches.stream.curve import CurveGate
+from engine_patches.stream.publisher import SnapshotPublisher, StepReport
+from router.core.errors import ConfigError
+from router.core.types import Snapshot, SnapshotReceived, WorkerSpec
 from router.engines.curve import KeyPair, read_key_pair, write_key_pair
 from router.engines.snapshots import SnapshotClient
-from router.errors import ConfigError
-from router.types import Snapshot, SnapshotReceived, WorkerSpec
 from tests.support.scripted import soon, until
 from tests.support.server import free_port
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from router.engines import snapshots, socket_reader
+from router.core.types import SnapshotReceived, WorkerSpec
+from router.engines import snapshots
+from router.engines import zmq_reader as socket_reader
 from router.engines.snapshots import SnapshotClient
-from router.types import SnapshotReceived, WorkerSpec
 from tests.support.scripted import until
 from tests.support.state_stream import TIMEOUT_S, Engine, delta
 

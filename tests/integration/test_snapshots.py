@@ -8,13 +8,13 @@ from time import sleep
 import msgspec
 import pytest
 
-from engine_patches.report import SnapshotPublisher, StepReport
-from router.cluster import Cluster
+from engine_patches.stream.publisher import SnapshotPublisher, StepReport
+from router.core.errors import ConfigError
+from router.core.state.cluster import Cluster
+from router.core.types import MOST_ENDED, MOST_RUNNING, SnapshotReceived, WorkerSpec
+from router.core.wire import MOST_BYTES, encode
 from router.engines.snapshots import SnapshotClient
 from router.engines.streams import FULL_INTERVAL_S
-from router.errors import ConfigError
-from router.types import MOST_ENDED, MOST_RUNNING, SnapshotReceived, WorkerSpec
-from router.wire import MOST_BYTES, encode
 from tests.support.scripted import until
 from tests.support.state_stream import NOTHING, TIMEOUT_S, Engine, delta, full
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.types import Outcome
+from router.core.types import Outcome
 from tests.support.relaying import routed
 from tests.support.scripted import (
     DONE,

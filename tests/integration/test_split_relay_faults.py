@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from router.breaker import BreakerSettings
+from router.core.state.breaker import BreakerSettings
+from router.core.types import EngineFailed, WorkerUp
 from router.proxy import mooncake
-from router.types import EngineFailed, WorkerUp
 from tests.support.relaying import routed
 from tests.support.scripted import (
     DONE,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from router.types import EngineFailed, Outcome, WorkerUp
-from router.wiring import give_engine_up
+from router.core.types import EngineFailed, Outcome, WorkerUp
+from router.serve.parts import give_engine_up
 from tests.support.relaying import routed
 from tests.support.scripted import soon, until
 from tests.support.splitting import ANSWER, TOKENS, Pair, computed, kept, stats

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from router.core.state.foreign_load import Gauges
+from router.core.types import GaugesReceived, WorkerSpec
 from router.engines.gauges import GaugeReader
-from router.foreign import Gauges
-from router.types import GaugesReceived, WorkerSpec
 from tests.support.chaos import SLOTS, body, workers_of
 from tests.support.engine import metric
 from tests.support.fleet import running_fleet

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from loadgen.browser import Page
 from loadgen.demo.page import EMULATED_POWER
+from loadgen.report.browser import Page
 from tests.support.chromium import program, tab
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.replays import replay_command, replaying

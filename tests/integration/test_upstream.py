@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from router.errors import UpstreamError
+from router.core.errors import UpstreamError
 from tests.support.peers import CHUNKED, KIND, OK, Peers
 from tests.support.scripted import head, soon, until
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.engines.upstream import HttpClient
-from router.errors import UpstreamError
+from router.core.errors import UpstreamError
+from router.engines.client import HttpClient
 from tests.support.peers import CHUNKED, KIND, OK, Peers
 from tests.support.scripted import head, soon, until
 from tests.support.server import free_port

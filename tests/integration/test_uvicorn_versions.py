@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NEWEST = "0.54.0"
 TOO_OLD = "0.52.4"
 
-LOOKED_UP = "tests/unit/test_uvicorn_api.py::test_the_installed_one_has_all_of_it"
+LOOKED_UP = "tests/unit/http/test_uvicorn_api.py::test_the_installed_one_has_all_of_it"
 FILES = (
     "tests/integration/test_malformed_http.py",
     "tests/integration/test_main_server.py",

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_patches.admission import ADMISSIONS, make_admission, read_admission
-from engine_patches.admission.completions import Completions
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
-from engine_patches.admission.policy import Admission, ledger_of
+from engine_patches.admission.protocol import Admission, ledger_of
+from engine_patches.admission.theory.completions import Completions
 from tests.support.admission import STEP_S, VARIANTS, Job, Small
 
 CAPACITY = 60

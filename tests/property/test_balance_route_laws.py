@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router import rounds
-from router.forecast import Outlook
-from router.policies import subsets
-from router.policies.balance_route import BalanceRoute, _Loads
-from router.policies.subsets import Shelf
-from router.workload import WorkProfile
+from router.core.forecast.forecast import Outlook
+from router.core.forecast.step_cost import WorkProfile
+from router.core.policies.balance_route import BalanceRoute, _Loads
+from router.core.policies.bfio import subsets
+from router.core.policies.bfio.subsets import Shelf
+from router.core.rounds import assignment
 from tests.support.core import request, views
 
 POOLS = st.lists(st.integers(0, 40), min_size=1, max_size=9)
@@ -100,5 +100,5 @@ def test_rounds_agree_with_an_outlook(
     steps = np.stack([loads, loads * fall[: len(rows)], loads * fall[-len(rows) :]], axis=1)
     seen = Outlook(steps, WorkProfile(), discount=0.8, tie_weight=0.1)
     pool = [request(i, size, slots=slots) for i, (size, slots) in enumerate(waiting)]
-    rounds.assign(BalanceRoute(exact=exact), [pool[:7], pool[7:]], workers, seen)
+    assignment.assign(BalanceRoute(exact=exact), [pool[:7], pool[7:]], workers, seen)
     assert seen.work.tolist() == steps.tolist(), "the outlook is the caller's"

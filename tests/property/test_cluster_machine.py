@@ -19,10 +19,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from router.cluster import Cluster
-from router.lookahead import LookAhead
-from router.survival import SurvivalSignal
-from router.types import (
+from router.core.forecast.look_ahead import LookAhead
+from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.survival import SurvivalSignal
+from router.core.state.cluster import Cluster
+from router.core.state.worker import Worker
+from router.core.types import (
     Arrived,
     Dispatch,
     Dispatched,
@@ -39,8 +41,6 @@ from router.types import (
     WorkerSpec,
     WorkerUp,
 )
-from router.worker import Worker
-from router.workload import WorkProfile
 from tests.support.cluster_model import Sent, Wire
 from tests.support.core import request
 from tests.support.engine_model import EngineModel

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.diagnose.analysis.findings import Findings, findings
+from loadgen.diagnose.analysis.verdict import Word
+from loadgen.diagnose.analysis.window import Span, window_of
 from loadgen.diagnose.diagnosis import diagnose_window, report
-from loadgen.diagnose.findings import Findings, findings
-from loadgen.diagnose.verdict import Word
-from loadgen.diagnose.window import Span, window_of
 from loadgen.diagnose.words import answers
 from router.recording.lines import Recording, StepLine
 from tests.support.recorded import header, request, step

@@ -7,8 +7,8 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import NoWorkerError, PoolFullError
-from router.types import Outcome, Request, WorkerDown, WorkerSpec, WorkerUp
+from router.core.errors import NoWorkerError, PoolFullError
+from router.core.types import Outcome, Request, WorkerDown, WorkerSpec, WorkerUp
 from tests.support.dispatching import Rig, play
 
 WORKERS = {"a": 1, "b": 2, "c": 3}

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.barrier import StepLedger, StepShares
-from router.energy.joules import PowerLevels
-from router.types import PoolState
+from router.core.energy.joules import PowerLevels
+from router.core.state.barrier import StepLedger, StepShares
+from router.core.types import PoolState
 from tests.support.core import snapshot
 
 LEVELS = PowerLevels(50.0, 150.0, 300.0)

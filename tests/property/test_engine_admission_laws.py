@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_patches.admission import ADMISSIONS, make_admission, read_admission
-from engine_patches.admission.strict import LONGEST_PAUSE_S
+from engine_patches.admission.policies.strict import LONGEST_PAUSE_S
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.queues import Eviction, PolicyOrder
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.feed import Feed
-from router.types import Snapshot
-from router.wire import request_token
+from router.core.state.feed import Feed
+from router.core.types import Snapshot
+from router.core.wire import request_token
 from tests.support.core import part
 from tests.support.engine_model import EngineModel
 

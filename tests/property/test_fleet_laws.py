@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import ConfigError
-from router.fleet import UnknownWorkerError
-from router.types import WorkerDown, WorkerUp
+from router.core.errors import ConfigError
+from router.core.types import WorkerDown, WorkerUp
+from router.dispatch.membership import UnknownWorkerError
 from tests.property.test_dispatch_laws import POOL_LIMIT, WORKERS, Story
 from tests.support.dispatching import play
 from tests.support.managed import Managed, worker

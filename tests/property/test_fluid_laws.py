@@ -9,15 +9,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine_patches.admission.buffers import best_nested, decay_rate, nested_memory
-from engine_patches.admission.fluid import (
+from engine_patches.admission.theory.buffers import best_nested, decay_rate, nested_memory
+from engine_patches.admission.theory.fluid import (
     Flow,
     StepCost,
     combined,
     equilibrium,
     sustainable_share,
 )
-from engine_patches.admission.thresholds import (
+from engine_patches.admission.theory.thresholds import (
     equal_segments,
     least_nested,
     least_wait,

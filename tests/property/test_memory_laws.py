@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router import rounds
-from router.memory import receive
-from router.policies import POLICIES, PolicySettings
-from router.types import Request, WorkerView
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.rounds import assignment
+from router.core.rounds.round_memory import receive
+from router.core.types import Request, WorkerView
 from tests.support.core import request, views
 
 WAITING = st.lists(
@@ -40,7 +40,7 @@ def test_memory_is_kept_and_room_is_used(
 ) -> None:
     policy = POLICIES[name].make(PolicySettings())
     tiers = [tier for tier in (waiting[:urgent], waiting[urgent:]) if tier]
-    done = rounds.assign(policy, tiers, workers)
+    done = assignment.assign(policy, tiers, workers)
     by_id = {one.id: one for one in waiting}
     now = {worker.id: worker for worker in workers}
     for request_id, worker_id in done:

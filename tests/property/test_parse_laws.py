@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import InvalidRequestError
-from router.proxy.generation import pool_request
-from router.proxy.parse import ParsedRequest, parse
-from router.token_rate import TokenRate
+from router.core.errors import InvalidRequestError
+from router.core.state.token_rate import TokenRate
+from router.proxy.body import ParsedRequest, parse
+from router.proxy.endpoints import pool_request
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)

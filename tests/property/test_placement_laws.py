@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import PlacementError
-from router.placement.bounds import response_bounds
-from router.placement.exact import exact_response_s
-from router.placement.gbp_cr import Fleet, gbp_cr, lay_out
-from router.placement.gca import allocation, gca
-from router.placement.ideal import ideal_end, ideal_rates
-from router.placement.model import Chain, Placement, total_rate
-from router.placement.tuning import Criterion, compose
-from router.workload import Floats
+from router.core.errors import PlacementError
+from router.core.forecast.step_cost import Floats
+from router.core.placement.bounds import response_bounds
+from router.core.placement.exact import exact_response_s
+from router.core.placement.gbp_cr import Fleet, gbp_cr, lay_out
+from router.core.placement.gca import allocation, gca
+from router.core.placement.ideal import ideal_end, ideal_rates
+from router.core.placement.model import Chain, Placement, total_rate
+from router.core.placement.tuning import Criterion, compose
 from tests.support.placements import (
     check_chains,
     fewest_chains,

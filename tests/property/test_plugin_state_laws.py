@@ -5,11 +5,11 @@ from collections import Counter, deque
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from engine_patches.compat import admissions, grown_by_one
-from engine_patches.report import Row
-from engine_patches.state import Changes, EngineState, Step
-from router.feed import Feed
-from router.types import RunningRequest, Snapshot
+from engine_patches.plugin.compat import admissions, grown_by_one
+from engine_patches.plugin.state import Changes, EngineState, Step
+from engine_patches.stream.publisher import Row
+from router.core.state.feed import Feed
+from router.core.types import RunningRequest, Snapshot
 from tests.support.core import part, snapshot
 from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
 

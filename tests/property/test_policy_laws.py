@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.policies import POLICIES, PolicySettings
-from router.policies.bfio import BfIo
-from router.policy import Policy
-from router.types import Request, WorkerView
+from router.core.policies.bfio.policy import BfIo
+from router.core.policies.protocol import Policy
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.types import Request, WorkerView
 from tests.support.core import request, requests, views
 
 MU = 0.1

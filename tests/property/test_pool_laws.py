@@ -7,12 +7,12 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router import rounds
-from router.access.shares import FairShare
-from router.policies import POLICIES, PolicySettings
-from router.pool import Pool
-from router.tier import Tier
-from router.types import Request
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.queue.fair_share import FairShare
+from router.core.queue.pool import Pool
+from router.core.queue.tier import Tier
+from router.core.rounds import assignment as rounds
+from router.core.types import Request
 from tests.support.core import request, views
 
 PATIENCE, TIMEOUT = 5.0, 12.0

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.access.keys import Key, Rate, digest_of
-from router.deadlines import Deadlines
-from router.errors import (
+from router.core.errors import (
     DisplacedError,
     EvenstepError,
     KeyLimitError,
@@ -20,11 +19,12 @@ from router.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
+from router.core.queue.deadlines import Deadlines
+from router.core.types import Outcome, Request, WorkerSpec
 from router.http.limits import HttpLimits
 from router.processes import messages as m
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.proxy.answers import error_answer
-from router.types import Outcome, Request, WorkerSpec
 
 names = st.sampled_from(["", "a", "es-1", "gr\u00fcn", "x" * 40])
 # The largest that the wire takes is drawn as well: sizes that come from settings and clients.

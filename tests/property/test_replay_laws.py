@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from loadgen.replay.results import percentile
 from loadgen.replay.stream import CompletionStream
-from loadgen.traces import Trace, TraceRequest
+from loadgen.traces.trace import Trace, TraceRequest
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1).map(sorted)
 

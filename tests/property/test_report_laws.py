@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_patches.report import Row, changed_rows, ended_ids
+from engine_patches.stream.publisher import Row, changed_rows, ended_ids
 
 ids = st.sampled_from("abcdef")
 

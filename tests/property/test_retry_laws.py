@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router import rounds
-from router.policies import POLICIES, PolicySettings
-from router.pool import Pool
-from router.types import Dispatch, WorkerView
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.queue.pool import Pool
+from router.core.rounds import assignment
+from router.core.types import Dispatch, WorkerView
 from tests.support.core import request
 
 NAMES = "abcd"
@@ -44,7 +44,7 @@ def test_nobody_goes_back_to_who_has_failed_it_while_another_can_be_asked(
     capacity = sum(view.capacity for view in views)
     policy = POLICIES[name].make(PolicySettings(seed=0, moves=50))
 
-    made = rounds.assign(policy, pool.tiers(0.0, capacity, 0), views, askable=askable)
+    made = assignment.assign(policy, pool.tiers(0.0, capacity, 0), views, askable=askable)
 
     asked = {each.id: each for each in pool}
     assert len({request_id for request_id, _ in made}) == len(made)

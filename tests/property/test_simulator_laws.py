@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.simulator.arrivals import Job, TimedStream
-from loadgen.simulator.config import PAPER, DecodeConfig
-from loadgen.simulator.decode import simulate
-from loadgen.simulator.engines import Engines
-from loadgen.simulator.lengths import LawLengths
-from loadgen.simulator.oracle import OracleSignal
-from loadgen.simulator.results import DecodeResult
-from loadgen.step_model import StepTime
-from router.forecast import NO_CAP, Outlook, forecast
-from router.policies import POLICIES, PolicySettings
-from router.types import Assignment, Dispatch, Request, WorkerView
-from router.workload import WorkProfile
+from loadgen.model.step_time import StepTime
+from loadgen.simulator.decode.arrivals import Job, TimedStream
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import PAPER, DecodeConfig
+from loadgen.simulator.decode.engines import Engines
+from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.oracle import OracleSignal
+from loadgen.simulator.decode.results import DecodeResult
+from router.core.forecast.forecast import NO_CAP, Outlook, forecast
+from router.core.forecast.step_cost import WorkProfile
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.types import Assignment, Dispatch, Request, WorkerView
 
 PROFILES = st.sampled_from(
     [

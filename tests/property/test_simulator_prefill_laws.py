@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from loadgen.emulator.handoff import TransferTime
 from loadgen.emulator.prefill import PrefillTime
-from loadgen.simulator.arrivals import Arrivals
-from loadgen.simulator.config import PAPER, DecodeConfig
-from loadgen.simulator.decode import simulate
-from loadgen.simulator.lengths import LawLengths
-from loadgen.simulator.prefill import PrefillConfig
-from loadgen.simulator.results import DecodeResult
-from router.types import Dispatch
+from loadgen.simulator.decode.arrivals import Arrivals
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import PAPER, DecodeConfig
+from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.prefill import PrefillConfig
+from loadgen.simulator.decode.results import DecodeResult
+from router.core.types import Dispatch
 from tests.property.test_simulator_laws import (
     MEANS,
     REQUESTS,

@@ -9,16 +9,16 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.decider import Decider
-from router.errors import SnapshotError
-from router.group import Group
-from router.lookahead import LookAhead
-from router.policies import POLICIES, PolicySettings
-from router.pool import Pool
-from router.signals import ReportedSignal
-from router.survival import SurvivalSignal
-from router.types import Dispatch, Snapshot, SnapshotReceived, WorkerSpec
-from router.wire import decode
+from router.core.errors import SnapshotError
+from router.core.forecast.end_signals import ReportedSignal
+from router.core.forecast.look_ahead import LookAhead
+from router.core.forecast.survival import SurvivalSignal
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.queue.pool import Pool
+from router.core.rounds.decider import Decider
+from router.core.state.group import Group
+from router.core.types import Dispatch, Snapshot, SnapshotReceived, WorkerSpec
+from router.core.wire import decode
 from tests.support.core import part, running, snapshot
 
 NUMBER = st.sampled_from([-(1 << 63), -1, 0, 1, 7, 1 << 32, 1 << 53, (1 << 63) - 1])

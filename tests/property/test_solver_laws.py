@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.policies.solver import DEFAULT_MOVES, Instance, Solution, _searched, solve
-from router.workload import Floats, Ints
+from router.core.forecast.step_cost import Floats, Ints
+from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, Solution, _searched, solve
 from tests.support.uncompiled import uncompiled
 
 BUDGETS = [0, 50, 500, 5000]

@@ -10,14 +10,12 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.cluster import Cluster
-from router.dispatch import Dispatcher
-from router.errors import NoWorkerError, PoolFullError
-from router.lane import DispatchSettings
-from router.policies.baselines import PerRequest, fcfs
-from router.policy import Policy
-from router.prefill import PrefillWorker
-from router.types import (
+from router.core.errors import NoWorkerError, PoolFullError
+from router.core.policies.baselines import PerRequest, fcfs
+from router.core.policies.protocol import Policy
+from router.core.state.cluster import Cluster
+from router.core.state.prefill_worker import PrefillWorker
+from router.core.types import (
     EngineFailed,
     Outcome,
     Phase,
@@ -27,6 +25,8 @@ from router.types import (
     WorkerUp,
     WorkerView,
 )
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.lane import DispatchSettings
 from tests.support.core import request
 from tests.support.dispatching import play
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_patches.admission.policy import Admission
-from engine_patches.admission.strict import StrictNestedWait, StrictWait
+from engine_patches.admission.policies.strict import StrictNestedWait, StrictWait
+from engine_patches.admission.protocol import Admission
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.queues import Eviction, PolicyOrder
 

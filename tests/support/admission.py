@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine_patches.admission.ledger import Memory, Ticket
-from engine_patches.admission.policy import Admission, Verdict, ledger_of
+from engine_patches.admission.protocol import Admission, Verdict, ledger_of
 from engine_patches.admission.settings import MAX_HOLD_S
 
 STEP_S = 0.1

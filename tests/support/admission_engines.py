@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
-from engine_patches.compat import HIDDEN_LENGTH_KEY
-from engine_patches.compat_admission import PREDICTED_KEY
-from loadgen.simulator.scenarios import Requests, scenario_of
+from engine_patches.plugin.compat import HIDDEN_LENGTH_KEY
+from engine_patches.plugin.compat_admission import PREDICTED_KEY
+from loadgen.simulator.admission.scenarios import Requests, scenario_of
 from tests.support.engine import MODEL, READY_S, Installation, metric, starting_engine
 from tests.support.engine_python import ROOT
 from tests.support.server import Server, free_port, wait_ready

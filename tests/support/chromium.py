@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadgen.browser import ADVICE, Page, browsing, find
+from loadgen.report.browser import ADVICE, Page, browsing, find
 
 
 def program() -> str:

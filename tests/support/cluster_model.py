@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from router.types import Request, Snapshot
+from router.core.types import Request, Snapshot
 
 
 @dataclass

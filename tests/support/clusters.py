@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from router.cluster import Cluster
-from router.types import (
+from router.core.state.cluster import Cluster
+from router.core.state.worker import Worker
+from router.core.types import (
     Arrived,
     Dispatched,
     Request,
@@ -12,7 +13,6 @@ from router.types import (
     WorkerSpec,
     WorkerUp,
 )
-from router.worker import Worker
 
 
 def cluster_of(*specs: WorkerSpec) -> Cluster:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Literal
 
-from router.types import (
+from router.core.types import (
     DEFAULT_SLOTS,
     Assignment,
     KvGroup,

@@ -24,8 +24,8 @@ from typing import Any
 import httpx
 import zmq
 
-from router.types import RunningRequest
-from router.wire import decode, request_token
+from router.core.types import RunningRequest
+from router.core.wire import decode, request_token
 from tests.support.engine import MODEL, Installation, metric, starting_engine
 from tests.support.engine_python import ROOT
 from tests.support.server import Server, free_port, wait_until

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from router.cluster import Cluster
-from router.dispatch import Dispatcher
-from router.lane import DispatchSettings
-from router.policies.baselines import PerRequest, fcfs
-from router.policy import Policy
-from router.types import Request, SnapshotReceived, WorkerSpec, WorkerUp
+from router.core.policies.baselines import PerRequest, fcfs
+from router.core.policies.protocol import Policy
+from router.core.state.cluster import Cluster
+from router.core.types import Request, SnapshotReceived, WorkerSpec, WorkerUp
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.lane import DispatchSettings
 from tests.support.core import request, snapshot
 
 

@@ -16,9 +16,9 @@ import zmq.asyncio
 from loadgen.emulator.fleet import EmulatedFleet
 from loadgen.emulator.prefill import PrefillSettings
 from loadgen.emulator.settings import EmulatorSettings
-from loadgen.step_model import StepTime
-from router.types import Snapshot
-from router.wire import decode, full_endpoint
+from loadgen.model.step_time import StepTime
+from router.core.types import Snapshot
+from router.core.wire import decode, full_endpoint
 
 TIMEOUT_S = 60.0
 QUICK = StepTime(base_s=1e-3, per_token_s=0.0)

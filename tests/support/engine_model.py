@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from router.types import RunningRequest, Snapshot
+from router.core.types import RunningRequest, Snapshot
 from tests.support.core import snapshot
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from router.policies.solver import Instance
+from router.core.policies.bfio.solver import Instance
 
 
 def programs(

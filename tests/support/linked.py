@@ -10,18 +10,18 @@ from typing import Any
 
 from router.access.keys import Key, KeyRing
 from router.access.limits import KeyLimits
-from router.deadlines import Deadlines
+from router.core.process_counts import ProcessCounts
+from router.core.queue.deadlines import Deadlines
+from router.core.types import Outcome, Request
 from router.http.counts import HttpCounts
 from router.http.limits import HttpLimits
-from router.processes.counts import ProcessCounts
-from router.processes.dial import Dial, Hearing
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.processes.link import Books
-from router.processes.links import Links
-from router.processes.port import RemotePort
-from router.processes.tallies import Tallies
-from router.request_log import Served
-from router.types import Outcome, Request
+from router.processes.proxy_counters import Tallies
+from router.processes.proxy_links import Links
+from router.processes.reconnect import Dial, Hearing
+from router.processes.remote_dispatcher import RemotePort
+from router.proxy.request_log import Served
 from tests.support.dispatching import Rig
 from tests.support.scripted import until
 

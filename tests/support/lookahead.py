@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from router.forecast import NO_CAP, Ends, Running
-from router.signals import Departure
-from router.workload import Floats, Ints
+from router.core.forecast.end_signals import Departure
+from router.core.forecast.forecast import NO_CAP, Ends, Running
+from router.core.forecast.step_cost import Floats, Ints
 
 
 def column(values: Sequence[int] | Ints) -> Ints:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from router.core.errors import ConfigError
+from router.core.types import Outcome, Request, WorkerSpec, WorkerUp
+from router.dispatch.membership import Fleet
 from router.engines.shared_urls import SharedUrls
-from router.errors import ConfigError
-from router.fleet import Fleet
-from router.types import Outcome, Request, WorkerSpec, WorkerUp
 from tests.support.dispatching import Rig
 
 

@@ -15,8 +15,8 @@ from engine_patches.power.recording import Recording, read_recording
 from engine_patches.power.source import PowerReading
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.stepping import StepGroup, WorkerModel
-from loadgen.step_model import PowerModel, StepTime
-from router.types import RunningRequest, Snapshot
+from loadgen.model.step_time import PowerModel, StepTime
+from router.core.types import RunningRequest, Snapshot
 from tests.support.core import part
 from tests.support.nvml import FakeNvml, Gpu
 

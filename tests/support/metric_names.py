@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from router.metrics import groups as metric_table
 from router.metrics import http as metric_http
 from router.metrics import keys as metric_keys
 from router.metrics import processes as metric_processes
-from router.metrics import table as metric_table
 from router.metrics import workers as metric_workers
 
 # The router's process, and what of vLLM's own metrics is drawn.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from router.placement.model import Chain, Model, Placement, Server
+from router.core.placement.model import Chain, Model, Placement, Server
 
 GB = 10**9
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import zmq
 
-from engine_patches.compat import EngineView
-from engine_patches.reporter import Reporter
-from engine_patches.settings import Settings
-from router.types import Snapshot
-from router.wire import decode, full_endpoint
+from engine_patches.plugin.compat import EngineView
+from engine_patches.plugin.reporter import Reporter
+from engine_patches.plugin.settings import Settings
+from router.core.types import Snapshot
+from router.core.wire import decode, full_endpoint
 from tests.support.plugin_engine import FakeScheduler, Request
 
 WAIT_S = 60

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.server import Server, wait_until
 
-PROXY, DECIDER = "proxying", "deciding"
+PROXY, DECIDER = "proxy_process", "decider_process"
 
 
 def pids(router: Server, module: str) -> list[int]:

@@ -10,9 +10,9 @@ from statistics import fmean
 
 import zmq
 
-from router.feed import Feed
-from router.types import Snapshot
-from router.wire import decode
+from router.core.state.feed import Feed
+from router.core.types import Snapshot
+from router.core.wire import decode
 from tests.support.server import wait_until
 
 _POLL_MS = 100

@@ -20,13 +20,13 @@ from typing import Any
 import zmq
 
 from deploy.engine.serve import write_metadata
-from router.feed import Feed
-from router.forecast import Running
-from router.running import RunningTable
-from router.signals import Departure, LearningSignal, ReportedSignal
-from router.survival import SurvivalSignal
-from router.tuning import SkillMeter
-from router.wire import decode
+from router.core.forecast.end_signals import Departure, LearningSignal, ReportedSignal
+from router.core.forecast.forecast import Running
+from router.core.forecast.parameters import SkillMeter
+from router.core.forecast.survival import SurvivalSignal
+from router.core.state.feed import Feed
+from router.core.state.running_table import RunningTable
+from router.core.wire import decode
 
 RUNNING = 32
 RUNS = 3
@@ -134,10 +134,10 @@ Turns = list[tuple[tuple[float, float], tuple[float, float]]]
 
 def hook(engine: Engine, config: dict[str, Any]) -> None:
     """Give an engine's scheduler the plug-in."""
-    from engine_patches.compat import EngineView
-    from engine_patches.reporter import Reporter
+    from engine_patches.plugin.compat import EngineView
+    from engine_patches.plugin.reporter import Reporter
+    from engine_patches.plugin.settings import read_settings
     from engine_patches.scheduler import EvenstepScheduler
-    from engine_patches.settings import read_settings
 
     scheduler = engine.scheduler
     scheduler.evenstep = Reporter(EngineView(scheduler), read_settings(config))

@@ -18,10 +18,10 @@ from typing import Any
 import zmq
 
 from deploy.engine.serve import write_metadata
-from engine_patches.compat_admission import PREDICTED_KEY
-from engine_patches.settings import PlugInError
-from router.feed import Feed
-from router.wire import decode, full_endpoint
+from engine_patches.plugin.compat_admission import PREDICTED_KEY
+from engine_patches.plugin.settings import PlugInError
+from router.core.state.feed import Feed
+from router.core.wire import decode, full_endpoint
 
 BLOCK_TOKENS = 32
 
@@ -316,7 +316,7 @@ def resident(one: Any) -> int:
 
 def names(make: Schedulers) -> dict[str, Any]:
     """What the plug-in reads and this vLLM has not; the scheduler says it as it starts."""
-    from engine_patches import compat
+    from engine_patches.plugin import compat
 
     missing = []
     for flavour in ("EvenstepScheduler", "EvenstepAsyncScheduler"):

@@ -8,12 +8,13 @@ from itertools import accumulate
 
 import numpy as np
 
-from loadgen.simulator.arrivals import ClosedStream, Job
-from loadgen.simulator.config import PAPER, DecodeConfig
-from loadgen.simulator.decode import simulate
-from loadgen.simulator.lengths import LawLengths
-from loadgen.simulator.results import StepRecords
-from loadgen.step_model import StepTime
+from loadgen.model.step_time import StepTime
+from loadgen.simulator.decode.arrivals import ClosedStream, Job
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import PAPER, DecodeConfig
+from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.results import StepRecords
+from router.core.types import Dispatch
 from router.recording.lines import (
     Header,
     RecordedGroup,
@@ -22,7 +23,6 @@ from router.recording.lines import (
     RequestLine,
     StepLine,
 )
-from router.types import Dispatch
 
 GROUP = "default"
 LENGTHS = LawLengths.parse("geometric:400,40")

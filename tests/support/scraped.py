@@ -8,22 +8,17 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.access.limits import KeyLimits
-from router.cluster import Cluster
-from router.dispatch import Dispatcher
-from router.engines.agents import PowerAgents
+from router.core.policies.table import POLICIES, PolicySettings
+from router.core.state.cluster import Cluster
+from router.core.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.lane import DispatchSettings
 from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
+from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.http.counts import HttpCounts
-from router.lane import DispatchSettings
 from router.metrics.render import Metrics, Sources
-from router.policies import POLICIES, PolicySettings
-from router.types import (
-    RunningRequest,
-    Snapshot,
-    SnapshotReceived,
-    WorkerSpec,
-)
 
 SPECS = [
     WorkerSpec("a", "http://h:1", "g", rank=0, slots=4, snapshots="tcp://h:5", service_rate=0.5),

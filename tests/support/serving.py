@@ -14,29 +14,29 @@ import httpx
 from uvicorn.server import ServerState
 
 from router.access.door import Door
-from router.app import create_app
-from router.breaker import DEFAULTS, BreakerSettings
-from router.cluster import Cluster
-from router.deadlines import Deadlines
-from router.dispatch import Dispatcher
-from router.engines.upstream import HttpClient, Response
-from router.front import Front
+from router.api.app import create_app
+from router.api.front import Front
+from router.config.sources import load_settings
+from router.core.policies.baselines import PerRequest, fcfs
+from router.core.queue.deadlines import Deadlines
+from router.core.state.breaker import DEFAULTS, BreakerSettings
+from router.core.state.cluster import Cluster
+from router.core.state.worker import Worker
+from router.core.stats import GroupStats
+from router.core.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.lane import DispatchSettings
+from router.dispatch.models import ModelTable
+from router.engines.client import HttpClient, Response
 from router.http.limits import HttpLimits
+from router.http.listening import server_config
 from router.http.plane import DataPlane
-from router.lane import DispatchSettings
-from router.listening import server_config
-from router.models import ModelTable
-from router.policies.baselines import PerRequest, fcfs
 from router.proxy.attempts import Attempts
 from router.proxy.context import AppContext
-from router.proxy.exchange import HotPath
 from router.proxy.mooncake import Bootstraps
 from router.proxy.relay_context import KvTransfer, RelayContext
-from router.request_log import RequestLog
-from router.settings.sources import load_settings
-from router.stats import GroupStats
-from router.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
-from router.worker import Worker
+from router.proxy.request_log import RequestLog
+from router.proxy.splice import HotPath
 from tests.support.scripted import TIMEOUT_S, ScriptedServer, until
 
 MODEL = "tiny"

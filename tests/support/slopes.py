@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, linear_regression
 
-from loadgen.intervals import Estimate
+from loadgen.report.intervals import Estimate
 
 _PARTS = 10
 _T_95 = 2.306

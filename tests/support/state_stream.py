@@ -8,8 +8,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from router.types import RunningRequest, Snapshot
-from router.wire import encode, full_endpoint
+from router.core.types import RunningRequest, Snapshot
+from router.core.wire import encode, full_endpoint
 
 TIMEOUT_S = 60.0
 NOTHING = Snapshot("delta", "theirs", "w", 3, "epoch", 0, 0, 0.0, 0.01)

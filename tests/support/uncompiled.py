@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import cast
 from unittest.mock import patch
 
-from router import policies
-from router.policies.solver import Instance, Solution
+from router.core.policies import bfio
+from router.core.policies.bfio.solver import Instance, Solution
 
 Solve = Callable[[Instance, int], Solution]
 
@@ -19,8 +19,8 @@ Solve = Callable[[Instance, int], Solution]
 @contextmanager
 def uncompiled() -> Iterator[Solve]:
     """Imports the solver once more, without numba; nothing of that stays behind."""
-    package = policies.__name__
-    with patch.dict(policies.__dict__), _without("numba", f"{package}."):
+    package = bfio.__name__
+    with patch.dict(bfio.__dict__), _without("numba", f"{package}."):
         assert import_module(f"{package}.compiled").njit is None
         yield cast(Solve, import_module(f"{package}.solver").solve)
 

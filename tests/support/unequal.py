@@ -12,8 +12,8 @@ import numpy as np
 
 from loadgen.chains.simulation import simulate_chains
 from loadgen.chains.work import Work, draw_work
-from router.placement.model import Chain, total_rate
-from router.types import Dispatch
+from router.core.placement.model import Chain, total_rate
+from router.core.types import Dispatch
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.replays import replay_command
 from tests.support.server import running_router

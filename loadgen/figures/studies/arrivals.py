@@ -8,22 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from loadgen.figures.cases import Case, trace_lengths
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import TRACE_NAMES, Study, config
-from loadgen.figures.tables import (
-    IMBALANCE,
-    THROUGHPUT,
-    TPOT,
-    TTFT,
-    TTFT_P99,
-    Table,
-    metric_table,
-)
-from loadgen.simulator.arrivals import Arrivals
-from router.types import Dispatch
+from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, TTFT_P99, Table, metric_table
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.simulator.decode.arrivals import Arrivals
+from router.core.types import Dispatch
 
 PERCENT = (60, 80, 95, 105, 110, 115)
 BELOW = tuple(percent for percent in PERCENT if percent <= 95)

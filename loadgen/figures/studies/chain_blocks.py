@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.figures.chain_cases import DEPLOYMENTS, Computed, deployment, worst_ratio
-from loadgen.figures.charts import COLOURS, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
-from router.placement.gbp_cr import Fleet, gbp_cr, rooms
+from loadgen.report.charts import COLOURS, finish, legend, panels, save
+from router.core.placement.gbp_cr import Fleet, gbp_cr, rooms
 
 EQUAL, UNEQUAL = "equal memory", "unequal memory"
 SERVERS = 100

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from loadgen.figures.chain_cases import DEPLOYMENTS, Computed, deployment, worst_ratio
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
-from router.placement.gbp_cr import gbp_cr
-from router.placement.gca import gca
-from router.placement.model import Chain, total_rate
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from router.core.placement.gbp_cr import gbp_cr
+from router.core.placement.gca import gca
+from router.core.placement.model import Chain, total_rate
 
 SERVERS, RESERVED = 40, 4
 SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 90)

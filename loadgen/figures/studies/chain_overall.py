@@ -14,13 +14,13 @@ from types import MappingProxyType
 from loadgen.chains.command import ChainsOptions
 from loadgen.chains.config import Blocks
 from loadgen.figures.chain_cases import DEPLOYMENTS, RESPONSE, WAITING, ChainCase
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, shown
-from loadgen.intervals import Estimate, estimate
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.intervals import Estimate, estimate
 
 OURS, PETALS, BPRR = Blocks.GBP_CR, Blocks.PETALS, Blocks.BPRR
 _SERVERS, _FAST, _RATE = "servers J", "fast share, %", "requests/s"

@@ -12,14 +12,14 @@ from types import MappingProxyType
 
 from loadgen.chains.command import ChainsOptions
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, SERVICE, UPPER, ChainCase
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
-from loadgen.intervals import Estimate, estimate
-from router.types import Dispatch
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.intervals import Estimate, estimate
+from router.core.types import Dispatch
 
 JFFC = "jffc"
 _WAYS: Mapping[str, tuple[str, Dispatch]] = MappingProxyType(

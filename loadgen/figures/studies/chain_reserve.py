@@ -14,17 +14,17 @@ from types import MappingProxyType
 from loadgen.chains.simulation import simulate_chains
 from loadgen.chains.work import draw_work
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, UPPER, Computed, deployment
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table, shown
-from loadgen.intervals import estimate
-from router.placement.bounds import chain_bounds
-from router.placement.gbp_cr import gbp_cr
-from router.placement.gca import gca
-from router.placement.model import total_rate
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.intervals import estimate
+from router.core.placement.bounds import chain_bounds
+from router.core.placement.gbp_cr import gbp_cr
+from router.core.placement.gca import gca
+from router.core.placement.model import total_rate
 
 RATES = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
 SHOWN = (0.2, 1.0)

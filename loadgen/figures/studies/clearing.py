@@ -12,14 +12,14 @@ from types import MappingProxyType
 import numpy as np
 
 from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Table, shown
-from loadgen.intervals import Estimate, estimate
-from loadgen.simulator.admission_command import AdmissionOptions
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.intervals import Estimate, estimate
+from loadgen.simulator.admission.admission_command import AdmissionOptions
 
 _RATES = (50, 10)
 _COUNTS = (2000, 4000, 6000, 8000, 10_000)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from loadgen.figures.cases import Case
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import BUBBLE, IMBALANCE, THROUGHPUT, TPOT, Table, metric_table
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
 
 DELAYS = (0, 1, 2, 4)
 OVERCOMMITS = (0, 1, 2)

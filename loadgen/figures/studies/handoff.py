@@ -10,18 +10,18 @@ from typing import Any
 
 from loadgen.emulator.prefill import PrefillTime
 from loadgen.figures.cases import Case, trace_lengths
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.studies.arrivals import FORMS, OURS
 from loadgen.figures.study import Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Column, Table, metric_table
-from loadgen.intervals import paired
-from loadgen.simulator.arrivals import Arrivals
-from loadgen.simulator.config import DecodeConfig
-from loadgen.simulator.prefill import PrefillConfig
-from router.types import Dispatch
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.intervals import paired
+from loadgen.simulator.decode.arrivals import Arrivals
+from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.prefill import PrefillConfig
+from router.core.types import Dispatch
 
 _TRACE = "burstgpt"
 _WORKERS, _SLOTS, _STEPS, _SEEDS = 8, 32, 2000, 10

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from loadgen.figures.cases import Case
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import ORACLE, PLAIN, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, Table, metric_table
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
 
 HORIZONS = (0, 4, 8, 12, 20, 40, 100)
 _PLAIN, _DISCOUNTED = "plain", "discounted"

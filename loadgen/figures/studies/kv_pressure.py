@@ -12,8 +12,8 @@ from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
-from loadgen.intervals import Estimate, paired
-from loadgen.simulator.admission_command import AdmissionOptions
+from loadgen.report.intervals import Estimate, paired
+from loadgen.simulator.admission.admission_command import AdmissionOptions
 
 EVICTIONS = Column("evictions per 1,000", "evictions_per_1k", 1.0, 1)
 TOKENS = Column("throughput, tok/s", "throughput_tok_s", 1.0, 0)

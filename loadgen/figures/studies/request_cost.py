@@ -9,9 +9,9 @@ from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, Table
-from loadgen.simulator.config import DecodeConfig
-from loadgen.step_model import StepTime
-from router.workload import WorkProfile
+from loadgen.model.step_time import StepTime
+from loadgen.simulator.decode.config import DecodeConfig
+from router.core.forecast.step_cost import WorkProfile
 
 REQUEST_TOKENS = 800
 FITTED = replace(StepTime(), per_request_s=REQUEST_TOKENS * StepTime().per_token_s)

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from loadgen.figures.cases import Case
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_least, at_most, within
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
@@ -22,7 +21,8 @@ from loadgen.figures.tables import (
     metric_table,
 )
 from loadgen.figures.trials import SEEDS
-from loadgen.simulator.config import DecodeConfig
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.simulator.decode.config import DecodeConfig
 
 WORKERS = (16, 32, 64, 128, 256)
 FEWER_SEEDS, MORE_SEEDS = 3, 10

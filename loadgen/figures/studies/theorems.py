@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.figures.cases import Case
-from loadgen.figures.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.figures.claims import Claim, at_least
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
 from loadgen.figures.tables import IMBALANCE, Table, shown
 from loadgen.figures.trials import SEEDS
-from loadgen.intervals import Estimate, estimate
-from loadgen.simulator.config import PAPER, DecodeConfig
-from loadgen.simulator.lengths import LawLengths
-from router.workload import WorkProfile
+from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
+from loadgen.report.intervals import Estimate, estimate
+from loadgen.simulator.decode.config import PAPER, DecodeConfig
+from loadgen.simulator.decode.lengths import LawLengths
+from router.core.forecast.step_cost import WorkProfile
 
 
 @dataclass(frozen=True, slots=True)

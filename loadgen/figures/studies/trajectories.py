@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.figures.cases import Case
-from loadgen.figures.charts import COLOURS, DASHES, finish, legend, panels, save
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, Study, config
 from loadgen.figures.tables import ENERGY, IMBALANCE, THROUGHPUT, Table, metric_table
-from loadgen.simulator.results import StepRecords
-from loadgen.step_model import PowerModel
-from router.workload import Floats
+from loadgen.model.step_time import PowerModel
+from loadgen.report.charts import COLOURS, DASHES, finish, legend, panels, save
+from loadgen.simulator.decode.results import StepRecords
+from router.core.forecast.step_cost import Floats
 
 _WAYS = ("fcfs", "jsq", NONE, ORACLE)
 _POWER_WAYS = ("fcfs", NONE, ORACLE)

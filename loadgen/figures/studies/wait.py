@@ -7,12 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from engine_patches.admission.fluid import Flow
-from engine_patches.admission.thresholds import (
-    equal_segments,
-    least_nested,
-    least_wait,
-)
+from engine_patches.admission.theory.fluid import Flow
+from engine_patches.admission.theory.thresholds import equal_segments, least_nested, least_wait
 from loadgen.figures.admission_cases import AdmissionCase
 from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.laboratory import Laboratory
@@ -20,9 +16,9 @@ from loadgen.figures.samples import Outcomes
 from loadgen.figures.studies.kv_pressure import EVICTIONS, LATENCY, P99, TOKENS
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
-from loadgen.simulator.admission import EvictionKind, Order
-from loadgen.simulator.admission_command import AdmissionOptions
-from loadgen.simulator.scenarios import SCENARIOS, TypedSource
+from loadgen.simulator.admission.admission_command import AdmissionOptions
+from loadgen.simulator.admission.scenarios import SCENARIOS, TypedSource
+from loadgen.simulator.admission.simulation import EvictionKind, Order
 
 _MOST_USED = Column("KV used, most %", "kv_used_max", 0.01, 1)
 _COLUMNS = (TOKENS, LATENCY, P99, EVICTIONS, _MOST_USED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from loadgen.traces import load_trace
+from loadgen.traces.trace import load_trace
 
 PROMPT_CAP_TOKENS = 1024
 

@@ -26,8 +26,8 @@ import httptools
 import uvloop
 import zmq
 
-from engine_patches.report import Row, SnapshotPublisher, StepReport
-from router.types import KvGroup
+from engine_patches.stream.publisher import Row, SnapshotPublisher, StepReport
+from router.core.types import KvGroup
 
 _EVENT = (
     b'data: {"id":"chatcmpl-6f1d0a5be2c94f7d8a3bb0c97f42d1e5","object":"chat.completion.chunk",'

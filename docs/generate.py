@@ -1,0 +1,42 @@
+"""Write the generated pages beside this file, and the dashboards.
+
+python -m docs.generate            # write what has changed
+python -m docs.generate --check    # write nothing; exit 1 if a file is not up to date
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dashboards import generate as dashboards
+from docs.commands_page import commands_text
+from docs.metrics_page import metrics_text
+from docs.settings_page import settings_text
+
+FOLDER = Path(__file__).resolve().parent
+COMMAND = "python -m docs.generate"
+_PAGES = {
+    "settings.md": settings_text,
+    "commands.md": commands_text,
+    "metrics.md": metrics_text,
+}
+
+
+def stale() -> dict[Path, str]:
+    """The generated files that do not hold what the code says, and what they should hold."""
+    pages = {FOLDER / name: text() for name, text in _PAGES.items()}
+    return dashboards.differing(pages) | dashboards.stale()
+
+
+def main() -> None:
+    """See the module."""
+    changed = stale()
+    if "--check" in sys.argv[1:]:
+        names = ", ".join(path.name for path in changed)
+        sys.exit(f"not up to date: {names}; run {COMMAND}" if names else 0)
+    dashboards.write(changed)
+
+
+if __name__ == "__main__":
+    main()

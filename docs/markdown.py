@@ -1,0 +1,40 @@
+"""Pieces of Markdown that GitHub and mkdocs read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+
+def code(text: str) -> str:
+    """The text as code; a pipe in backticks would end a table's cell."""
+    return f"<code>{_entities(text)}</code>" if "|" in text else f"`{text}`"
+
+
+def plain(text: str) -> str:
+    """The text with nothing in it that Markdown or HTML would take for its own."""
+    return _entities(text).replace("*", "\\*")
+
+
+def number(value: float) -> str:
+    """A number without a fraction that is zero, with commas between thousands."""
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
+
+
+def default(value: object) -> str:
+    """A default as one would write it."""
+    if isinstance(value, bool):
+        return code(str(value).lower())
+    if isinstance(value, float) and value.is_integer():
+        return code(str(int(value)))
+    return code(str(value.value if isinstance(value, Enum) else value))
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, with a line break at its end."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _entities(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;")

@@ -1,0 +1,96 @@
+"""The page of all settings of ``evenstep serve``, from their declarations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
+
+from docs.markdown import code, default, number, plain, table
+from router.config.flags import METAVARS
+from router.config.marks import mark_of
+from router.config.settings import PREFIX, ServeSettings
+from router.config.sources import CONFIG_VARIABLE, flag_name
+
+_HEAD = f"""# Settings
+
+Every setting of `evenstep serve`. This page is generated from `router/config`: change a setting
+there, then run `python -m docs.generate`.
+
+The first source that gives a setting wins: its flag, its environment variable, the TOML file that
+`--config` or `{CONFIG_VARIABLE}` names, its default. The file uses the setting's name. It may hold
+workers as texts, `workers = ["http://127.0.0.1:8001,slots=64"]`, or as tables, `[[workers]]`. Where
+a setting takes several values, its flag is repeated, and its variable separates them by spaces.
+`evenstep serve --print-config` prints all settings as such a file.
+
+The column *live* says whether a setting changes while the router runs: it reads its settings again
+at SIGHUP, and takes most of them at `PATCH /settings` of the admin port too. *If given* means that
+it does so only if keys, or a certificate, were given at the start. All others wait for the next
+start.
+
+"""
+_COLUMNS = ("setting, flag, variable", "default", "values", "live", "what")
+_UNITS_OF_NAMES = {
+    "_per_s": "per s",
+    "_ms": "ms",
+    "_s": "s",
+    "_bytes": "bytes",
+    "_tokens": "tokens",
+}
+_UNITS_OF_VALUES = {"TOKENS": "tokens", "W,W,W": "W"}
+
+
+def settings_text() -> str:
+    """The document."""
+    return _HEAD + "\n".join(_section(group) for group in ServeSettings.__bases__)
+
+
+def _section(group: type[BaseSettings]) -> str:
+    """The settings of one class; heading and first sentence are its file's."""
+    described = sys.modules[group.__module__].__doc__ or ""
+    title, _, text = described.strip().partition(": ")
+    path = f"{group.__module__.replace('.', '/')}.py"
+    rows = ([*_row(name, field)] for name, field in group.model_fields.items())
+    sentence = f"{text[0].upper()}{plain(text[1:])}"
+    return f"## {title}\n\n{sentence} Declared in [{path}](../{path}).\n\n{table(_COLUMNS, rows)}"
+
+
+def _row(name: str, field: FieldInfo) -> Iterator[str]:
+    yield "<br>".join(map(code, (name, flag_name(name), PREFIX + name.upper())))
+    yield "unset" if field.default in (None, ()) else default(field.default)
+    yield _values(name, field)
+    mark = mark_of(field)
+    yield "no" if mark is None else "if given" if mark.only_if_set else "yes"
+    yield plain(field.description or "")
+
+
+def _values(name: str, field: FieldInfo) -> str:
+    """What the setting may be: its choices or its range with unit, else what a flag takes."""
+    bounds = {type(each).__name__: each for each in field.metadata}
+    if {"Ge", "Le"} <= bounds.keys():
+        between = f"{number(bounds['Ge'].ge)} to {number(bounds['Le'].le)}"
+        return f"{between} {_unit(name)}".rstrip()
+    if choices := _choices(field.annotation):
+        return ", ".join(map(code, choices))
+    return f"{code(METAVARS[name])} {_unit(name)}".rstrip()
+
+
+def _choices(annotation: Any) -> list[str]:
+    for kind in get_args(annotation) or (annotation,):
+        if kind is bool:
+            return ["true", "false"]
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return [each.value for each in kind]
+    if get_origin(annotation) is Literal:
+        return [each for each in get_args(annotation) if each is not NoneType]
+    return []
+
+
+def _unit(name: str) -> str:
+    of_name = (unit for ending, unit in _UNITS_OF_NAMES.items() if name.endswith(ending))
+    return next(of_name, _UNITS_OF_VALUES.get(METAVARS[name], ""))

@@ -1,0 +1,111 @@
+"""Headroom: keeps a share w of the memory free of new requests, for the growth of running ones.
+
+A request enters while KV + growth + its tokens <= (1 - w) C. Growth is what the running requests
+compute in the step. A small w gains most: evictions become rare, and recomputation costs more than
+the memory kept free. The best w depends on the lengths, so w follows the preemptions.
+
+With a constant w it is the alpha-protection of arXiv 2502.07115, section 7 (``alpha_beta``). If the
+memory overflows nonetheless, each running request there is cleared with probability beta and
+restarts from its prompt. That part is the engine's: simulated engines do it, vLLM preempts the
+request admitted last.
+"""
+
+from __future__ import annotations
+
+from engine_patches.admission.ledger import Key, Ledger, Memory, Ticket, engine_order
+from engine_patches.admission.protocol import Verdict
+
+WINDOW_ENTRIES = 128
+TOLERATED = 0.02
+RAISE = 0.01
+LOWER = 0.005
+
+
+def admit_below(
+    limit_tokens: int, ledger: Ledger, memory: Memory, quota: dict[int, int] | None = None
+) -> list[Ticket]:
+    """Return waiting requests in order, up to the first that would exceed a memory limit.
+
+    If nothing runs, the first is admitted even beyond the limit, provided that it fits at all. At
+    most ``limit_tokens`` are held after entry. ``quota`` limits the entries of each kind, to no
+    more than wait; further requests of a kind are skipped. It is consumed.
+    """
+    admitted: list[Ticket] = []
+    most = memory.slots_free if quota is None else min(memory.slots_free, sum(quota.values()))
+    room = memory.room(limit_tokens)
+    first = room if ledger.running else memory.room(memory.capacity_tokens)
+    for ticket in ledger.waiting:
+        if len(admitted) >= most:
+            break
+        if quota is not None:
+            if not quota.get(ticket.kind):
+                continue
+            quota[ticket.kind] -= 1
+        tokens = memory.rounded(ticket.entry_tokens)
+        if tokens > (room if admitted else first):
+            break
+        admitted.append(ticket)
+        room -= tokens
+    return admitted
+
+
+class Reserve:
+    """The share w that is kept free, and its control.
+
+    Every ``WINDOW_ENTRIES`` entries: if preemptions were more than 2 % of them, w rises by 0.01; if
+    there were none, it falls by 0.005. It stays within its bounds.
+
+    Args:
+        least: initial and lowest share.
+        most: highest share; equal to ``least`` for a constant share.
+    """
+
+    def __init__(self, least: float, most: float) -> None:
+        self.share = least
+        self._least = least
+        self._most = most
+        self._entered = 0
+        self._preempted = 0
+
+    def limit_tokens(self, ledger: Ledger, memory: Memory) -> int:
+        """Return (1 - w) C; call it every step, because it learns from the ledger's counts."""
+        entered = ledger.entered_total - self._entered
+        if entered >= WINDOW_ENTRIES:
+            self._learn((ledger.preempted_total - self._preempted) / entered)
+            self._entered, self._preempted = ledger.entered_total, ledger.preempted_total
+        return self._limit_tokens(memory)
+
+    def room(self, ledger: Ledger, memory: Memory) -> int:
+        """Return the tokens that a request may bring if none waits."""
+        if not ledger.running:
+            return memory.room(memory.capacity_tokens)
+        return memory.room(self._limit_tokens(memory))
+
+    def _limit_tokens(self, memory: Memory) -> int:
+        return int((1 - self.share) * memory.capacity_tokens)
+
+    def _learn(self, preemptions_per_entry: float) -> None:
+        if preemptions_per_entry > TOLERATED:
+            self.share = min(self._most, self.share + RAISE)
+        elif preemptions_per_entry == 0:
+            self.share = max(self._least, self.share - LOWER)
+
+
+class Headroom:
+    """The engine's own order, below (1 - w) C."""
+
+    lengths = None
+    follower = None
+
+    def __init__(self, reserve: Reserve, name: str = "headroom") -> None:
+        self.reserve = reserve
+        self.name = name
+
+    def key(self, ticket: Ticket) -> Key:
+        return engine_order(ticket)
+
+    def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
+        return Verdict(admit_below(self.reserve.limit_tokens(ledger, memory), ledger, memory))
+
+    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+        return self.reserve.room(ledger, memory)

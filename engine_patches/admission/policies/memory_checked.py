@@ -1,0 +1,89 @@
+"""MC-SF: shortest first, while the memory suffices until all requests have ended.
+
+Algorithm 2 of arXiv 2502.07115. Running requests go on. The waiting request with the least
+predicted output enters if the memory suffices at every end of running and admitted requests, and so
+on up to the first for which it does not. Extensions: priorities, ageing (the longest would starve),
+memory in blocks, renewal of exceeded predictions, and a share of memory kept free for their errors.
+"""
+
+from __future__ import annotations
+
+from engine_patches.admission.ledger import Key, Ledger, Lengths, Memory, Ticket
+from engine_patches.admission.protocol import Verdict
+from engine_patches.admission.theory.completions import Completions
+
+
+class MemoryChecked:
+    """Admits requests predicted to end within the memory, shortest first.
+
+    Args:
+        margin: share of the memory kept free at every end, for errors of the predictions.
+        ageing: output tokens that one second of waiting offsets: no request that comes o / ageing
+            seconds after one of o tokens overtakes it.
+    """
+
+    name = "memory_checked"
+
+    def __init__(self, lengths: Lengths, margin: float = 0.0, ageing: float = 0.0) -> None:
+        self.lengths = lengths
+        self.follower = Completions()
+        self._margin = margin
+        self._ageing = ageing
+
+    def key(self, ticket: Ticket) -> Key:
+        """Order by priority, then by predicted length plus ageing."""
+        return (ticket.priority, ticket.predicted_tokens + self._ageing * ticket.arrived_s)
+
+    def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
+        """Admit up to the first request for which the memory would not suffice at some end."""
+        completions = self.follower
+        completions.fit(memory.capacity_tokens, memory.block_tokens)
+        completions.settle()
+        admitted = self._admit(ledger, memory)
+        if not admitted and not ledger.running:
+            admitted = self._alone(ledger, memory)
+        return Verdict(admitted)
+
+    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+        """Return the memory free at the fullest end; in an empty engine, all."""
+        if not ledger.running:
+            return memory.room(memory.capacity_tokens)
+        free = self._limit_blocks(ledger, memory) - self.follower.highest_blocks()
+        return max(0, min(free * memory.block_tokens, memory.room(memory.capacity_tokens)))
+
+    def _admit(self, ledger: Ledger, memory: Memory) -> list[Ticket]:
+        admitted: list[Ticket] = []
+        completions, limit, prompt_tokens = self.follower, None, 0
+        for ticket in ledger.waiting[: max(0, memory.slots_free)]:
+            prompt_tokens += ticket.entry_tokens
+            running = len(ledger.running) + len(admitted)
+            ticket.late_steps = memory.late_steps(prompt_tokens, running)
+            offset = ticket.entry_tokens - ledger.steps
+            if completions.refuses(ticket, offset, self._most_blocks(memory)):
+                break
+            if limit is None:
+                self._predict_again(ledger)
+                limit = self._limit_blocks(ledger, memory)
+            if not completions.book(ticket, offset, limit):
+                break
+            admitted.append(ticket)
+        return admitted
+
+    def _predict_again(self, ledger: Ledger) -> None:
+        """Renew exceeded predictions; done only when it matters, because many end by then."""
+        for ticket in self.follower.surpassed(ledger.steps):
+            ledger.predict_again(ticket)
+
+    def _alone(self, ledger: Ledger, memory: Memory) -> list[Ticket]:
+        """Return the first waiting request if the memory has room for it as it enters."""
+        room = memory.room(memory.capacity_tokens)
+        first = ledger.waiting[: min(1, memory.slots_free)]
+        return [ticket for ticket in first if memory.rounded(ticket.entry_tokens) <= room]
+
+    def _limit_blocks(self, ledger: Ledger, memory: Memory) -> int:
+        """Return the blocks for requests, without the margin and other holders of memory."""
+        used = memory.used_tokens // memory.block_tokens
+        return self._most_blocks(memory) - max(0, used - self.follower.held_blocks(ledger.steps))
+
+    def _most_blocks(self, memory: Memory) -> int:
+        return int((1 - self._margin) * memory.capacity_tokens) // memory.block_tokens

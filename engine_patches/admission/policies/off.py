@@ -1,0 +1,23 @@
+"""No admission policy: the engine admits requests in its own order."""
+
+from __future__ import annotations
+
+from engine_patches.admission.ledger import Key, Ledger, Memory, Ticket, engine_order
+from engine_patches.admission.protocol import Verdict
+
+
+class Off:
+    """For comparison: the engine's own behaviour."""
+
+    name = "off"
+    lengths = None
+    follower = None
+
+    def key(self, ticket: Ticket) -> Key:
+        return engine_order(ticket)
+
+    def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
+        return Verdict(None)
+
+    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+        return memory.room(memory.capacity_tokens)

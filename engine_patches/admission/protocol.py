@@ -1,0 +1,68 @@
+"""Admission policy: (ledger, memory) -> requests to admit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine_patches.admission.ledger import Follower, Key, Ledger, Lengths, Memory, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Admissions of one step.
+
+    Attributes:
+        admit: requests to admit in this order, as far as the engine has tokens to compute; None:
+            the engine's own choice.
+        run: ids of running requests that go on; None: all, as in real engines.
+        wake_s: time at which to decide again even without an event; None: no need.
+    """
+
+    admit: Sequence[Ticket] | None
+    run: Set[str] | None = None
+    wake_s: float | None = None
+
+
+class Admission(Protocol):
+    """One policy for one engine; ``ledger_of`` makes its ledger.
+
+    An engine has memory for every single request (larger ones are rejected before they wait).
+    """
+
+    @property
+    def name(self) -> str:
+        """Name in settings and on the command line."""
+        ...
+
+    @property
+    def lengths(self) -> Lengths | None:
+        """Source of output lengths; None: it needs none."""
+        ...
+
+    @property
+    def follower(self) -> Follower | None:
+        """Part of the policy that tracks the running requests; None: no part does."""
+        ...
+
+    def key(self, ticket: Ticket) -> Key:
+        """Return a request's place in the waiting order; constant while it waits."""
+        ...
+
+    def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
+        """Decide for the step about to be scheduled; at most once a step.
+
+        With nothing running, a waiting request must be admitted. Exceptions: a hold
+        (``Verdict.wake_s``), or no waiting request fits beside other holders of memory.
+        """
+        ...
+
+    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+        """Return the prompt tokens admissible with an empty queue (``admissible_kv_tokens``)."""
+        ...
+
+
+def ledger_of(admission: Admission) -> Ledger:
+    """Return an empty ledger configured for the policy."""
+    return Ledger(admission.key, admission.lengths, admission.follower)

@@ -1,0 +1,130 @@
+"""Cost of an engine's step, and the equilibrium of its fluid model.
+
+Section 3 of arXiv 2504.11320, extended by costs per request and per prompt token. A type (l, l') of
+the paper takes l' + 1 steps and holds l + s tokens in stage s = 0 … l'. On an engine it is a
+request with a prompt of l tokens that returns l' + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Work of a step, summed over its requests.
+
+    Attributes:
+        prompt_tokens: prompt tokens of requests whose prompt is computed.
+    """
+
+    kv_tokens: float
+    requests: float
+    prompt_tokens: float
+
+
+def combined(counts: Iterable[float], batches: Iterable[Batch]) -> Batch:
+    """Return the sum of batches with these multiplicities."""
+    kv_tokens = requests = prompt_tokens = 0.0
+    for count, batch in zip(counts, batches, strict=True):
+        kv_tokens += count * batch.kv_tokens
+        requests += count * batch.requests
+        prompt_tokens += count * batch.prompt_tokens
+    return Batch(kv_tokens, requests, prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Time of a step, linear in its work.
+
+    Attributes:
+        base_s: d0, seconds of any step; above 0.
+        per_token_s: d1, seconds per KV token held.
+    """
+
+    base_s: float
+    per_token_s: float = 0.0
+    per_request_s: float = 0.0
+    per_prompt_token_s: float = 0.0
+
+    def of(self, batch: Batch) -> float:
+        """Return the seconds of the work, without the base."""
+        return (
+            self.per_token_s * batch.kv_tokens
+            + self.per_request_s * batch.requests
+            + self.per_prompt_token_s * batch.prompt_tokens
+        )
+
+    def step_s(self, batch: Batch) -> float:
+        """Return the seconds of a step: (1) in the paper."""
+        return self.base_s + self.of(batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Requests of one type.
+
+    Attributes:
+        rate: lambda, requests per second; above 0.
+        prompt_tokens: l.
+        decode_steps: l', steps after the one that computes the prompt.
+    """
+
+    rate: float
+    prompt_tokens: float
+    decode_steps: int
+
+    @property
+    def everywhere(self) -> Batch:
+        """One request in every stage."""
+        stages = self.decode_steps + 1
+        held = stages * (self.prompt_tokens + self.decode_steps / 2)
+        return Batch(held, stages, self.prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Equilibrium:
+    """State with equal rates of arrivals and ends.
+
+    Attributes:
+        load: share of the engine's time that the requests take in the limit of large batches;
+            stable below 1.
+        step_s: time of a step; infinite if unstable, as are the next two.
+        memory_tokens: M*, (8).
+        requests: n*_j of each flow, in all of its stages.
+        decode_tok_s: throughput*, (10): tokens after the first of each request.
+    """
+
+    load: float
+    step_s: float
+    memory_tokens: float
+    requests: tuple[float, ...]
+    decode_tok_s: float
+
+    @property
+    def stable(self) -> bool:
+        """Condition of Proposition 1."""
+        return self.load < 1
+
+
+def equilibrium(flows: Sequence[Flow], cost: StepCost) -> Equilibrium:
+    """Solve (7) and (8)."""
+    a_second = combined([flow.rate for flow in flows], [flow.everywhere for flow in flows])
+    load = cost.of(a_second)
+    step_s = cost.base_s / (1 - load) if load < 1 else math.inf
+    return Equilibrium(
+        load=load,
+        step_s=step_s,
+        memory_tokens=step_s * a_second.kv_tokens,
+        requests=tuple(step_s * flow.rate * (flow.decode_steps + 1) for flow in flows),
+        decode_tok_s=sum(flow.rate * flow.decode_steps for flow in flows),
+    )
+
+
+def sustainable_share(flows: Sequence[Flow], cost: StepCost, capacity_tokens: float) -> float:
+    """Return the multiple of all rates for which M* equals the capacity (Proposition 2)."""
+    a_second = combined([flow.rate for flow in flows], [flow.everywhere for flow in flows])
+    needed = cost.base_s * a_second.kv_tokens + cost.of(a_second) * capacity_tokens
+    return capacity_tokens / needed

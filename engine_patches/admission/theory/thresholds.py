@@ -1,0 +1,218 @@
+"""Thresholds of WAIT and Nested WAIT: their validity, and the least valid ones.
+
+Sections 4, 5 and 7 of arXiv 2504.11320: (11), (12), (15) and (16). Memory is the plain sum over the
+stages. (13) counts the lengths of all earlier segments twice, and the sum before (16) places a
+segment's middle at half its end; neither is used. There are as many thresholds as flows or
+segments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import le
+
+from engine_patches.admission.theory.fluid import Batch, Flow, StepCost, combined
+
+# Tolerance for ratios of printed integers that are meant to be equal.
+_SAME = 1e-9
+# With a load so near to 1 that it takes more rounds, the result is least up to one percent.
+_EXACT_ROUNDS = 2000
+_EXACT_WORK = 50_000
+_STRIDE = 1.01
+
+Thresholds = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Requests in a range of stages, whatever their final lengths.
+
+    Attributes:
+        first_stage, last_stage: both included.
+        rate: requests per second that enter it.
+        passing: share of these that pass to the next; 0 for the last.
+        prompt_tokens: mean prompt length.
+    """
+
+    first_stage: int
+    last_stage: int
+    rate: float
+    passing: float
+    prompt_tokens: float
+
+    @property
+    def everywhere(self) -> Batch:
+        """One request in every stage."""
+        stages = self.last_stage - self.first_stage + 1
+        middle = (self.first_stage + self.last_stage) / 2
+        prompt = self.prompt_tokens if self.first_stage == 0 else 0.0
+        return Batch(stages * (self.prompt_tokens + middle), stages, prompt)
+
+
+def segments_of(flows: Sequence[Flow], last_stages: Sequence[int]) -> tuple[Segment, ...]:
+    """Cut the stages into segments that end at ``last_stages``, ascending to the greatest l'."""
+    assert last_stages[-1] == max(flow.decode_steps for flow in flows), "some would never end"
+    segments = []
+    for before, last in pairwise((-1, *last_stages)):
+        entering = [flow for flow in flows if flow.decode_steps > before]
+        rate = math.fsum(flow.rate for flow in entering)
+        passing = math.fsum(flow.rate for flow in entering if flow.decode_steps > last)
+        prompts = math.fsum(flow.rate * flow.prompt_tokens for flow in entering)
+        segments.append(Segment(before + 1, last, rate, passing / rate, prompts / rate))
+    return tuple(segments)
+
+
+def equal_segments(flows: Sequence[Flow], count: int) -> tuple[Segment, ...]:
+    """Cut into segments in which equally many different l' end (section 7.2)."""
+    lengths = sorted({flow.decode_steps for flow in flows})
+    count = min(count, len(lengths))
+    return segments_of(flows, [lengths[len(lengths) * k // count - 1] for k in range(1, count + 1)])
+
+
+def worst_of(periods: Sequence[Sequence[Segment]]) -> tuple[Segment, ...]:
+    """Return the segments that (15) requires for changing rates: the maxima over all periods."""
+    return tuple(
+        replace(
+            same[0],
+            rate=max(segment.rate for segment in same),
+            passing=max(segment.passing for segment in same),
+            prompt_tokens=max(segment.prompt_tokens for segment in same),
+        )
+        for same in zip(*periods, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A value that must be less than its limit.
+
+    Attributes:
+        value, limit: values of one unit.
+    """
+
+    what: str
+    value: float
+    limit: float
+
+    @property
+    def edge(self) -> bool:
+        """Both are equal: queues grow as the square root of time, buffers without bound."""
+        return math.isclose(self.value, self.limit, rel_tol=_SAME)
+
+    @property
+    def holds(self) -> bool:
+        return self.value < self.limit and not self.edge
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.value:.6g} against {self.limit:.6g}"
+
+
+def wait_conditions(
+    thresholds: Sequence[float], flows: Sequence[Flow], cost: StepCost
+) -> list[Condition]:
+    """(11) for each flow; on the edge it still holds there, with growing latencies."""
+    step_s = cost.step_s(combined(thresholds, [flow.everywhere for flow in flows]))
+    return [
+        Condition(f"(11) step of full batch < n_{j} / lambda_{j}", step_s, threshold / flow.rate)
+        for j, (threshold, flow) in enumerate(zip(thresholds, flows, strict=True), 1)
+    ]
+
+
+def nested_conditions(
+    thresholds: Sequence[float], segments: Sequence[Segment], cost: StepCost
+) -> list[Condition]:
+    """(12), or (16) if types share segments; (15) for the segments of ``worst_of``."""
+    step_s = cost.step_s(combined(thresholds, [segment.everywhere for segment in segments]))
+    found = [
+        Condition(
+            "(12) step of full batch < n_1 / lambda", step_s, thresholds[0] / segments[0].rate
+        )
+    ]
+    pairs = zip(segments[:-1], pairwise(thresholds), strict=True)
+    return found + [
+        Condition(f"(12) p_{k} < n_{k + 1} / n_{k}", segment.passing, following / n)
+        for k, (segment, (n, following)) in enumerate(pairs, 1)
+    ]
+
+
+def least_wait(
+    flows: Sequence[Flow], cost: StepCost, at_least: Sequence[int] | None = None
+) -> Thresholds | None:
+    """Return the least integer thresholds, none below ``at_least``, for which (11) holds strictly.
+
+    Returns:
+        None: there are none, because the flows are unstable.
+    """
+    columns = [flow.everywhere for flow in flows]
+    least = tuple(at_least or [1] * len(flows))
+
+    def needed(step_s: float) -> Thresholds:
+        return tuple(max(n, _above(f.rate * step_s)) for n, f in zip(least, flows, strict=True))
+
+    load = cost.of(combined([flow.rate for flow in flows], columns))
+    return _settled(needed, columns, cost, load)
+
+
+def least_nested(
+    segments: Sequence[Segment],
+    cost: StepCost,
+    at_least: Sequence[int] | None = None,
+    slack: float = 0.0,
+) -> Thresholds | None:
+    """Return the least integer thresholds, none below ``at_least``, for which (12) or (16) holds.
+
+    ``slack`` is the share by which n_{k+1} exceeds p_k n_k, as far as it stays at or below n_k.
+
+    Returns:
+        None: there are none with such a slack.
+    """
+    columns = [segment.everywhere for segment in segments]
+    least = tuple(at_least or [1] * len(segments))
+    shares = _shares(segments, slack)
+
+    def needed(step_s: float) -> Thresholds:
+        found = [max(least[0], _above(segments[0].rate * step_s))]
+        for n, segment, share in zip(least[1:], segments, shares, strict=False):
+            wanted = max(_above(segment.passing * found[-1]), math.ceil(share * found[-1] - _SAME))
+            found.append(max(n, wanted))
+        return tuple(found)
+
+    sizes = [segments[0].rate]
+    for share in shares:
+        sizes.append(share * sizes[-1])
+    load = cost.of(combined(sizes, columns))
+    return _settled(needed, columns, cost, load)
+
+
+def _shares(segments: Sequence[Segment], slack: float) -> list[float]:
+    return [
+        max(segment.passing, min(1.0, segment.passing * (1 + slack))) for segment in segments[:-1]
+    ]
+
+
+def _above(value: float) -> int:
+    """Return the least integer above a value that may be an integer up to rounding."""
+    return math.floor(value * (1 + _SAME)) + 1
+
+
+def _settled(
+    needed: Callable[[float], Thresholds], columns: Sequence[Batch], cost: StepCost, load: float
+) -> Thresholds | None:
+    """Return the least thresholds that satisfy the step time which they cause.
+
+    They exist if the load is below 1, with a small tolerance for each threshold.
+    """
+    if load * (1 + _SAME) ** len(columns) >= 1:
+        return None
+    exact_rounds = min(_EXACT_ROUNDS, _EXACT_WORK // len(columns))
+    step_s, rounds = cost.base_s, 0
+    while True:
+        thresholds = needed(step_s)
+        then_s = cost.step_s(combined(thresholds, columns))
+        if all(map(le, needed(then_s), thresholds)):
+            return thresholds
+        rounds += 1
+        step_s = then_s if rounds < exact_rounds else max(then_s, step_s * _STRIDE)

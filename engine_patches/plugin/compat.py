@@ -1,0 +1,389 @@
+"""Every vLLM internal that the plug-in reads; no other module may read one.
+
+They are checked once, at startup. The names below are the same in vLLM 0.26, 0.32 and 0.33; the
+differences are in ``SLOTS`` and ``_kv_bytes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from copy import copy
+from functools import wraps
+from importlib import import_module
+from inspect import signature
+from operator import attrgetter
+from typing import Any
+
+from engine_patches.plugin.end_table import EndReader, table_path
+from engine_patches.plugin.settings import PlugInError
+from engine_patches.plugin.state import EngineRequest
+from engine_patches.power.devices import RankGpus
+
+TESTED_VERSIONS = ("0.26", "0.32", "0.33")
+
+SCHEDULER = (
+    "running",
+    "requests",
+    "finished_req_ids",
+    "get_request_counts",
+    "kv_cache_manager.block_pool.num_gpu_blocks",
+    "kv_cache_manager.block_pool.get_num_free_blocks",
+    "kv_cache_config.kv_cache_groups",
+    "kv_cache_config.kv_cache_tensors",
+    "vllm_config.additional_config",
+    "vllm_config.parallel_config.data_parallel_index",
+    "vllm_config.parallel_config.data_parallel_rank_local",
+    "vllm_config.parallel_config.data_parallel_size",
+    "vllm_config.parallel_config.world_size",
+    "vllm_config.parallel_config.nnodes_within_dp",
+    "vllm_config.parallel_config.assigned_physical_gpu_ids",
+    "vllm_config.parallel_config.tensor_parallel_size",
+    "vllm_config.parallel_config.distributed_executor_backend",
+    "vllm_config.instance_id",
+    "kv_cache_manager.watermark_blocks",
+)
+# Number of requests that run at once; in 0.32 and 0.33 it differs from the model runner's slots.
+SLOTS = ("max_num_active_reqs", "max_num_running_reqs")
+KV_GROUP = ("kv_cache_spec.block_size",)
+REQUEST = ("request_id", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens")
+OUTPUT = (
+    "num_scheduled_tokens",
+    "total_num_scheduled_tokens",
+    "finished_req_ids",
+    "preempted_req_ids",
+    "scheduled_new_reqs",
+    "scheduled_cached_reqs",
+)
+NEW_REQUEST = ("req_id", "num_computed_tokens")
+CACHED_REQUESTS = ("req_ids", "resumed_req_ids", "num_computed_tokens")
+OUTPUTS = ("outputs",)
+KV_TENSOR = ("size", "block_stride")
+TOKENS = ("request_id", "new_token_ids")
+CLASSES = {
+    "vllm.v1.request.Request": REQUEST,
+    "vllm.v1.engine.EngineCoreOutputs": OUTPUTS,
+    "vllm.v1.engine.EngineCoreOutput": TOKENS,
+    "vllm.v1.core.sched.output.SchedulerOutput": OUTPUT,
+    "vllm.v1.core.sched.output.NewRequestData": NEW_REQUEST,
+    "vllm.v1.core.sched.output.CachedRequestData": CACHED_REQUESTS,
+    "vllm.v1.kv_cache_interface.KVCacheTensor": KV_TENSOR,
+}
+# Needed by the logits processors; the keys are those of a request's ``vllm_xargs``.
+END_KEY = "evenstep_request"
+HIDDEN_LENGTH_KEY = "evenstep_output_tokens"
+END_CLASSES = {
+    "vllm.v1.request.Request": ("sampling_params",),
+    "vllm.sampling_params.SamplingParams": (
+        *("extra_args", "temperature", "ignore_eos", "eos_token_id", "stop_token_ids"),
+    ),
+    "vllm.v1.sample.logits_processor.interface.BatchUpdate": ("removed", "added", "moved"),
+}
+EXECUTORS = ("uni", "mp")
+LOCKSTEP_ENGINE = ("vllm.v1.engine.core", "DPEngineCoreProc")
+DUMMY_BATCH = "execute_dummy_batch"
+METHODS = {
+    "schedule": (),
+    "update_from_output": ("scheduler_output", "model_runner_output"),
+    "add_request": ("request",),
+    "shutdown": (),
+}
+
+
+class EngineView:
+    """View of a vLLM scheduler.
+
+    Args:
+        scheduler: vLLM's scheduler, after its own constructor.
+
+    Attributes:
+        lockstep: whether its steps are those of a data-parallel group (mixture of experts).
+        block_sizes: tokens per KV block, one for each KV group of the model.
+        blocks_total: KV blocks of the pool that all groups share.
+        watermark: number of these blocks that admission leaves free.
+        kv_bytes: bytes of the KV cache on each GPU.
+
+    Raises:
+        PlugInError: this version of vLLM is incompatible.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        check(scheduler)
+        self._scheduler = scheduler
+        self._pool = scheduler.kv_cache_manager.block_pool
+        parallel = scheduler.vllm_config.parallel_config
+        self.rank = int(parallel.data_parallel_index)
+        self.gpus = _gpus(parallel, self.rank)
+        # For dense models vLLM configures each engine as a single one.
+        self.lockstep = int(parallel.data_parallel_size) > 1
+        self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
+        groups = scheduler.kv_cache_config.kv_cache_groups
+        self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in groups)
+        # One block is a placeholder that no request gets.
+        self.blocks_total = int(self._pool.num_gpu_blocks) - 1
+        self.watermark = int(scheduler.kv_cache_manager.watermark_blocks)
+        self.kv_bytes = _kv_bytes(scheduler.kv_cache_config.kv_cache_tensors)
+
+    def open_ends(self) -> EndReader:
+        """Open the table of the end signal's logits processor.
+
+        Raises:
+            PlugInError: it is missing, or its workers are out of reach.
+        """
+        missing = [
+            name for path, names in END_CLASSES.items() for name in missing_fields(path, names)
+        ]
+        if missing:
+            raise PlugInError(_cannot_work(missing))
+        config = self._scheduler.vllm_config
+        check_end_workers(config)
+        try:
+            return EndReader(table_path(*engine_key(config)))
+        except OSError as error:
+            raise PlugInError(
+                "evenstep.end_signal needs its logits processor as well: --logits-processors "
+                "engine_patches.end_signal:EndSignal"
+            ) from error
+
+    @property
+    def running(self) -> Sequence[EngineRequest]:
+        """Running requests, in a list that vLLM keeps changing."""
+        return self._scheduler.running  # type: ignore[no-any-return]
+
+    @property
+    def alive(self) -> Mapping[str, EngineRequest]:
+        """Requests that run or wait, by id."""
+        return self._scheduler.requests  # type: ignore[no-any-return]
+
+    @property
+    def ended(self) -> Collection[str]:
+        """Ids that ended since the last call of ``schedule``."""
+        return self._scheduler.finished_req_ids  # type: ignore[no-any-return]
+
+    @property
+    def waiting(self) -> int:
+        return self._scheduler.get_request_counts()[1]  # type: ignore[no-any-return]
+
+    @property
+    def blocks_free(self) -> int:
+        return self._pool.get_num_free_blocks()  # type: ignore[no-any-return]
+
+
+def admissions(output: Any) -> Iterator[tuple[str, int]]:
+    """Yield the requests that got a slot in a step, with their tokens found in a cache."""
+    for new in output.scheduled_new_reqs:
+        yield new.req_id, new.num_computed_tokens
+    cached = output.scheduled_cached_reqs
+    if resumed := cached.resumed_req_ids:
+        for id_, tokens in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            if id_ in resumed:
+                yield id_, tokens
+
+
+def grown_by_one(results: Mapping[int, Any], scheduled: Mapping[str, int]) -> Set[str]:
+    """Return the requests that got exactly one token.
+
+    Args:
+        results: result of ``update_from_output``; it has each request at most once, and tokens only
+            for scheduled ones.
+        scheduled: number of tokens scheduled, by id.
+    """
+    single = [
+        one
+        for outputs in results.values()
+        for one in outputs.outputs
+        if len(one.new_token_ids) == 1
+    ]
+    # No set is built in steps that only decode, which are nearly all.
+    return scheduled.keys() if len(single) == len(scheduled) else {one.request_id for one in single}
+
+
+def mark(request: Any, number: int) -> None:
+    """Pass a request's number to the workers, unless it generates nothing."""
+    if request.sampling_params is not None:
+        # Another request may share this object.
+        params = copy(request.sampling_params)
+        params.extra_args = {**(params.extra_args or {}), END_KEY: number}
+        request.sampling_params = params
+
+
+def end_tokens(params: Any) -> tuple[int, ...]:
+    """Return the tokens that end a request, the model's own first, unless it is ignored."""
+    eos = () if params.ignore_eos or params.eos_token_id is None else (params.eos_token_id,)
+    return tuple(dict.fromkeys((*eos, *(params.stop_token_ids or ()))))
+
+
+def engine_key(vllm_config: Any) -> tuple[str, int]:
+    """Return a key that the processes of one engine share, unique on the machine."""
+    return vllm_config.instance_id, int(vllm_config.parallel_config.data_parallel_index)
+
+
+def check_end_workers(vllm_config: Any) -> None:
+    """Check that one worker computes all logits, on the engine's own machine.
+
+    Raises:
+        PlugInError: the end signal does not work with this arrangement of workers.
+    """
+    parallel = vllm_config.parallel_config
+    backend = parallel.distributed_executor_backend
+    if backend not in EXECUTORS:
+        raise PlugInError(
+            "evenstep.end_signal needs the engine's workers on its own machine: "
+            f"--distributed-executor-backend {' or '.join(EXECUTORS)}, not {backend}"
+        )
+    if parallel.world_size != parallel.tensor_parallel_size:
+        raise PlugInError(
+            "evenstep.end_signal works with tensor parallelism only: leave out "
+            "--pipeline-parallel-size and --prefill-context-parallel-size, or end_signal"
+        )
+
+
+def _gpus(parallel: Any, rank: int) -> RankGpus:
+    local_rank = parallel.data_parallel_rank_local
+    backend = parallel.distributed_executor_backend
+    return RankGpus(
+        int(parallel.world_size),
+        rank if local_rank is None else int(local_rank),
+        int(parallel.nnodes_within_dp),
+        None if backend in EXECUTORS else f"the executor {backend}",
+        parallel.assigned_physical_gpu_ids,
+    )
+
+
+def _kv_bytes(tensors: Sequence[Any]) -> int:
+    """Return the bytes of the KV cache.
+
+    Up to some version between 0.26 and 0.32 each tensor has memory of its own, unless several are
+    packed block by block. Since then all are views of one allocation.
+    """
+    sizes = [int(one.size) for one in tensors]
+    apart = all(hasattr(one, "shared_by") and not one.block_stride for one in tensors)
+    return sum(sizes) if apart else max(sizes)
+
+
+def preempted(output: Any) -> Collection[str]:
+    """Return the ids that lost their slot when a step was scheduled."""
+    return output.preempted_req_ids or ()
+
+
+def watch_dummy_batches(began: Callable[[], None]) -> None:
+    """Hook the steps in which a rank in lockstep has nothing to compute, to call ``began``.
+
+    vLLM does not call the scheduler then; only the engine around it knows. A process has one
+    engine.
+
+    Raises:
+        PlugInError: this version of vLLM has no such step.
+    """
+    module, name = LOCKSTEP_ENGINE
+    engine = getattr(import_module(module), name, None)
+    execute = getattr(engine, DUMMY_BATCH, None)
+    if execute is None:
+        raise PlugInError(
+            f"the plug-in cannot count the steps of vLLM {version()}'s data-parallel ranks: it has "
+            f"no {name}.{DUMMY_BATCH}. Tested versions: {', '.join(TESTED_VERSIONS)}"
+        )
+
+    @wraps(execute)
+    def counted(core: Any) -> Any:
+        began()
+        return execute(core)
+
+    setattr(engine, DUMMY_BATCH, counted)
+
+
+def version() -> str:
+    """Return vLLM's version; "unknown" if it has none."""
+    return str(getattr(import_module("vllm"), "__version__", "unknown"))
+
+
+def check(scheduler: Any) -> None:
+    """Check that vLLM has everything that the plug-in reads.
+
+    Raises:
+        PlugInError: something is missing; the message names it and vLLM's version.
+    """
+    missing = _missing(scheduler, SCHEDULER, CLASSES)
+    if not any(_has(scheduler, name) for name in SLOTS):
+        missing.append(f"Scheduler.{' or '.join(SLOTS)}")
+    missing.extend(_missing_arguments(type(scheduler)))
+    if not missing:
+        for group in scheduler.kv_cache_config.kv_cache_groups:
+            missing.extend(f"KV group's {path}" for path in KV_GROUP if not _has(group, path))
+    if missing:
+        raise PlugInError(_cannot_work(missing))
+
+
+def first_name(scheduler: Any, names: Iterable[str]) -> str:
+    """Return the first of these names, which vary between versions, that the scheduler has.
+
+    Raises:
+        PlugInError: it has none.
+    """
+    found = next((name for name in names if hasattr(scheduler, name)), None)
+    if found is None:
+        raise PlugInError(_cannot_work([f"Scheduler.{' or '.join(names)}"]))
+    return found
+
+
+def check_names(scheduler: Any, paths: Iterable[str], classes: Mapping[str, Iterable[str]]) -> None:
+    """Check that vLLM has these attributes and class fields.
+
+    Raises:
+        PlugInError: as for ``check``.
+    """
+    if missing := _missing(scheduler, paths, classes):
+        raise PlugInError(_cannot_work(missing))
+
+
+def _missing(
+    scheduler: Any, paths: Iterable[str], classes: Mapping[str, Iterable[str]]
+) -> list[str]:
+    missing = [f"Scheduler.{path}" for path in paths if not _has(scheduler, path)]
+    for path, names in classes.items():
+        missing.extend(missing_fields(path, names))
+    return missing
+
+
+def _cannot_work(missing: Iterable[str]) -> str:
+    return (
+        f"the plug-in cannot work with vLLM {version()}: it has no {', '.join(missing)}. "
+        f"Tested versions: {', '.join(TESTED_VERSIONS)}"
+    )
+
+
+def _missing_arguments(scheduler: type) -> Iterator[str]:
+    """Yield methods of vLLM's own classes whose arguments have changed."""
+    own = [base for base in scheduler.__mro__ if base.__module__.startswith("vllm.")]
+    for name, arguments in METHODS.items():
+        method = next((vars(base)[name] for base in own if name in vars(base)), None)
+        if method is None:
+            yield f"Scheduler.{name}"
+        elif tuple(signature(method).parameters)[1 : len(arguments) + 1] != arguments:
+            yield f"Scheduler.{name}({', '.join(arguments)})"
+
+
+def missing_fields(path: str, names: Iterable[str]) -> Iterator[str]:
+    """Yield fields that a class neither declares nor sets in its constructor."""
+    module, _, name = path.rpartition(".")
+    class_ = getattr(import_module(module), name, None)
+    if class_ is None:
+        yield path
+        return
+    declared = {
+        *getattr(class_, "__dataclass_fields__", ()),
+        *getattr(class_, "__struct_fields__", ()),
+    }
+    assigned = getattr(class_.__init__, "__code__", None)
+    for field in names:
+        if not (
+            hasattr(class_, field) or field in declared or (assigned and field in assigned.co_names)
+        ):
+            yield f"{name}.{field}"
+
+
+def _has(owner: Any, path: str) -> bool:
+    try:
+        attrgetter(path)(owner)
+    except AttributeError:
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""vLLM internals that admission reads, checked at startup; see ``compat``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Requests waiting outside the queue: holders of memory; in 0.26 any that was skipped.
+BESIDE = ("kv_holding_waiting", "skipped_waiting")
+ENTRANCE = (
+    "policy.value",
+    "connector",
+    "max_num_scheduled_tokens",
+    "num_spec_tokens",
+    "num_waiting_for_streaming_input",
+    "waiting.add_request",
+    "waiting.pop_request",
+    "waiting.prepend_request",
+    "waiting.remove_requests",
+    "waiting.__iter__",
+)
+ENTRANCE_CLASSES = {
+    "vllm.v1.request.Request": (
+        *("arrival_time", "max_tokens", "num_preemptions", "priority", "sampling_params", "status"),
+        "num_output_placeholders",
+    ),
+}
+PREDICTED_KEY = "evenstep_predicted_tokens"
+
+
+def aborted(request: Any) -> bool:
+    """Whether an ended request was withdrawn."""
+    return bool(request.status.name == "FINISHED_ABORTED")
+
+
+def holds_memory(request: Any) -> bool:
+    """Whether a waiting request has KV blocks."""
+    return bool(request.num_computed_tokens) or request.status.name == "WAITING_FOR_REMOTE_KVS"
+
+
+def size_tokens(request: Any) -> int:
+    """Prompt and output tokens of a request, including those of steps in progress."""
+    known = request.num_prompt_tokens + request.num_output_tokens
+    return int(known + request.num_output_placeholders)
+
+
+def is_passed_over(request: Any) -> bool:
+    """Whether it lost its slot while one of its tokens was in progress; 0.26 does not wait."""
+    return getattr(request, "num_stale_output_tokens", 0) > 0 and not request.drop_stale_output
+
+
+def predicted_tokens(request: Any) -> int | None:
+    """Output length that the client predicts (``vllm_xargs``)."""
+    hint = (getattr(request.sampling_params, "extra_args", None) or {}).get(PREDICTED_KEY)
+    return hint if type(hint) is int and hint > 0 else None

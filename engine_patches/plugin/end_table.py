@@ -1,0 +1,133 @@
+"""Shared memory that carries end probabilities from the workers to the scheduler's process.
+
+A worker process writes and the engine's process reads, without locks: one row for each running
+request. Independent of vLLM.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+WINDOW_TOKENS = 16
+"""Probabilities are averaged: the first so many alike, later each new one with this part."""
+
+STEP_RELATIVE = 0.5
+STEP_LEAST = 5e-4
+"""A probability is told again when it has changed by more than both: half of itself, and this."""
+
+_ROW_BYTES = 16
+
+
+def table_path(instance: str, rank: int) -> Path:
+    """Path of one engine's table while both sides open it."""
+    return Path(tempfile.gettempdir()) / f"evenstep-ends-{instance}-{rank}"
+
+
+def _arrays(file: int, rows: int) -> tuple[Ints, Floats]:
+    with os.fdopen(file, "r+b") as opened:
+        memory: npt.NDArray[np.uint8] = np.memmap(opened, np.uint8, "r+", 0, rows * _ROW_BYTES)
+    half = rows * _ROW_BYTES // 2
+    return memory[:half].view(np.int64), memory[half:].view(np.float64)
+
+
+class EndWriter:
+    """The workers' end.
+
+    Args:
+        path: path of the new table.
+        rows: maximum number of requests that run at once.
+
+    Attributes:
+        numbers: number of the request in each row; 0: free.
+        probabilities: averaged probability that the next token is the last, by row; nan: not known.
+    """
+
+    def __init__(self, path: Path, rows: int) -> None:
+        path.unlink(missing_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        file = os.open(path, flags, 0o600)
+        os.truncate(file, rows * _ROW_BYTES)
+        self.numbers, self.probabilities = _arrays(file, rows)
+        self._seen = np.zeros(rows, np.int64)
+        self._free = list(range(rows))
+
+    def enter(self, number: int) -> int:
+        row = self._free.pop()
+        self._seen[row] = 0
+        self.probabilities[row] = np.nan
+        self.numbers[row] = number
+        return row
+
+    def leave(self, row: int) -> None:
+        """Free the row of a request that left the batch."""
+        self.numbers[row] = 0
+        self._free.append(row)
+
+    def take(self, rows: Ints, numbers: Ints, now: Floats, first: Flags) -> None:
+        """Add a step's probabilities.
+
+        Args:
+            rows: rows of some requests; those now held by other requests are skipped.
+            numbers: numbers of these requests.
+            now: probabilities that the token sampled in this step ends them.
+            first: whether that is their first output token.
+        """
+        valid = self.numbers[rows] == numbers
+        rows, now, first = rows[valid], now[valid], first[valid]
+        seen = np.where(first, 1, self._seen[rows] + 1)
+        self._seen[rows] = seen
+        before = np.where(seen == 1, now, self.probabilities[rows])
+        self.probabilities[rows] = before + (now - before) / np.minimum(seen, WINDOW_TOKENS)
+
+
+class EndReader:
+    """The scheduler's end; it unlinks the table once it is open.
+
+    Args:
+        path: path of the table made by a worker.
+
+    Raises:
+        OSError: there is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        rows = os.fstat(file).st_size // _ROW_BYTES
+        self._numbers, self._probabilities = _arrays(file, rows)
+        path.unlink()
+        self._told_numbers = np.zeros(rows, np.int64)
+        self._told = np.zeros(rows)
+        self._ids: dict[int, str] = {}
+        self._numbers_of: dict[str, int] = {}
+        self._last = 0
+
+    def number(self, id_: str) -> int:
+        """Return a new number by which the workers identify a request."""
+        self._last += 1
+        self._ids[self._last] = id_
+        self._numbers_of[id_] = self._last
+        return self._last
+
+    def forget(self, ids: Iterable[str]) -> None:
+        for id_ in ids:
+            self._ids.pop(self._numbers_of.pop(id_, 0), None)
+
+    def changed(self) -> dict[str, float]:
+        """Return the probabilities, by request, that are new or changed by a step."""
+        numbers, now = self._numbers.copy(), self._probabilities.copy()
+        moved = np.abs(now - self._told) > np.maximum(STEP_RELATIVE * self._told, STEP_LEAST)
+        news = (moved | (numbers != self._told_numbers)) & ~np.isnan(now) & (numbers > 0)
+        rows = np.flatnonzero(news)
+        self._told_numbers[rows], self._told[rows] = numbers[rows], now[rows]
+        found = zip(numbers[rows].tolist(), now[rows].tolist(), strict=True)
+        return {self._ids[number]: p for number, p in found if number in self._ids}

@@ -1,0 +1,224 @@
+"""Admission inside a vLLM scheduler: a policy chooses the requests, vLLM admits them.
+
+Before each step the policy chooses requests. vLLM's queue is reordered accordingly, and its bound
+on running requests is set so that no other enters. Running requests are never held up. A fault ends
+admission, never the engine: from then on vLLM decides alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from itertools import takewhile
+from typing import Any
+
+from engine_patches.admission import ADMISSIONS, make_admission
+from engine_patches.admission.ledger import Memory, Ticket
+from engine_patches.admission.protocol import ledger_of
+from engine_patches.admission.settings import AdmissionSettings
+from engine_patches.plugin import compat
+from engine_patches.plugin.compat import EngineView
+from engine_patches.plugin.compat_admission import (
+    aborted,
+    is_passed_over,
+    predicted_tokens,
+    size_tokens,
+)
+from engine_patches.plugin.entrance import Entrance
+from engine_patches.plugin.harmless import harmless
+from engine_patches.plugin.settings import PlugInError
+from router.core.types import ADMISSION_ENDED
+
+# A closed gate would make the engine run hundreds of empty steps a second.
+_PAUSE_S = 0.002
+
+_ends_admission = harmless("admission ends here; from now on vLLM lets in whom it likes")
+
+
+class AdmissionGate:
+    """Admission of one engine.
+
+    Args:
+        ahead: number of steps scheduled before the results of one are known; an ended request keeps
+            its memory for as long.
+        clock: clock of the requests' arrival times, seconds.
+
+    Raises:
+        PlugInError: both the policy and vLLM order the queue.
+    """
+
+    def __init__(
+        self,
+        engine: EngineView,
+        entrance: Entrance,
+        settings: AdmissionSettings,
+        *,
+        ahead: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.failed = False
+        self.policy = make_admission(settings)
+        self._engine = engine
+        self._entrance = entrance
+        self._ahead = ahead
+        self._clock = clock
+        self._sleep = sleep
+        self._ledger = ledger_of(self.policy)
+        self._requests: dict[str, Any] = {}
+        self._prefilling: set[str] = set()
+        sizes = engine.block_sizes
+        self._block_tokens = sizes[0] if len(sizes) == 1 else 1
+        # The KV groups of a hybrid model share one pool of blocks.
+        self._tokens_per_block = 1 / sum(1 / size for size in sizes or (1,))
+        if not (entrance.in_order or ADMISSIONS[settings.policy].in_order):
+            raise PlugInError(
+                f"evenstep.admission: {settings.policy} chooses who goes first, and so does this "
+                "engine: start it with --scheduling-policy fcfs, or take headroom"
+            )
+
+    @property
+    def admissible_tokens(self) -> int | None:
+        """Prompt tokens that could enter with an empty queue; None: admission has ended."""
+        tokens: int | None = self._admissible_tokens()
+        return tokens
+
+    @property
+    def admission(self) -> str:
+        return ADMISSION_ENDED if self.failed else self.policy.name
+
+    @_ends_admission
+    def arrived(self, request: Any) -> None:
+        id_ = request.request_id
+        if id_ in self._requests:  # a session's next input
+            return
+        self._requests[id_] = request
+        self._wait(request)
+
+    @_ends_admission
+    def open(self) -> None:
+        """Decide on admission for the step about to be scheduled."""
+        for id_ in self._engine.ended:
+            self._end(id_)
+        if self._entrance.uneven:
+            self._measure()
+        if not self._ledger.waiting:
+            self._entrance.admit_all()
+            return
+        now_s = self._clock()
+        verdict = self.policy.admit(self._ledger, self._memory(), now_s)
+        if verdict.admit is None:
+            self._entrance.admit_all()
+            return
+        # If vLLM passed one over, the next would enter without a decision of the policy.
+        admit = list(takewhile(self._can_enter, verdict.admit))
+        idle = not admit and len(self._ledger.running) <= self._entrance.paused
+        if idle and verdict.wake_s is None:
+            # vLLM knows better what fits into an idle engine: it drops its watermark, finds cached
+            # prompts, and knows which KV groups keep only the end of a prompt.
+            admit = [*self._ledger.waiting[:1]]
+        self._entrance.admit([ticket.id for ticket in admit], len(self._ledger.running))
+        # In lockstep the other ranks compute and would wait for the sleeper; no polling occurs
+        # then.
+        if idle and verdict.wake_s is not None and not self._engine.lockstep:
+            self._sleep(max(0.0, min(_PAUSE_S, verdict.wake_s - now_s)))
+
+    def close(self) -> None:
+        """Restore vLLM's own bound after the step is scheduled, or could not be."""
+        self._entrance.admit_all()
+
+    @_ends_admission
+    def scheduled(self, output: Any) -> None:
+        ledger = self._ledger
+        for id_ in compat.preempted(output):
+            if id_ in ledger.running:  # otherwise it was withdrawn too
+                self._prefilling.discard(id_)
+                ledger.preempted(id_)
+        for id_, _ in compat.admissions(output):
+            self._enter(self._requests[id_])
+        for request in self._entrance.holders:
+            if request.request_id not in ledger.running:
+                self._enter(request)
+        if output.total_num_scheduled_tokens:
+            ledger.stepped(self._still(output.num_scheduled_tokens))
+
+    def _can_enter(self, ticket: Ticket) -> bool:
+        return not is_passed_over(self._requests[ticket.id])
+
+    def _wait(self, request: Any) -> None:
+        hint = predicted_tokens(request)
+        self._ledger.arrived(
+            Ticket(
+                id=request.request_id,
+                prompt_tokens=request.num_prompt_tokens,
+                cap_tokens=request.max_tokens + self._ahead,
+                hint_tokens=None if hint is None else hint + self._ahead,
+                priority=0 if self._entrance.in_order else request.priority,
+                arrived_s=self._clock(),
+            )
+        )
+
+    def _enter(self, request: Any) -> None:
+        """Move a request to the ledger's running ones; it runs, or waits with memory."""
+        id_, ledger = request.request_id, self._ledger
+        self._prefilling.add(id_)
+        ticket = ledger.running.get(id_)
+        if ticket is not None:
+            if ticket.prompt_tokens == request.num_prompt_tokens:
+                return
+            # A session's next input.
+            ledger.left(id_)
+            self._wait(request)
+        ledger.entered(id_)
+
+    @_ends_admission
+    def _admissible_tokens(self) -> int:
+        return max(0, self.policy.admissible_tokens(self._ledger, self._memory()))
+
+    def _end(self, id_: str) -> None:
+        request = self._requests.pop(id_, None)
+        if request is not None:
+            self._prefilling.discard(id_)
+            self._ledger.left(id_, by_itself=not aborted(request))
+
+    def _measure(self) -> None:
+        ledger = self._ledger
+        for id_, ticket in ledger.running.items():
+            request = self._requests[id_]
+            size = size_tokens(request)
+            same = ticket.prompt_tokens == request.num_prompt_tokens  # else it must enter again
+            if same and ledger.size_tokens(ticket) != size:
+                ledger.resized(ticket, size)
+
+    def _still(self, scheduled: dict[str, int]) -> Iterable[str]:
+        """Return running requests that get no token in the step just scheduled."""
+        running = self._ledger.running
+        if not self._prefilling and len(scheduled) == len(running):
+            return ()
+        self._prefilling.difference_update(
+            [id_ for id_ in self._prefilling if self._prefill_left(id_) <= 0]
+        )
+        return [id_ for id_ in running if id_ not in scheduled or id_ in self._prefilling]
+
+    def _prefill_left(self, id_: str) -> int:
+        """Return the prompt tokens that no step so far computes."""
+        request = self._requests[id_]
+        whole = request.num_prompt_tokens + request.num_output_tokens
+        return int(whole - request.num_computed_tokens)
+
+    def _memory(self) -> Memory:
+        """Return the memory for the next step; growth of running requests in it counts as used."""
+        engine, block = self._engine, self._block_tokens
+        used = int((engine.blocks_total - engine.blocks_free) * self._tokens_per_block)
+        # Each computes a token, and one in ``block`` of them needs a new block for it.
+        growing = len(self._ledger.running)
+        promised = sum(map(self._prefill_left, self._prefilling))
+        step = self._entrance.step_tokens
+        return Memory(
+            capacity_tokens=int((engine.blocks_total - engine.watermark) * self._tokens_per_block),
+            used_tokens=used + -(-(growing + promised) // block) * block,
+            slots_free=max(0, engine.slots - growing),
+            block_tokens=block,
+            step_tokens=step,
+            prompt_tokens_left=max(0, step - promised - growing + len(self._prefilling)),
+        )

@@ -1,0 +1,42 @@
+"""Decorator for hooks whose errors must never reach the engine."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
+
+log = logging.getLogger("vllm.evenstep")
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class Faulty(Protocol):
+    """An object that records its failure."""
+
+    failed: bool
+
+
+def harmless(consequence: str) -> Callable[[_Method], _Method]:
+    """Decorate a method to log its exception; afterwards the object's methods do nothing.
+
+    Args:
+        consequence: what stops working, for the log.
+    """
+
+    def guard(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def guarded(self: Faulty, *args: Any) -> Any:
+            if self.failed:
+                return None
+            try:
+                return method(self, *args)
+            except Exception:
+                self.failed = True
+                log.exception("evenstep: %s", consequence)
+                return None
+
+        return cast(_Method, guarded)
+
+    return guard

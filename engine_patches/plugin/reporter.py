@@ -1,0 +1,296 @@
+"""Reports a vLLM scheduler to the state stream; a fault ends the stream, never the engine.
+
+The engine's thread sends each step's changes without blocking. A second thread answers requests for
+full snapshots and sends an idle engine's heartbeats. A third reads power, because a driver may be
+slow.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import zmq
+
+from engine_patches.plugin import compat
+from engine_patches.plugin.compat import EngineView
+from engine_patches.plugin.harmless import harmless
+from engine_patches.plugin.settings import PlugInError, Settings
+from engine_patches.plugin.state import EngineRequest, EngineState, Step
+from engine_patches.power.nvml import NvmlSource, open_source
+from engine_patches.power.source import UNKNOWN
+from engine_patches.stream.curve import CurveGate
+from engine_patches.stream.publisher import SnapshotMessage, SnapshotPublisher, StepReport
+from router.core.types import KvGroup
+from router.core.wire import is_local
+
+log = logging.getLogger("vllm.evenstep")
+
+_POLL_S = 0.25
+_STEPS_AHEAD = 64
+_ends_stream = harmless("the state stream ends here; the engine goes on without it")
+
+
+def _cross_check(source: NvmlSource, engine: EngineView) -> None:
+    """Log the KV cache beside NVML's memory; warn if NVML's is less."""
+    try:
+        found = source.cross_check(engine.kv_bytes, engine.blocks_total + 1)
+    except Exception:
+        log.exception("evenstep: NVML does not tell how much memory the engine holds")
+        return
+    if found is None:
+        return
+    enough, line = found
+    log.log(logging.INFO if enough else logging.WARNING, "evenstep: %s", line)
+
+
+class Admissible(Protocol):
+    """Source of the admission figures."""
+
+    @property
+    def admissible_tokens(self) -> int | None:
+        """Prompt tokens that could enter with an empty queue; None: it no longer decides."""
+        ...
+
+    @property
+    def admission(self) -> str: ...
+
+
+class Reporter:
+    """One engine's state stream.
+
+    Args:
+        admissible: source of the admission figures; None: vLLM's free memory.
+        clock: clock for step durations, seconds.
+
+    Raises:
+        PlugInError: the endpoint cannot be bound, or the keys are unusable.
+    """
+
+    def __init__(
+        self,
+        engine: EngineView,
+        settings: Settings,
+        *,
+        admissible: Admissible | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.failed = False
+        self.endpoint = settings.endpoint(engine.rank)
+        self._engine = engine
+        self._admissible = admissible
+        self._clock = clock
+        self._wall = wall
+        self._state = EngineState()
+        self._steps = 0
+        self._steps_begun = 0
+        self._preemptions = 0
+        self._blocks_free = -1
+        self._last_end_s: float | None = None
+        self._ahead: deque[tuple[Any, float, int]] = deque(maxlen=_STEPS_AHEAD)
+        self._tokens_per_block = 1 / sum(1 / size for size in engine.block_sizes or (1,))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._gate: CurveGate | None = None
+        self._closing = threading.Event()
+        self._power = open_source(engine.gpus)
+        self._ends = engine.open_ends() if settings.end_signal else None
+        self._publisher = self._open(settings)
+        self._read_power()
+        if self._power is not None:
+            _cross_check(self._power, engine)
+        self._thread = threading.Thread(target=self._answer, name="evenstep", daemon=True)
+        self._thread.start()
+        if self._power is not None:
+            threading.Thread(target=self._follow_power, name="evenstep-power", daemon=True).start()
+
+    @_ends_stream
+    def arrived(self, request: EngineRequest) -> None:
+        if self._ends is not None:
+            compat.mark(request, self._ends.number(request.request_id))
+        self._state.arrived(request)
+
+    @_ends_stream
+    def scheduled(self, output: Any, began_s: float) -> None:
+        """Note a scheduled step; its results come later, possibly after other steps'."""
+        self._steps_begun += output.total_num_scheduled_tokens > 0
+        self._ahead.append((output, began_s, self._steps_begun))
+        self._preemptions += len(compat.preempted(output))
+        # No lock is needed: a full snapshot does not contain what is noted here.
+        self._state.flushed(output.finished_req_ids)
+        for id_, cached_tokens in compat.admissions(output):
+            self._state.admitted(id_, cached_tokens)
+
+    @_ends_stream
+    def idled(self) -> None:
+        """Note a step of the group in which this engine has nothing to compute."""
+        self._steps_begun += 1
+        self._last_end_s = None
+
+    @_ends_stream
+    def stepped(self, output: Any, results: Mapping[int, Any]) -> None:
+        """Publish a step, given the scheduler's output and ``update_from_output``'s results."""
+        now_s = self._clock()
+        began_s, number = self._began(output, now_s)
+        engine = self._engine
+        scheduled = output.num_scheduled_tokens
+        grown = compat.grown_by_one(results, scheduled)
+        ahead = [later.num_scheduled_tokens for later, *_ in self._ahead]
+        step = Step(engine.running, grown, engine.alive, engine.ended, scheduled, ahead)
+        tokens = output.total_num_scheduled_tokens
+        publisher = self._publisher
+        with publisher.lock:
+            if tokens or self._state.changed(step) or self._moved(publisher.message):
+                self._steps = number if tokens else self._steps
+                if self._ends is not None:
+                    step = step._replace(end_probabilities=self._ends.changed())
+                changes = self._state.advance(step)
+                self._describe(publisher.message)
+                publisher.message.step_s = now_s - began_s if tokens else 0.0
+                publisher.message.scheduled_prefill_tokens = changes.prefill_tokens
+                publisher.message.scheduled_decode_tokens = tokens - changes.prefill_tokens
+                publisher.publish_changes(
+                    changes.rows, changes.finished, changes.preempted, idle=not step.running
+                )
+                if self._ends is not None:
+                    self._ends.forget(changes.finished)
+        self._last_end_s = now_s if engine.alive else None
+
+    def close(self) -> None:
+        """End the stream; no effect if it has ended."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        try:
+            self._thread.join()
+            self._publisher.close()
+            self._close_context()
+        except Exception:
+            log.exception("evenstep: the state stream was not closed properly")
+
+    def _open(self, settings: Settings) -> SnapshotPublisher:
+        try:
+            return self._bind(settings)
+        except zmq.ZMQError as error:
+            self._close_context()
+            raise PlugInError(
+                f"evenstep.snapshots: cannot bind {self.endpoint} and the port after it "
+                f"({error.strerror})"
+            ) from error
+        except PlugInError:
+            self._close_context()
+            raise
+
+    def _bind(self, settings: Settings) -> SnapshotPublisher:
+        if settings.secret_key_file is not None:
+            gate = CurveGate(self._context, settings.secret_key_file, settings.allowed_keys)
+            self._gate = gate
+        return SnapshotPublisher(
+            self.endpoint,
+            group=settings.group,
+            worker=settings.name(self._engine.rank),
+            rank=self._engine.rank,
+            initial=self._initial(),
+            clock=self._wall,
+            context=self._context,
+            rows=self._state.rows,
+            prepare=self._prepare,
+        )
+
+    def _initial(self) -> StepReport:
+        total = self._blocks_free = self._engine.blocks_total
+        return StepReport(
+            step=0,
+            time_s=self._wall(),
+            step_s=0.0,
+            slots=self._engine.slots,
+            kv_groups=tuple(KvGroup(size, 0, total) for size in self._engine.block_sizes),
+            admissible_kv_tokens=self._admissible_tokens(total),
+        )
+
+    def _prepare(self, socket: zmq.Socket[bytes]) -> None:
+        if "[" in self.endpoint:
+            socket.setsockopt(zmq.IPV6, 1)
+        if self._gate is not None:
+            self._gate.secure(socket)
+        else:
+            assert is_local(self.endpoint), "settings let nothing else through"
+
+    def _close_context(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+        self._context.destroy(linger=0)
+
+    def _began(self, output: Any, now_s: float) -> tuple[float, int]:
+        """Return the step's start time, and its number among the barrier's steps.
+
+        It starts at the end of the step before, unless the engine was idle then.
+        """
+        scheduled_s, number = now_s, self._steps_begun
+        while self._ahead:
+            other, scheduled_s, number = self._ahead.popleft()
+            if other is output:
+                break
+        return scheduled_s if self._last_end_s is None else self._last_end_s, number
+
+    def _moved(self, message: SnapshotMessage) -> bool:
+        """Whether the waiting requests or held blocks differ from ``message``.
+
+        During a KV transfer from or to another engine no step computes anything.
+        """
+        engine = self._engine
+        return engine.blocks_free != self._blocks_free or engine.waiting != message.waiting
+
+    def _describe(self, message: SnapshotMessage) -> None:
+        """Update the fields that do not depend on a step."""
+        engine = self._engine
+        free = engine.blocks_free
+        message.step = self._steps
+        message.time_s = self._wall()
+        message.waiting = engine.waiting
+        message.waiting_tokens = self._state.waiting_tokens
+        message.waiting_routed = self._state.waiting_routed
+        message.admissible_kv_tokens = self._admissible_tokens(free)
+        if self._admissible is not None:
+            message.admission = self._admissible.admission
+        message.preemptions_total = self._preemptions
+        if free != self._blocks_free:
+            self._blocks_free = free
+            used, total = engine.blocks_total - free, engine.blocks_total
+            # The KV groups of a hybrid model share one pool of blocks.
+            message.kv_groups = tuple(KvGroup(size, used, total) for size in engine.block_sizes)
+
+    def _admissible_tokens(self, blocks_free: int) -> int:
+        told = None if self._admissible is None else self._admissible.admissible_tokens
+        if told is not None:
+            return told
+        return int(max(0, blocks_free - self._engine.watermark) * self._tokens_per_block)
+
+    def _answer(self) -> None:
+        while not (self._closing.is_set() or self.failed):
+            self._answer_once()
+
+    @_ends_stream
+    def _answer_once(self) -> None:
+        self._publisher.poll(_POLL_S)
+
+    def _follow_power(self) -> None:
+        while self._power is not None and not (self.failed or self._closing.wait(_POLL_S)):
+            self._read_power()
+
+    def _read_power(self) -> None:
+        if self._power is None:
+            return
+        reading = UNKNOWN
+        try:
+            reading = self._power.read(self._clock())
+        except Exception:
+            self._power = None
+            log.exception("evenstep: no power and energy from here on")
+        with self._publisher.lock:
+            self._publisher.message.power_w = reading.power_w
+            self._publisher.message.energy_j = reading.energy_j

@@ -1,0 +1,281 @@
+"""An engine's requests as reported to the router, and the changes of each step.
+
+Most running requests grow by one token a step, and a delta does not list them. The last report of a
+request is kept as an offset to the number of deltas. So a step costs work only for requests that
+did something else. Independent of vLLM, clocks and sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from engine_patches.stream.publisher import Row
+from router.core.wire import request_token
+
+
+class EngineRequest(Protocol):
+    """Fields read of an engine's request; tokens only scheduled are not output yet."""
+
+    @property
+    def request_id(self) -> str:
+        """The engine's own id."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        ...
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV is computed, or will be by the steps scheduled so far."""
+        ...
+
+
+class Step(NamedTuple):
+    """One step of the engine, with its results.
+
+    Attributes:
+        running: requests that run now.
+        grown: ids that got exactly one token.
+        alive: requests that have not ended, by id.
+        ended: ids that ended lately; one may recur until ``flushed`` was called with it.
+        scheduled: number of tokens that the step computed, by id.
+        ahead: the same for steps scheduled since, whose results are still to come.
+        end_probabilities: changed end probabilities, by id.
+    """
+
+    running: Sequence[EngineRequest]
+    grown: Set[str]
+    alive: Mapping[str, EngineRequest]
+    ended: Collection[str]
+    scheduled: Mapping[str, int]
+    ahead: Sequence[Mapping[str, int]] = ()
+    end_probabilities: Mapping[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Content of a step's delta.
+
+    Attributes:
+        rows: requests that are new or did not just grow by one; some may have finished.
+        finished: ids that ended, whether they ran or only waited.
+        preempted: ids that lost their slot and wait again.
+        prefill_tokens: number of the step's tokens that computed prompts, or recomputed tokens
+            after a preemption.
+    """
+
+    rows: list[Row]
+    finished: tuple[str, ...]
+    preempted: tuple[str, ...]
+    prefill_tokens: int
+
+
+_NOTHING = Changes([], (), (), 0)
+
+
+class _Told(NamedTuple):
+    """Data that is constant while a request grows by one token a step."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    prefill_left: int
+    generated_tokens: int
+
+
+class EngineState:
+    """The running requests as known to a router that has read every delta.
+
+    Attributes:
+        waiting_tokens: prompt and generated tokens of the waiting requests.
+        waiting_routed: number of waiting requests that came from routers.
+    """
+
+    def __init__(self) -> None:
+        self.waiting_tokens = 0
+        self.waiting_routed = 0
+        self._deltas = 0
+        # Generated tokens less deltas so far; None while a request is in prefill.
+        self._offsets: dict[str, int | None] = {}
+        self._told: dict[str, _Told] = {}
+        self._prefilling: set[str] = set()
+        self._entered: set[str] = set()
+        self._requests: dict[str, EngineRequest] = {}
+        self._waiting: dict[str, int] = {}
+        self._cached: dict[str, int] = {}
+        self._end_probabilities: dict[str, float] = {}
+        self._ended: set[str] = set()
+        self._unseen: set[str] = set()
+
+    @property
+    def running(self) -> int:
+        return len(self._offsets)
+
+    def rows(self) -> list[Row]:
+        """Return all running requests, as a full snapshot lists them."""
+        deltas, told, ends = self._deltas, self._told, self._end_probabilities
+        rows: list[Row] = []
+        for id_, offset in self._offsets.items():
+            prompt, cached, left, generated = told[id_]
+            grown = generated if offset is None else offset + deltas
+            rows.append((id_, prompt, grown, cached, left, ends.get(id_) if grown else None))
+        return rows
+
+    def arrived(self, request: EngineRequest) -> None:
+        self._requests[request.request_id] = request
+        self._leave_waiting(request.request_id)
+        self._wait(request)
+
+    def admitted(self, id_: str, cached_tokens: int) -> None:
+        """Note that a request got a slot, with this many tokens found in a cache."""
+        self._cached[id_] = cached_tokens
+        self._entered.add(id_)
+
+    def flushed(self, ids: Iterable[str]) -> None:
+        """Note that the engine will not report these ends again."""
+        for id_ in ids:
+            if id_ in self._ended:
+                self._ended.discard(id_)
+            else:
+                self._unseen.add(id_)
+
+    def changed(self, step: Step) -> bool:
+        """Whether a step that computed nothing still needs a message."""
+        return bool(
+            self._unseen
+            or self._entered
+            or not self._ended.issuperset(step.ended)
+            or len(step.running) != len(self._offsets)
+        )
+
+    def advance(self, step: Step) -> Changes:
+        """Apply a step; it counts as one more delta."""
+        self._deltas += 1
+        odd = self._odd(step.grown)
+        if step.end_probabilities:
+            self._end_probabilities.update(step.end_probabilities)
+            odd |= self._offsets.keys() & step.end_probabilities.keys()
+        same = len(self._offsets) == len(step.running)
+        if same and not (odd or step.ended or self._unseen):
+            return _NOTHING
+        prefill_tokens = self._prefilled(odd, step.scheduled)
+        finished = self._newly_ended(step.ended)
+        rows: list[Row] = []
+        if finished:
+            rows = self._last_rows(odd.intersection(finished), step)
+            for id_ in finished:
+                self._forget(id_)
+            odd.difference_update(finished)
+        preempted: list[str] = []
+        if len(self._offsets) + len(odd - self._offsets.keys()) != len(step.running):
+            running = {request.request_id for request in step.running}
+            lost, preempted = self._drop_gone(running, step.alive)
+            finished += lost
+            odd = (odd & running) | (running - self._offsets.keys())
+        rows += [self._tell(step.alive[id_], step.ahead) for id_ in sorted(odd)]
+        return Changes(rows, tuple(finished), tuple(preempted), prefill_tokens)
+
+    def _odd(self, grown: Set[str]) -> set[str]:
+        """Return the requests that may not have grown by exactly one."""
+        offsets = self._offsets.keys()
+        odd = set() if offsets <= grown else offsets - grown
+        odd |= self._prefilling
+        odd |= self._entered
+        self._entered.clear()
+        return odd
+
+    def _newly_ended(self, ended: Collection[str]) -> list[str]:
+        """Return ids that ended and were not reported yet."""
+        finished = [*self._unseen, *(id_ for id_ in ended if id_ not in self._ended)]
+        self._unseen.clear()
+        self._ended.update(ended)
+        return finished
+
+    def _last_rows(self, ids: Iterable[str], step: Step) -> list[Row]:
+        """Return the rows of those of these requests that ended with this step."""
+        return [
+            self._row(self._requests[id_], step.ahead)
+            for id_ in sorted(ids)
+            if id_ in step.scheduled and id_ in self._requests
+        ]
+
+    def _prefilled(self, ids: Iterable[str], scheduled: Mapping[str, int]) -> int:
+        """Return the step's tokens of requests so far in prefill."""
+        return sum(scheduled.get(id_, 0) for id_ in ids if self._offsets.get(id_) is None)
+
+    def _row(self, request: EngineRequest, ahead: Sequence[Mapping[str, int]]) -> Row:
+        id_ = request.request_id
+        prompt, generated = request.num_prompt_tokens, request.num_output_tokens
+        left = prompt + generated - request.num_computed_tokens
+        left += sum(tokens.get(id_, 0) for tokens in ahead)
+        # The KV of the newest token is computed by the next step.
+        if left < 0 or (left == 1 and generated):
+            left = 0
+        cached = self._cached.get(id_, 0)
+        # Within a prompt the model's output does not give an end probability.
+        end = self._end_probabilities.get(id_) if generated else None
+        return (id_, prompt, generated, cached, left, end)
+
+    def _tell(self, request: EngineRequest, ahead: Sequence[Mapping[str, int]]) -> Row:
+        row = self._row(request, ahead)
+        id_, prompt, generated, cached, left, _ = row
+        if id_ not in self._offsets:
+            self._leave_waiting(id_)
+        if left:
+            self._offsets[id_] = None
+            self._prefilling.add(id_)
+        else:
+            self._offsets[id_] = generated - self._deltas
+            self._prefilling.discard(id_)
+        self._told[id_] = _Told(prompt, cached, left, generated)
+        return row
+
+    def _drop_gone(
+        self, running: Set[str], alive: Mapping[str, EngineRequest]
+    ) -> tuple[list[str], list[str]]:
+        """Remove requests that stopped running without finishing.
+
+        Returns:
+            Ids that ended though the engine did not report it, and ids that wait again.
+        """
+        lost, preempted = [], []
+        for id_ in self._offsets.keys() - running:
+            self._leave(id_)
+            request = alive.get(id_)
+            if request is None:
+                self._forget(id_)
+                lost.append(id_)
+            else:
+                self._wait(request)
+                preempted.append(id_)
+        return lost, preempted
+
+    def _forget(self, id_: str) -> None:
+        self._leave(id_)
+        self._leave_waiting(id_)
+        self._requests.pop(id_, None)
+        self._cached.pop(id_, None)
+        self._end_probabilities.pop(id_, None)
+
+    def _leave(self, id_: str) -> None:
+        self._offsets.pop(id_, None)
+        self._told.pop(id_, None)
+        self._prefilling.discard(id_)
+
+    def _wait(self, request: EngineRequest) -> None:
+        tokens = request.num_prompt_tokens + request.num_output_tokens
+        self._waiting[request.request_id] = tokens
+        self.waiting_tokens += tokens
+        self.waiting_routed += request_token(request.request_id) is not None
+
+    def _leave_waiting(self, id_: str) -> None:
+        tokens = self._waiting.pop(id_, None)
+        if tokens is not None:
+            self.waiting_tokens -= tokens
+            self.waiting_routed -= request_token(id_) is not None

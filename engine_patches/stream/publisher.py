@@ -1,0 +1,312 @@
+"""The engine's side of the state stream: publishes each step's state as a small delta.
+
+Deltas leave on a PUB socket, which drops what a slow router does not take and never delays a step.
+Full snapshots are served on request by a ROUTER socket. The vLLM plug-in and the emulator both
+report through ``SnapshotPublisher``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import zmq
+
+from router.core.types import DEFAULT_SLOTS, SCHEMA_VERSION, KvGroup, RunningRequest
+from router.core.wire import full_endpoint
+
+Row = tuple[str, int, int, int, int, float | None]
+"""The fields of ``RunningRequest``, in its order: one is made per running request and step."""
+
+HEARTBEAT_S = 1.0
+
+UNREAD_MESSAGES = 1000
+"""How many messages are kept for a router that does not read; it misses what comes after them."""
+
+
+class StepReport(msgspec.Struct, frozen=True):
+    """The whole state of one worker after one step.
+
+    Attributes:
+        step: number of the barrier step that has just ended; repeated if something else changed.
+        step_s: duration of the step; 0 if the number is repeated.
+        finished: ids that ended since the last report, whether they ran or only waited.
+        preempted: ids that lost their slot since the last report and wait again.
+        waited_s, admission, waiting_routed: see ``Snapshot``.
+    """
+
+    step: int
+    time_s: float
+    step_s: float
+    rows: Sequence[Row] = ()
+    finished: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
+    waiting: int = 0
+    waiting_tokens: int = 0
+    slots: int = DEFAULT_SLOTS
+    kv_groups: tuple[KvGroup, ...] = ()
+    admissible_kv_tokens: int | None = None
+    admission: str | None = None
+    scheduled_prefill_tokens: int = 0
+    scheduled_decode_tokens: int = 0
+    preemptions_total: int = 0
+    waited_s: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    waiting_routed: int | None = None
+
+
+class SnapshotMessage(msgspec.Struct, omit_defaults=True):
+    """A mutable ``types.Snapshot``: one object is reused for all messages."""
+
+    group: str
+    worker: str
+    rank: int
+    epoch: str
+    step: int
+    time_s: float
+    step_s: float
+    slots: int
+    version: int
+    sequence: int
+    kind: Literal["full", "delta"]
+    running: Sequence[RunningRequest] = ()
+    finished: Sequence[str] = ()
+    preempted: Sequence[str] = ()
+    waiting: int = 0
+    waiting_tokens: int = 0
+    kv_groups: tuple[KvGroup, ...] = ()
+    admissible_kv_tokens: int | None = None
+    admission: str | None = None
+    scheduled_prefill_tokens: int = 0
+    scheduled_decode_tokens: int = 0
+    preemptions_total: int = 0
+    waited_s: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    waiting_routed: int | None = None
+
+
+_REPORTED = tuple(
+    field for field in StepReport.__struct_fields__ if field in SnapshotMessage.__struct_fields__
+)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def changed_rows(previous: Mapping[str, Row], rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that a delta lists: new, or grown by other than one token."""
+    changed = []
+    for row in rows:
+        old = previous.get(row[0])
+        if old is None or row[2] != old[2] + 1 or row[3:] != old[3:] or row[1] != old[1]:
+            changed.append(row)
+    return changed
+
+
+def ended_ids(
+    previous: Mapping[str, Row],
+    current: Mapping[str, Row],
+    finished: Sequence[str],
+    preempted: Sequence[str],
+) -> tuple[str, ...]:
+    """Return the ids that a delta lists as finished: reported, or no longer running."""
+    told = {*finished, *preempted}
+    return (*finished, *(id_ for id_ in previous if id_ not in current and id_ not in told))
+
+
+def _nothing(_socket: zmq.Socket[bytes]) -> None:
+    """Keep a socket's default options."""
+
+
+class SnapshotPublisher:
+    """Publishes one worker's state; safe to ``publish`` in one thread and ``poll`` in another.
+
+    Args:
+        endpoint: endpoint of the stream; full snapshots are served at its ``full_endpoint``.
+        initial: initial state, published at once as a full snapshot.
+        clock: wall clock, seconds since 1970.
+        rows: returns all running requests for a full snapshot; by default those last published.
+        prepare: sets options of both sockets before they are bound.
+
+    Attributes:
+        lock: held while a message is built; hold it to change ``message`` or the result of
+            ``rows``.
+        message: last message, heartbeats aside.
+
+    Raises:
+        zmq.ZMQError: an endpoint cannot be bound.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        group: str,
+        worker: str,
+        rank: int,
+        initial: StepReport,
+        clock: Callable[[], float] = time.time,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        rows: Callable[[], Iterable[Row]] | None = None,
+        prepare: Callable[[zmq.Socket[bytes]], None] = _nothing,
+    ) -> None:
+        self.epoch = secrets.token_hex(8)
+        self.sequence = 0
+        self.lock = threading.RLock()
+        self.message = SnapshotMessage(
+            group=group,
+            worker=worker,
+            rank=rank,
+            epoch=self.epoch,
+            step=initial.step,
+            time_s=initial.time_s,
+            step_s=initial.step_s,
+            slots=initial.slots,
+            version=SCHEMA_VERSION,
+            sequence=0,
+            kind="delta",
+        )
+        self._note(initial)
+        self._clock = clock
+        self._rows = {row[0]: row for row in initial.rows}
+        self._all_rows = rows or self._rows_published
+        self._idle = not initial.rows
+        self._sent_s = clock()
+        self._prepare = prepare
+        context = context or zmq.Context.instance()
+        self._stream = context.socket(zmq.PUB)
+        # Skips pyzmq's own checks, which are not needed here and cost half as much again.
+        self._send: Callable[[bytes, int], object] = super(zmq.Socket, self._stream).send
+        self._requests = context.socket(zmq.ROUTER)
+        self._bind(endpoint)
+        self._stream.send(self._full(), zmq.NOBLOCK)
+
+    def _bind(self, endpoint: str) -> None:
+        try:
+            for socket, address in (
+                (self._stream, endpoint),
+                (self._requests, full_endpoint(endpoint)),
+            ):
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.SNDHWM, UNREAD_MESSAGES)
+                self._prepare(socket)
+                socket.bind(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
+
+    def publish(self, report: StepReport) -> None:
+        """Send the changes since the last report; never blocks."""
+        with self.lock:
+            rows = {row[0]: row for row in report.rows}
+            ended = ended_ids(self._rows, rows, report.finished, report.preempted)
+            changed = changed_rows(self._rows, report.rows)
+            self._note(report)
+            self._rows = rows
+            self.publish_changes(changed, ended, report.preempted, idle=not rows)
+
+    def publish_changes(
+        self,
+        rows: Iterable[Row],
+        finished: Sequence[str],
+        preempted: Sequence[str],
+        *,
+        idle: bool,
+    ) -> None:
+        """Send ``message``, updated by the caller, as a delta; never blocks.
+
+        For a publisher with its own ``rows``. The caller holds ``lock``.
+        """
+        self._idle = idle
+        message = self.message
+        message.running = [RunningRequest(*row) for row in rows]
+        message.finished, message.preempted = finished, preempted
+        self._send_delta(message)
+
+    def poll(self, timeout_s: float = 0.0) -> int:
+        """Answer requests for full snapshots, and send the heartbeat of an idle worker when due.
+
+        Call it when ``request_fd`` becomes readable and also about four times a second, or in a
+        loop in a thread. It waits up to ``timeout_s`` for a first request.
+
+        Returns:
+            Number of requests answered.
+        """
+        if timeout_s > 0:
+            self._requests.poll(int(timeout_s * 1e3))
+        self._beat()
+        answered = 0
+        while self._answer_one():
+            answered += 1
+        return answered
+
+    @property
+    def request_fd(self) -> int:
+        """File descriptor, readable when requests may be there; edge-triggered."""
+        return int(self._requests.getsockopt(zmq.FD))
+
+    def close(self) -> None:
+        """Close both sockets, dropping unsent messages."""
+        self._stream.close(0)
+        self._requests.close(0)
+
+    def _beat(self) -> None:
+        with self.lock:
+            now_s = self._clock()
+            if not self._idle or now_s - self._sent_s < HEARTBEAT_S:
+                return
+            self._send_delta(_repeated(self.message, now_s))
+
+    def _answer_one(self) -> bool:
+        try:
+            frames = self._requests.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        with self.lock:
+            answer = self._full()
+        envelope = 2 if len(frames) > 2 and not frames[1] else 1
+        self._requests.send_multipart([*frames[:envelope], answer], zmq.NOBLOCK)
+        return True
+
+    def _full(self) -> bytes:
+        rows = [RunningRequest(*row) for row in self._all_rows()]
+        full = msgspec.structs.replace(
+            self.message,
+            kind="full",
+            sequence=self.sequence,
+            running=rows,
+            finished=(),
+            preempted=(),
+        )
+        return _encode(full)
+
+    def _rows_published(self) -> Iterable[Row]:
+        return self._rows.values()
+
+    def _note(self, report: StepReport) -> None:
+        for field in _REPORTED:
+            setattr(self.message, field, getattr(report, field))
+
+    def _send_delta(self, message: SnapshotMessage) -> None:
+        self.sequence += 1
+        message.sequence = self.sequence
+        self._sent_s = message.time_s
+        self._send(_encode(message), zmq.NOBLOCK)
+
+
+def _repeated(message: SnapshotMessage, time_s: float) -> SnapshotMessage:
+    """Return the same state of an idle worker at a later time, with no step in between."""
+    return msgspec.structs.replace(
+        message,
+        time_s=time_s,
+        step_s=0.0,
+        running=(),
+        finished=(),
+        preempted=(),
+        scheduled_prefill_tokens=0,
+        scheduled_decode_tokens=0,
+    )

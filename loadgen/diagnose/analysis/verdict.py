@@ -1,0 +1,281 @@
+"""Does balancing matter here? One word, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from loadgen.diagnose.analysis.findings import Findings, Load, Memory
+from loadgen.diagnose.analysis.prospects import Prospects
+
+# A line through fewer steps, and averages over what changes with every request, say nothing.
+LEAST_STEPS = 200
+LEAST_REQUESTS = 50
+# Who has been watched this long and did next to nothing is not busy.
+LEAST_SECONDS = 20.0
+SELDOM_STEPPING = 0.5
+# A request that is preempted is computed again; with memory to spare there is none.
+PREEMPTIONS_PER_REQUEST = 0.02
+# Slots that memory keeps empty although somebody waits: more than the want of a step or two.
+HELD_SLOTS = 0.05
+# A prediction is of a load that goes on as it is; between its halves a minute may differ by less.
+STEADY = 0.8
+# With half of the slots free and nobody waiting, any worker takes any request.
+FREE_SLOTS = 0.5
+SELDOM = 0.05
+# What perfect balance could win is the idle share; less is within a minute's chance.
+IDLE_EVEN = 0.02
+# What tokens cost of a step: with less, loads of which one is twice the other cost 5 %.
+ATTENTION_CHEAP = 0.1
+# A simulator that misses the policy in force by more foretells nothing of the others.
+FAR_OFF = 0.3
+# What a switch must win of the tokens per second: less is within the chance of a minute.
+WORTH_A_SWITCH = 0.02
+
+
+class Word(Enum):
+    """The verdict."""
+
+    BALANCING_PAYS = "balancing_pays"
+    ALREADY_EVEN = "already_even"
+    CHEAP_ATTENTION = "cheap_attention"
+    NO_BARRIER = "no_barrier"
+    KV_STARVED = "kv_starved"
+    TOO_LITTLE_LOAD = "too_little_load"
+    ONE_WORKER = "one_worker"
+    TOO_SHORT = "too_short"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One word, and the reason as sentences."""
+
+    word: Word
+    reasons: tuple[str, ...]
+
+
+def first_verdict(found: Findings) -> Verdict | None:
+    """Why nothing need be simulated, or cannot be; None: policies may differ here."""
+    return next((verdict for judge in _JUDGES if (verdict := judge(found)) is not None), None)
+
+
+def final_verdict(found: Findings, prospects: Prospects) -> Verdict:
+    """Whether the best policy would be worth a switch, if that can be foretold."""
+    off = _off(found, prospects)
+    if abs(off) > FAR_OFF:
+        reason = (
+            f"The simulator is {off:+.0%} off in the tokens/s of the policy in force, so it cannot "
+            "tell what another would do: record longer, at a steady load, where engines and router "
+            "have the CPU that they need."
+        )
+        return Verdict(Word.TOO_SHORT, (reason,))
+    idle_share, best, now = found.waiting.idle_share, prospects.best, found.waiting
+    assert idle_share is not None
+    gain = best.predicted.throughput_tok_s / now.throughput_tok_s - 1
+    waits = f"Workers wait for the fullest one {idle_share:.1%} of the time"
+    if best.current:
+        reason = f"{waits}, and no other policy would do better than {best.name}."
+        return Verdict(Word.ALREADY_EVEN, (reason,))
+    if gain < WORTH_A_SWITCH:
+        reason = f"{waits}, and the best policy, {best.name}, would win {gain:+.1%} tokens/s."
+        return Verdict(Word.ALREADY_EVEN, (reason,))
+    reason = (
+        f"{waits}; with {best.name} it would be {best.predicted.idle_share:.1%}, and "
+        f"{gain:+.1%} tokens/s."
+    )
+    return Verdict(Word.BALANCING_PAYS, (reason,))
+
+
+def _off(found: Findings, prospects: Prospects) -> float:
+    """Simulated / measured - 1 of the policy in force, in tokens/s; 0 where it is not known."""
+    if prospects.current is None:
+        return 0.0
+    return prospects.current.simulated.throughput_tok_s / found.waiting.throughput_tok_s - 1
+
+
+def _no_steps(found: Findings) -> Verdict | None:
+    if found.steps:
+        return None
+    if found.load.completed or found.load.failed:
+        return Verdict(
+            Word.TOO_SHORT,
+            ("No step was recorded: no worker sends snapshots (,snapshots= of --worker).",),
+        )
+    if found.elapsed_s >= LEAST_SECONDS:
+        return Verdict(
+            Word.TOO_LITTLE_LOAD,
+            (
+                f"Nothing ran in {found.elapsed_s:.0f} s. If something did, no worker sends "
+                "snapshots (,snapshots= of --worker).",
+            ),
+        )
+    return Verdict(
+        Word.TOO_SHORT, ("Nothing ran meanwhile: listen while there are requests, or longer.",)
+    )
+
+
+def _one_worker(found: Findings) -> Verdict | None:
+    if found.load.workers > 1:
+        return None
+    return Verdict(Word.ONE_WORKER, ("One worker has nobody to wait for.",))
+
+
+def _idle_cluster(found: Findings) -> Verdict | None:
+    """Too few steps for anything else, in time enough for more."""
+    many = found.steps >= LEAST_STEPS or found.elapsed_s < LEAST_SECONDS
+    if many or found.barrier.stepping_share >= SELDOM_STEPPING:
+        return None
+    return Verdict(
+        Word.TOO_LITTLE_LOAD, (f"{found.steps} steps in {found.elapsed_s:.0f} s: hardly any load.",)
+    )
+
+
+def _few_steps(found: Findings) -> Verdict | None:
+    if found.steps >= LEAST_STEPS:
+        return None
+    return Verdict(
+        Word.TOO_SHORT, (f"{found.steps} steps were recorded; {LEAST_STEPS} are needed.",)
+    )
+
+
+def _alone(found: Findings) -> Verdict | None:
+    if found.barrier.together_share is not None:
+        return None
+    return Verdict(Word.TOO_LITTLE_LOAD, ("No two workers ever had something to run at once.",))
+
+
+def _no_barrier(found: Findings) -> Verdict | None:
+    together = found.barrier.together_share
+    if found.barrier.there is not False:
+        return None
+    return Verdict(
+        Word.NO_BARRIER,
+        (
+            f"Workers do not step together ({together:.0%} of the steps by all that were busy): "
+            "none waits for another, so an uneven load costs no throughput, only latency on the "
+            "fuller worker.",
+        ),
+    )
+
+
+def memory_short(memory: Memory) -> bool:
+    """KV memory, rather than slots, is what requests lack."""
+    held = memory.held_share is not None and memory.held_share >= HELD_SLOTS
+    return held or memory.per_request >= PREEMPTIONS_PER_REQUEST
+
+
+def too_little(load: Load) -> bool:
+    """Most slots are free, and next to nobody waits."""
+    used = load.slots_used
+    return used is not None and used < 1 - FREE_SLOTS and load.waiting_share < SELDOM
+
+
+def unsteady(load: Load) -> bool:
+    """The load grew or fell while it was watched."""
+    return load.second_half is not None and not STEADY <= load.second_half <= 1 / STEADY
+
+
+def _kv_starved(found: Findings) -> Verdict | None:
+    memory = found.memory
+    if not memory_short(memory):
+        return None
+    reasons = []
+    if memory.per_request >= PREEMPTIONS_PER_REQUEST:
+        reasons.append(
+            f"{memory.preemptions:,} preemptions for {found.load.completed:,} answers: KV memory "
+            "is too small for what the engines let in."
+        )
+    if memory.held_share is not None and memory.held_share >= HELD_SLOTS:
+        reasons.append(
+            f"{memory.held_share:.0%} of the slots stand empty while requests wait: KV memory, or "
+            "who may enter it, is what is short."
+        )
+    reasons.append("Admission is the problem to solve first (the plug-in's admission policies).")
+    return Verdict(Word.KV_STARVED, tuple(reasons))
+
+
+def _little_load(found: Findings) -> Verdict | None:
+    if not too_little(found.load):
+        return None
+    return Verdict(
+        Word.TOO_LITTLE_LOAD,
+        (f"{found.load.slots_used:.0%} of the slots are used and nobody waits for one.",),
+    )
+
+
+def _even(found: Findings) -> Verdict | None:
+    """No simulation needed: perfect balance could win next to nothing."""
+    idle_share = _idle_most(found)
+    if idle_share is None or idle_share >= IDLE_EVEN:
+        return None
+    cost = found.barrier.attention_share
+    time = "of the time" + (" at the most" if found.waiting.idle_share is None else "")
+    if found.waiting.even_share >= IDLE_EVEN and (cost is None or cost < ATTENTION_CHEAP):
+        share = "too little to show" if cost is None else f"{cost:.1%} of a step"
+        return Verdict(
+            Word.CHEAP_ATTENTION,
+            (
+                f"What the fullest worker's tokens cost is {share}, the rest is the same for any "
+                f"load: that loads are uneven costs {idle_share:.1%} {time}.",
+            ),
+        )
+    return Verdict(
+        Word.ALREADY_EVEN,
+        (
+            f"Loads are even already: workers wait for the fullest one {idle_share:.1%} {time}, "
+            "which is all that balancing could win.",
+        ),
+    )
+
+
+def _idle_most(found: Findings) -> float | None:
+    """The idle share, or the most that it can be where it is not known; None: nobody knows."""
+    waiting, per_token_s = found.waiting, found.barrier.per_token_most_s
+    if waiting.idle_share is not None:
+        return waiting.idle_share
+    if per_token_s is None:
+        return waiting.even_share
+    idle_s = per_token_s * waiting.imbalance_tokens / found.load.workers
+    return min(waiting.even_share, idle_s / waiting.step_s)
+
+
+def _unfitted(found: Findings) -> Verdict | None:
+    """Without the cost of a token no policy can be simulated."""
+    if found.barrier.fitted is not None:
+        return None
+    return Verdict(
+        Word.TOO_SHORT,
+        (
+            "What a token costs is not known: the times of the steps do not tell it. Record "
+            "longer, or while the load changes.",
+        ),
+    )
+
+
+def _few_requests(found: Findings) -> Verdict | None:
+    missing: list[str] = []
+    if found.load.completed < LEAST_REQUESTS:
+        missing.append(
+            f"{found.load.completed} requests ended; a replay needs {LEAST_REQUESTS}: record "
+            "longer."
+        )
+    if found.load.slots is None or found.load.slots_used is None:
+        missing.append("How many slots the workers have is not known (,slots= of --worker).")
+    return Verdict(Word.TOO_SHORT, tuple(missing)) if missing else None
+
+
+# The first that has something to say is right.
+_JUDGES: Sequence[Callable[[Findings], Verdict | None]] = (
+    _no_steps,
+    _one_worker,
+    _idle_cluster,
+    _few_steps,
+    _alone,
+    _no_barrier,
+    _kv_starved,
+    _little_load,
+    _even,
+    _unfitted,
+    _few_requests,
+)

@@ -1,0 +1,303 @@
+"""The part of a recording that is diagnosed: one group's steps as arrays, and its requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from router.core.energy.joules import PowerLevels
+from router.core.errors import ConfigError, InputError
+from router.core.forecast.step_cost import Floats, Ints
+from router.core.types import Dispatch, Outcome
+from router.recording.lines import (
+    Header,
+    PolicyLine,
+    RecordedWorker,
+    Recording,
+    RequestLine,
+    StepLine,
+)
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which part of a recording; seconds of the clock.
+
+    Attributes:
+        start_s: how much of its beginning is left out; it begins with its first line.
+        seconds: how long the part is; infinite: to the end.
+        time_scale: wall seconds per engine second, as in ``evenstep emulate``.
+        listened_s: how long it was listened to, where that is known; else its lines tell.
+    """
+
+    start_s: float = 0.0
+    seconds: float = math.inf
+    time_scale: float = 1.0
+    listened_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChange:
+    """Another policy came into force.
+
+    Attributes:
+        after_s: wall seconds since the start of the span.
+        policy, dispatch: that were in force until then.
+    """
+
+    after_s: float
+    policy: str | None
+    dispatch: Dispatch | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """S steps of a group of G workers; times are engine seconds since the window's start.
+
+    Steps that took no time, or in which no worker counts, are left out.
+
+    Attributes:
+        group: its name.
+        others: the names of the recording's other groups.
+        source: ``serve`` or ``observe``.
+        policy, dispatch: that were in force; None: somebody else balanced.
+        changes: those of the policy in the span; the window begins with the last of them.
+        levels: calibrated power of a worker's GPUs.
+        workers: those of the group.
+        elapsed_s: how long the window is.
+        time_scale: see ``Span``.
+        end_s: shape (S,), when each step was over.
+        step_s: shape (S,), how long each step took.
+        loads: shape (S, G), KV tokens; 0 for workers that do not count.
+        counted: shape (S, G), whether a worker counts: it is up and says how it is.
+        running: shape (S, G), requests.
+        pool, queued: shape (S,), requests that waited in the router, and in the engines.
+        together: shape (S,), all workers with something to run made the step together.
+        waited_s: shape (S,), time waited for the fullest as engines timed it; NaN: not timed.
+        power_w: shape (S, G), NaN where not known.
+        preemptions: in all steps.
+        requests: those that ended in the window, in the order of their arrival; of their times
+            only those of arrival and end are of this clock.
+        complete: False if the recording breaks off within a line, or lines are missing.
+    """
+
+    group: str
+    others: tuple[str, ...]
+    source: str
+    policy: str | None
+    dispatch: Dispatch | None
+    changes: tuple[PolicyChange, ...]
+    levels: PowerLevels | None
+    workers: tuple[RecordedWorker, ...]
+    elapsed_s: float
+    time_scale: float
+    end_s: Floats
+    step_s: Floats
+    loads: Ints
+    counted: Flags
+    running: Ints
+    pool: Ints
+    queued: Ints
+    together: Flags
+    waited_s: Floats
+    power_w: Floats
+    preemptions: int
+    requests: tuple[RequestLine, ...]
+    complete: bool
+
+    @property
+    def steps(self) -> int:
+        """S."""
+        return len(self.step_s)
+
+    @property
+    def completed(self) -> list[RequestLine]:
+        """Requests that have got their whole answer."""
+        return [
+            each
+            for each in self.requests
+            if each.outcome == Outcome.COMPLETED.value and each.output_tokens > 0
+        ]
+
+    @property
+    def parts(self) -> list[tuple[float, tuple[int, int]]]:
+        """What these became in the engines: arrival, and tokens of prompt and output."""
+        return [
+            (each.arrival_s, (each.prompt_tokens, output_tokens))
+            for each in self.completed
+            for output_tokens in each.outputs
+        ]
+
+    @property
+    def slots_per_request(self) -> float:
+        """Engine requests that one of these becomes, mean."""
+        return (
+            sum(each.slots for each in self.requests) / len(self.requests) if self.requests else 1
+        )
+
+    @property
+    def peak_tokens(self) -> Ints:
+        """Shape (S,): max L."""
+        peak: Ints = self.loads.max(axis=1)
+        return peak
+
+    @property
+    def imbalance_tokens(self) -> Ints:
+        """Shape (S,): G max L - sum L over the workers that count."""
+        imbalance: Ints = self.counted.sum(axis=1) * self.peak_tokens - self.loads.sum(axis=1)
+        return imbalance
+
+    @property
+    def worker_seconds(self) -> float:
+        """Sum over steps of the workers that count times the step's time."""
+        return float(self.counted.sum(axis=1) @ self.step_s)
+
+
+def window_of(recording: Recording, span: Span, group: str | None = None) -> Window:
+    """Cut a group's window out of a recording.
+
+    Args:
+        recording: all of it.
+        span: which part.
+        group: whose; None: the one that ran the most.
+
+    Raises:
+        ConfigError: there is no such group, or nothing of the recording lies in the span.
+    """
+    header = recording.header
+    name = _busiest(recording) if group is None else _known(group, header)
+    if not header.groups[name].workers:
+        raise InputError(f"group {name} has no workers in the recording; record one that has some")
+    span_s, end_s = _extent(recording, span)
+    first, changes, begin_s = _changes(recording, span_s, end_s)
+    steps = [s for s in recording.steps if s.group == name and begin_s <= s.time_s <= end_s]
+    steps = [s for s in steps if s.step_s > 0 and s.loads.count(None) < len(s.loads)]
+    requests = [r for r in recording.requests if r.group == name and begin_s <= r.ended_s <= end_s]
+    lasted_s = end_s - begin_s
+    if span.listened_s is not None:
+        lasted_s = max(0.0, span.listened_s - (begin_s - span_s))
+    return Window(
+        group=name,
+        others=tuple(each for each in header.groups if each != name),
+        source=header.source,
+        policy=first.policy,
+        dispatch=_dispatch(first.dispatch),
+        changes=changes,
+        levels=PowerLevels(*header.power_levels) if header.power_levels else None,
+        workers=header.groups[name].workers,
+        elapsed_s=lasted_s / span.time_scale,
+        time_scale=span.time_scale,
+        preemptions=sum(each.preemptions for each in steps),
+        requests=tuple(_timed(r, begin_s, span.time_scale) for r in sorted(requests, key=_arrival)),
+        complete=recording.complete and not recording.dropped,
+        end_s=np.array([(s.time_s - begin_s) / span.time_scale for s in steps]),
+        **_columns(steps, len(header.groups[name].workers)),
+    )
+
+
+def _changes(
+    recording: Recording, begin_s: float, end_s: float
+) -> tuple[PolicyLine, tuple[PolicyChange, ...], float]:
+    """The policy at the end of a span, its changes in the span, and the time of the last one."""
+    header, changes, since_s = recording.header, [], begin_s
+    in_force = PolicyLine(0.0, header.policy, header.dispatch)
+    for each in recording.changes:
+        if begin_s < each.changed_s <= end_s:
+            until = in_force.policy, _dispatch(in_force.dispatch)
+            changes.append(PolicyChange(each.changed_s - begin_s, *until))
+            since_s = each.changed_s
+        if each.changed_s <= end_s:
+            in_force = each
+    return in_force, tuple(changes), since_s
+
+
+def _extent(recording: Recording, span: Span) -> tuple[float, float]:
+    """When the span begins and when it ends, as the recording counts."""
+    scale = span.time_scale
+    ends_s = [(step.time_s, scale * step.step_s) for step in recording.steps]
+    ends_s += [(request.ended_s, 0.0) for request in recording.requests]
+    if not ends_s:
+        return 0.0, 0.0
+    first_s = min(at_s - lasted_s for at_s, lasted_s in ends_s)
+    last_s = max(ends_s)[0]
+    begin_s = first_s + span.start_s
+    if begin_s > last_s:
+        raise ConfigError(
+            f"--start {span.start_s:g}: the recording ends after {last_s - first_s:.1f} s; give a "
+            "lower one"
+        )
+    return begin_s, min(last_s, begin_s + span.seconds)
+
+
+def _arrival(request: RequestLine) -> float:
+    return request.arrival_s
+
+
+def _busiest(recording: Recording) -> str:
+    """The group with the most tokens; of none, the first."""
+    tokens = dict.fromkeys(recording.header.groups, 0)
+    for step in recording.steps:
+        tokens[step.group] += sum(filter(None, step.running))
+    if not tokens:
+        raise InputError("the recording has no group of workers; record a router that has some")
+    return max(tokens, key=tokens.__getitem__)
+
+
+def _known(group: str, header: Header) -> str:
+    if group not in header.groups:
+        raise ConfigError(f"--group {group!r} was not recorded; give one of {_list(header.groups)}")
+    return group
+
+
+def _list(names: Mapping[str, object]) -> str:
+    return ", ".join(names)
+
+
+def _dispatch(name: str | None) -> Dispatch | None:
+    try:
+        return None if name is None else Dispatch(name)
+    except ValueError:
+        raise InputError(
+            f"the recording's dispatch {name!r} is unknown; record anew with this evenstep"
+        ) from None
+
+
+def _timed(request: RequestLine, begin_s: float, time_scale: float) -> RequestLine:
+    """With its arrival and its end in engine seconds since the window's start."""
+    return msgspec.structs.replace(
+        request,
+        arrival_s=(request.arrival_s - begin_s) / time_scale,
+        ended_s=(request.ended_s - begin_s) / time_scale,
+    )
+
+
+def _columns(steps: Sequence[StepLine], workers: int) -> dict[str, Any]:
+    shape = (len(steps), workers)
+    loads = _filled([each.loads for each in steps], shape)
+    counted = ~np.isnan(loads)
+    unknown = [None] * workers
+    return {
+        "step_s": np.array([each.step_s for each in steps], dtype=np.float64),
+        "loads": np.nan_to_num(loads).astype(np.int64),
+        "counted": counted,
+        "running": np.nan_to_num(_filled([each.running for each in steps], shape)).astype(np.int64),
+        "pool": np.array([each.pool for each in steps], dtype=np.int64),
+        "queued": np.array([each.queued for each in steps], dtype=np.int64),
+        "together": np.array([each.together for each in steps], dtype=np.bool_),
+        "waited_s": _filled([[each.waited_s] for each in steps], (len(steps), 1))[:, 0],
+        "power_w": _filled([each.power_w or unknown for each in steps], shape),
+    }
+
+
+def _filled(rows: Sequence[Sequence[float | None]], shape: tuple[int, int]) -> Floats:
+    """Numbers with NaN for None."""
+    values = [math.nan if value is None else value for row in rows for value in row]
+    return np.array(values, dtype=np.float64).reshape(shape)

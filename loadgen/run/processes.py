@@ -1,0 +1,190 @@
+"""Programs as child processes that never outlive their block, ``evenstep`` above all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TypeVar, cast
+
+from router.core.errors import ConfigError, EvenstepError
+
+POLL_S = 0.05
+GRACE_S = 15.0
+# Below the range from which systems take the ports of outgoing connections.
+PORTS = range(18000, 32000)
+
+T = TypeVar("T")
+
+
+class Child:
+    """A program in a process group of its own, ended with its ``with`` block.
+
+    Args:
+        arguments: subcommand and options of ``evenstep``, or of ``program``.
+        log: takes its output.
+        program: another one's path.
+    """
+
+    def __init__(self, arguments: Sequence[str], log: Path, program: str | None = None) -> None:
+        evenstep = [sys.executable, "-m", "router.cli"]
+        self._command = [*(evenstep if program is None else [program]), *arguments]
+        self._name = f"evenstep {arguments[0]}" if program is None else Path(program).name
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Child:
+        try:
+            with _held_signals() as before:
+                self._process = self._spawn(before)
+        except BaseException:
+            # An interrupt that was held comes here, when the process is known and can be ended.
+            if self._process is not None:
+                self.end()
+            raise
+        return self
+
+    def _spawn(self, mask: set[signal.Signals]) -> subprocess.Popen[bytes]:
+        with self._log.open("wb") as log:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+            )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def until(self, ready: Callable[[], T | None], timeout_s: float) -> T:
+        """Wait until ``ready`` returns something.
+
+        Raises:
+            EvenstepError: the process ended, or did not get ready in time.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while (found := ready()) is None:
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise EvenstepError(
+                    f"{self._name} was not ready within {timeout_s:g} s: {self.last_words}"
+                )
+            time.sleep(POLL_S)
+        return found
+
+    def check(self) -> None:
+        """See that it runs.
+
+        Raises:
+            EvenstepError: it has ended.
+        """
+        if self.exit_code is not None:
+            raise EvenstepError(f"{self._name} ended with {self.exit_code}: {self.last_words}")
+
+    def finish(self, timeout_s: float) -> int:
+        """Wait for its end and return its exit code; after ``timeout_s`` it is interrupted."""
+        process = self._started
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.end(signal.SIGINT)
+        return process.wait()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it: by a signal, and when that does not help in time, by force."""
+        process = self._started
+        try:
+            if process.poll() is None:
+                self._signal(number)
+                process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if process.poll() is None:
+                self._signal(signal.SIGKILL)
+                process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # the whole group has ended
+            os.killpg(self._started.pid, number)
+
+    @property
+    def _started(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def last_words(self) -> str:
+        """The last line of its output."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+
+
+def free_ports(count: int) -> int:
+    """The first of so many consecutive ports that nobody uses.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    firsts = random.sample(PORTS[:-count], 200)
+    for first in firsts:
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+    raise ConfigError(f"no {count} consecutive free ports between {PORTS[0]} and {PORTS[-1]}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _held_signals() -> Iterator[set[signal.Signals]]:
+    """Signals that end the demo wait until the block has ended; yields the mask of before."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = cast("set[signal.Signals]", signal.pthread_sigmask(signal.SIG_BLOCK, numbers))
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def signals_as_interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a block as Ctrl-C does, so that its children are ended too."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,52 @@
+"""What the commands that simulate have in common on their command lines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from loadgen.simulator.decode.lengths import LAWS, LawLengths, LengthSource, TraceLengths
+from loadgen.traces.trace import BUNDLED, load_trace
+from router.commands.json_output import json_option
+from router.core.errors import ConfigError
+
+_LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
+
+
+def flag(name: str, help_text: str, metavar: str | None = None, least: float | None = None) -> Any:
+    """An option with its help, the name of its value and the least one."""
+    return typer.Option(name, help=help_text, metavar=metavar, min=least)
+
+
+TraceFlag = Annotated[
+    str | None,
+    flag("--trace", f"Trace file, or a bundled one: {', '.join(BUNDLED)} [burstgpt].", "FILE"),
+]
+LengthsFlag = Annotated[
+    str | None, flag("--lengths", f"In place of a trace: {_LAW_FORMS}.", "LAW:IN,OUT")
+]
+WorkersFlag = Annotated[int, flag("--workers", "Workers that step together.", "G")]
+SlotsFlag = Annotated[int, flag("--slots", "Requests that a worker runs at once.", "B")]
+LookaheadFlag = Annotated[
+    str,
+    flag("--lookahead", "What is known of coming ends.", "auto|none|cap|survival|oracle|miss:P"),
+]
+StepTimeFlag = Annotated[
+    str, flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]|FILE")
+]
+JsonFlag = Annotated[str | None, json_option("Write the result; - is stdout.")]
+
+
+def length_source(trace: str | None, lengths: str | None) -> LengthSource:
+    """What ``--trace`` and ``--lengths`` give, the first bundled trace if neither is there.
+
+    Raises:
+        ConfigError: both are there, or a law that is none.
+        InputError: no such trace.
+    """
+    if lengths is None:
+        return TraceLengths.of(load_trace(trace or "burstgpt"))
+    if trace is not None:
+        raise ConfigError("--trace and --lengths: give one of them")
+    return LawLengths.parse(lengths)

@@ -1,0 +1,183 @@
+"""``evenstep simulate admission``: one engine under KV pressure, one admission policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from rich.console import Console
+
+from engine_patches.admission import ADMISSIONS, DEFAULT, AdmissionRow
+from engine_patches.admission.settings import AdmissionSettings, known_names
+from loadgen.model.step_time import parse_step_cost
+from loadgen.run.admission_options import admission_settings, parse_object, told_warnings
+from loadgen.run.options import command_of
+from loadgen.run.simulation_options import JsonFlag, flag
+from loadgen.simulator.admission.admission_table import admission_table
+from loadgen.simulator.admission.predictions import Prediction
+from loadgen.simulator.admission.scenarios import SCENARIOS, Scenario, scenario_of
+from loadgen.simulator.admission.simulation import (
+    AdmissionConfig,
+    EvictionKind,
+    Order,
+    QueueLimits,
+    simulate_admission,
+)
+from router.commands.json_output import STDOUT, write_json
+from router.core.errors import ConfigError
+
+_SARATHI_CHUNK = 512
+_PREDICTED = ("predict", "margin")
+
+_Policy = Annotated[str, flag("--policy", "Who enters: one of those above.", "P")]
+_Settings = Annotated[
+    str, flag("--settings", 'The policy\'s settings as in the plug-in: {"headroom": 0.1}.', "JSON")
+]
+_Scenario = Annotated[str, flag("--scenario", "Engine and requests: one of those above.", "NAME")]
+_Rate = Annotated[float | None, flag("--rate", "Requests per second [the scenario's].", "R")]
+_Requests = Annotated[int | None, flag("--requests", "How many come [the scenario's].", "N")]
+_Seed = Annotated[int, flag("--seed", "Of lengths, arrivals and errors.", "S")]
+_Predict = Annotated[
+    str, flag("--predict", "What a policy is told of output lengths.", Prediction.FORMS)
+]
+_Margin = Annotated[
+    float, flag("--margin", "Share of KV memory left free for errors of lengths.", "M")
+]
+_Eviction = Annotated[
+    EvictionKind, flag("--eviction", "Output kept and its KV recomputed, or all begun anew.")
+]
+_Order = Annotated[
+    Order,
+    flag(
+        "--order",
+        "Running requests first, as vLLM; in chunks of 512 tokens, as Sarathi; or steps that only "
+        "compute prompts, as vLLM before its V1.",
+    ),
+]
+_Watermark = Annotated[
+    float, flag("--watermark", "vLLM's: share of memory kept free as requests enter.", "W")
+]
+_QueuedRequests = Annotated[
+    int | None,
+    flag("--max-num-queued-reqs", "vLLM's: more that wait and run are refused [any].", "N"),
+]
+_QueuedTokens = Annotated[
+    int | None,
+    flag("--max-num-queued-tokens", "vLLM's: with such prompts, others are refused [any].", "N"),
+]
+_KvTokens = Annotated[int | None, flag("--kv-tokens", "KV memory [the scenario's].", "N", 1)]
+_BlockSize = Annotated[int, flag("--block-size", "Tokens of a KV block; vLLM's are 16.", "N", 1)]
+_Slots = Annotated[
+    int | None, flag("--max-num-seqs", "Requests that run at once [the scenario's].", "N", 1)
+]
+_Chunk = Annotated[
+    int | None,
+    flag("--max-num-batched-tokens", "Tokens that a step computes [the scenario's].", "N", 1),
+]
+_StepTime = Annotated[
+    str | None,
+    flag(
+        "--step-time",
+        "Seconds: fixed, per KV token, per request, per prompt token [the scenario's].",
+        "d0,d1[,db[,dp]]",
+    ),
+]
+_FreeTokens = Annotated[
+    int, flag("--free-tokens", "KV tokens that cost no time: piecewise linear steps.", "N")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionOptions:
+    """The command line of ``evenstep simulate admission``."""
+
+    policy: _Policy = DEFAULT
+    settings: _Settings = "{}"
+    scenario: _Scenario = "chat70b"
+    rate: _Rate = None
+    requests: _Requests = None
+    seed: _Seed = 0
+    predict: _Predict = "exact"
+    margin: _Margin = 0.0
+    eviction: _Eviction = EvictionKind.KEEP
+    order: _Order = Order.VLLM
+    watermark: _Watermark = 0.0
+    max_num_queued_reqs: _QueuedRequests = None
+    max_num_queued_tokens: _QueuedTokens = None
+    kv_tokens: _KvTokens = None
+    block_size: _BlockSize = 1
+    max_num_seqs: _Slots = None
+    max_num_batched_tokens: _Chunk = None
+    step_time: _StepTime = None
+    free_tokens: _FreeTokens = 0
+    json_file: JsonFlag = None
+
+    def config(self) -> AdmissionConfig:
+        """What they say.
+
+        Raises:
+            ConfigError: something that makes no sense; names the option.
+        """
+        prediction = Prediction.parse(self.predict)
+        return AdmissionConfig(
+            settings=self._settings(prediction),
+            scenario=self._scenario(),
+            rate=self.rate,
+            requests=self.requests,
+            seed=self.seed,
+            prediction=prediction,
+            eviction=self.eviction,
+            order=self.order,
+            watermark=self.watermark,
+            limits=QueueLimits(self.max_num_queued_reqs, self.max_num_queued_tokens),
+            free_tokens=self.free_tokens,
+            block_tokens=self.block_size,
+        )
+
+    def _settings(self, prediction: Prediction) -> AdmissionSettings:
+        given = parse_object("--settings", self.settings)
+        if twice := given.keys() & {"policy", *_PREDICTED}:
+            raise ConfigError(f"--settings: give {sorted(twice)[0]} as an option of its own")
+        if self.policy not in ADMISSIONS:
+            names = known_names(self.policy, list(ADMISSIONS))
+            raise ConfigError(f"--policy: there is no policy {self.policy!r}; {names}")
+        keys = ADMISSIONS[self.policy].keys
+        told: dict[str, object] = {"predict": prediction.setting, "margin": self.margin}
+        known = {key: value for key, value in told.items() if key in keys}
+        if self.margin and "margin" not in keys:
+            raise ConfigError(f"--margin does nothing for --policy {self.policy}")
+        if self.margin:
+            admission_settings("--margin", {"policy": self.policy, "margin": self.margin})
+        return admission_settings("--settings", {"policy": self.policy} | known | given)
+
+    def _scenario(self) -> Scenario:
+        scenario = scenario_of(self.scenario)
+        chunk = _SARATHI_CHUNK if self.order is Order.SARATHI else scenario.chunk
+        return replace(
+            scenario,
+            kv_tokens=self.kv_tokens or scenario.kv_tokens,
+            slots=self.max_num_seqs or scenario.slots,
+            chunk=self.max_num_batched_tokens or chunk,
+            cost=scenario.cost if self.step_time is None else parse_step_cost(self.step_time),
+        )
+
+
+@command_of(AdmissionOptions)
+def admission(options: AdmissionOptions) -> None:
+    """Simulate one engine under KV pressure, and who enters it, in virtual time."""
+    with told_warnings():
+        result = simulate_admission(options.config())
+    console = Console(stderr=options.json_file == STDOUT)
+    console.print(admission_table(result), highlight=False, soft_wrap=True)
+    write_json(result.report(), options.json_file)
+
+
+def _listed(title: str, rows: Mapping[str, AdmissionRow] | Mapping[str, Scenario]) -> str:
+    lines = (f"  {name:17}{row.summary}" for name, row in rows.items())
+    return "\n".join(["\b", f"{title}:", *lines])
+
+
+admission.__doc__ = "\n\n".join(
+    [str(admission.__doc__), _listed("Policies", ADMISSIONS), _listed("Scenarios", SCENARIOS)]
+)

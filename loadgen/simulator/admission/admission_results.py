@@ -1,0 +1,151 @@
+"""What a simulation of admission is measured by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from loadgen.simulator.admission.scenarios import Requests
+from router.core.forecast.step_cost import Floats
+
+WARMUP_SHARE = 0.15
+"""Of the span of arrivals; what comes in it is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionResult:
+    """From the end of the warm-up to the end of the last request.
+
+    Attributes:
+        evictions_per_1k: requests that lost their memory, in a thousand that arrive; one request
+            may lose it several times.
+        throughput_tok_s: output tokens per second that were not thrown away.
+        throughput_req_s: requests that ended per second.
+        latency_mean_s, latency_p99_s, latency_max_s: from a request's arrival to its end.
+        ttft_mean_s, ttft_p99_s: from a request's arrival to its first token.
+        completed: requests that ended, of all that came.
+        refused: requests turned away by limits of the queue, of all that came.
+        preemptions: evictions, those in the warm-up included.
+        kv_used_mean, kv_used_max: share of the KV memory held, over time.
+        step_mean_s: duration of a step.
+        end_s: when the last request ended.
+        parameters: everything that the result depends on.
+    """
+
+    evictions_per_1k: float
+    throughput_tok_s: float
+    throughput_req_s: float
+    latency_mean_s: float | None
+    latency_p99_s: float | None
+    latency_max_s: float | None
+    ttft_mean_s: float | None
+    ttft_p99_s: float | None
+    completed: int
+    refused: int
+    preemptions: int
+    kv_used_mean: float
+    kv_used_max: float
+    step_mean_s: float
+    end_s: float
+    parameters: dict[str, object]
+
+    def report(self) -> dict[str, object]:
+        """As it is written to a file."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@dataclass(slots=True)
+class _Counts:
+    """At the end of the warm-up."""
+
+    tokens: int = 0
+    preemptions: int = 0
+
+
+class AdmissionRecorder:
+    """Notes a simulation as it runs.
+
+    Args:
+        requests: that come; known by their place in the order of arrival.
+        capacity_tokens: KV memory.
+    """
+
+    def __init__(self, requests: Requests, capacity_tokens: int) -> None:
+        self._arrival_s = requests.arrival_s
+        self.warmup_s = WARMUP_SHARE * float(requests.arrival_s[-1])
+        self._capacity_tokens = capacity_tokens
+        self._first_s = np.full(len(requests.arrival_s), np.nan)
+        self._end_s = np.full(len(requests.arrival_s), np.nan)
+        self._at_warmup: _Counts | None = None
+        self._held_token_s = 0.0
+        self._most_tokens = 0
+        self._steps = 0
+        self._busy_s = 0.0
+
+    def began(self, now_s: float, tokens: int, preemptions: int) -> None:
+        """A step begins; what has been generated and evicted so far."""
+        if self._at_warmup is None and now_s >= self.warmup_s:
+            self._at_warmup = _Counts(tokens, preemptions)
+
+    def step(self, seconds: float, used_tokens: int) -> None:
+        """A step that takes so long, with so much memory held."""
+        if self._at_warmup is None:
+            return
+        self._steps += 1
+        self._busy_s += seconds
+        self._most_tokens = max(self._most_tokens, used_tokens)
+        self.hold(seconds, used_tokens)
+
+    def hold(self, seconds: float, used_tokens: int) -> None:
+        """So much memory is held for so long, whether anybody computes or not."""
+        if self._at_warmup is not None:
+            self._held_token_s += seconds * used_tokens
+
+    def first_token(self, request: int, now_s: float) -> None:
+        """A request has its first token; only the first time counts."""
+        if np.isnan(self._first_s[request]):
+            self._first_s[request] = now_s
+
+    def ended(self, request: int, now_s: float) -> None:
+        """A request has its last token."""
+        self._end_s[request] = now_s
+
+    def result(
+        self, now_s: float, tokens: int, preemptions: int, parameters: dict[str, object]
+    ) -> AdmissionResult:
+        """All figures, at the end of the run."""
+        before = self._at_warmup or _Counts()
+        counted = self._arrival_s >= self.warmup_s
+        latency_s = (self._end_s - self._arrival_s)[counted]
+        latency_s = latency_s[~np.isnan(latency_s)]
+        ttft_s = (self._first_s - self._arrival_s)[counted]
+        ttft_s = ttft_s[~np.isnan(ttft_s)]
+        span_s = max(now_s - self.warmup_s, 1e-9)
+        completed = int((~np.isnan(self._end_s)).sum())
+        return AdmissionResult(
+            evictions_per_1k=1000 * (preemptions - before.preemptions) / int(counted.sum()),
+            throughput_tok_s=(tokens - before.tokens) / span_s,
+            throughput_req_s=float((self._end_s >= self.warmup_s).sum()) / span_s,
+            latency_mean_s=_mean(latency_s),
+            latency_p99_s=_p99(latency_s),
+            latency_max_s=float(latency_s.max()) if len(latency_s) else None,
+            ttft_mean_s=_mean(ttft_s),
+            ttft_p99_s=_p99(ttft_s),
+            completed=completed,
+            refused=len(self._end_s) - completed,
+            preemptions=preemptions,
+            kv_used_mean=self._held_token_s / span_s / self._capacity_tokens,
+            kv_used_max=self._most_tokens / self._capacity_tokens,
+            step_mean_s=self._busy_s / self._steps if self._steps else 0.0,
+            end_s=now_s,
+            parameters=parameters,
+        )
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _p99(values: Floats) -> float | None:
+    return float(np.percentile(values, 99)) if len(values) else None

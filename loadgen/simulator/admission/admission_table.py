@@ -1,0 +1,43 @@
+"""The result of a simulation of admission as a table for the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.report.numbers import number
+from loadgen.simulator.admission.admission_results import WARMUP_SHARE, AdmissionResult
+
+_ROWS = (
+    ("evictions in 1,000 requests", "evictions_per_1k", 1.0),
+    ("throughput, tok/s", "throughput_tok_s", 1.0),
+    ("throughput, requests/s", "throughput_req_s", 1.0),
+    ("latency, s", "latency_mean_s", 1.0),
+    ("latency p99, s", "latency_p99_s", 1.0),
+    ("latency max, s", "latency_max_s", 1.0),
+    ("TTFT, s", "ttft_mean_s", 1.0),
+    ("TTFT p99, s", "ttft_p99_s", 1.0),
+    ("completed", "completed", 1),
+    ("refused", "refused", 1),
+    ("KV used, mean %", "kv_used_mean", 100.0),
+    ("KV used, max %", "kv_used_max", 100.0),
+    ("step, ms", "step_mean_s", 1e3),
+)
+
+
+def admission_table(result: AdmissionResult) -> RenderableType:
+    """The figures, and what they depend on."""
+    used = result.parameters
+    table = Table("", str(used["policy"]), box=None, pad_edge=False)
+    for label, key, scale in _ROWS:
+        value = getattr(result, key)
+        table.add_row(label, number(None if value is None else value * scale))
+    notes = (
+        f"{used['scenario']}, {used['requests']} requests at {used['rate']:g}/s, seed "
+        f"{used['seed']}; {used['kv_tokens']} KV tokens, {used['max_num_seqs']} slots, "
+        f"{used['max_num_batched_tokens']} tokens a step",
+        f"lengths: {used['prediction']}; eviction: {used['eviction']}; order: {used['order']}; "
+        f"the first {WARMUP_SHARE:.0%} of the arrivals are left out",
+    )
+    return Group(table, *map(Text, notes))

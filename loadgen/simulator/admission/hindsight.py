@@ -1,0 +1,216 @@
+"""The least total latency there is, as hindsight knows it (HiGHS), and what an engine comes to.
+
+For a few requests on an engine of little memory, each of whose steps takes a unit of time. Total
+latency is the sum of the steps from each request's arrival to its end. The program is that of arXiv
+2502.07115, Appendix B.1, which counts as ``loadgen.emulator.engine``: a request of prompt s and
+output o that begins with step p holds s, s + 1, …, s + o - 1 tokens in the steps p, …, p + o - 1,
+and is not interrupted. By (1) of that paper it holds s + o one step longer: it is a request of
+output o + 1 here, and its latency one step less.
+
+No engine comes to less on which an evicted request begins anew: the runs that end are such a
+schedule. Where evicted requests keep their tokens it may, since there, in steps that all take as
+long, recomputing costs nothing: an eviction is a pause.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from engine_patches.admission import clearing_of, make_admission
+from engine_patches.admission.settings import AdmissionSettings
+from loadgen.emulator.engine import Engine, EngineRequest
+from loadgen.emulator.queues import Eviction, PolicyOrder
+from loadgen.simulator.admission.simulation import EndlessError
+from router.core.forecast.step_cost import Floats, Ints
+from router.core.policies.bfio.exact_model import Rows, run_highs
+
+# Totals are whole numbers: what is less than one above the bound is the optimum.
+_OPTIONS = {"mip_rel_gap": 0.0, "mip_abs_gap": 0.9}
+_MOST_FRUITLESS = 10_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Job:
+    """A request.
+
+    Attributes:
+        arrived: the first step that it can be part of, at least 0.
+        prompt_tokens: s, at least 1.
+        output_tokens: o, at least 1.
+
+    Raises:
+        ValueError: one of them is less.
+    """
+
+    arrived: int
+    prompt_tokens: int
+    output_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.arrived < 0 or self.prompt_tokens < 1 or self.output_tokens < 1:
+            raise ValueError(f"{self}: steps count from 0, tokens from 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Hindsight:
+    """A best schedule.
+
+    Attributes:
+        total_steps: its total latency.
+        begins: the step with which each job begins, in the order of the jobs.
+    """
+
+    total_steps: int
+    begins: tuple[int, ...]
+
+
+def optimum(jobs: Sequence[Job], kv_tokens: int) -> Hindsight:
+    """Solve the program to its end; quick for about ten jobs of about ten tokens.
+
+    Raises:
+        ValueError: no jobs, or one that the memory could never hold.
+    """
+    if not jobs:
+        raise ValueError("there is no schedule of no jobs: give at least one")
+    for job in jobs:
+        if job.prompt_tokens + job.output_tokens - 1 > kv_tokens:
+            raise ValueError(f"{job} can never run in {kv_tokens} KV tokens")
+    program = _Program.of(jobs)
+    counts = np.rint(_solved(program.lp(kv_tokens))).astype(np.int64)
+    begins: dict[Job, list[int]] = {job: [] for job in program.kinds}
+    for kind, begin, count in zip(program.kind_of, program.begins, counts, strict=True):
+        begins[program.kinds[kind]] += [int(begin)] * int(count)
+    total = int(program.latencies @ counts)
+    return Hindsight(total, tuple(begins[job].pop() for job in jobs))
+
+
+def policy_engine(
+    settings: AdmissionSettings, kv_tokens: int, *, restart: bool, seed: int = 0
+) -> Engine:
+    """A new engine without other bounds than its memory.
+
+    Args:
+        settings: its admission policy.
+        kv_tokens: its memory.
+        restart: evicted requests begin anew; those that ``alpha_beta`` clears always do.
+        seed: of who is cleared, as in simulations.
+    """
+    clearing = clearing_of(settings)
+    return Engine(
+        sys.maxsize,
+        kv_tokens,
+        eviction=Eviction(restart or clearing > 0, clearing, np.random.default_rng([seed, 3])),
+        queue=PolicyOrder(make_admission(settings)),
+    )
+
+
+def total_steps(engine: Engine, jobs: Sequence[Job]) -> int:
+    """Total latency of jobs on a new engine, whose policy is told their true lengths.
+
+    Raises:
+        EndlessError: the same jobs are evicted again and again.
+    """
+    coming = sorted(enumerate(jobs), key=lambda numbered: numbered[1].arrived)[::-1]
+    now, total, fruitless = 0, 0, 0
+    while coming or engine.unfinished:
+        while coming and coming[-1][1].arrived <= now:
+            engine.add(_request(*coming.pop()))
+        if not engine.unfinished:
+            now = coming[-1][1].arrived
+            continue
+        ended = _step(engine, now)
+        now += 1
+        total += sum(now - jobs[int(request.id)].arrived for request in ended)
+        fruitless = 0 if ended else fruitless + 1
+        if fruitless == _MOST_FRUITLESS:
+            raise EndlessError(f"no request ended in {_MOST_FRUITLESS:,} steps")
+    return total
+
+
+def _step(engine: Engine, now: int) -> Sequence[EngineRequest]:
+    schedule = engine.schedule(now)
+    if schedule.preempted and not engine.running:
+        # Nobody enters as all are cleared: that is no step.
+        engine.schedule(now)
+    return engine.advance(now + 1)
+
+
+def _request(number: int, job: Job) -> EngineRequest:
+    return EngineRequest(
+        str(number),
+        job.prompt_tokens,
+        job.output_tokens,
+        hint_tokens=job.output_tokens,
+        arrived_s=job.arrived,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """Columns x_vp: how many jobs of kind v begin with step p; alike jobs are one kind.
+
+    Attributes:
+        kinds: the V different jobs.
+        counts: shape (V,), how many of each.
+        kind_of, begins: shape (N,), v and p of each column.
+        until: steps. Some best schedule is never idle after the last arrival, so it ends with the
+            last of them plus all outputs.
+    """
+
+    kinds: Sequence[Job]
+    counts: Ints
+    kind_of: Ints
+    begins: Ints
+    until: int
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job]) -> _Program:
+        kinds = sorted(Counter(jobs).items())
+        outputs = sum(job.output_tokens for job in jobs)
+        until = max(job.arrived for job in jobs) + outputs
+        columns = [
+            (kind, begin)
+            for kind, (job, _) in enumerate(kinds)
+            for begin in range(job.arrived, until - job.output_tokens + 1)
+        ]
+        kind_of, begins = np.array(columns, dtype=np.int64).T
+        counts = np.array([count for _, count in kinds], dtype=np.int64)
+        return cls([job for job, _ in kinds], counts, kind_of, begins, until)
+
+    def _of_jobs(self, name: str) -> Ints:
+        values = [getattr(job, name) for job in self.kinds]
+        return np.array(values, dtype=np.int64)[self.kind_of]
+
+    @property
+    def latencies(self) -> Ints:
+        """Shape (N,), steps from arrival to end."""
+        return self.begins + self._of_jobs("output_tokens") - self._of_jobs("arrived")
+
+    def lp(self, kv_tokens: int) -> highspy.HighsLp:
+        """All begin once, and the memory suffices in each step."""
+        lp, rows, size = highspy.HighsLp(), Rows(), len(self.begins)
+        lp.num_col_ = size
+        lp.col_cost_ = self.latencies.astype(np.float64)
+        lp.col_lower_, lp.col_upper_ = np.zeros(size), self.counts[self.kind_of].astype(np.float64)
+        lp.integrality_ = [highspy.HighsVarType.kInteger] * size
+        for kind, count in enumerate(self.counts):
+            rows.add((np.flatnonzero(self.kind_of == kind), 1.0), lower=count, upper=count)
+        ends = self.begins + self._of_jobs("output_tokens")
+        sizes = self._of_jobs("prompt_tokens") - self.begins
+        for step in range(self.until):
+            running = np.flatnonzero((self.begins <= step) & (step < ends))
+            rows.add((running, (sizes[running] + step).astype(np.float64)), upper=kv_tokens)
+        rows.into(lp)
+        return lp
+
+
+def _solved(lp: highspy.HighsLp) -> Floats:
+    highs = run_highs(lp, _OPTIONS)
+    assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    return np.array(highs.getSolution().col_value)

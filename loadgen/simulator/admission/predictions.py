@@ -1,0 +1,82 @@
+"""What a policy is told of output lengths in a simulation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from router.core.errors import ConfigError
+from router.core.forecast.step_cost import Ints
+
+_MOST_SIGMA = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Where predicted lengths come from.
+
+    Attributes:
+        kind: exact: clients give the true length as their hint; lognormal: the length times
+            exp(sigma z), z standard normal; cap: all that is known is the longest output of the
+            scenario; quantile: of the lengths that were seen to end.
+        value: sigma, or the quantile.
+    """
+
+    FORMS: ClassVar[str] = "exact|cap|quantile:Q|lognormal:SIGMA"
+
+    kind: Literal["exact", "cap", "quantile", "lognormal"] = "exact"
+    value: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Prediction:
+        """Read ``exact``, ``cap``, ``quantile:Q`` or ``lognormal:SIGMA``.
+
+        Raises:
+            ConfigError: none of these.
+        """
+        kind, _, number = text.partition(":")
+        if text == "exact":
+            return cls("exact")
+        if text == "cap":
+            return cls("cap")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if kind == "quantile" and 0 < value < 1:
+            return cls("quantile", value)
+        if kind == "lognormal" and 0 <= value <= _MOST_SIGMA:
+            return cls("lognormal", value)
+        raise ConfigError(
+            f"--predict {text!r} is unknown: write {cls.FORMS}, with Q between 0 and 1 and SIGMA "
+            f"from 0 to {_MOST_SIGMA:g}"
+        )
+
+    def __str__(self) -> str:
+        """As it is written on the command line."""
+        return f"{self.kind}:{self.value}" if self.kind in ("quantile", "lognormal") else self.kind
+
+    @property
+    def setting(self) -> str:
+        """As policies call it."""
+        if self.kind == "quantile":
+            return str(self)
+        return "cap" if self.kind == "cap" else "hint"
+
+    def hints(self, output_tokens: Ints, cap_tokens: int, seed: int) -> list[int | None]:
+        """What clients say of the lengths of their outputs.
+
+        Args:
+            output_tokens: shape (N,), the true ones.
+            cap_tokens: that no output exceeds, and no hint.
+            seed: of the errors.
+        """
+        if self.kind in ("cap", "quantile"):
+            return [None] * len(output_tokens)
+        errors = np.random.default_rng([seed, 2]).standard_normal(len(output_tokens))
+        told = np.rint(output_tokens * np.exp(self.value * errors))
+        hints: list[int | None] = np.clip(told, 1, cap_tokens).astype(int).tolist()
+        return hints

@@ -1,0 +1,256 @@
+"""What one engine under KV pressure is simulated on: its memory, its step time, its requests.
+
+The engines and lengths of arXiv 2502.07115 (chat70b), of arXiv 2504.11320 (vidur8b, example2), and
+long reasoning on a larger engine (reason32b).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from engine_patches.admission.settings import known_names
+from engine_patches.admission.theory.fluid import StepCost
+from router.core.errors import ConfigError
+from router.core.forecast.step_cost import Floats, Ints
+
+_REDRAWS = 1000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Requests:
+    """Requests in the order of their arrival, N of them; every shape is (N,).
+
+    Attributes:
+        arrival_s: in ascending order, from 0 on.
+        prompt_tokens: at least 1.
+        output_tokens: at least 1.
+        kinds: the type of each.
+    """
+
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    kinds: Ints
+
+
+class Source(Protocol):
+    """Of requests."""
+
+    @property
+    def cap_tokens(self) -> int:
+        """Output tokens that no request exceeds."""
+        ...
+
+    def draw(self, rate: float, count: int, seed: int) -> Requests:
+        """The same arguments make the same requests; lengths do not depend on the rate."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """Lengths by mean and median; none longer than the limit.
+
+    Attributes:
+        mean: of the lengths as they are drawn.
+        median: of the law before it was truncated and scaled to the mean.
+        limit: tokens.
+    """
+
+    mean: float
+    median: float
+    limit: int
+
+    def draw(self, rng: np.random.Generator, count: int) -> Ints:
+        """So many; what exceeds the limit is drawn again, and all are scaled to the mean."""
+        sigma = math.sqrt(2 * math.log(self.mean / self.median))
+        drawn = rng.lognormal(math.log(self.median), sigma, count)
+        for _ in range(_REDRAWS):
+            over = drawn > self.limit
+            if not over.any():
+                break
+            drawn[over] = rng.lognormal(math.log(self.median), sigma, int(over.sum()))
+        scaled = np.rint(drawn * (self.mean / drawn.mean()))
+        lengths: Ints = np.clip(scaled, 1, self.limit).astype(np.int64)
+        return lengths
+
+
+@dataclass(frozen=True, slots=True)
+class LognormalSource:
+    """Prompts and outputs of lognormal lengths that arrive as a Poisson process."""
+
+    prompts: Lognormal
+    outputs: Lognormal
+
+    @property
+    def cap_tokens(self) -> int:
+        """See ``Source``."""
+        return self.outputs.limit
+
+    def draw(self, rate: float, count: int, seed: int) -> Requests:
+        """See ``Source.draw``."""
+        rng = np.random.default_rng([seed, 0])
+        prompts, outputs = self.prompts.draw(rng, count), self.outputs.draw(rng, count)
+        return Requests(_poisson(rate, count, seed), prompts, outputs, np.zeros_like(prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type (l, l') of arXiv 2504.11320: l' + 1 steps, which hold l, l + 1, … l + l' tokens.
+
+    Attributes:
+        share: of the arrivals, against the other types'.
+        prompt_tokens: l.
+        decode_steps: l'; on an engine it returns l' + 1 tokens, the first with its prompt.
+    """
+
+    share: float
+    prompt_tokens: int
+    decode_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class TypedSource:
+    """Requests of a few types that arrive as Poisson processes."""
+
+    types: tuple[Kind, ...]
+
+    @property
+    def cap_tokens(self) -> int:
+        """See ``Source``."""
+        return max(kind.decode_steps for kind in self.types) + 1
+
+    def draw(self, rate: float, count: int, seed: int) -> Requests:
+        """See ``Source.draw``."""
+        shares = np.array([kind.share for kind in self.types])
+        rng = np.random.default_rng([seed, 0])
+        kinds = rng.choice(len(self.types), count, p=shares / shares.sum())
+        prompts = np.array([kind.prompt_tokens for kind in self.types])[kinds]
+        outputs = np.array([kind.decode_steps + 1 for kind in self.types])[kinds]
+        return Requests(_poisson(rate, count, seed), prompts, outputs, kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class EvenSource:
+    """Example 2 of arXiv 2504.11320: equal requests, as many in each second, and an uneven start.
+
+    Three come at 0 and six at 1 s; then three decode as six wait, with which the example begins.
+    """
+
+    prompt_tokens: int = 1
+    decode_steps: int = 1
+    start: tuple[int, ...] = (3, 6)
+
+    @property
+    def cap_tokens(self) -> int:
+        """See ``Source``."""
+        return self.decode_steps + 1
+
+    def draw(self, rate: float, count: int, seed: int) -> Requests:
+        """See ``Source.draw``; nothing is random."""
+        first = np.repeat(np.arange(len(self.start)), self.start)[:count]
+        later = np.arange(count - len(first)) // rate + len(self.start)
+        arrival_s = np.concatenate([first, np.floor(later)]).astype(np.float64)
+        prompts = np.full(count, self.prompt_tokens, dtype=np.int64)
+        return Requests(arrival_s, prompts, np.full_like(prompts, self.cap_tokens), prompts * 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One engine and its requests.
+
+    Attributes:
+        name: on the command line.
+        summary: one line on it.
+        kv_tokens: C, its KV memory.
+        cost: of its steps.
+        source: of its requests.
+        rate: requests per second, where none is given.
+        requests: how many, where nobody says.
+        slots: requests that run at once.
+        chunk: tokens that a step computes at most.
+    """
+
+    name: str
+    summary: str
+    kv_tokens: int
+    cost: StepCost
+    source: Source
+    rate: float
+    requests: int
+    slots: int = 256
+    chunk: int = 2048
+
+
+def _vidur(name: str, what: str, rate: float, types: Sequence[Kind]) -> Scenario:
+    cost = StepCost(6.97e-3, 0.093e-6, 75.7e-6)
+    summary = f"Llama-3-8B on an A100, arXiv 2504.11320, section 6: {what}"
+    source = TypedSource(tuple(types))
+    return Scenario(f"vidur8b_{name}", summary, 427_000, cost, source, rate, requests=10_000)
+
+
+_LMSYS_SHARES = (23, 11, 8, 7, 6, 4, 3, 2, 1, 1)
+
+_SCENARIOS = (
+    Scenario(
+        "chat70b",
+        "chat on a 70B model with little memory, arXiv 2502.07115, section 8",
+        kv_tokens=16_492,
+        cost=StepCost(0.075, 0.65e-6, 0.0, 0.37e-3),
+        source=LognormalSource(Lognormal(40.6, 11, 2000), Lognormal(85.3, 45, 1000)),
+        rate=11,
+        requests=8000,
+    ),
+    Scenario(
+        "reason32b",
+        "long reasoning on a 32B model",
+        kv_tokens=120_000,
+        cost=StepCost(0.022, 0.13e-6, 0.03e-3, 0.11e-3),
+        source=LognormalSource(Lognormal(320, 200, 3000), Lognormal(1300, 650, 8000)),
+        rate=1.5,
+        requests=3000,
+    ),
+    _vidur("low", "low demand", 2000, [Kind(1, 10, 10), Kind(1, 10, 20)]),
+    _vidur("high", "high demand", 12_000, [Kind(6, 20, 100), Kind(4, 20, 200), Kind(2, 20, 300)]),
+    _vidur("nested4", "four lengths", 300, [Kind(k, 10, k) for k in (20, 40, 80, 160)]),
+    _vidur(
+        "lmsys10",
+        "ten lengths as in LMSYS-Chat-1M",
+        55,
+        [Kind(share, 60, 50 * place) for place, share in enumerate(_LMSYS_SHARES, start=1)],
+    ),
+    Scenario(
+        "example2",
+        "arXiv 2504.11320, Example 2; a step takes a second",
+        kv_tokens=12,
+        cost=StepCost(1.0),
+        source=EvenSource(),
+        rate=4,
+        requests=100_000,
+    ),
+)
+
+SCENARIOS: Mapping[str, Scenario] = MappingProxyType({each.name: each for each in _SCENARIOS})
+
+
+def scenario_of(name: str) -> Scenario:
+    """By its name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in SCENARIOS:
+        known = known_names(name, list(SCENARIOS))
+        raise ConfigError(f"--scenario: there is no scenario {name!r}; {known}")
+    return SCENARIOS[name]
+
+
+def _poisson(rate: float, count: int, seed: int) -> Floats:
+    gaps = np.random.default_rng([seed, 1]).exponential(1.0, count)
+    arrival_s: Floats = gaps.cumsum() / rate
+    return arrival_s

@@ -1,0 +1,327 @@
+"""One engine under KV pressure in virtual time: the emulated engine, and a policy that admits.
+
+Requests come at their times, are refused where vLLM's limits of the queue say so, wait, and run on
+``loadgen.emulator.engine`` until the last one has ended. A step takes as long as its cost says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from engine_patches.admission import clearing_of, make_admission
+from engine_patches.admission.settings import AdmissionSettings
+from engine_patches.admission.theory.fluid import Batch
+from loadgen.emulator.engine import Engine, EngineRequest
+from loadgen.emulator.queues import Eviction, PolicyOrder
+from loadgen.emulator.schedule import Schedule
+from loadgen.simulator.admission.admission_results import AdmissionRecorder, AdmissionResult
+from loadgen.simulator.admission.predictions import Prediction
+from loadgen.simulator.admission.scenarios import Requests, Scenario
+from router.core.errors import ConfigError, InputError
+
+# So many times the output of all requests was thrown away; or the memory, while none ended.
+_ENDLESS = 20
+_RATES_PER_S = (1e-6, 1e6)
+_REQUESTS = (1, 5_000_000)
+
+
+class EvictionKind(StrEnum):
+    """What a request that returns has left of its output; one that was cleared has nothing."""
+
+    KEEP = "keep"
+    RESTART = "restart"
+
+
+class Order(StrEnum):
+    """What a step computes first; Sarathi does as vLLM, in the smaller chunks of its scenario."""
+
+    VLLM = "vllm"
+    SARATHI = "sarathi"
+    PREFILL_FIRST = "prefill_first"
+
+
+class EndlessError(InputError):
+    """The same requests are evicted again and again, and none ever ends, or hardly any."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """vLLM's, beyond which its API server refuses a request with a 503.
+
+    Attributes:
+        requests: ``--max-num-queued-reqs``, the most that wait and run; None: no limit.
+        tokens: ``--max-num-queued-tokens``, prompt tokens of requests without a first token, at
+            which no other is taken; None: no limit.
+    """
+
+    requests: int | None = None
+    tokens: int | None = None
+
+    def refuse(self, requests: int, prompt_tokens: int) -> bool:
+        """Whether another request is refused, beside so many and their prompts."""
+        if self.requests is not None and requests + 1 > self.requests:
+            return True
+        return self.tokens is not None and prompt_tokens >= self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionConfig:
+    """One simulation.
+
+    Attributes:
+        settings: the policy and its settings.
+        scenario: engine and requests.
+        rate: requests per second; that of the scenario when None.
+        requests: how many; as many as the scenario has when None.
+        prediction: what the policy knows of output lengths.
+        block_tokens: granularity of the KV memory.
+        free_tokens: KV tokens that cost no time (arXiv 2504.11320, section 2.3, piecewise linear).
+
+    Raises:
+        ConfigError: numbers that make no sense; names the option.
+    """
+
+    settings: AdmissionSettings
+    scenario: Scenario
+    rate: float | None = None
+    requests: int | None = None
+    seed: int = 0
+    prediction: Prediction = field(default_factory=Prediction)
+    eviction: EvictionKind = EvictionKind.KEEP
+    order: Order = Order.VLLM
+    watermark: float = 0.0
+    limits: QueueLimits = field(default_factory=QueueLimits)
+    free_tokens: int = 0
+    block_tokens: int = 1
+
+    def __post_init__(self) -> None:
+        for option, value, (least, most) in (
+            ("--rate", self.arrival_rate, _RATES_PER_S),
+            ("--requests", self.count, _REQUESTS),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{option} must be from {least:g} to {most:g}, got {value:g}")
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"--watermark must be from 0 to below 1, got {self.watermark:g}")
+        for option, limit in (
+            ("--max-num-queued-reqs", self.limits.requests),
+            ("--max-num-queued-tokens", self.limits.tokens),
+            ("--free-tokens", self.free_tokens),
+            ("--seed", self.seed),
+        ):
+            if limit is not None and limit < 0:
+                raise ConfigError(f"{option} must be at least 0, got {limit}")
+        if self.scenario.chunk <= self.scenario.slots:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.scenario.chunk} must be above --max-num-seqs "
+                f"{self.scenario.slots}: a step computes a token of each request that decodes"
+            )
+
+    @property
+    def arrival_rate(self) -> float:
+        """Requests per second."""
+        return self.scenario.rate if self.rate is None else self.rate
+
+    @property
+    def count(self) -> int:
+        """Requests that come."""
+        return self.scenario.requests if self.requests is None else self.requests
+
+    def step_s(self, batch: Batch) -> float:
+        """How long a step takes."""
+        costly = max(0.0, batch.kv_tokens - self.free_tokens)
+        return self.scenario.cost.step_s(Batch(costly, batch.requests, batch.prompt_tokens))
+
+    @property
+    def effective_eviction(self) -> EvictionKind:
+        """Of this policy."""
+        return EvictionKind.RESTART if clearing_of(self.settings) else self.eviction
+
+    def engine(self) -> Engine:
+        """A new one."""
+        scenario, settings = self.scenario, self.settings
+        restart = self.effective_eviction is EvictionKind.RESTART
+        rng = np.random.default_rng([self.seed, 3])
+        return Engine(
+            scenario.slots,
+            scenario.kv_tokens,
+            block_tokens=self.block_tokens,
+            chunk=scenario.chunk,
+            watermark=self.watermark,
+            prefill_first=self.order is Order.PREFILL_FIRST,
+            eviction=Eviction(restart, clearing_of(settings), rng),
+            queue=PolicyOrder(make_admission(settings)),
+        )
+
+    def described(self) -> dict[str, object]:
+        """Everything that the result depends on."""
+        scenario = self.scenario
+        return asdict(self.settings) | {
+            "scenario": scenario.name,
+            "rate": self.arrival_rate,
+            "requests": self.count,
+            "seed": self.seed,
+            "prediction": str(self.prediction),
+            "eviction": str(self.effective_eviction),
+            "order": str(self.order),
+            "watermark": self.watermark,
+            "max_num_queued_reqs": self.limits.requests,
+            "max_num_queued_tokens": self.limits.tokens,
+            "kv_tokens": scenario.kv_tokens,
+            "block_size": self.block_tokens,
+            "max_num_seqs": scenario.slots,
+            "max_num_batched_tokens": scenario.chunk,
+            "step_cost": asdict(scenario.cost),
+            "free_tokens": self.free_tokens,
+        }
+
+
+def simulate_admission(config: AdmissionConfig) -> AdmissionResult:
+    """Run one simulation to the end of its last request.
+
+    The same configuration gives the same result, and the requests are the same for every policy.
+
+    Raises:
+        ConfigError: a request that the memory could never hold.
+        EndlessError: the requests would never end.
+    """
+    return _Simulation(config).run()
+
+
+class _Simulation:
+    def __init__(self, config: AdmissionConfig) -> None:
+        self._config = config
+        requests = config.scenario.source.draw(config.arrival_rate, config.count, config.seed)
+        _check_sizes(requests, config)
+        self._engine = config.engine()
+        self._limits = config.limits
+        self._recorder = AdmissionRecorder(requests, config.scenario.kv_tokens)
+        self._coming = _engine_requests(requests, config)
+        self._next = next(self._coming, None)
+        self._taken: list[EngineRequest] = []
+        # Without a first token, and so in prefill as vLLM counts.
+        self._prompt_tokens = 0
+        self._unbegun: dict[str, EngineRequest] = {}
+        self._beginning: dict[str, EngineRequest] = {}
+        self._most_lost = _ENDLESS * int(requests.output_tokens.sum())
+        self._lost_at_end = 0
+        self._now_s = 0.0
+
+    def run(self) -> AdmissionResult:
+        engine = self._engine
+        while self._next is not None or self._taken or engine.unfinished:
+            self._arrive()
+            if engine.unfinished:
+                self._step()
+            elif self._next is not None:
+                self._now_s = self._next.arrived_s
+        tokens = engine.generated_total - engine.lost_total
+        return self._recorder.result(
+            self._now_s, tokens, engine.preemptions_total, self._config.described()
+        )
+
+    def _arrive(self) -> None:
+        self._take(math.nextafter(self._now_s, math.inf))
+        for request in self._taken:
+            self._engine.add(request)
+        self._taken.clear()
+
+    def _take(self, until_s: float) -> None:
+        """Take or refuse who comes before then, as those are counted who are inside now."""
+        engine = self._engine
+        while self._next is not None and self._next.arrived_s < until_s:
+            request, self._next = self._next, next(self._coming, None)
+            inside = len(engine.running) + engine.waiting + len(self._taken)
+            if self._limits.refuse(inside, self._prompt_tokens):
+                continue
+            self._unbegun[request.id] = request
+            self._prompt_tokens += request.prompt_tokens
+            self._taken.append(request)
+
+    def _step(self) -> None:
+        engine, recorder = self._engine, self._recorder
+        tokens = engine.generated_total - engine.lost_total
+        recorder.began(self._now_s, tokens, engine.preemptions_total)
+        schedule = engine.schedule(self._now_s)
+        self._check_progress()
+        if not schedule.prefill_tokens and not schedule.decode_tokens:
+            self._hold(schedule)
+            return
+        batch = Batch(engine.batch_tokens, len(engine.batch), schedule.prefill_tokens)
+        seconds = self._config.step_s(batch)
+        recorder.step(seconds, engine.used_tokens)
+        self._now_s += seconds
+        self._take(self._now_s)
+        ended = engine.advance(self._now_s)
+        self._see_first_tokens(schedule)
+        for request in ended:
+            recorder.ended(int(request.id), self._now_s)
+            self._lost_at_end = engine.lost_total
+
+    def _check_progress(self) -> None:
+        lost = self._engine.lost_total
+        since_end = _ENDLESS * self._config.scenario.kv_tokens
+        if lost > self._most_lost or lost - self._lost_at_end > since_end:
+            raise EndlessError(
+                f"{_ENDLESS} times the output of all requests was thrown away, or the whole memory "
+                "so often without a request that ended: the same ones are evicted again and "
+                "again; leave more memory free, or clear fewer"
+            )
+
+    def _hold(self, schedule: Schedule) -> None:
+        """Nothing to compute: go on when the policy says, or at the next arrival.
+
+        At once if all were cleared, since in such a step nobody enters.
+        """
+        if schedule.preempted:
+            return
+        until_s = math.inf if schedule.wake_s is None else schedule.wake_s
+        if self._next is not None:
+            until_s = min(until_s, self._next.arrived_s)
+        if not self._now_s < until_s < math.inf:
+            raise EndlessError("requests wait, nobody runs, and the policy lets nobody in")
+        self._recorder.hold(until_s - self._now_s, self._engine.used_tokens)
+        self._now_s = until_s
+
+    def _see_first_tokens(self, schedule: Schedule) -> None:
+        for id_ in schedule.admitted:
+            if (new := self._unbegun.pop(id_, None)) is not None:
+                self._beginning[id_] = new
+        begun = [request for request in self._beginning.values() if request.generated_tokens]
+        for request in begun:
+            del self._beginning[request.id]
+            self._prompt_tokens -= request.prompt_tokens
+            self._recorder.first_token(int(request.id), self._now_s)
+
+
+def _engine_requests(requests: Requests, config: AdmissionConfig) -> Iterator[EngineRequest]:
+    hints = config.prediction.hints(
+        requests.output_tokens, config.scenario.source.cap_tokens, config.seed
+    )
+    columns = (requests.arrival_s, requests.prompt_tokens, requests.output_tokens, requests.kinds)
+    rows = zip(*(column.tolist() for column in columns), hints, strict=True)
+    for number, (arrived_s, prompt, output, kind, hint) in enumerate(rows):
+        yield EngineRequest(
+            id=str(number),
+            prompt_tokens=prompt,
+            output_tokens=output,
+            cap_tokens=config.scenario.source.cap_tokens,
+            hint_tokens=hint,
+            kind=kind,
+            arrived_s=arrived_s,
+        )
+
+
+def _check_sizes(requests: Requests, config: AdmissionConfig) -> None:
+    scenario, block = config.scenario, config.block_tokens
+    largest = int((requests.prompt_tokens + requests.output_tokens).max()) - 1
+    if -(-largest // block) > scenario.kv_tokens // block:
+        raise ConfigError(
+            f"--kv-tokens {scenario.kv_tokens} is too small: the longest request of "
+            f"{scenario.name} takes {largest} KV tokens, in whole blocks of {block}"
+        )

@@ -1,0 +1,140 @@
+"""Barrier-synchronized decode in virtual time (arXiv 2601.17855, section 2).
+
+Step k: (1) requests arrive, where there are prefill workers with their prompts computed; (2) the
+router's own pool, look-ahead, rounds and policy decide; (3) every request that runs takes one step,
+which lasts C + max_g (t_l L_g + t_r n_g). Requests that end with it leave, and their slots are free
+at step k + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from loadgen.simulator.decode.arrivals import Stream, open_stream
+from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.engines import Engines, Residence
+from loadgen.simulator.decode.front import Front
+from loadgen.simulator.decode.prefill import Prefill
+from loadgen.simulator.decode.results import DecodeResult, Recorder
+from router.core.policies.protocol import Policy
+from router.core.types import Dispatch
+
+Clock = Callable[[], float]
+
+
+def simulate(
+    config: DecodeConfig,
+    *,
+    clock: Clock | None = None,
+    policy: Policy | None = None,
+    stream: Stream | None = None,
+    keep_records: bool = False,
+) -> DecodeResult:
+    """Run one simulation; the same configuration gives the same result, decision times aside.
+
+    Args:
+        config: what is simulated.
+        clock: seconds, to time the decisions with; None: they are not timed.
+        policy: in place of a new one of the configured name.
+        stream: in place of a new one as configured.
+        keep_records: keep every step in the result.
+
+    Raises:
+        ConfigError: a prompt that the memory of a prefill worker cannot hold.
+        InputError: the trace has no arrival times, or ends within the warm-up.
+    """
+    return _Simulation(config, clock, policy, stream).run(keep_records=keep_records)
+
+
+class _Simulation:
+    def __init__(
+        self,
+        config: DecodeConfig,
+        clock: Clock | None,
+        policy: Policy | None,
+        stream: Stream | None,
+    ) -> None:
+        self._config = config
+        self._stream = stream or open_stream(
+            config.arrivals, config.lengths, config.pool, config.seed
+        )
+        self._prefill = Prefill(config.prefill, self._stream) if config.prefill else None
+        if self._prefill:
+            self._stream = self._prefill
+        self._recorder = Recorder(config.warmup)
+        self._engines = Engines(
+            config.workers,
+            config.slots,
+            config.true_profile,
+            self._prefill.fetch if self._prefill else None,
+        )
+        self._front = Front(config, self._engines, self._recorder, policy, clock)
+        self._now_s = 0.0
+
+    def run(self, *, keep_records: bool) -> DecodeResult:
+        step = 0
+        while step < self._config.steps and self._step(step):
+            step += 1
+        self._front.close(step)
+        parameters = self._config.described() | self._front.parameters
+        prefill = self._prefill.result() if self._prefill else None
+        return self._recorder.result(
+            self._config.power, parameters, prefill, keep_records=keep_records
+        )
+
+    def _step(self, step: int) -> bool:
+        """One barrier step; False if there is nothing to do any more."""
+        idle_s = self._rest()
+        if idle_s is None:
+            return False
+        engines, recorder = self._engines, self._recorder
+        for job in self._stream.due(self._now_s, self._waiting(), self._inside()):
+            self._front.arrive(job, step, self._now_s)
+        if self._prefill and step == self._config.warmup:
+            self._prefill.meter.restart()
+        self._front.decide(step, self._now_s)
+        starts = engines.begin(step, self._now_s)
+        recorder.started(step, starts)
+        self._front.started(len(starts))
+        seconds = self._seconds(step)
+        recorder.step(
+            seconds, idle_s, engines.tokens(step), engines.decoding(step), self._front.waiting
+        )
+        self._now_s += seconds
+        self._first_tokens(engines.first_tokens(step))
+        ended = engines.finish(step)
+        recorder.finished(step, ended, self._now_s)
+        self._front.learn(ended)
+        return True
+
+    def _first_tokens(self, residences: Sequence[Residence]) -> None:
+        self._recorder.first_tokens(residences, self._now_s)
+        for job, _, start_step, _ in residences if self._prefill else ():
+            assert self._prefill
+            self._prefill.first_token(job, self._now_s, counts=start_step >= self._config.warmup)
+
+    def _waiting(self) -> int:
+        """Requests that wait for a slot: in the pool, or in the engines where none is used."""
+        if self._config.dispatch is Dispatch.POOL:
+            return self._front.waiting
+        return self._front.waiting + int(self._engines.queued.sum())
+
+    def _inside(self) -> int:
+        """Requests that wait or run, wherever they are."""
+        return self._front.waiting + int((self._engines.queued + self._engines.running).sum())
+
+    def _rest(self) -> float | None:
+        """Skip to the next arrival if nobody is there; None if none will come."""
+        if self._front.waiting or not self._engines.empty:
+            return 0.0
+        next_s = self._stream.next_s()
+        if next_s == math.inf:
+            return None
+        idle_s = max(0.0, next_s - self._now_s)
+        self._now_s = max(self._now_s, next_s)
+        return idle_s
+
+    def _seconds(self, step: int) -> float:
+        step_time = self._config.step_time
+        return step_time.base_s + step_time.per_token_s * float(self._engines.work(step).max())

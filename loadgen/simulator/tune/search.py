@@ -1,0 +1,180 @@
+"""Searches the best H, gamma, mu and lead of BF-IO by short simulations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+# Effective look-aheads 1 / (1 - gamma) in steps, and tie weights, of the first, coarse grid.
+_WINDOWS = (2.0, 3.0, 5.0, 10.0, 20.0)
+_TIE_WEIGHTS = (1e-5, 1e-4, 1e-3, 1e-2)
+_PLAIN_HORIZONS = (4, 8)
+_BLIND_TIE_WEIGHTS = (1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0)
+_WINDOWS_SEEN = 4.0  # the horizon, in effective look-aheads
+_KEPT = 4  # of the coarse grid, to be refined
+_ROUNDS = 4  # of refinement at most
+LONGEST_HORIZON = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a simulation is told; see ``router.core.forecast.parameters.Parameters``.
+
+    Attributes:
+        horizon: H, in steps.
+        discount: gamma.
+        tie_weight: mu, in 1/tokens.
+        lead_tokens: None: by the rule.
+    """
+
+    horizon: int
+    discount: float
+    tie_weight: float
+    lead_tokens: float | None = None
+
+    def flags(self, lead_flag: str = "--lead") -> str:
+        """As ``evenstep simulate decode`` takes them; ``serve`` has a longer name for the lead."""
+        lead = "" if self.lead_tokens is None else f" {lead_flag} {self.lead_tokens:g}"
+        return (
+            f"--horizon {self.horizon} --discount {self.discount:g} "
+            f"--tie-weight {self.tie_weight:g}{lead}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one simulation gave: imbalance in tokens, throughput in tokens per second.
+
+    Attributes:
+        used: what was in force, the lead included.
+    """
+
+    imbalance_tokens: float
+    throughput_tok_s: float
+    used: Setting
+
+
+# One simulation with a setting, or with the rule's (None), and a seed.
+Measure = Callable[[Setting | None, int], Trial]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What a search found.
+
+    Attributes:
+        best: of the least mean imbalance over the seeds of the search.
+        tried: mean imbalance in tokens by setting, over the last seeds that it was tried with.
+        rule_trials, best_trials: of seeds that the search has not seen, pairwise the same.
+    """
+
+    best: Setting
+    tried: Mapping[Setting, float]
+    rule_trials: Sequence[Trial]
+    best_trials: Sequence[Trial]
+
+
+@dataclass(slots=True)
+class Search:
+    """Coarse grid, refinement around the best, then a comparison with the rule on fresh seeds.
+
+    Attributes:
+        measure: simulates.
+        seeds: in the search; as many others are taken for the comparison.
+        foresees: ends are foreseen in some way, so horizons above 0 are tried too.
+        tell: is told how far it is.
+    """
+
+    measure: Measure
+    seeds: int
+    foresees: bool
+    tell: Tell = lambda _: None
+    _trials: dict[tuple[Setting, int], Trial] = field(default_factory=dict)
+
+    def run(self) -> Tuned:
+        """Search."""
+        tried = self._means(coarse(self.foresees), 1, "coarse grid")
+        kept = sorted(tried, key=tried.__getitem__)[:_KEPT]
+        finer = self._means(kept, self.seeds, "the best of it")
+        for number in range(1, _ROUNDS + 1):
+            best = min(finer, key=finer.__getitem__)
+            lead_tokens = self._trial(best, 0).used.lead_tokens or 0.0
+            fresh = [setting for setting in near(best, lead_tokens) if setting not in finer]
+            finer |= self._means(fresh, self.seeds, f"refinement {number}")
+            if min(finer, key=finer.__getitem__) == best:
+                break
+        best = min(finer, key=finer.__getitem__)
+        rule_trials, best_trials = self._compare(best)
+        return Tuned(best, tried | finer, rule_trials, best_trials)
+
+    def _means(self, settings: Sequence[Setting], seeds: int, what: str) -> dict[Setting, float]:
+        found = {}
+        for number, setting in enumerate(settings, 1):
+            imbalances = [self._trial(setting, seed).imbalance_tokens for seed in range(seeds)]
+            found[setting] = fmean(imbalances)
+            self.tell(f"{what} {number}/{len(settings)}: {setting.flags()}: {found[setting]:,.0f}")
+        return found
+
+    def _trial(self, setting: Setting, seed: int) -> Trial:
+        key = (setting, seed)
+        if key not in self._trials:
+            self._trials[key] = self.measure(setting, seed)
+        return self._trials[key]
+
+    def _compare(self, best: Setting) -> tuple[list[Trial], list[Trial]]:
+        fresh = range(self.seeds, 2 * self.seeds)
+        self.tell(f"the rule and the best on {self.seeds} fresh seeds")
+        rule = [self.measure(None, seed) for seed in fresh]
+        return rule, [self.measure(best, seed) for seed in fresh]
+
+
+def coarse(foresees: bool) -> list[Setting]:
+    """The first grid; without foresight every horizon above 0 loses, and only mu is searched."""
+    blind = [Setting(0, 1.0, mu) for mu in _BLIND_TIE_WEIGHTS]
+    if not foresees:
+        return blind
+    plain = [Setting(horizon, 1.0, 1e-4) for horizon in _PLAIN_HORIZONS]
+    return [
+        *blind,
+        *plain,
+        *(_windowed(window, mu) for window in _WINDOWS for mu in _TIE_WEIGHTS),
+    ]
+
+
+def near(setting: Setting, lead_tokens: float) -> list[Setting]:
+    """One step from a setting in each direction.
+
+    Args:
+        setting: where to start.
+        lead_tokens: its lead.
+    """
+    ratio = 2.0 if setting.horizon == 0 else 3.0
+    found = [
+        replace(setting, tie_weight=_rounded(setting.tie_weight * by)) for by in (1 / ratio, ratio)
+    ]
+    if lead_tokens > 0:
+        found += [replace(setting, lead_tokens=_rounded(lead_tokens * by)) for by in (0.5, 1.6)]
+    if setting.horizon > 0:
+        found += [replace(setting, horizon=other) for other in _around(setting.horizon)]
+    if setting.discount < 1:
+        window = 1 / (1 - setting.discount)
+        moved = [_windowed(window * by, setting.tie_weight) for by in (0.75, 1.33)]
+        found += [replace(each, lead_tokens=setting.lead_tokens) for each in moved]
+    return found
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _around(horizon: int) -> list[int]:
+    fewer, more = max(1, math.floor(horizon / 1.5)), math.ceil(horizon * 1.5)
+    return [other for other in (fewer, min(more, LONGEST_HORIZON)) if other != horizon]
+
+
+def _windowed(window: float, tie_weight: float) -> Setting:
+    window = max(window, 1.05)
+    return Setting(math.ceil(_WINDOWS_SEEN * window), round(1 - 1 / window, 3), tie_weight)

@@ -1,0 +1,185 @@
+"""``evenstep tune``: the best H, gamma, mu and lead for a trace, beside those of the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from loadgen.model.step_time import load_step_time
+from loadgen.report.intervals import Estimate, paired
+from loadgen.report.numbers import number
+from loadgen.run.simulation_options import (
+    JsonFlag,
+    LengthsFlag,
+    LookaheadFlag,
+    SlotsFlag,
+    StepTimeFlag,
+    TraceFlag,
+    WorkersFlag,
+    flag,
+    length_source,
+)
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.simulator.tune.search import Search, Setting, Tell, Trial, Tuned
+from router.commands.json_output import STDOUT, write_json
+from router.core.errors import ConfigError
+from router.core.forecast.look_ahead import SIGNALS
+
+STATEMENT = "Simulated with requests always waiting; the step time is a model, not your engine's."
+
+_Pool = Annotated[int | None, flag("--pool", "Requests kept waiting [128 or 4 G].", "N")]
+_Steps = Annotated[int, flag("--steps", "Steps of each simulation.", "N")]
+_Warmup = Annotated[int | None, flag("--warmup", "Of these, left out [a quarter].", "N")]
+_Seeds = Annotated[int, flag("--seeds", "In the search; as many again for the comparison.", "N", 2)]
+
+
+def tune(
+    trace: TraceFlag = None,
+    lengths: LengthsFlag = None,
+    workers: WorkersFlag = 16,
+    slots: SlotsFlag = 72,
+    pool: _Pool = None,
+    lookahead: LookaheadFlag = "none",
+    step_time: StepTimeFlag = "4.95e-3,9.5e-8",
+    steps: _Steps = 1200,
+    warmup: _Warmup = None,
+    seeds: _Seeds = 4,
+    json_file: JsonFlag = None,
+) -> None:
+    """Search the best H, gamma, mu and lead by short simulations; compare with the rule's."""
+    config = DecodeConfig(
+        policy="bfio",
+        lengths=length_source(trace, lengths),
+        workers=workers,
+        slots=slots,
+        pool=max(128, 4 * workers) if pool is None else pool,
+        knowledge=Knowledge.parse(lookahead),
+        step_time=load_step_time(step_time),
+        steps=steps,
+        warmup=steps // 4 if warmup is None else warmup,
+    )
+    if workers < 2:
+        raise ConfigError("--workers: one alone has nothing to balance; give 2 or more")
+    console = Console(stderr=True)
+    tuned = tune_config(config, seeds, lambda line: console.print(line, highlight=False))
+    verdict = Verdict.of(tuned)
+    Console(stderr=json_file == STDOUT).print(verdict_table(config, tuned, verdict))
+    write_json(report(config, tuned, verdict), json_file)
+
+
+def tune_config(config: DecodeConfig, seeds: int, tell: Tell) -> Tuned:
+    """Search for one workload; deterministic.
+
+    Args:
+        config: the workload; its parameters and its seed are replaced.
+        seeds: of the search.
+        tell: is told how far it is.
+    """
+
+    def measure(setting: Setting | None, seed: int) -> Trial:
+        chosen = replace(config, seed=seed)
+        if setting is not None:
+            chosen = replace(chosen, **asdict(setting))
+        result = simulate(chosen)
+        used: dict[str, Any] = {name: result.parameters[name] for name in Setting.__slots__}
+        return Trial(result.avg_imbalance_tokens, result.throughput_tok_s, Setting(**used))
+
+    return Search(measure, seeds, config.knowledge.kind != "none", tell).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The best against the rule on seeds that the search has not seen.
+
+    Attributes:
+        imbalance, throughput: relative differences, best / rule - 1, of paired seeds.
+    """
+
+    imbalance: Estimate
+    throughput: Estimate
+
+    @classmethod
+    def of(cls, tuned: Tuned) -> Verdict:
+        """Compare."""
+        metrics = ("imbalance_tokens", "throughput_tok_s")
+        differences = [
+            paired(_each(tuned.best_trials, name), _each(tuned.rule_trials, name))
+            for name in metrics
+        ]
+        return cls(*differences)
+
+    @property
+    def change(self) -> bool:
+        """The best has surely less imbalance than the rule."""
+        return self.imbalance.mean < 0 and self.imbalance.surely_not_zero
+
+
+def _each(trials: Sequence[Trial], name: str) -> list[float]:
+    return [getattr(trial, name) for trial in trials]
+
+
+def verdict_table(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> Table:
+    """The rule and the best as rows, and what to do about it."""
+    table = Table("", "H", "gamma", "mu", "lead", "imbalance", "tok/s", box=None, pad_edge=False)
+    for name, trials in (("the rule", tuned.rule_trials), ("the best", tuned.best_trials)):
+        used = trials[-1].used
+        figures = [fmean(_each(trials, key)) for key in ("imbalance_tokens", "throughput_tok_s")]
+        table.add_row(name, *map(number, (*asdict(used).values(), *figures)))
+    table.add_row("difference", *[""] * 4, _share(verdict.imbalance), _share(verdict.throughput))
+    table.caption = "\n".join(advice(config, tuned, verdict))
+    table.caption_justify = "left"
+    return table
+
+
+def advice(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> list[str]:
+    """What the figures mean, and the flags to pass."""
+    count = len(tuned.rule_trials)
+    lines = [
+        f"Difference: mean of {count} fresh seeds, paired, with its 95 % interval. {STATEMENT}"
+    ]
+    if not verdict.change:
+        return [*lines, "Keep the rule: nothing better is certain. Its choice needs no flags."]
+    look_ahead = f"--lookahead {config.knowledge}"
+    lines.append(f"evenstep simulate decode {look_ahead} {tuned.best.flags()}")
+    if str(config.knowledge) in SIGNALS:
+        return [*lines, f"evenstep serve {look_ahead} {tuned.best.flags('--lead-tokens')}"]
+    return [*lines, f"Live there is no look-ahead like {config.knowledge}: no flags for serve."]
+
+
+def _share(difference: Estimate) -> str:
+    return f"{difference.mean:+.1%} ± {difference.half_width or 0:.1%}"
+
+
+def report(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> dict[str, object]:
+    """Everything that was found, JSON-able."""
+    return {
+        "statement": STATEMENT,
+        "conditions": {name: value for name, value in config.described().items() if name != "seed"},
+        "rule": _of(tuned.rule_trials),
+        "best": _of(tuned.best_trials),
+        "difference": {
+            "imbalance": asdict(verdict.imbalance),
+            "throughput": asdict(verdict.throughput),
+        },
+        "change": verdict.change,
+        "flags": tuned.best.flags() if verdict.change else "",
+        "tried": [
+            asdict(setting) | {"imbalance_tokens": tokens}
+            for setting, tokens in sorted(tuned.tried.items(), key=lambda pair: pair[1])
+        ],
+    }
+
+
+def _of(trials: Sequence[Trial]) -> dict[str, object]:
+    return {
+        "parameters": asdict(trials[-1].used),
+        "imbalance_tokens": _each(trials, "imbalance_tokens"),
+        "throughput_tok_s": _each(trials, "throughput_tok_s"),
+    }

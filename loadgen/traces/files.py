@@ -1,0 +1,259 @@
+"""Published trace formats: CSV and JSON lines, plain or gzipped, recognised by their content.
+
+A new format is one row of ``FORMATS``. Recordings are known as well.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from loadgen.traces.gzipped import Bytes, opened
+from loadgen.traces.recordings import is_recording, recorded_requests
+from router.core.errors import InputError
+
+# Ten times the longest context that any model offers; what is above is no length.
+MAX_TOKENS = 100_000_000
+
+Row = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace; ``arrival_s`` is None where the trace has lengths only."""
+
+    prompt_tokens: int
+    output_tokens: int
+    arrival_s: float | None = None
+
+
+def _whole(field: object) -> int:
+    if isinstance(field, str) and "_" not in field:
+        return int(field)
+    if isinstance(field, int) and not isinstance(field, bool):
+        return field
+    raise ValueError
+
+
+def _seconds(field: object) -> float:
+    if isinstance(field, str) and "_" not in field:
+        return float(field)
+    if isinstance(field, int | float) and not isinstance(field, bool):
+        return float(field)
+    raise ValueError
+
+
+def _milliseconds(field: object) -> float:
+    return _seconds(field) / 1000
+
+
+def _date(field: object) -> float:
+    """Seconds since 1970; without a zone it is UTC. Digits after the microseconds are cut off."""
+    stamp = datetime.fromisoformat(str(field).strip())
+    return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Columns of one published format.
+
+    Attributes:
+        arrival: column of the arrival time, None for lengths only.
+        to_seconds: turns a field of that column into seconds on the trace's own clock.
+    """
+
+    name: str
+    prompt: str
+    output: str
+    arrival: str | None = None
+    to_seconds: Callable[[object], float] = _seconds
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a file must have; it may have others."""
+        lengths = (self.prompt, self.output)
+        return lengths if self.arrival is None else (self.arrival, *lengths)
+
+    def read(self, row: Row) -> TraceRequest:
+        """Read one row.
+
+        Raises:
+            ValueError: a field is missing, or nothing that can stand there.
+        """
+        output_tokens = _count(row, self.output, at_least=0)
+        return TraceRequest(
+            _count(row, self.prompt, at_least=1 if output_tokens else 0),
+            output_tokens,
+            None if self.arrival is None else _time(row, self.arrival, self.to_seconds),
+        )
+
+
+# The first row whose columns a file has wins, so the one with more columns stands first.
+FORMATS = (
+    Format("BurstGPT", "Request tokens", "Response tokens", "Timestamp"),
+    Format("length sample", "Request tokens", "Response tokens"),
+    Format("Azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", _date),
+    Format("Mooncake", "input_length", "output_length", "timestamp", _milliseconds),
+    Format("Vidur", "num_prefill_tokens", "num_decode_tokens"),
+)
+
+
+def read_requests(path: Path) -> tuple[str, list[TraceRequest], int]:
+    """Read a trace file; see ``traces.load_trace``.
+
+    Returns:
+        Name of the format, usable requests in the file's order, rows without output tokens.
+    """
+    with opened(path, "trace file") as file:
+        if is_recording(file):
+            name, read = "recording", list(_recorded(path, file))
+        else:
+            name, read = _published(path, file)
+    requests = [request for request in read if request.output_tokens]
+    if not requests:
+        raise InputError(f"{path}: has no request with output tokens; give a trace with some")
+    return name, requests, len(read) - len(requests)
+
+
+def _recorded(path: Path, file: Bytes) -> Iterator[TraceRequest]:
+    """Engine requests; those of one request have shared its output evenly.
+
+    A client may ask for any number of them and get none: those without output are left out.
+    """
+    for line in recorded_requests(file, str(path)):
+        if max(line.prompt_tokens, line.output_tokens) > MAX_TOKENS:
+            raise InputError(
+                f"{path}: request {line.request} has more than {MAX_TOKENS} tokens; remove its line"
+            )
+        for output_tokens in line.outputs:
+            yield TraceRequest(max(1, line.prompt_tokens), output_tokens, line.arrival_s)
+
+
+def _published(path: Path, file: Bytes) -> tuple[str, list[TraceRequest]]:
+    requests: list[TraceRequest] = []
+    with _as_text(path, file) as lines:
+        trace_format, rows = _table(path, enumerate(lines, start=1))
+        for number, row in rows:
+            try:
+                requests.append(trace_format.read(row))
+            except ValueError as error:
+                raise _row_error(path, number, str(error)) from error
+    return trace_format.name, requests
+
+
+def _table(
+    path: Path, lines: Iterator[tuple[int, str]]
+) -> tuple[Format, Iterable[tuple[int, Row]]]:
+    """The format and the numbered rows, from the numbered lines."""
+    number, first = next(((n, line) for n, line in lines if line.strip()), (0, ""))
+    if not first:
+        raise InputError(f"{path}: is empty; give a CSV file with a header and rows, or JSON lines")
+    if first.lstrip().startswith("{"):
+        row = _json_row(path, number, first)
+        return _recognise(path, number, row), chain([(number, row)], _json_rows(path, lines))
+    reader = csv.reader(chain([first], (line for _, line in lines)))
+    rows = _csv_rows(path, reader, start=number)
+    _, header = next(rows, (number, []))
+    columns = [column.strip() for column in header]
+    return _recognise(path, number, columns), _by_column(path, rows, columns)
+
+
+def _recognise(path: Path, number: int, columns: Collection[str]) -> Format:
+    for trace_format in FORMATS:
+        if set(trace_format.columns) <= set(columns):
+            return trace_format
+    nearest = min(FORMATS, key=lambda known: len(set(known.columns) - set(columns)))
+    missing = [column for column in nearest.columns if column not in columns]
+    known = "; ".join(f"{each.name}: {', '.join(each.columns)}" for each in FORMATS)
+    raise InputError(
+        f"{path}: row {number}: no column {', '.join(map(repr, missing))} in the header "
+        f"{','.join(columns)[:200]!r}; name the columns as published ({known})"
+    )
+
+
+def _csv_rows(
+    path: Path, reader: Iterable[list[str]], start: int
+) -> Iterator[tuple[int, list[str]]]:
+    number = start - 1
+    try:
+        for number, fields in enumerate(reader, start):
+            if "".join(fields).strip() or len(fields) > 1:  # else a blank line
+                yield number, fields
+    except csv.Error as error:
+        raise _row_error(path, number + 1, str(error)) from error
+
+
+def _by_column(
+    path: Path, rows: Iterable[tuple[int, list[str]]], columns: Collection[str]
+) -> Iterator[tuple[int, Row]]:
+    for number, fields in rows:
+        if len(fields) != len(columns):
+            raise _row_error(path, number, f"has {len(fields)} fields, the header {len(columns)}")
+        yield number, dict(zip(columns, fields, strict=True))
+
+
+def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
+    for number, line in lines:
+        if line.strip():
+            yield number, _json_row(path, number, line)
+
+
+def _json_row(path: Path, number: int, line: str) -> dict[str, object]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        problem = str(error).partition(":")[0]
+        raise _row_error(path, number, f"is broken JSON ({problem})") from error
+    if not isinstance(row, dict):
+        raise _row_error(path, number, "is no JSON object")
+    return row
+
+
+def _row_error(path: Path, number: int, problem: str) -> InputError:
+    return InputError(f"{path}: row {number}: {problem}; correct or remove the row")
+
+
+def _field(row: Row, column: str, read: Callable[[object], float], kind: str) -> float:
+    if column not in row:
+        raise ValueError(f"no column {column!r}")
+    try:
+        number = read(row[column])
+        if math.isfinite(number):
+            return number
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(f"column {column!r}: {repr(row[column])[:80]} is not a {kind}")
+
+
+def _count(row: Row, column: str, at_least: int) -> int:
+    count = int(_field(row, column, _whole, "whole number"))
+    if count < at_least:
+        raise ValueError(f"column {column!r}: {count} is less than {at_least}")
+    if count > MAX_TOKENS:
+        raise ValueError(f"column {column!r}: {count} is more than {MAX_TOKENS}")
+    return count
+
+
+def _time(row: Row, column: str, to_seconds: Callable[[object], float]) -> float:
+    seconds = _field(row, column, to_seconds, "time")
+    if seconds < 0:
+        raise ValueError(f"column {column!r}: {row[column]!r} is a negative time")
+    return seconds
+
+
+@contextmanager
+def _as_text(path: Path, file: Bytes) -> Iterator[io.TextIOWrapper]:
+    try:
+        with io.TextIOWrapper(cast("BinaryIO", file), encoding="utf-8-sig", newline="") as text:
+            yield text
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 text ({error.reason}); give a CSV file") from error

@@ -1,0 +1,100 @@
+"""Request traces: lengths and arrival times; ``trace_files`` reads the published formats."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from loadgen.traces.files import TraceRequest, read_requests
+from router.core.errors import InputError
+
+__all__ = ["BUNDLED", "Trace", "TraceRequest", "load_trace"]
+
+_DATA = Path(__file__).parent / "data"
+# Names that stand for a file wherever one is asked for; origin and licence: data/ATTRIBUTION.md.
+BUNDLED: Mapping[str, Path] = MappingProxyType(
+    {
+        "burstgpt": _DATA / "burstgpt_lengths_8000.csv.gz",
+        "azure-conv": _DATA / "AzureLLMInferenceTrace_conv.csv.gz",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The usable requests of one file, in its order.
+
+    Attributes:
+        name: the file's name.
+        format: which row of ``trace_files.FORMATS`` the columns matched, or "recording".
+        skipped_failures: rows without output tokens, which stand for failed requests.
+    """
+
+    name: str
+    format: str
+    requests: tuple[TraceRequest, ...]
+    skipped_failures: int = 0
+
+    @property
+    def max_output_tokens(self) -> int:
+        """The longest output: a cap that cuts nothing."""
+        return max(request.output_tokens for request in self.requests)
+
+    def sample(self, count: int, seed: int) -> tuple[TraceRequest, ...]:
+        """Draw requests without their arrival times.
+
+        No row is drawn twice while there are enough of them; else with replacement.
+
+        Args:
+            count: how many.
+            seed: the same seed draws the same requests in the same order.
+        """
+        rng = random.Random(seed)
+        rows = self.requests
+        drawn = rng.sample(rows, count) if count <= len(rows) else rng.choices(rows, k=count)
+        return tuple(TraceRequest(row.prompt_tokens, row.output_tokens) for row in drawn)
+
+    def earliest(self, count: int | None = None) -> tuple[TraceRequest, ...]:
+        """The first requests in order of arrival, timed from the first one.
+
+        Args:
+            count: how many; None takes all.
+
+        Raises:
+            InputError: the trace has no arrival times, or fewer requests than asked for.
+        """
+        timed = [(row.arrival_s, row) for row in self.requests if row.arrival_s is not None]
+        if not timed:
+            raise InputError(
+                f"{self.name}: has no arrival times; use other --arrivals or another trace"
+            )
+        if count is not None and count > len(timed):
+            raise InputError(
+                f"{self.name}: has {len(timed)} usable requests, not {count}; lower --requests, "
+                "or use --arrivals closed:N or poisson:RATE, which draw rows again"
+            )
+        timed.sort(key=lambda pair: pair[0])
+        start_s = timed[0][0]
+        return tuple(
+            TraceRequest(row.prompt_tokens, row.output_tokens, at_s - start_s)
+            for at_s, row in timed[:count]
+        )
+
+
+def load_trace(source: Path | str = "burstgpt") -> Trace:
+    """Read a trace.
+
+    Args:
+        source: a file in one of ``trace_files.FORMATS`` or a recording, plain or gzipped, or a
+            name of ``BUNDLED``.
+
+    Raises:
+        InputError: the file cannot be read or a row is broken; names the file, the row (as a
+            line number) and the mend.
+    """
+    path = BUNDLED.get(source, Path(source)) if isinstance(source, str) else source
+    trace_format, requests, skipped = read_requests(path)
+    return Trace(path.name, trace_format, tuple(requests), skipped)

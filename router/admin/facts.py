@@ -1,0 +1,209 @@
+"""Quality of a group's inputs, in words: measured, substituted or missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from router.core.forecast.look_ahead import LookAhead
+from router.core.policies.bfio.policy import BfIo
+from router.core.rounds.decider import Decider
+from router.core.state.group import Group
+from router.core.state.worker import Worker
+from router.core.types import StateSource
+
+_SIGNALS = {
+    "auto": "the engines' own probabilities, else learned lengths",
+    "cap": "each request's max_tokens",
+    "survival": "the lengths learned from requests before",
+}
+
+# A full share, up to rounding.
+_ALL = 0.999
+
+Standing = Literal["good", "fallback", "problem", "unknown"]
+
+
+class Fact(msgspec.Struct, frozen=True, gc=False):
+    """One input that a group's decisions and figures rest on.
+
+    Attributes:
+        topic: name of the input.
+        standing: best quality, a substitute in use, an error, or not known.
+        text: state of the input, and how to improve it.
+    """
+
+    topic: str
+    standing: Standing
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """Facts common to all groups.
+
+    Attributes:
+        lookahead: configured forecast signal.
+        calibrated: whether a worker's power levels are known.
+    """
+
+    lookahead: str = "auto"
+    compiled: bool = True
+    calibrated: bool = False
+
+
+def facts(
+    group: Group, prefills: Group | None, decider: Decider | None, powered: int, footing: Footing
+) -> list[Fact]:
+    """Return all facts of one group."""
+    live = group.live_workers()
+    found = [_workers(group, live, routed=decider is not None)]
+    if live:
+        found.append(_loads(live))
+    if group.serves is None:
+        found.append(_waiting(group))
+    found.append(_power(len(live), powered, footing))
+    if decider is not None:
+        found += _deciding(decider, footing)
+        if prefills is not None:
+            found.append(_prompts(prefills, decider))
+    return found
+
+
+def _workers(group: Group, live: Sequence[Worker], *, routed: bool) -> Fact:
+    down = len(group.workers) - len(live)
+    draining = sum(worker.draining for worker in live)
+    if draining == len(live):
+        what = f"{_count(draining)} draining, no other up" if draining else "No worker is up"
+        rest = ": requests are turned away" if routed else ""
+        return Fact("Workers", "problem", f"{what}{rest}.")
+    if draining:
+        text = f"{_count(draining)} draining, {down} down; {len(live) - draining} left."
+        return Fact("Workers", "problem" if down else "fallback", text)
+    if down == 0:
+        return Fact("Workers", "good", f"{_count(len(live))} up, none down.")
+    rest = f"; {len(live)} left for all requests" if routed else f", {len(live)} up"
+    return Fact("Workers", "problem", f"{_count(down)} down{rest}.")
+
+
+def _loads(live: Sequence[Worker]) -> Fact:
+    sources = Counter(worker.source for worker in live)
+    if sources[StateSource.SNAPSHOTS] == len(live):
+        text = "Every engine tells its state after each step, so loads are exact."
+        return Fact("Loads", "good", text)
+    told, read, own = (sources[source] for source in StateSource)
+    parts = [
+        (told, "by snapshots after each step"),
+        (read, "by the engine's own metrics, a second or more late"),
+        (own, "only by what this router has sent there"),
+    ]
+    text = "; ".join(f"{_count(number)} known {how}" for number, how in parts if number)
+    return Fact("Loads", "fallback", f"{text}. The vLLM plug-in makes them exact.")
+
+
+def _waiting(group: Group) -> Fact:
+    totals = group.totals.values()
+    if not any(each.steps for each in totals):
+        text = "No engine tells its steps, so imbalance is of the loads as the router counts them."
+        if any(each.source is StateSource.SNAPSHOTS for each in group.live_workers()):
+            text = "Not known yet: nothing has run since the start."
+        return Fact("Idle share", "unknown", text)
+    if group.barrier is False:
+        text = (
+            "None: workers do not step together, so none waits for another. Uneven loads cost no "
+            "throughput, only latency on the fuller worker."
+        )
+        return Fact("Idle share", "good", text)
+    timed_s = sum(each.timed_s for each in totals)
+    if not timed_s:
+        text = "Not known yet: workers must step together, at loads that differ, for a while."
+        return Fact("Idle share", "unknown", text)
+    measured = sum(each.measured_s for each in totals) / timed_s
+    if measured > _ALL:
+        return Fact("Idle share", "good", "Every engine times how long it waits for the others.")
+    of_it = f"{measured:.0%} timed by the engines, the rest modelled" if measured else "Modelled"
+    text = f"{of_it}: the gap to the fullest worker, times a step's fitted time per KV token."
+    return Fact("Idle share", "fallback", text)
+
+
+def _power(live: int, powered: int, footing: Footing) -> Fact:
+    if powered == 0:
+        text = (
+            "No worker tells its power. The vLLM plug-in tells it, or the engine's log says why "
+            "not; without the plug-in evenstep agent tells it."
+        )
+        return Fact("Power", "unknown", text)
+    missing = f" of {live}; the others are not in the sum" if powered < live else ""
+    levels = "" if footing.calibrated else " Without --power-levels, what for is not known."
+    standing: Standing = "good" if footing.calibrated and not missing else "fallback"
+    return Fact("Power", standing, f"Told by {_count(powered)}{missing}.{levels}")
+
+
+def _deciding(decider: Decider, footing: Footing) -> Iterator[Fact]:
+    yield _policy(decider)
+    if decider.look_ahead is not None:
+        yield _look_ahead(decider.look_ahead, footing)
+    if isinstance(decider.policy, BfIo):
+        yield _solver(footing)
+    yield _sizes(decider)
+
+
+def _policy(decider: Decider) -> Fact:
+    errors, rounds = decider.stats.policy_errors, decider.stats.rounds
+    if errors:
+        text = (
+            f"Failed in {errors:,} of {rounds:,} rounds, where least_tokens stood in; see the log."
+        )
+        return Fact("Policy", "problem", text)
+    if not rounds:
+        return Fact("Policy", "unknown", "It has had nothing to decide yet.")
+    return Fact("Policy", "good", f"Decided all {rounds:,} rounds itself.")
+
+
+def _look_ahead(ahead: LookAhead, footing: Footing) -> Fact:
+    if footing.lookahead == "none":
+        return Fact("Look-ahead", "good", "Off, as asked: loads count as they are.")
+    signal, horizon = _SIGNALS[footing.lookahead], ahead.parameters.horizon
+    if horizon:
+        return Fact("Look-ahead", "good", f"{horizon} steps ahead, by {signal}.")
+    why = "which have told nothing yet" if ahead.skill is None else "which foretell too little"
+    text = f"None now. It would go by {signal}, {why}: loads count as they are."
+    return Fact("Look-ahead", "fallback", text)
+
+
+def _solver(footing: Footing) -> Fact:
+    if footing.compiled:
+        return Fact("Solver", "good", "Compiled.")
+    text = "Not compiled, so it searches less in its time: pip install 'evenstep[fast]'."
+    return Fact("Solver", "fallback", text)
+
+
+def _sizes(decider: Decider) -> Fact:
+    stats = decider.stats
+    if not stats.assigned:
+        return Fact("Prompt sizes", "unknown", "No request has been assigned yet.")
+    if not stats.estimated:
+        return Fact("Prompt sizes", "good", "Every prompt had been counted when it was assigned.")
+    rate = decider.group.token_rate.bytes_per_token
+    share = stats.estimated / stats.assigned
+    text = f"{share:.0%} estimated when assigned, at {rate:.1f} bytes per token, learned here."
+    return Fact("Prompt sizes", "fallback", text)
+
+
+def _prompts(prefills: Group, decider: Decider) -> Fact:
+    live, fallbacks = len(prefills.live_workers()), decider.stats.fallbacks
+    if not live:
+        text = f"{prefills.name} is down: the decode workers compute prompts themselves."
+        return Fact("Prompts", "problem", text)
+    text = f"Computed by {_count(live)} of {prefills.name}"
+    if fallbacks:
+        return Fact("Prompts", "fallback", f"{text}; {fallbacks:,} by the decode workers instead.")
+    return Fact("Prompts", "good", f"{text}.")
+
+
+def _count(workers: int) -> str:
+    return f"{workers} worker{'' if workers == 1 else 's'}"

@@ -1,0 +1,134 @@
+"""HTTP interface for clients: vLLM's endpoints, and information for operators."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from router.api.completions import add_generation
+from router.api.error_handlers import add_error_handlers
+from router.api.guard import KeyGuard
+from router.api.openapi import add_description
+from router.api.shared_routes import add_instance, add_metrics
+from router.core.state.cluster import Cluster
+from router.core.state.group import Group
+from router.core.state.prefill_worker import PrefillWorker
+from router.core.state.worker import Worker
+from router.proxy.beside_pool import Aside, add_aside
+from router.proxy.context import AppContext
+from router.proxy.identity import Identified
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def create_app(
+    context: AppContext,
+    lifespan: Lifespan | None = None,
+) -> FastAPI:
+    """Build the application."""
+    app = FastAPI(
+        title="Evenstep",
+        version=version("evenstep"),
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    if context.door is not None:
+        app.add_middleware(KeyGuard, door=context.door)
+    app.add_middleware(Identified)
+    add_generation(app, context)
+    aside = add_aside(app, context)
+    _add_information(app, context, aside)
+    add_metrics(app, context.metrics)
+    add_instance(app, context.dispatcher.deciders)
+    add_error_handlers(app)
+    add_description(app)
+    return app
+
+
+def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
+    card = {"object": "model", "created": int(time.time()), "owned_by": "evenstep"}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """Models that the workers serve, as their engines describe them."""
+        return {"object": "list", "data": [{**card, **each} for each in context.models.cards]}
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """200 while requests are served, else 503; either way with the state of each worker."""
+        groups = context.dispatcher.cluster.groups.values()
+        up = any(group.serving for group in groups if group.serves is None)
+        status = "ok" if up else "unavailable"
+        if context.lifecycle.draining:
+            status = "draining"
+        body: dict[str, Any] = {
+            "status": status,
+            "groups": {group.name: _describe_group(group, context) for group in groups},
+        }
+        if context.processes is not None:
+            body["proxies"] = {"up": context.processes.proxies, "of": context.processes.wanted}
+        return JSONResponse(body, status_code=200 if status == "ok" else 503)
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Number of requests under way, including those that wait."""
+        waiting = sum(len(decider.pool) for decider in context.dispatcher.deciders.values())
+        groups = context.dispatcher.cluster.groups.values()
+        sent = sum(worker.in_flight for group in groups for worker in group.workers.values())
+        return {"server_load": waiting + sent + aside.in_flight}
+
+    @app.get("/version")
+    async def show_version() -> dict[str, str]:
+        """The router's version."""
+        return {"version": app.version}
+
+
+def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
+    now = context.clock()
+    return {
+        "lockstep": group.lockstep,
+        "prompts": _prompts(group, context.dispatcher.cluster),
+        "pool_requests": len(context.dispatcher.deciders[group.name].pool),
+        "workers": [_describe_worker(worker, now, context) for worker in group.workers.values()],
+    }
+
+
+def _prompts(group: Group, cluster: Cluster) -> str:
+    """Where the group's prompts are computed."""
+    prefills = cluster.prefill_group(group.name)
+    if group.serves is not None:
+        return f"for group {group.serves.name}"
+    if prefills is None:
+        return "here"
+    return f"in {prefills.name}" if prefills.serving else f"here: {prefills.name} is down"
+
+
+def _describe_worker(worker: Worker, now_s: float, context: AppContext) -> dict[str, Any]:
+    fed = "fresh" if worker.feed else "stale"
+    return {
+        "id": worker.spec.id,
+        "url": worker.spec.url,
+        "up": worker.live,
+        "down_reason": worker.down_reason,
+        "draining": worker.draining,
+        "breaker": worker.breaker.state.value,
+        "slots": worker.slots,
+        "slots_reported": worker.feed.slots if worker.feed else None,
+        "free_slots": worker.free_slots,
+        "in_flight": worker.in_flight,
+        "load_tokens": worker.load_tokens,
+        "kept_tokens": worker.kept_tokens if isinstance(worker, PrefillWorker) else None,
+        "state_source": worker.source.value,
+        "foreign_requests": worker.foreign.requests,
+        "snapshots": fed if worker.spec.snapshots else "none",
+        "snapshots_problem": context.problem(worker.spec.id),
+        "running": worker.feed.running if worker.feed else None,
+        "snapshot_sequence": worker.feed.sequence if worker.feed else None,
+        "snapshot_age_s": round(now_s - worker.feed.received_s, 3) if worker.feed else None,
+    }

@@ -1,7 +1,0 @@
-"""What tells the time."""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-
-Clock = Callable[[], float]

@@ -1,0 +1,96 @@
+"""``evenstep bounds``: response times of jffc on workers of unequal speed."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from router.commands.json_output import STDOUT, finite, json_option, write_json
+from router.core.errors import ConfigError
+from router.core.placement.bounds import ResponseBounds, response_bounds
+from router.core.placement.exact import exact_response_s
+
+_MAX_SLOTS = 1_000_000
+_LIMITS = (1e-9, 1e9)
+
+ServiceRates = Annotated[
+    str,
+    typer.Option(metavar="R,…", help="requests per second that one slot of each chain completes"),
+]
+Slots = Annotated[str, typer.Option(metavar="N,…", help="requests that each chain has at once")]
+Rate = Annotated[float, typer.Option(metavar="R", help="requests per second that arrive")]
+JsonFile = Annotated[str | None, json_option("write the result; - is stdout")]
+
+
+def bounds(
+    service_rates: ServiceRates, slots: Slots, rate: Rate, json_file: JsonFile = None
+) -> None:
+    """Mean response time of jffc, waiting included: bounds, and the exact value of small cases.
+
+    For chains of servers, or any workers of unequal speed; with Poisson arrivals and exponential
+    work (Theorem 3.7 of "Serving Chain-structured Jobs with Large Memory Footprints").
+    """
+    rates = [_rate("--service-rates", text) for text in service_rates.split(",")]
+    counts = [_count(text) for text in slots.split(",")]
+    if len(rates) != len(counts):
+        raise ConfigError(
+            f"--service-rates names {len(rates)} chains and --slots {len(counts)}: one of each"
+        )
+    if sum(counts) > _MAX_SLOTS:
+        raise ConfigError(f"--slots may add up to {_MAX_SLOTS:,} at most, got {sum(counts):,}")
+    arrivals = _rate("--rate", str(rate))
+    total = math.fsum(mu * count for mu, count in zip(rates, counts, strict=True))
+    limits = response_bounds(rates, counts, arrivals)
+    exact_s = exact_response_s(rates, counts, arrivals)
+    console = Console(stderr=json_file == STDOUT)
+    for line in _lines(limits, exact_s, arrivals, total):
+        console.print(line, highlight=False, soft_wrap=True)
+    write_json(_report(limits, exact_s, arrivals, total), json_file)
+
+
+def _rate(option: str, text: str) -> float:
+    low, high = _LIMITS
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not low <= rate <= high:
+        raise ConfigError(
+            f"{option} takes requests per second from {low:g} to {high:g}, got {text}"
+        )
+    return rate
+
+
+def _count(text: str) -> int:
+    if not (text.strip().isdecimal() and len(text) < 100 and int(text) > 0):
+        raise ConfigError(f"--slots takes whole numbers above 0, parted by commas, got {text:.99}")
+    return int(text)
+
+
+def _lines(
+    limits: ResponseBounds, exact_s: float | None, arrivals: float, total: float
+) -> list[str]:
+    load = f"{arrivals:g} requests/s of {total:g} that can be served: load {arrivals / total:.3g}"
+    if limits.lower_s == math.inf:
+        return [load, "unstable: the queue grows without end"]
+    lines = [load, f"mean response time from {limits.lower_s:.6g} to {limits.upper_s:.6g} s"]
+    if exact_s is None:
+        return [*lines, "exact value: not for so many slots and speeds"]
+    return [*lines, f"exact value: {exact_s:.6g} s"]
+
+
+def _report(
+    limits: ResponseBounds, exact_s: float | None, arrivals: float, total: float
+) -> dict[str, Any]:
+    """Return the report; infinite or unknown values are null."""
+    return {
+        "lower_s": finite(limits.lower_s),
+        "exact_s": finite(exact_s),
+        "upper_s": finite(limits.upper_s),
+        "total_rate": total,
+        "load": arrivals / total,
+        "stable": limits.lower_s < math.inf,
+    }

@@ -1,0 +1,110 @@
+"""``evenstep calibrate``: power levels fitted to the workers' measured energy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
+
+import httpx
+import typer
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.commands.json_output import STDOUT, json_option, write_json
+from router.core.energy.joules import PowerLevels
+from router.core.energy.levels import LEAST_S, STATES
+from router.core.errors import ConfigError, InputError
+
+_TIMEOUT_S = 5.0
+_SECONDS, _WATTS = "evenstep_metered_seconds_total", "evenstep_fitted_power_watts"
+_MENDS = {
+    "idle": "let the workers rest for a while, with their meters read",
+    "waiting": "have requests of different lengths running on several workers that step together",
+    "computing": "have requests running",
+}
+
+Url = Annotated[
+    str, typer.Option("--url", metavar="URL", help="the router's, or of evenstep observe")
+]
+GroupName = Annotated[
+    str | None, typer.Option("--group", metavar="NAME", help="of workers, if there are several")
+]
+JsonFile = Annotated[str | None, json_option("write levels and seconds; - is stdout")]
+
+_States = Mapping[str, float]
+
+
+def calibrate(url: Url, group: GroupName = None, json_file: JsonFile = None) -> None:
+    """Print --power-levels as the workers' meters say them.
+
+    A router fits them to all that it has seen since its start: let its workers rest for some
+    seconds, then give them uneven load, then ask. Exit 2 while they do not tell.
+    """
+    seconds, watts = _told(_scraped(f"{url.rstrip('/')}/metrics"), group)
+    levels = _levels(seconds, watts)
+    flag = ",".join(f"{level:.0f}" for level in levels)
+    if json_file != STDOUT:
+        typer.echo(f"--power-levels {flag}")
+        spent = ", ".join(f"{seconds[state]:,.0f} s {state}" for state in STATES)
+        typer.echo(f"fitted to {spent}, summed over workers", err=True)
+    report: dict[str, Any] = {"power_levels_w": levels, "seconds": dict(seconds)}
+    write_json(report, json_file)
+
+
+def _scraped(address: str) -> Sequence[Metric]:
+    try:
+        answer = httpx.get(address, timeout=_TIMEOUT_S)
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+        raise ConfigError(f"--url: {address} is no URL; write http://HOST:PORT") from None
+    except httpx.HTTPError as error:
+        raise ConfigError(f"--url: nothing answers at {address} ({error})") from None
+    if answer.status_code != httpx.codes.OK:
+        raise ConfigError(f"--url: {address} answers {answer.status_code}; give the router's URL")
+    try:
+        return list(text_string_to_metric_families(answer.text))
+    except ValueError:
+        raise ConfigError(
+            f"--url: {address} answers with no metrics; give the router's URL"
+        ) from None
+
+
+def _told(families: Iterable[Metric], group: str | None) -> tuple[_States, _States]:
+    found: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for family in families:
+        for sample in family.samples:
+            if sample.name in {_SECONDS, _WATTS}:
+                found[sample.labels["group"], sample.name][sample.labels["state"]] = sample.value
+    groups = sorted({name for (name, metric), told in found.items() if sum(told.values()) > 0})
+    chosen = group or (groups[0] if len(groups) == 1 else None)
+    if not groups:
+        raise InputError(
+            "no worker has a meter yet: the plug-in beside its engine, or evenstep agent, tells "
+            "power, and the router sees it with the first steps"
+        )
+    if chosen not in groups:
+        raise ConfigError(f"--group: there is {', '.join(groups)}; choose one")
+    return found[chosen, _SECONDS], found[chosen, _WATTS]
+
+
+def _levels(seconds: _States, watts: _States) -> Sequence[float]:
+    for state in STATES:
+        if seconds[state] < LEAST_S:
+            raise InputError(
+                f"not enough is known yet: the workers have been {state} for "
+                f"{seconds[state]:.1f} s of the {LEAST_S:g} s that it takes; {_MENDS[state]}"
+            )
+    if not watts:
+        raise InputError(
+            "the watts of each cannot be told apart yet: let the workers do more of it, and in "
+            "changing proportions, by uneven load and rests"
+        )
+    levels = [watts[state] for state in STATES]
+    try:
+        PowerLevels(*levels)
+    except ConfigError as error:
+        raise InputError(
+            f"what the meters say is no three levels ({error}): power does not follow the modelled "
+            "waiting here; calibrate on steps that depend more on the load"
+        ) from None
+    return levels

@@ -1,0 +1,71 @@
+"""``--json FILE`` of every command: checked before the work, written after it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from router.core.errors import InputError
+
+STDOUT = "-"
+
+
+def json_option(help_text: str) -> Any:
+    """Return the option; it rejects an unwritable file while the command line is parsed."""
+    return typer.Option("--json", metavar="FILE", help=help_text, callback=writable)
+
+
+def writable(file: str | None) -> str | None:
+    """Check that a file can be written, without creating or changing it.
+
+    Raises:
+        InputError: it cannot; the message has the reason.
+    """
+    if file is not None and file != STDOUT:
+        try:
+            fault = _fault(Path(file))
+        except OSError as error:
+            fault = error.strerror
+        if fault is not None:
+            raise InputError(f"--json: cannot write {file}: {fault}")
+    return file
+
+
+def write_json(report: Mapping[str, Any], file: str | None) -> None:
+    """Write a report to the option's file, if one was given.
+
+    Raises:
+        InputError: the file cannot be written after all.
+    """
+    if file is None:
+        return
+    text = json.dumps(report, indent=2, allow_nan=False) + "\n"
+    if file == STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {file}: {error.strerror}") from error
+
+
+def finite(value: float | None) -> float | None:
+    """Return None for infinite or unknown values, which JSON cannot express."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _fault(path: Path) -> str | None:
+    if path.is_dir():
+        return "it is a folder"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return "no permission"
+    return None

@@ -1,0 +1,152 @@
+"""``evenstep observe``: measures imbalance under live traffic without routing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from router.commands.json_output import STDOUT, json_option, write_json
+from router.config.flags import ConfigFile, given_settings, with_flags
+from router.config.settings import ServeSettings
+from router.core.errors import ConfigError
+from router.core.state.group import Group
+from router.observe.observed import Share, total
+
+_SETTINGS = (
+    *(
+        "workers",
+        "secret_key_file",
+        "admin_port",
+        "admin_host",
+        "admin_key_file",
+        "record",
+        "power_levels",
+    ),
+    *("snapshot_stale_s", "log_level"),
+)
+_SOURCES = {
+    "modelled": "modelled",
+    "measured": "as the engines have timed it",
+    "both": "as engines have timed it, else modelled",
+}
+
+Seconds = Annotated[
+    float | None, typer.Option(min=0.1, metavar="S", help="How long; unset: until Ctrl-C.")
+]
+Every = Annotated[float, typer.Option(min=0.1, metavar="S", help="Time between two lines.")]
+JsonFile = Annotated[str | None, json_option("Write the report at the end; - is stdout.")]
+
+
+def observe(
+    context: typer.Context,
+    *,
+    config: ConfigFile = None,
+    seconds: Seconds = None,
+    every: Every = 5.0,
+    json_file: JsonFile = None,
+    **_: object,
+) -> None:
+    """See what the barrier costs while somebody else balances; nothing is routed.
+
+    Listens to the state that engines with the plug-in publish, each worker's by snapshots=. A line
+    per group shows the imbalance and the share of the workers' time that they wait for the fullest
+    one; at the end a report shows it for all the time.
+    """
+    settings = given_settings(context, config)
+    _check(settings)
+    out = sys.stderr if json_file == STDOUT else sys.stdout
+    report, last_lines = _observe(settings, seconds, every, out)
+    write_json(report, json_file)
+    for line in last_lines:
+        typer.echo(line, file=out)
+
+
+with_flags(observe, _SETTINGS)
+
+
+def _check(settings: ServeSettings) -> None:
+    if not settings.workers:
+        example = "--worker http://127.0.0.1:8001,snapshots=tcp://127.0.0.1:5600"
+        raise ConfigError(f"no workers: give each one that steps with the others, as in {example}")
+    silent = [spec.id for spec in settings.workers if spec.snapshots is None]
+    if silent:
+        raise ConfigError(
+            f"worker {silent[0]} has no snapshots=ENDPOINT: observe knows engines by the state "
+            "that the plug-in publishes there"
+        )
+
+
+def _observe(
+    settings: ServeSettings, seconds: float | None, every_s: float, out: TextIO
+) -> tuple[dict[str, Any], list[str]]:
+    import uvloop
+
+    from router.http.listening import listen, url
+    from router.logs import start_logging
+    from router.observe.observer import Observer, group_report
+
+    start_logging(settings.log_level)
+    stopped = asyncio.Event()
+
+    def say(group: str, measured: Share) -> None:
+        try:
+            said = _line(observer.groups[group], measured)
+            typer.echo(f"{time.strftime('%H:%M:%S')}  {group}: {said}", file=out)
+        except BrokenPipeError:  # the reader of the pipe is gone
+            stopped.set()
+
+    async def run(observer: Observer, admin: Any) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopped.set)
+        if seconds is not None:
+            loop.call_later(seconds, stopped.set)
+        await observer.run(stopped, every_s, say, admin)
+
+    with ExitStack() as sockets:
+        admin = None
+        if settings.admin_port is not None:
+            admin = listen(settings.admin_host, settings.admin_port, "--admin-port")
+            sockets.enter_context(admin)
+            logging.getLogger(__name__).info("status page: %s", url(admin))
+        observer = Observer(settings)
+        began_s = time.monotonic()
+        uvloop.run(run(observer, admin))
+    groups = {name: group_report(group) for name, group in observer.groups.items()}
+    report = {"seconds": time.monotonic() - began_s, "requests": observer.requests}
+    last_lines = [f"all      {n}: {_line(g, total(g))}" for n, g in observer.groups.items()]
+    return {**report, "groups": groups}, last_lines
+
+
+def _line(group: Group, measured: Share) -> str:
+    if measured.steps or group.live_workers():
+        return sentence(measured)
+    return "no steps; no worker's snapshots come: do the engines run, and is snapshots= theirs?"
+
+
+def sentence(measured: Share) -> str:
+    """Format a measurement as one line."""
+    if not measured.steps:
+        return "no steps"
+    loads = (
+        f"{measured.steps:,} steps of {1000 * (measured.step_s or 0):.1f} ms, "
+        f"load {measured.load_tokens:,.0f} tokens, fullest {measured.max_load_tokens:,.0f}, "
+        f"imbalance {measured.imbalance_tokens:,.0f}"
+    )
+    if measured.barrier is False:
+        return (
+            f"{loads}; workers do not step together ({measured.together_share:.0%} of the steps by "
+            "all that were busy): none waits for another"
+        )
+    idle = "not known yet (steps together, at loads that differ, tell it)"
+    if measured.idle_share is not None:
+        source = _SOURCES[measured.idle_share_source]
+        idle = f"{measured.idle_share:.1%} of the workers' time, {source}"
+    return f"{loads}; waiting for the fullest: {idle}"

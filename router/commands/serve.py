@@ -1,0 +1,45 @@
+"""``evenstep serve``: reads the settings from all sources and starts the server."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from router import systemd
+from router.config.flags import ConfigFile, given_settings, read_settings, usable, with_flags
+from router.config.sources import to_toml
+
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print the settings as TOML and exit.")
+]
+
+
+def serve(
+    context: typer.Context,
+    *,
+    config: ConfigFile = None,
+    print_config: PrintConfig = False,
+    **_: object,
+) -> None:
+    """Route requests to workers so that their KV loads stay even.
+
+    Settings come from flags, EVENSTEP_* variables, the --config file and defaults; the first wins.
+    """
+    systemd.hold_hangups()  # hold SIGHUP: the settings read below may change before serving starts
+    settings = given_settings(context, config)
+    if print_config:
+        typer.echo(to_toml(settings), nl=False)
+    elif usable(settings).processes > 1:
+        from router.processes.starting import start
+
+        start(settings, sys.argv[sys.argv.index("serve") + 1 :])
+    else:
+        from router.serve.assemble import run
+
+        run(settings, partial(read_settings, context, config))
+
+
+with_flags(serve)

@@ -1,0 +1,152 @@
+"""``evenstep solve``: one decision of BF-IO from a file, and on demand its optimum."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from router.commands.json_output import STDOUT, json_option, write_json
+from router.core.errors import ConfigError, InputError
+from router.core.forecast.step_cost import Ints
+from router.core.policies.bfio.instances import from_json
+from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, Solution, solve
+
+if TYPE_CHECKING:
+    from router.core.policies.bfio.exact import ExactSolution
+
+InstanceFile = Annotated[
+    str, typer.Argument(metavar="INSTANCE.json", help="the decision's loads, candidates and room")
+]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="prove the optimum with HiGHS; without the tie weight")
+]
+Moves = Annotated[
+    int, typer.Option(min=0, max=10**12, metavar="N", help="budget of the router's own solver")
+]
+TimeLimit = Annotated[float, typer.Option(min=0, metavar="S", help="seconds that HiGHS may take")]
+JsonFile = Annotated[str | None, json_option("write the result; - is stdout")]
+
+
+def solve_file(
+    file: InstanceFile,
+    exact: Exact = False,
+    moves: Moves = DEFAULT_MOVES,
+    time_limit: TimeLimit = 60.0,
+    json_file: JsonFile = None,
+) -> None:
+    """Decide who of a waiting pool goes where, as bfio does, from a file.
+
+    The format of the file is told in router/core/policies/bfio/instances.py.
+    """
+    instance = _read(Path(file))
+    console = Console(stderr=json_file == STDOUT)
+    if exact and instance.tie_weight:
+        console.print(f"tie weight {instance.tie_weight:g} left out: the exact program is linear")
+        instance = replace(instance, tie_weight=0.0)
+    with np.errstate(all="ignore"):
+        solution = solve(instance, moves)
+    if not math.isfinite(solution.objective):
+        raise InputError(f"{file}: tie_weight cannot stand beside weights so close to 0")
+    optimum = _prove(instance, solution, time_limit) if exact else None
+    places = solution.places if optimum is None else optimum.places
+    console.print(_placement(instance, places))
+    for line in _figures(solution, optimum):
+        console.print(line, highlight=False)
+    write_json(_report(instance, solution, optimum), json_file)
+
+
+def _read(file: Path) -> Instance:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is not JSON: {error}") from error
+    try:
+        return from_json(data)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
+
+
+def _prove(instance: Instance, solution: Solution, time_limit_s: float) -> ExactSolution:
+    try:
+        from router.core.policies.bfio.exact import solve_exact
+    except ImportError as error:
+        raise ConfigError(
+            f"--exact needs HiGHS ({error}); install it with: pip install highspy "
+            "(it is in the extra dev of evenstep)"
+        ) from error
+    return solve_exact(instance, time_limit_s, solution.places)
+
+
+def _placement(instance: Instance, places: Ints) -> Table:
+    """Return the placement: a row for each worker with free slots."""
+    after = instance.loads_after(places)
+    title = (
+        f"{len(instance.loads)} workers, {len(instance.candidates)} candidates, "
+        f"{instance.admitted} enter, {len(instance.weights)} steps"
+    )
+    table = Table("worker", "free", "load", "load then", "candidates (size)", title=title, box=None)
+    for worker in np.flatnonzero(instance.capacity > 0):
+        entered = np.flatnonzero(places == worker)
+        sizes = ", ".join(f"{at} ({instance.candidates[at, 0]:g})" for at in entered)
+        loads = instance.loads[worker, 0], after[worker, 0]
+        table.add_row(
+            str(worker), str(instance.capacity[worker]), *(f"{load:,.0f}" for load in loads), sizes
+        )
+    return table
+
+
+def _figures(solution: Solution, optimum: ExactSolution | None) -> list[str]:
+    lines = [f"solver: objective {solution.objective:,.1f} after {solution.moves} moves"]
+    if optimum is None:
+        return lines
+    known = "proven" if optimum.proven else "not proven in time"
+    lines += [
+        f"HiGHS: objective {optimum.objective:,.1f}, bound {optimum.bound:,.1f} ({known})",
+        f"gap of the solver: {_percent(solution.objective, optimum.objective)}, "
+        f"at most {_percent(solution.objective, optimum.bound)}",
+    ]
+    return lines
+
+
+def _gap_percent(objective: float, best: float) -> float | None:
+    """Return the gap in percent; None if the best value is 0."""
+    if objective <= best:
+        return 0.0
+    return 100 * (objective / best - 1) if best > 0 else None
+
+
+def _percent(objective: float, best: float) -> str:
+    gap = _gap_percent(objective, best)
+    return "unknown" if gap is None else f"{gap:.3f} %"
+
+
+def _report(
+    instance: Instance, solution: Solution, optimum: ExactSolution | None
+) -> dict[str, Any]:
+    report = {
+        "tie_weight": instance.tie_weight,
+        "objective": solution.objective,
+        "moves": solution.moves,
+        "places": solution.places.tolist(),
+    }
+    if optimum is None:
+        return report
+    return report | {
+        "gap_percent": _gap_percent(solution.objective, optimum.objective),
+        "exact": {
+            "objective": optimum.objective,
+            "bound": optimum.bound,
+            "proven": optimum.proven,
+            "places": optimum.places.tolist(),
+        },
+    }

@@ -1,0 +1,156 @@
+"""Changes of settings at run time, by reload or by hand: all of them or none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from router import systemd
+from router.config.marks import TakenBy, marked
+from router.config.settings import ServeSettings
+from router.config.sources import changed
+from router.core.errors import ConfigError, EvenstepError
+from router.logs import start_logging
+
+log = logging.getLogger(__name__)
+
+Take = Callable[[ServeSettings], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the router that accepts settings at run time.
+
+    Attributes:
+        take: called with all settings once every part has accepted them.
+        check: called first, and reads the files that it needs; raises an ``EvenstepError`` to
+            reject.
+    """
+
+    settings: frozenset[str]
+    take: Take
+    check: Take = lambda _: None
+
+
+def taken_by(part: TakenBy) -> frozenset[str]:
+    """The settings whose marks name this part."""
+    return marked(ServeSettings.model_fields, part)
+
+
+class Followers(Protocol):
+    """Other processes that must apply the same settings."""
+
+    async def agree(self, settings: ServeSettings) -> None:
+        """Have all of them check the settings.
+
+        Raises:
+            EvenstepError: one of them rejects the settings.
+        """
+        ...
+
+    async def follow(self) -> list[str]:
+        """Wait until all have applied the settings; return the names of those that have not."""
+        ...
+
+
+class Reload:
+    """Reads the settings again and applies them to the parts; called at SIGHUP.
+
+    Only settings that differ from the last read are applied; other changes by hand stay.
+
+    Args:
+        settings: settings read at the start.
+        read: reads the settings again; raises ConfigError.
+        parts: parts, in the order in which they apply settings.
+        prepare: called with new settings off the event loop, for slow preparation.
+
+    Attributes:
+        settings: settings in force.
+        followers: other processes; None: this is the only one.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        read: Callable[[], ServeSettings],
+        parts: Iterable[Part],
+        prepare: Callable[[ServeSettings], object] = lambda _: None,
+    ) -> None:
+        self.settings = settings
+        self._begun_with = self._last_read = settings
+        self._read = read
+        self._prepare = prepare
+        self._one = asyncio.Lock()
+        self.followers: Followers | None = None
+        self._parts = (*parts, Part(taken_by(TakenBy.LOG), _log_anew))
+
+    async def __call__(self) -> None:
+        """Reload once; an error is logged, and all processes keep the old settings."""
+        async with self._one:
+            systemd.notify("RELOADING=1")
+            try:
+                await self._apply(self._read())
+            except EvenstepError as error:
+                log.error("the settings stay as they are: %s", error)  # noqa: TRY400 - says it all
+            except Exception:
+                log.exception("reading the settings again failed; they stay as they are")
+            systemd.notify("READY=1")
+
+    @property
+    def names(self) -> Set[str]:
+        """Names of the settings that can change at run time."""
+        return {name for part in self._parts for name in part.settings}
+
+    async def change(self, values: Mapping[str, object]) -> None:
+        """Change some settings until they are changed again, here or at their source.
+
+        Raises:
+            EvenstepError: one is invalid or fixed at run time; then nothing changes.
+        """
+        async with self._one:
+            settings = changed(self.settings, values)
+            for name in values:
+                if name not in self.names:
+                    able = ", ".join(sorted(self.names))
+                    raise ConfigError(f"{name} takes another start to change; these do not: {able}")
+            await self._take(settings)
+            await self._follow(f"settings changed: {', '.join(sorted(values))}")
+
+    async def _take(self, settings: ServeSettings) -> None:
+        await asyncio.to_thread(self._prepare, settings)
+        for part in self._parts:
+            part.check(settings)
+        if self.followers is not None:
+            await self.followers.agree(settings)
+            for part in self._parts:  # workers may have joined or left meanwhile
+                part.check(settings)
+        for part in self._parts:
+            part.take(settings)
+        self.settings = settings
+
+    async def _follow(self, done: str) -> None:
+        """Log the change once all processes have applied it, or those that have not."""
+        late = [] if self.followers is None else await self.followers.follow()
+        if late:
+            log.error("%s; not yet in %s: no answer from there", done, ", ".join(late))
+        else:
+            log.info("%s", done)
+
+    async def _apply(self, new: ServeSettings) -> None:
+        old = self._last_read
+        values = {i: getattr(new, i) for i in type(new).model_fields}
+        news = {name: value for name, value in values.items() if getattr(old, name) != value}
+        await self._take(changed(self.settings, news))
+        self._last_read = new
+        taken = news.keys() & self.names
+        await self._follow(f"settings read again; changed: {', '.join(sorted(taken)) or 'none'}")
+        rest = {i for i in news.keys() - taken if news[i] != getattr(self._begun_with, i)}
+        if rest:
+            log.warning("these take effect at the next start: %s", ", ".join(sorted(rest)))
+
+
+def _log_anew(settings: ServeSettings) -> None:
+    start_logging(settings.log_level, settings.log_format)

@@ -1,0 +1,156 @@
+"""Sources of settings: flags, ``EVENSTEP_*`` variables, a TOML file, defaults.
+
+The first source that gives a setting wins. An unknown name is an error in each source.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import EnvSettingsSource
+
+from router.access.files import KEYS_VARIABLE
+from router.config.settings import PREFIX, ServeSettings
+from router.config.toml_file import read_toml
+from router.config.worker_specs import complaint, unknown
+from router.core.errors import ConfigError
+
+CONFIG_VARIABLE = "EVENSTEP_CONFIG"
+
+# Variables that are no settings: the command line's and deploy/engine's. Keys are never printed.
+_OTHER_VARIABLES = {
+    *(CONFIG_VARIABLE, "EVENSTEP_CACHE", KEYS_VARIABLE),
+    *("EVENSTEP_ADMIN_URL", "EVENSTEP_ADMIN_KEY"),
+}
+
+# Kubernetes sets such variables in every pod for a service named evenstep, even EVENSTEP_PORT.
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+
+
+class _Environment(EnvSettingsSource):
+    """Environment variables as text: workers are not JSON here."""
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    values: Mapping[str, object]
+    name: Callable[[str], str]
+
+
+def flag_name(setting: str) -> str:
+    """Return a setting's flag; a time drops the suffix ``_s``, a rate keeps ``_per_s``."""
+    if setting == "workers":
+        return "--worker"
+    shown = setting if setting.endswith("_per_s") else setting.removesuffix("_s")
+    return f"--{shown.replace('_', '-')}"
+
+
+def load_settings(flags: Mapping[str, object], config: Path | None = None) -> ServeSettings:
+    """Merge flags, environment, file and defaults.
+
+    Raises:
+        ConfigError: unknown names or wrong values, in one line that names setting and source.
+    """
+    sources = (
+        _Source(flags, flag_name),
+        _Source(_from_environment(), lambda setting: PREFIX + setting.upper()),
+        _Source({} if config is None else _from_toml(config), lambda _: str(config)),
+    )
+    merged = {name: v for source in reversed(sources) for name, v in source.values.items()}
+    try:
+        return ServeSettings(**merged)  # type: ignore[arg-type]
+    except ValidationError as invalid:
+        raise ConfigError(_explain(invalid.errors()[0], sources)) from None
+
+
+def changed(settings: ServeSettings, values: Mapping[str, object]) -> ServeSettings:
+    """Return a copy of the settings with some values replaced.
+
+    Raises:
+        ConfigError: a name is unknown, or a value is invalid by itself or with the others.
+    """
+    _check_names(values, "the change")
+    every = {name: getattr(settings, name) for name in ServeSettings.model_fields}
+    try:
+        return ServeSettings(**{**every, **values})
+    except ValidationError as invalid:
+        given = _Source(values, lambda _: "the change")
+        in_force = _Source(every, lambda _: "the settings in force")
+        raise ConfigError(_explain(invalid.errors()[0], (given, in_force))) from None
+
+
+def to_toml(settings: ServeSettings) -> str:
+    """Return the settings as a TOML file that loads back to them."""
+    plain = settings.model_dump(mode="json", exclude={"workers"})
+    lines = [
+        f"# {name} = (unset)" if value is None else f"{name} = {_toml_value(value)}"
+        for name, value in plain.items()
+    ]
+    for worker in settings.workers:
+        lines += ["", "[[workers]]"]
+        table = asdict(worker).items()
+        lines += [f"{key} = {_toml_value(value)}" for key, value in table if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _explain(error: ErrorDetails, sources: Iterable[_Source]) -> str:
+    setting = str(error["loc"][0])
+    where = next((f" (from {s.name(setting)})" for s in sources if setting in s.values), "")
+    if error["type"] == "value_error":
+        return f"{complaint(error)}{where}"
+    return f"{setting} = {error['input']!r} {complaint(error)}{where}{_allowed(setting)}"
+
+
+def _allowed(setting: str) -> str:
+    """Return a number's range, to complete an error message."""
+    found = {type(bound).__name__: bound for bound in ServeSettings.model_fields[setting].metadata}
+    if not {"Ge", "Le"} <= found.keys():
+        return ""
+    return f"; {found['Ge'].ge:,} to {found['Le'].le:,} is allowed"
+
+
+def _from_environment() -> dict[str, object]:
+    links = {name for name, value in os.environ.items() if _is_service_link(name, value)}
+    known = {PREFIX + setting.upper() for setting in ServeSettings.model_fields} | _OTHER_VARIABLES
+    for name in os.environ:
+        if name.startswith(PREFIX) and name not in known | links:
+            raise ConfigError(unknown("environment variable", name, known))
+    values = _Environment(ServeSettings)()
+    return {name: v for name, v in values.items() if PREFIX + name.upper() not in links}
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    if not name.startswith(PREFIX):
+        return False
+    address = name.endswith("_PORT") and _SERVICE_ADDRESS.match(value)
+    return bool(address or _SERVICE_LINK.search(name))
+
+
+def _from_toml(path: Path) -> dict[str, object]:
+    values = read_toml(path)
+    _check_names(values, str(path))
+    return values
+
+
+def _check_names(values: Iterable[str], where: str) -> None:
+    for name in values:
+        if name not in ServeSettings.model_fields:
+            wrong = unknown("setting", name, ServeSettings.model_fields)
+            raise ConfigError(f"{wrong} (in {where})")
+
+
+def _toml_value(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,213 @@
+"""Energy of a group's workers, step by step.
+
+Meters are read less often than steps end, so a reading is divided over all work since the last one.
+A worker's wait in a step is modelled as t_l (max L - L_g), with t_l fitted to the group's own
+steps. The model holds only for steps that all ranks with work made together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from router.core.energy.joules import (
+    METER_SILENT_S,
+    EnergyCounter,
+    Joules,
+    KvShares,
+    PowerLevels,
+    Span,
+    divided,
+    waiting_share,
+)
+from router.core.energy.levels import LevelFit
+from router.core.energy.step_fit import FittedStep, StepFit
+from router.core.types import PowerTold, Snapshot
+
+_REFIT_STEPS = 64
+# A shorter gap is the time between two steps of a busy engine. A gap above METER_SILENT_S means
+# that the clock was set, since idle engines report each second.
+_LEAST_GAP_S = 1e-3
+
+
+@dataclass(slots=True)
+class _Account:
+    """Energy account of one worker.
+
+    Attributes:
+        pending_j: joules not divided yet.
+        span: work done since the last division.
+        covered: true if its meter counts that time.
+        open: true if it has reported a step that others have not finished.
+        step: last reported step, of a worker that steps alone.
+        waited_s: its measured wait in that step.
+        asked: tokens that metered requests held in that step.
+    """
+
+    shares: KvShares
+    counter: EnergyCounter = field(default_factory=EnergyCounter)
+    time_s: float | None = None
+    pending_j: float = 0.0
+    span: Span = field(default_factory=Span)
+    covered: bool = False
+    open: bool = False
+    idle: bool = False
+    step: int = -1
+    waited_s: float | None = None
+    asked: Mapping[str, int] = field(default_factory=dict)
+
+
+class GroupEnergy:
+    """Energy sums over the steps of one group; they keep the share of workers that left.
+
+    Args:
+        levels: calibrated power of a worker's GPUs; None: joules of steps cannot be divided.
+
+    Attributes:
+        fitted: fitted cost of a step; None while unknown.
+        level_fit: fit of the power levels to the meters.
+    """
+
+    def __init__(self, levels: PowerLevels | None = None) -> None:
+        self.joules = Joules()
+        self.fitted: FittedStep | None = None
+        self.level_fit = LevelFit()
+        self._levels = levels
+        self._accounts: dict[str, _Account] = {}
+        self._shares: dict[str, KvShares] = {}
+        self._fit = StepFit()
+        self._steps = 0
+
+    @property
+    def metered(self) -> bool:
+        return bool(self._accounts)
+
+    def report(
+        self,
+        worker_id: str,
+        snapshot: Snapshot,
+        asked: Mapping[str, int],
+        *,
+        idle: bool,
+        stepped: bool,
+    ) -> None:
+        """Record a worker's message, perhaps with power or energy counter.
+
+        ``asked`` holds the KV tokens of each metered request in the step. ``idle``: nothing ran
+        since the message before. ``stepped``: the step was not reported before.
+        """
+        account = self._account(worker_id)
+        step_s = snapshot.step_s if stepped else 0.0
+        gap_s = 0.0
+        if idle and account.time_s is not None:
+            gap_s = max(0.0, snapshot.time_s - account.time_s - step_s)
+        account.time_s = snapshot.time_s
+        if stepped:
+            account.open, account.asked, account.waited_s = True, asked, snapshot.waited_s
+        if not _LEAST_GAP_S < gap_s < METER_SILENT_S:
+            gap_s = 0.0
+        account.span.idle_s += gap_s
+        counting = account.counter.counting
+        used_j = account.counter.since(snapshot.energy_j, snapshot.power_w, step_s + gap_s)
+        account.covered = counting or used_j is not None
+        if used_j is not None:
+            account.pending_j += used_j
+        elif not counting:
+            account.span = Span()
+        if idle and not account.open:
+            self._divide(account)
+
+    def alone(self, worker_id: str, snapshot: Snapshot, *, idle: bool) -> None:
+        """Record a message of a worker without barrier; ``idle``: it runs nothing now."""
+        if not self.metered and snapshot.power_w is None and snapshot.energy_j is None:
+            return
+        account = self._account(worker_id)
+        rested, account.idle = account.idle, idle
+        stepped, account.step = account.step != snapshot.step, snapshot.step
+        self.report(worker_id, snapshot, {}, idle=rested, stepped=stepped)
+        if account.open:
+            if account.covered:
+                account.span.step(snapshot.step_s, 0.0)
+            account.open = False
+            self._divide(account)
+
+    def told(self, worker_id: str, power: PowerTold, *, idle: bool) -> None:
+        """Record an agent's message on a worker without step reports; ``idle``: it runs nothing."""
+        account = self._account(worker_id)
+        since_s = 0.0 if account.time_s is None else power.received_s - account.time_s
+        seconds = since_s if since_s < METER_SILENT_S else 0.0
+        used_j = account.counter.since(power.energy_j, power.power_w, seconds) or 0.0
+        rested, account.idle, account.time_s = account.idle and idle, idle, power.received_s
+        self.joules += Joules(idle_j=used_j) if rested else Joules(unknown_j=used_j)
+
+    def close(
+        self, loads: Mapping[str, int], peak: int, step_s: float, *, together: bool
+    ) -> float | None:
+        """Close a step; returns t_l, the modelled wait in seconds per token, or None.
+
+        ``loads`` holds L_g of the workers that reported it, and may be empty if none is metered.
+        ``peak`` is max L. ``together``: all workers with work made it.
+        """
+        if together:
+            self._learn(peak, step_s)
+        per_token_s = self.fitted.per_token_s if self.fitted and together else None
+        for worker_id, account in self._accounts.items():
+            if account.open and worker_id in loads:
+                share = (
+                    waiting_share(loads[worker_id], peak, step_s, per_token_s)
+                    if account.waited_s is None or step_s <= 0
+                    else min(1.0, account.waited_s / step_s)
+                )
+                if account.covered:
+                    account.span.step(step_s, share)
+                    account.shares.step(step_s, loads[worker_id], account.asked)
+                account.open = False
+                self._divide(account)
+        return per_token_s
+
+    def of_request(self, worker_id: str, request_id: str) -> float | None:
+        shares = self._shares.get(worker_id)
+        return None if shares is None else shares.of(request_id)
+
+    def forget(self, worker_id: str, request_id: str) -> None:
+        if worker_id in self._shares:
+            self._shares[worker_id].forget(request_id)
+        account = self._accounts.get(worker_id)
+        if account is not None:
+            account.asked = {i: held for i, held in account.asked.items() if i != request_id}
+
+    def leave(self, worker_id: str) -> None:
+        """Close a worker's account; undivided joules become unknown.
+
+        Its requests keep their joules, since the worker may return.
+        """
+        account = self._accounts.pop(worker_id, None)
+        if account is not None and account.pending_j:
+            account.shares.pay(account.pending_j, account.span.step_s)
+            self.joules += Joules(unknown_j=account.pending_j)
+
+    def forget_worker(self, worker_id: str) -> None:
+        """Drop a worker for good, after its last metered request."""
+        self.leave(worker_id)
+        self._shares.pop(worker_id, None)
+
+    def _account(self, worker_id: str) -> _Account:
+        account = self._accounts.get(worker_id)
+        if account is None:
+            shares = self._shares.setdefault(worker_id, KvShares())
+            account = self._accounts[worker_id] = _Account(shares)
+        return account
+
+    def _divide(self, account: _Account) -> None:
+        if account.pending_j:
+            found = divided(account.pending_j, account.span, self._levels)
+            account.shares.pay(found.total_j - found.idle_j, account.span.step_s)
+            self.joules += found
+            self.level_fit.observe(account.pending_j, account.span)
+            account.pending_j, account.span = 0.0, Span()
+
+    def _learn(self, peak: int, step_s: float) -> None:
+        self._fit.observe(peak, step_s)
+        self._steps += 1
+        if self._steps % _REFIT_STEPS == 0:
+            self.fitted = self._fit.fitted()

@@ -1,0 +1,188 @@
+"""Division of a worker's joules into useful work, barrier wait, idleness, and requests.
+
+In a step a worker computes, then waits for the fullest one. The ranks spin in a collective
+operation then, which draws less than work and more than rest. Counted energy is divided in
+proportion to time and calibrated power of each, so the parts always add up to the counter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from router.core.errors import ConfigError
+
+METER_SILENT_S = 10.0
+"""Silence after which an agent's last power value is unknown again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerLevels:
+    """Calibrated power of one worker's GPUs, watts.
+
+    Attributes:
+        spin_w: power while waiting for other ranks in a step.
+
+    Raises:
+        ConfigError: one is not above 0, or idle power is not the lowest.
+    """
+
+    idle_w: float
+    spin_w: float
+    busy_w: float
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            watts = getattr(self, each.name)
+            if not 0 < watts < float("inf"):
+                raise ConfigError(f"power: {each.name} must be watts above 0, got {watts:g}")
+        if self.idle_w > min(self.spin_w, self.busy_w):
+            raise ConfigError(
+                f"power: idle_w {self.idle_w:g} is above spin_w {self.spin_w:g} or busy_w "
+                f"{self.busy_w:g}; give watts at rest, waiting in a step, and computing"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Joules:
+    """Energy by use.
+
+    Attributes:
+        waiting_j: waiting for the group's fullest worker.
+        idle_j: between steps, without work.
+        unknown_j: steps that cannot be divided: levels not calibrated, or wait unknown.
+    """
+
+    useful_j: float = 0.0
+    waiting_j: float = 0.0
+    idle_j: float = 0.0
+    unknown_j: float = 0.0
+
+    @property
+    def total_j(self) -> float:
+        return self.useful_j + self.waiting_j + self.idle_j + self.unknown_j
+
+    def __add__(self, other: Joules) -> Joules:
+        return Joules(
+            self.useful_j + other.useful_j,
+            self.waiting_j + other.waiting_j,
+            self.idle_j + other.idle_j,
+            self.unknown_j + other.unknown_j,
+        )
+
+
+@dataclass(slots=True)
+class Span:
+    """Seconds of one worker by activity, since its energy was last divided.
+
+    Attributes:
+        unknown_s: in steps whose wait is unknown.
+    """
+
+    computing_s: float = 0.0
+    waiting_s: float = 0.0
+    idle_s: float = 0.0
+    unknown_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        return self.computing_s + self.waiting_s + self.unknown_s
+
+    def step(self, step_s: float, share: float | None) -> None:
+        if share is None:
+            self.unknown_s += step_s
+        else:
+            self.waiting_s += share * step_s
+            self.computing_s += (1 - share) * step_s
+
+
+def waiting_share(
+    load_tokens: int, peak_tokens: int, step_s: float, per_token_s: float | None
+) -> float | None:
+    """Modelled share of a step for which a worker waits: t_l (max L - L_g) / dt.
+
+    L_g and max L are the resident KV tokens of the worker and of the fullest in its group, t_l is
+    in seconds per token. None if t_l or dt is unknown.
+    """
+    if per_token_s is None or step_s <= 0:
+        return None
+    return min(1.0, per_token_s * (peak_tokens - load_tokens) / step_s)
+
+
+def divided(energy_j: float, span: Span, levels: PowerLevels | None) -> Joules:
+    """Divide a worker's energy over a span; the parts add up to it.
+
+    Steps of unknown wait weigh as computing, so that waiting is never overstated. Without
+    calibrated levels a span that holds a step is unknown as a whole.
+    """
+    if span.step_s <= 0:
+        return Joules(idle_j=energy_j)
+    if levels is None:
+        return Joules(unknown_j=energy_j)
+    idle, waiting = levels.idle_w * span.idle_s, levels.spin_w * span.waiting_s
+    unknown, busy = levels.busy_w * span.unknown_s, levels.busy_w * span.computing_s
+    scale = energy_j / (idle + waiting + unknown + busy)
+    return Joules(scale * busy, scale * waiting, scale * idle, scale * unknown)
+
+
+class EnergyCounter:
+    """Energy since the last reading, from a worker's counter or else from its power.
+
+    A counter that falls was reset with its engine: its value has been used since. A gap in the
+    readings is covered by the next value of the counter.
+    """
+
+    def __init__(self) -> None:
+        self._counted_j: float | None = None
+
+    @property
+    def counting(self) -> bool:
+        return self._counted_j is not None
+
+    def since(self, counted_j: float | None, power_w: float | None, seconds: float) -> float | None:
+        """Joules since the last reading; None: unknown, as at a counter's first reading."""
+        if counted_j is None and power_w is None:
+            return None
+        before, self._counted_j = self._counted_j, counted_j
+        if counted_j is None:
+            return (power_w or 0.0) * seconds
+        if before is None:
+            return None
+        return counted_j - before if counted_j >= before else counted_j
+
+
+class KvShares:
+    """A worker's energy by request, in proportion to the KV tokens that each holds in its steps.
+
+    Only metered requests are tracked. Joules arrive late, for many steps at once; until then steps
+    count at the power of the steps before.
+    """
+
+    def __init__(self) -> None:
+        self._paid_j: dict[str, float] = {}
+        self._open_s: dict[str, float] = {}
+        self._power_w: float | None = None
+
+    def step(self, step_s: float, load_tokens: int, tokens: Mapping[str, int]) -> None:
+        for request_id, held in tokens.items():
+            share_s = step_s * held / load_tokens if load_tokens else 0.0
+            self._open_s[request_id] = self._open_s.get(request_id, 0.0) + share_s
+
+    def pay(self, joules: float, seconds: float) -> None:
+        """Divide the energy of the steps since the last call."""
+        if seconds <= 0:
+            return
+        self._power_w = joules / seconds
+        for request_id in self._open_s:
+            self._paid_j[request_id] = self.of(request_id) or 0.0
+        self._open_s.clear()
+
+    def of(self, request_id: str) -> float | None:
+        paid_j, open_s = self._paid_j.get(request_id), self._open_s.get(request_id)
+        if open_s is None or self._power_w is None:
+            return paid_j
+        return (paid_j or 0.0) + self._power_w * open_s
+
+    def forget(self, request_id: str) -> None:
+        self._paid_j.pop(request_id, None)
+        self._open_s.pop(request_id, None)

@@ -1,0 +1,97 @@
+"""Power at rest, waiting and computing, fitted to the meters of a group.
+
+A span's joules are the sum of its seconds times watts per activity. Least squares over the spans
+yields the watts, given enough time of each activity and varying proportions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from router.core.energy.joules import Span
+
+LEAST_S = 0.5
+"""Seconds of each activity, summed over workers, below which there is no result."""
+
+STATES = ("idle", "waiting", "computing")
+
+# Condition of the scaled normal equations; beyond it the activities came in one proportion.
+_WORST_CONDITION = 1e4
+# Standard error of a level, as a share of the highest level.
+_WORST_ERROR = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class FittedLevels:
+    """Result of the fit.
+
+    Attributes:
+        watts: power at rest, waiting in a step, computing.
+        error_w: standard errors of these.
+        explained: share of the variance of power explained, 0 to 1.
+    """
+
+    watts: tuple[float, float, float]
+    error_w: tuple[float, float, float]
+    explained: float
+
+
+class LevelFit:
+    """Sums over the spans of a group's workers; a span's error grows as the root of its length.
+
+    Attributes:
+        seconds: time at rest, waiting and computing, of all spans.
+        unknown_s: time of spans left out since the wait in some of their steps is unknown.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = [0.0, 0.0, 0.0]
+        self.unknown_s = 0.0
+        self._spans = 0
+        self._length_s = self._energy_j = self._energy_w = 0.0
+        self._xx = [[0.0] * 3 for _ in range(3)]
+        self._xy = [0.0] * 3
+
+    def observe(self, energy_j: float, span: Span) -> None:
+        length_s = span.step_s + span.idle_s
+        if span.unknown_s > 0 or length_s <= 0:
+            self.unknown_s += length_s
+            return
+        parts = span.idle_s, span.waiting_s, span.computing_s
+        self._spans += 1
+        self._length_s += length_s
+        self._energy_j += energy_j
+        self._energy_w += energy_j * energy_j / length_s
+        for i, part in enumerate(parts):
+            self.seconds[i] += part
+            weight = part / length_s
+            self._xy[i] += weight * energy_j
+            row = self._xx[i]
+            for j in range(3):
+                row[j] += weight * parts[j]
+
+    def fitted(self) -> FittedLevels | None:
+        """The levels; None while they are too uncertain."""
+        if min(self.seconds) < LEAST_S or self._spans <= len(STATES):
+            return None
+        xx, xy = np.array(self._xx), np.array(self._xy)
+        scale = 1 / np.sqrt(np.diag(xx))
+        scaled = xx * np.outer(scale, scale)
+        if np.linalg.cond(scaled) > _WORST_CONDITION:
+            return None
+        inverse = np.linalg.inv(scaled) * np.outer(scale, scale)
+        watts = inverse @ xy
+        left = max(0.0, self._energy_w - float(watts @ xy))
+        spread = self._energy_w - self._energy_j**2 / self._length_s
+        errors = np.sqrt(left / (self._spans - len(STATES)) * np.diag(inverse))
+        if errors.max() > _WORST_ERROR * watts.max():
+            return None
+        explained = 1 - left / spread if spread > 0 else 0.0
+        return FittedLevels(_three(watts), _three(errors), max(0.0, explained))
+
+
+def _three(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[float, float, float]:
+    idle, waiting, computing = map(float, values)
+    return idle, waiting, computing

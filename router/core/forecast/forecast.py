@@ -1,0 +1,171 @@
+"""Predicted loads of the workers over a short look-ahead (arXiv 2601.17855, section 4).
+
+A decision precedes step k. During step k a running request holds its prompt and the tokens
+generated so far; it yields tokens at the step's end. It runs at step k + h if it has more than h
+such steps left. The K = H + 1 columns always stand for steps k, k + 1, …, k + H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.core.forecast.step_cost import Floats, Ints, WorkProfile
+from router.core.queue.tier import Tier
+from router.core.types import Assignment, Request, WorkerView
+
+NO_CAP = 1 << 40  # cap of a request without one
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Running engine requests of a group, one row each; every column has shape (n,).
+
+    A dispatched request that no engine has shown yet is a row without output and with its whole
+    prompt to compute.
+
+    Attributes:
+        id: opaque number, unique among running requests.
+        worker: index of its worker, 0 to G - 1.
+        max_tokens: cap of its output, or ``NO_CAP``.
+        end_probability: engine's probability that the next token is the last; nan if not reported.
+        prefill_left: prompt tokens still to be computed.
+        from_tokens: output at its first sight; see ``Departure``.
+    """
+
+    id: Ints
+    worker: Ints
+    prompt_tokens: Ints
+    generated_tokens: Ints
+    max_tokens: Ints
+    end_probability: Floats
+    prefill_left: Ints
+    from_tokens: Ints
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    @property
+    def tokens(self) -> Ints:
+        return self.prompt_tokens + self.generated_tokens
+
+    def take(self, rows: NDArray[np.integer | np.bool] | slice) -> Self:
+        return type(self)(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Certain ends: a request runs at step k + h if h < steps.
+
+    Attributes:
+        steps: shape (n,), at least 1.
+    """
+
+    steps: Ints
+
+    def chances(self, steps: int) -> Floats:
+        return (self.steps > np.arange(steps)[:, None]).astype(np.float64).T
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """Probabilities that each request still runs.
+
+    Attributes:
+        probabilities: shape (n, K), for step k + h; 1 in column 0, never rising.
+    """
+
+    probabilities: Floats
+
+    def chances(self, steps: int) -> Floats:
+        return self.probabilities[:, :steps]
+
+
+Prediction = Ends | Chances
+
+
+class Signal(Protocol):
+    """Predicts the ends of running requests."""
+
+    def predict(self, running: Running, horizon: int) -> Prediction:
+        """Ends within steps k to k + horizon; rows as in ``running``."""
+        ...
+
+
+def forecast(
+    running: Running, prediction: Prediction, profile: WorkProfile, workers: int, horizon: int
+) -> Floats:
+    """Expected work of each worker over the look-ahead, without newcomers.
+
+    Costs O(n + G K) for certain ends and linear work, else O(n K). Requests may be in any order;
+    the prediction has the same rows. ``workers`` is G, ``horizon`` H.
+
+    Returns:
+        Shape (G, H + 1): work at step k + h in column h, in KV tokens.
+    """
+    if isinstance(prediction, Ends) and profile.plain:
+        return _linear(running, prediction.steps, profile, workers, horizon + 1)
+    ahead = np.arange(horizon + 1)[:, None]
+    work = profile.work_at(running.tokens, running.prefill_left, ahead)
+    work *= prediction.chances(horizon + 1).T
+    place = running.worker + workers * ahead
+    bins = workers * (horizon + 1)
+    by_step = np.bincount(place.ravel(), work.ravel(), bins).reshape(horizon + 1, workers)
+    return by_step.T.astype(np.float64, order="C")  # bincount of nothing returns integers
+
+
+def _linear(running: Running, ends: Ints, profile: WorkProfile, workers: int, steps: int) -> Floats:
+    """Sum up from counts by (worker, end), from the back: what ends later still runs."""
+    bins = workers * (steps + 1)
+    place = np.minimum(ends, steps)
+    place += running.worker * (steps + 1)
+    count = _from_the_back(np.bincount(place, minlength=bins), workers)
+    held = _from_the_back(np.bincount(place, running.tokens, bins), workers)
+    return held + count * (profile.request_tokens + profile.growth * np.arange(steps))
+
+
+def _from_the_back(by_end: NDArray[np.number], workers: int) -> Floats:
+    sums = by_end.reshape(workers, -1)[:, :0:-1].cumsum(axis=1, dtype=np.float64)
+    return sums[:, ::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Predicted loads of a group's workers, and their weights.
+
+    Attributes:
+        work: shape (G, H + 1), work of each worker's present requests at step k + h, in KV tokens;
+            rows in the order of the views.
+        profile: cost of a new request.
+        discount, tie_weight, lead_tokens: see ``Parameters``.
+    """
+
+    work: Floats
+    profile: WorkProfile
+    discount: float
+    tie_weight: float
+    lead_tokens: float = 0.0
+
+    def request_work(self, requests: Sequence[Request]) -> Floats:
+        """Work that each request adds to its worker; shape (R, H + 1)."""
+        pairs = np.array([(request.prompt_tokens, request.slots) for request in requests])
+        prompts, slots = pairs.reshape(-1, 2).astype(np.int64, copy=False).T
+        work = self.profile.work(prompts, prompts, self.work.shape[1])
+        return work if (slots == 1).all() else slots[:, None] * work
+
+    def after(
+        self,
+        assignments: Sequence[Assignment],
+        tier: Tier,
+        workers: Sequence[WorkerView],
+    ) -> Outlook:
+        row = {worker.id: index for index, worker in enumerate(workers)}
+        entered = [tier.by_id[assignment.request_id] for assignment in assignments]
+        rows = [row[assignment.worker_id] for assignment in assignments]
+        work = self.work.copy()
+        np.add.at(work, rows, self.request_work(entered))
+        return replace(self, work=work)

@@ -1,0 +1,211 @@
+"""Look-ahead of one group: BF-IO's input at each decision, live and simulated alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+
+from router.core.forecast.end_signals import (
+    CapSignal,
+    Departure,
+    LearningSignal,
+    NoSignal,
+    ReportedSignal,
+)
+from router.core.forecast.forecast import Outlook, Running, Signal, forecast
+from router.core.forecast.parameters import Parameters, SkillMeter, choose
+from router.core.forecast.step_cost import Floats, Ints, WorkProfile
+from router.core.forecast.survival import SurvivalSignal
+from router.core.types import DEFAULT_SLOTS
+
+# Signals of a live router, by name.
+SIGNALS: Mapping[str, Callable[[WorkProfile], Signal]] = MappingProxyType(
+    {
+        "none": lambda _: NoSignal(),
+        "cap": CapSignal,
+        "survival": SurvivalSignal,
+        "auto": lambda profile: ReportedSignal(profile, SurvivalSignal(profile)),
+    }
+)
+
+REVIEW_STEPS = 64
+FIRST_OUTPUT_TOKENS = 256.0  # mean output length before the first end
+OUTPUTS_REMEMBERED = 4096
+
+
+class LookAhead:
+    """Forecasts for one group; parameters that are not given follow the work.
+
+    At each step, report the ends (``ended``) first, then the step (``advance``). Deterministic: it
+    uses neither clock nor random numbers.
+
+    Args:
+        horizon: H; None: by ``parameters.choose``, reviewed every ``REVIEW_STEPS`` steps.
+        discount, tie_weight, lead_tokens: see ``Parameters``; None: by the rule.
+    """
+
+    def __init__(
+        self,
+        signal: Signal,
+        profile: WorkProfile | None = None,
+        horizon: int | None = None,
+        discount: float | None = None,
+        tie_weight: float | None = None,
+        lead_tokens: float | None = None,
+    ) -> None:
+        self.signal = signal
+        self.profile = profile or WorkProfile()
+        self._horizon = horizon
+        self._discount = discount
+        self._tie_weight = tie_weight
+        self._lead_tokens = lead_tokens
+        self._learner = signal if isinstance(signal, LearningSignal) else None
+        self._meter = None if isinstance(signal, NoSignal) else SkillMeter()
+        self._lengths = MeanOutput()
+        self._fleet = (1, DEFAULT_SLOTS)
+        self._unreviewed = 0
+        self._parameters = self._choose()
+        self._versions: Sequence[int] = ()
+        self._work: Floats = np.empty((0, 0))
+
+    @property
+    def parameters(self) -> Parameters:
+        return self._parameters
+
+    @property
+    def skill(self) -> float | None:
+        """Skill of the signal; None while unknown, or where nothing depends on it."""
+        return self._meter.skill if self._meter else None
+
+    @property
+    def mean_output_tokens(self) -> float:
+        return self._lengths.mean_tokens
+
+    @property
+    def needs_running(self) -> bool:
+        """True if the next outlook needs the running requests; else sums by worker suffice."""
+        if self._parameters.horizon > 0 or not self.profile.plain:
+            return True
+        return self._horizon is None and self._meter is not None and self._meter.due
+
+    def outlook(self, running: Running, workers: int, slots: int) -> Outlook:
+        """Forecast before a decision, from all running requests; G workers of B slots each."""
+        self._settle(workers, slots)
+        self._observe(running)
+        return self._weighed(self._forecast(running, workers))
+
+    def renewed(
+        self, versions: Sequence[int], running: Callable[[Iterable[int]], Running], slots: int
+    ) -> Outlook:
+        """Forecast that recomputes only workers that changed since the last call.
+
+        Args:
+            versions: number per worker that changes with its requests and never repeats.
+            running: function from worker indices to their requests, renumbered in that order.
+            slots: B of each worker.
+        """
+        workers = len(versions)
+        self._settle(workers, slots)
+        if self._learns or self._work.shape != (workers, self._parameters.horizon + 1):
+            now = running(range(workers))
+            self._observe(now)
+            self._work = self._forecast(now, workers)
+        elif changed := [i for i in range(workers) if versions[i] != self._versions[i]]:
+            self._work = self._work.copy()  # the last outlook keeps its own array
+            self._work[changed] = self._forecast(running(changed), len(changed))
+        self._versions = versions
+        return self._weighed(self._work)
+
+    def outlook_from_loads(self, loads: Floats | Ints, requests: Ints, slots: int) -> Outlook:
+        """Forecast from sums, where ``needs_running`` is false.
+
+        Args:
+            loads: shape (G,), KV tokens on each worker at step k.
+            requests: shape (G,), requests on each.
+            slots: B of each worker.
+        """
+        assert not self.needs_running
+        self._settle(len(loads), slots)
+        return self._weighed((loads + self.profile.request_tokens * requests)[:, None])
+
+    def ended(self, departure: Departure) -> None:
+        self._lengths.ended(departure)
+        if self._learner is not None:
+            self._learner.ended(departure)
+        if self._meter is not None:
+            self._meter.ended(departure)
+
+    def advance(self, steps: int = 1) -> None:
+        if self._learner is not None:
+            self._learner.advance(steps)
+        if self._meter is not None:
+            self._meter.advance(steps)
+        self._unreviewed += steps
+        if self._unreviewed >= REVIEW_STEPS:
+            self._unreviewed = 0
+            self._parameters = self._choose()
+
+    @property
+    def _learns(self) -> bool:
+        """True if signal or meter must see every request at the next outlook."""
+        stale = self._learner is not None and self._learner.stale
+        return stale or (self._meter is not None and self._meter.due)
+
+    def _observe(self, running: Running) -> None:
+        self._work = np.empty((0, 0))  # cached work may be out of date from here on
+        if self._learner is not None:
+            self._learner.observe(running)
+        if self._meter is not None and self._meter.due:
+            self._meter.note(running, self.signal)
+
+    def _forecast(self, running: Running, workers: int) -> Floats:
+        horizon = self._parameters.horizon
+        prediction = self.signal.predict(running, horizon)
+        return forecast(running, prediction, self.profile, workers, horizon)
+
+    def _settle(self, workers: int, slots: int) -> None:
+        """Update the weights for another fleet at once; the horizon waits for the next review."""
+        if self._fleet != (workers, slots):
+            self._fleet = (workers, slots)
+            self._parameters = self._choose(self._parameters.horizon)
+
+    def _choose(self, horizon: int | None = None) -> Parameters:
+        horizon = self._horizon if horizon is None else horizon
+        output_steps = self.mean_output_tokens / self.profile.step_tokens
+        chosen = choose(*self._fleet, output_steps, self.skill, horizon, self.profile.growth)
+        if self._discount is not None:
+            chosen = replace(chosen, discount=self._discount)
+        if self._tie_weight is not None:
+            chosen = replace(chosen, tie_weight=self._tie_weight)
+        if self._lead_tokens is not None:
+            chosen = replace(chosen, lead_tokens=self._lead_tokens)
+        return chosen
+
+    def _weighed(self, work: Floats) -> Outlook:
+        chosen = self._parameters
+        return Outlook(work, self.profile, chosen.discount, chosen.tie_weight, chosen.lead_tokens)
+
+
+class MeanOutput:
+    """Mean output length: tokens per completion, aborted requests' tokens included.
+
+    It is the maximum-likelihood mean of an exponential law with censoring, with decay. A request
+    that leaves and returns, as after a preemption, adds only its new tokens each time.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = FIRST_OUTPUT_TOKENS
+        self._completions = 1.0
+
+    @property
+    def mean_tokens(self) -> float:
+        return self._tokens / self._completions
+
+    def ended(self, departure: Departure) -> None:
+        fade = math.exp(-1 / OUTPUTS_REMEMBERED)
+        self._tokens = self._tokens * fade + departure.new_tokens
+        self._completions = self._completions * fade + departure.completed

@@ -1,0 +1,185 @@
+"""Number of slots to reserve when blocks are placed.
+
+Few reserved slots make short, fast chains; many admit more requests at once ("Serving
+Chain-structured Jobs with Large Memory Footprints", Figure 1). The best number depends on the
+arrivals, so all numbers that change a placement are compared. Few are computed to the end, since
+bounds come cheap (``ideal_rates``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from router.core.errors import PlacementError
+from router.core.forecast.step_cost import Floats
+from router.core.placement.bounds import ResponseBounds, chain_bounds, response_bounds
+from router.core.placement.gbp_cr import Fleet, Layout, lay_out, placed, rooms
+from router.core.placement.gca import allocation
+from router.core.placement.ideal import ideal_end, ideal_rates
+from router.core.placement.model import Chain, Model, Placement, Server, total_rate
+
+
+class Criterion(StrEnum):
+    """Objective: a bound on the mean response time (section 3.2.3), or c K(c) (14)."""
+
+    LOWER = "lower"
+    UPPER = "upper"
+    SURROGATE = "surrogate"
+
+
+# Chains of GCA between two checks of the bound.
+_LOOK_EVERY = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Chains and their response time.
+
+    Attributes:
+        reserved_slots: c of the placement.
+        disjoint: chains of GBP-CR.
+        overlapping: chains of GCA; empty if not requested.
+        bounds: bounds on the mean response time of the overlapping chains, or else of the disjoint
+            ones.
+    """
+
+    reserved_slots: int
+    placement: Placement
+    disjoint: tuple[Chain, ...]
+    overlapping: tuple[Chain, ...]
+    bounds: ResponseBounds
+
+
+Cost = tuple[float, float]
+"""Order of compositions: the criterion, then the negative total rate."""
+
+
+def compose(
+    model: Model,
+    servers: Sequence[Server],
+    rate: float,
+    load: float = 0.7,
+    criterion: Criterion = Criterion.LOWER,
+    overlapping: bool = True,
+) -> Composition:
+    """The best placement over all numbers of reserved slots, and its chains.
+
+    Args:
+        model: model to place.
+        servers: servers in any order.
+        rate: lambda, arriving requests per second; if no composition suffices, the fastest wins.
+        load: rho, highest share of the chains' rate that arrivals may take.
+        criterion: objective. UPPER takes ten times as long or more on a large fleet, since the best
+            case of a placement says little about its worst.
+        overlapping: true for chains of GCA, false for those of GBP-CR alone.
+
+    Raises:
+        PlacementError: the servers cannot hold the model and one request.
+    """
+    layouts = list(_layouts(model, Fleet.of(servers), rate, load))
+    if not layouts:
+        raise _too_small(model, servers)
+    asked = _Question(rate, criterion, overlapping)
+    promised = sorted(
+        ((asked.least_cost(layout, ideal_rates(layout)), layout) for layout in layouts),
+        key=lambda pair: (pair[0], pair[1].reserved),
+    )
+    lowest: Cost = (math.inf, math.inf)
+    best: Composition | None = None
+    for least, layout in promised:
+        if least >= lowest:
+            break
+        found = asked.composition(layout, lowest)
+        if found and (cost := asked.cost(layout, found)) < lowest:
+            lowest, best = cost, found
+    assert best is not None
+    return best
+
+
+def _layouts(model: Model, fleet: Fleet, rate: float, load: float) -> Iterator[Layout]:
+    """Layouts of GBP-CR for each number of reserved slots; equal ones are skipped."""
+    layout = lay_out(model, fleet, 1, rate, load)
+    while layout.ends:
+        yield layout
+        layout = lay_out(model, fleet, _next_reserved(layout, rate, load), rate, load)
+
+
+def _next_reserved(layout: Layout, rate: float, load: float) -> int:
+    """The next number at which a server holds fewer blocks, or fewer chains suffice."""
+    model, memory = layout.model, layout.fleet.memory_bytes
+    room = rooms(model, layout.fleet, layout.reserved)
+    able = room > 0
+    weights = model.block_bytes * room[able]
+    last = ((memory[able] - weights) // (model.slot_bytes * room[able])).min()
+    fewer = layout.scaled_rates[-2] if layout.enough else layout.scaled_rates[-1]
+    enough = rate / (load * fewer) if fewer else math.inf
+    return max(layout.reserved + 1, int(min(last + 1, enough)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Arguments of compose."""
+
+    rate: float
+    criterion: Criterion
+    overlapping: bool
+
+    def composition(self, layout: Layout, lowest: Cost) -> Composition | None:
+        """The chains under a layout; None once they cannot cost less."""
+        grouping = placed(layout)
+        found: list[Chain] = []
+        for chain, free in allocation(grouping.placement) if self.overlapping else ():
+            found.append(chain)
+            if len(found) % _LOOK_EVERY == 0:
+                rates = ideal_end(layout, found, free)
+                if self.least_cost(layout, rates) >= lowest:
+                    return None
+        used = found or grouping.chains
+        bounds = chain_bounds(used, self.rate)
+        placement, reserved = grouping.placement, layout.reserved
+        return Composition(reserved, placement, grouping.chains, tuple(found), bounds)
+
+    def cost(self, layout: Layout, composition: Composition) -> Cost:
+        values = {
+            Criterion.LOWER: composition.bounds.lower_s,
+            Criterion.UPPER: composition.bounds.upper_s,
+            Criterion.SURROGATE: _surrogate(layout),
+        }
+        rate = total_rate(composition.overlapping or composition.disjoint)
+        return values[self.criterion], -rate
+
+    def least_cost(self, layout: Layout, rates: Floats) -> Cost:
+        """Lower bound on the cost of chains whose slots are no faster than these."""
+        if self.criterion is Criterion.SURROGATE:
+            value = _surrogate(layout)
+        else:
+            value = response_bounds(rates, np.ones(len(rates), dtype=int), self.rate).lower_s
+        # Equal up to rounding does not count as more.
+        return value * (1 - 1e-9), -float(rates.sum()) * (1 + 1e-9)
+
+
+def _surrogate(layout: Layout) -> float:
+    """C K(c), objective of (10); infinite if its chains do not suffice."""
+    return layout.reserved * len(layout.ends) if layout.enough else math.inf
+
+
+def _too_small(model: Model, servers: Sequence[Server]) -> PlacementError:
+    one = model.block_bytes + model.slot_bytes
+    room = int(rooms(model, Fleet.of(servers), 1).sum())
+    missing = model.blocks - room
+    return PlacementError(
+        f"{len(servers)} servers cannot hold the model and a request: they have room for {room} of "
+        f"its {model.blocks} blocks, and each takes {_gb(one)} with one slot; {_gb(missing * one)} "
+        "more are needed at least: add servers or memory, or shorten the requests",
+        missing_bytes=missing * one,
+        missing_blocks=missing,
+    )
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:,.3f} GB"

@@ -1,0 +1,193 @@
+"""BalanceRoute (arXiv 2605.06113): BR-0 without an outlook, BR-H with one.
+
+Worker after worker takes requests that add S to its load, to make
+
+    F(S) = sum_t d^t [alpha S - beta max(0, S - m_t)]        m_t = max_g L_g(t) - L(t)
+
+large. m_t is the margin below the most loaded worker at look-ahead step t, after earlier choices.
+Where the formula is open, the code follows the authors' release of BF-IO (arXiv 2601.17855), whose
+published figures come from this algorithm:
+
+- While many slots are free, a worker with the most of them takes the single request of highest F.
+- Then the worker of least load at the last look-ahead step takes a subset for its free slots: the
+  largest sum that fits at every step, else the smallest sum above. It takes fewer requests if that
+  raises F, and only the one of highest F if F is not above 0. This repeats until all slots are
+  filled.
+- A new request adds its present size at every step.
+
+F is concave. At its peak the weights d^t of the margins up to S exceed alpha / beta of the total.
+That is often above the lowest margin: the release's subsets are not quite those of highest F.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from router.core.forecast.forecast import Outlook
+from router.core.forecast.step_cost import Floats
+from router.core.policies.baselines import PerRequest, fcfs
+from router.core.policies.bfio.subsets import Shelf
+from router.core.policies.room import Room
+from router.core.types import Assignment, Request, WorkerView
+
+# Total of free slots up to which subsets are chosen; above it, single requests.
+SUBSET_SLOTS = 7
+
+
+class BalanceRoute:
+    """Assigns by F; the defaults of alpha, beta and d are those of the authors' release.
+
+    Args:
+        alpha: gain per admitted token.
+        beta: loss per token above a margin; above alpha.
+        discount: d, weight of a look-ahead step relative to the one before.
+        exact: true for the subset of highest F instead of the release's.
+    """
+
+    def __init__(
+        self, alpha: float = 1.0, beta: float = 43.0, discount: float = 0.86, exact: bool = False
+    ) -> None:
+        self._alpha = alpha
+        self._beta = beta
+        self._discount = discount
+        self._exact = exact
+
+    def assign(
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        outlook: Outlook | None = None,
+    ) -> Sequence[Assignment]:
+        # A single worker has nothing to balance, and serves by age.
+        if len(workers) < 2:
+            return PerRequest(fcfs).assign(waiting, workers)
+        room = Room(workers)
+        if outlook is None:
+            work = np.array([[float(load)] for load in room.load_tokens])
+            sizes = [request.load_tokens for request in waiting]
+        else:
+            work = outlook.work.copy()
+            sizes = [round(size) for size in outlook.request_work(waiting)[:, 0]]
+        loads = _Loads(work, self._alpha, self._beta, self._discount)
+        _place_wide(room, loads, waiting, sizes)
+        narrow = [index for index, request in enumerate(waiting) if request.slots == 1]
+        filling = _Filling(loads, room.capacity, [sizes[i] for i in narrow], self._exact)
+        for worker, candidates in filling.choices():
+            for candidate in candidates:
+                room.place(worker, waiting[narrow[candidate]])
+        return room.assignments
+
+
+def _place_wide(
+    room: Room, loads: _Loads, waiting: Sequence[Request], sizes: Sequence[int]
+) -> None:
+    """Place requests of several slots first, in order of arrival, each where its F is highest."""
+    for request, size in zip(waiting, sizes, strict=True):
+        if request.slots > 1 and (open_ := room.open_to(request)):
+            values = [loads.value(loads.margins(index), size) for index in open_]
+            worker = open_[values.index(max(values))]
+            loads.add(worker, size)
+            room.place(worker, request)
+
+
+class _Loads:
+    """Loads over the look-ahead, shape (G, K), updated in place, and F of additions."""
+
+    def __init__(self, work: Floats, alpha: float, beta: float, discount: float) -> None:
+        self._work = work
+        self._highest = work.max(axis=0)
+        weights = discount ** np.arange(work.shape[1])
+        self._gain = alpha * float(weights.sum())
+        self._losses = beta * weights
+
+    def now(self, worker: int) -> float:
+        return float(self._work[worker, 0])
+
+    def last(self, worker: int) -> float:
+        return float(self._work[worker, -1])
+
+    def margins(self, worker: int) -> Floats:
+        margins: Floats = self._highest - self._work[worker]
+        return margins
+
+    def value(self, margins: Floats, added: int) -> float:
+        return self._gain * added - float(self._losses @ np.maximum(0.0, added - margins))
+
+    def peak(self, margins: Floats) -> float:
+        order = margins.argsort()
+        at = int(self._losses[order].cumsum().searchsorted(self._gain, side="right"))
+        return float(margins[order[min(at, len(order) - 1)]])
+
+    def add(self, worker: int, added: int) -> None:
+        row = self._work[worker]
+        row += added
+        np.maximum(self._highest, row, out=self._highest)
+
+
+class _Filling:
+    """Fills the free slots with one-slot requests; a candidate is an index of sizes."""
+
+    def __init__(
+        self, loads: _Loads, capacity: Sequence[int], sizes: Sequence[int], exact: bool
+    ) -> None:
+        self._loads = loads
+        self._free = [max(0, slots) for slots in capacity]
+        self._shelf = Shelf(sizes)
+        self._exact = exact
+
+    def choices(self) -> Iterator[tuple[int, list[int]]]:
+        singles = sum(self._free) - SUBSET_SLOTS
+        yield from islice(self._by_turns(self._freest, self._single), max(0, singles))
+        yield from self._by_turns(self._loads.last, self._subset)
+
+    def _by_turns(
+        self, key: Callable[[int], Any], choose: Callable[[int], list[int]]
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Let the worker of the lowest key choose, again and again while it has slots."""
+        line = [(key(worker), worker) for worker, slots in enumerate(self._free) if slots]
+        heapq.heapify(line)
+        while line and self._shelf:
+            worker = line[0][1]
+            candidates = choose(worker)
+            self._take(worker, candidates)
+            yield worker, candidates
+            if self._free[worker]:
+                heapq.heapreplace(line, (key(worker), worker))
+            else:
+                heapq.heappop(line)
+
+    def _freest(self, worker: int) -> tuple[int, float]:
+        return -self._free[worker], self._loads.now(worker)
+
+    def _take(self, worker: int, candidates: list[int]) -> None:
+        self._loads.add(worker, self._shelf.total(candidates))
+        self._shelf.take(candidates)
+        self._free[worker] -= len(candidates)
+
+    def _single(self, worker: int) -> list[int]:
+        margins = self._loads.margins(worker)
+        return self._best(margins, self._shelf.subsets(1, self._loads.peak(margins)))
+
+    def _subset(self, worker: int) -> list[int]:
+        margins = self._loads.margins(worker)
+        limit = self._loads.peak(margins) if self._exact else float(margins.min())
+        best: list[int] = []
+        highest = 0.0
+        for count in range(min(self._free[worker], len(self._shelf)), 0, -1):
+            found = self._shelf.subsets(count, limit)
+            chosen = self._best(margins, found) if self._exact else found[0]
+            total = self._shelf.total(chosen)
+            value = self._loads.value(margins, total)
+            if value > highest:
+                best, highest = chosen, value
+                if total <= limit:
+                    break
+        return best or self._single(worker)
+
+    def _best(self, margins: Floats, found: Sequence[list[int]]) -> list[int]:
+        return max(found, key=lambda one: self._loads.value(margins, self._shelf.total(one)))

@@ -1,0 +1,34 @@
+"""Counts of the router's processes, for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+PROXY, DECIDER = "proxy", "decider"
+
+
+@dataclass(slots=True)
+class ProcessCounts:
+    """Processes by role.
+
+    Attributes:
+        proxies: number of connected proxies that have reported.
+        proxy_restarts: number of restarts, by the proxy's slot.
+        broken: number of connections between processes that an error ended.
+        wanted: configured number of proxies; 0: this is the only process.
+    """
+
+    proxies: int = 0
+    proxy_restarts: dict[int, int] = field(default_factory=dict)
+    decider_restarts: int = 0
+    broken: int = 0
+    wanted: int = 0
+
+    def up(self) -> Iterator[tuple[tuple[str], int]]:
+        yield (PROXY,), self.proxies
+        yield (DECIDER,), 1
+
+    def restarts(self) -> Iterator[tuple[tuple[str], int]]:
+        yield (PROXY,), sum(self.proxy_restarts.values())
+        yield (DECIDER,), self.decider_restarts

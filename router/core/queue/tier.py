@@ -1,0 +1,83 @@
+"""A tier of waiting requests, from which a policy may choose freely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import overload
+
+import numpy as np
+
+from router.core.forecast.step_cost import Ints
+from router.core.types import Request
+
+_ID, _PROMPT_TOKENS, _SLOTS = attrgetter("id"), attrgetter("prompt_tokens"), attrgetter("slots")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tier(Sequence[Request]):
+    """Requests, oldest first, with columns of shape (R,) of what is needed of all.
+
+    To touch every request of a long pool costs more than the choice among them.
+
+    Attributes:
+        by_id: these requests, and maybe others.
+        others: ids of these others.
+        avoid: workers that failed these requests.
+        lacks: workers that do not serve their model.
+    """
+
+    requests: Sequence[Request]
+    prompt_tokens: Ints
+    slots: Ints
+    by_id: Mapping[str, Request]
+    others: Set[str] = frozenset()
+    avoid: Set[str] = frozenset()
+    lacks: Set[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[Request],
+        avoid: Set[str] = frozenset(),
+        lacks: Set[str] = frozenset(),
+    ) -> Tier:
+        if isinstance(requests, Tier):
+            return requests
+        count = len(requests)
+        return cls(
+            requests,
+            np.fromiter(map(_PROMPT_TOKENS, requests), dtype=np.int64, count=count),
+            np.fromiter(map(_SLOTS, requests), dtype=np.int64, count=count),
+            dict(zip(map(_ID, requests), requests, strict=True)),
+            avoid=avoid,
+            lacks=lacks,
+        )
+
+    @property
+    def parts(self) -> Iterator[Tier]:
+        """Subtiers by eligible workers; the one that may go to all comes last."""
+        lacking: dict[frozenset[str], list[Request]] = {}
+        for request in self.requests:
+            lacking.setdefault(request.lacks, []).append(request)
+        for lacks, requests in sorted(lacking.items(), key=lambda part: not part[0]):
+            yield Tier.of(requests, self.avoid, lacks)
+
+    def find(self, request_id: str) -> Request | None:
+        return None if request_id in self.others else self.by_id.get(request_id)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Request]: ...
+
+    def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
+        return self.requests[index]

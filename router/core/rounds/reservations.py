@@ -1,0 +1,64 @@
+"""Room made in time for requests that fit nowhere, before their patience ends.
+
+A long prompt that must enter at its deadline lifts one worker far above the other G - 1, which wait
+until they have caught up. A worker that is lowered beforehand costs only its own distance. So part
+of the request's work is counted on that worker ahead of time, as far as it stays below the fullest.
+This is not in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from router.core.forecast.forecast import Outlook
+from router.core.forecast.step_cost import Floats
+from router.core.types import WorkerView
+
+# Share of the workers, at least one, that are lowered at a time.
+_SHARE = 0.25
+
+
+class Reservations:
+    """The worker lowered for each waiting request of one group; it does not change."""
+
+    def __init__(self) -> None:
+        self._worker: dict[str, str] = {}
+
+    def make_room(
+        self,
+        wanted: Sequence[tuple[str, float]],
+        workers: Sequence[WorkerView],
+        outlook: Outlook,
+    ) -> Outlook:
+        """Add the future work to the workers that are lowered.
+
+        ``wanted`` lists long-waiting requests, oldest first, with the tokens of room due by now.
+        Rows of the outlook are in the workers' order.
+        """
+        row = {worker.id: index for index, worker in enumerate(workers)}
+        loads = outlook.work[:, 0]
+        self._choose([request_id for request_id, _ in wanted], row, loads)
+        if not self._worker:
+            return outlook
+        work, peak = outlook.work.copy(), loads.max()
+        for request_id, tokens in wanted:
+            if request_id in self._worker:
+                index = row[self._worker[request_id]]
+                work[index] += min(tokens, peak - loads[index])
+        return replace(outlook, work=work)
+
+    def _choose(self, wanted: Sequence[str], row: Mapping[str, int], loads: Floats) -> None:
+        """Drop what is no longer wanted, and lower a free worker for each new request."""
+        still = set(wanted)
+        self._worker = {
+            request_id: worker
+            for request_id, worker in self._worker.items()
+            if request_id in still and worker in row
+        }
+        for request_id in wanted:
+            if len(self._worker) >= max(1, int(_SHARE * len(row))):
+                break
+            if request_id not in self._worker:
+                free = row.keys() - self._worker.values()
+                self._worker[request_id] = min(free, key=lambda name: (loads[row[name]], row[name]))

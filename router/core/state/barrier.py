@@ -1,0 +1,322 @@
+"""Barrier accounting: imbalance, energy and tokens per step of a group.
+
+Imbalance of a step is G max L - sum L over the live workers, idle ones as 0 (BF-IO, arXiv
+2601.17855, section 3). Ranks of a barrier report the same step number. A step closes when all live
+workers have reported it, or one reports a later one. Ranks without a barrier are sampled at the
+steps of the furthest busy one, each at the load after its last step.
+
+An engine counts steps from its start. Behind a barrier, a restarted engine's steps are renumbered
+from the others' step at the end of its first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from operator import add, sub
+from types import MappingProxyType
+
+import msgspec
+
+from router.core.energy.group import GroupEnergy
+from router.core.energy.joules import PowerLevels
+from router.core.state.step_watch import ClosedStep, Said, StepWatch
+from router.core.types import PoolState, Snapshot
+
+# Ranks in a barrier miss a common step only when a message is lost.
+STEPPING_TOGETHER = 0.9
+# Number of recent contested steps that decide on a barrier: engines change.
+_REMEMBERED_STEPS = 500
+
+
+def is_barrier(together_share: float | None) -> bool | None:
+    """True if workers wait for each other; None: unknown.
+
+    Args:
+        together_share: share of contested steps (two workers or more with work) that all busy
+            workers made together; None: no such step.
+    """
+    return None if together_share is None else together_share >= STEPPING_TOGETHER
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """Running sums over the barrier steps of a group; averages are differences of two of them.
+
+    Attributes:
+        imbalance_tokens, max_load_tokens, load_tokens, worker_steps: sums of G max L - sum L,
+            max L, sum L and G.
+        step_s: sum of step times, in the engine's seconds.
+        energy_j: sum of power times step time, of workers that report power.
+        free_slots: sum of slots in which nothing ran.
+        entered: requests that had their first step.
+        waiting_s: time that workers waited for the fullest, measured by engines, else modelled as
+            t_l (max L - L_g).
+        timed_s: sum over workers of step times with a known wait; waiting_s over this is the idle
+            share.
+        measured_s: part of timed_s that engines measured.
+        contested_steps: steps in which two workers or more had work.
+        together_steps: contested steps that all busy workers made together.
+    """
+
+    steps: int = 0
+    imbalance_tokens: int = 0
+    max_load_tokens: int = 0
+    load_tokens: int = 0
+    worker_steps: int = 0
+    step_s: float = 0.0
+    energy_j: float = 0.0
+    output_tokens: int = 0
+    free_slots: int = 0
+    entered: int = 0
+    waiting_s: float = 0.0
+    timed_s: float = 0.0
+    measured_s: float = 0.0
+    contested_steps: int = 0
+    together_steps: int = 0
+
+    @property
+    def together_share(self) -> float | None:
+        return self.together_steps / self.contested_steps if self.contested_steps else None
+
+    def __add__(self, other: StepTotals) -> StepTotals:
+        return StepTotals(*map(add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: StepTotals) -> StepTotals:
+        return StepTotals(*map(sub, astuple(self), astuple(other)))
+
+
+# Contested steps that prove a barrier well enough to renumber a new engine's steps.
+_PROOF = 64
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A worker's last report.
+
+    Attributes:
+        offset: difference of the group's step number and the engine's.
+        stranger: true while the offset is unknown.
+        step: number of its last step, with the offset.
+        time_s: end of that step, by the engine's clock.
+        step_tokens: load in that step.
+        held_tokens: load after it.
+    """
+
+    offset: int = 0
+    stranger: bool = False
+    step: int = -1
+    time_s: float = 0.0
+    step_tokens: int = 0
+    held_tokens: int = 0
+    power_w: float = 0.0
+
+
+class StepShares(msgspec.Struct, frozen=True, gc=False):
+    """A worker's part in a step.
+
+    Attributes:
+        step_tokens: KV tokens resident in the step.
+        held_tokens: KV tokens left after it.
+        free_slots: slots in which nothing ran.
+        entered: requests in their first step.
+        asked: KV tokens by metered request.
+    """
+
+    step_tokens: int
+    held_tokens: int
+    free_slots: int = 0
+    entered: int = 0
+    running: int = 0
+    asked: Mapping[str, int] = {}
+
+
+class StepLedger:
+    """Sums by pool state over the steps of one group."""
+
+    def __init__(self, levels: PowerLevels | None = None) -> None:
+        self.totals = {state: StepTotals() for state in PoolState}
+        self.energy = GroupEnergy(levels)
+        self._step = -1
+        self._ranks: dict[str, _Rank] = {}
+        self._offsets: dict[str, tuple[str, int]] = {}
+        self._reported: set[str] = set()
+        self._step_s = 0.0
+        self._output_tokens = 0
+        self._free_slots = 0
+        self._entered = 0
+        self._waits: dict[str, float] = {}
+        self._contested = 0
+        self._together_share: float | None = None
+        self._watch: StepWatch | None = None
+
+    @property
+    def barrier(self) -> bool | None:
+        """True if workers wait for each other, by the last steps; None: unknown."""
+        return is_barrier(self._together_share)
+
+    def watch(
+        self,
+        on_step: Callable[[ClosedStep], None] | None,
+        said: Mapping[str, Said] = MappingProxyType({}),
+    ) -> None:
+        """Call ``on_step`` at each closing step; ``said``: last reports so far; None ends it."""
+        self._watch = None if on_step is None else StepWatch(on_step, said)
+
+    def report(
+        self, worker_id: str, shares: StepShares, snapshot: Snapshot, state: PoolState
+    ) -> None:
+        """Record a worker's part in a step.
+
+        Neither a repeated step nor an idle engine's first message counts as a step.
+        """
+        rank = self._ranks.get(worker_id) or self._rank(worker_id, snapshot.epoch)
+        resting = rank.step < 0 and not (snapshot.step_s or shares.running)
+        number = snapshot.step if resting else self._number(rank, snapshot)
+        stepped = rank.step != number and not resting
+        if stepped and number > self._step:
+            self._close(state)
+            self._step = number
+            self._reported.add(worker_id)
+        self._ranks[worker_id] = rank
+        if not rank.stranger:  # else it is introduced again next time
+            self._offsets[worker_id] = snapshot.epoch, rank.offset
+        if self.energy.metered or not (snapshot.power_w is None and snapshot.energy_j is None):
+            idle = not rank.held_tokens
+            self.energy.report(worker_id, snapshot, shares.asked, idle=idle, stepped=stepped)
+        rank.held_tokens, rank.power_w = shares.held_tokens, snapshot.power_w or 0.0
+        if self._watch is not None:
+            self._watch.report(worker_id, shares.running, snapshot, stepped=stepped)
+        if not stepped:
+            self._step = self._step if self._reported else self._furthest()
+            return
+        rank.step, rank.time_s, rank.step_tokens = number, snapshot.time_s, shares.step_tokens
+        if snapshot.waited_s is not None:
+            self._waits[worker_id] = min(snapshot.waited_s, snapshot.step_s)
+        self._output_tokens += snapshot.scheduled_decode_tokens
+        self._free_slots += shares.free_slots
+        self._entered += shares.entered
+        if self._reported:
+            self._reported.add(worker_id)
+            if number == self._step:
+                self._step_s = max(self._step_s, snapshot.step_s)
+
+    def complete(self, live: Collection[str], state: PoolState) -> bool:
+        if len(self._reported) < len(live) or not self._reported.issuperset(live):
+            return False
+        self._close(state)
+        return True
+
+    def leave(self, worker_id: str) -> None:
+        """Drop a worker's load; its next engine counts steps from the start."""
+        self._ranks.pop(worker_id, None)
+        self._reported.discard(worker_id)
+        self._waits.pop(worker_id, None)
+        self.energy.leave(worker_id)
+        if self._watch is not None:
+            self._watch.leave(worker_id)
+        self._step = self._furthest()
+
+    def forget_worker(self, worker_id: str) -> None:
+        """Remove a worker for good; its part of the sums stays."""
+        self.leave(worker_id)
+        self._offsets.pop(worker_id, None)
+        self.energy.forget_worker(worker_id)
+
+    def _rank(self, worker_id: str, epoch: str) -> _Rank:
+        before, offset = self._offsets.get(worker_id, (epoch, 0))
+        if before == epoch:
+            return _Rank(offset)
+        return _Rank(stranger=self.barrier is True and self._contested >= _PROOF)
+
+    def _number(self, rank: _Rank, snapshot: Snapshot) -> int:
+        """The group's number of the step; introduces a restarted engine first."""
+        if rank.stranger:
+            self._introduce(rank, snapshot)
+        return snapshot.step + rank.offset
+
+    def _introduce(self, rank: _Rank, snapshot: Snapshot) -> None:
+        others = [each for each in self._ranks.values() if not each.stranger and each.step >= 0]
+        busy = [each for each in others if each.held_tokens]
+        if busy:
+            latest = max(busy, key=lambda each: each.step)
+            later_s = snapshot.time_s - latest.time_s
+            later = later_s / snapshot.step_s if snapshot.step_s > 0 else 0.0
+            rank.offset = latest.step + round(max(-1.0, min(1.0, later))) - snapshot.step
+        # While the others are idle, their count is unknown.
+        rank.stranger = bool(others) and not busy
+
+    def _furthest(self) -> int:
+        """The latest step of busy workers; an idle one stands still."""
+        return max((rank.step for rank in self._ranks.values() if rank.held_tokens), default=-1)
+
+    def _close(self, state: PoolState) -> None:
+        if not self._reported:
+            return
+        loads = [
+            rank.step_tokens if worker_id in self._reported else rank.held_tokens
+            for worker_id, rank in self._ranks.items()
+        ]
+        peak, total, old = max(loads), sum(loads), self.totals[state]
+        together = all(
+            rank.step == self._step or not rank.held_tokens for rank in self._ranks.values()
+        )
+        contested = self._contest(loads, together=together)
+        modelled = together and self.barrier is not False
+        per_token_s = self._close_energy(peak, together=modelled)
+        imbalance = len(loads) * peak - total
+        waited_s, timed = self._waited(loads, peak, per_token_s)
+        power_w = sum(rank.power_w for rank in self._ranks.values())
+        self.totals[state] = StepTotals(
+            steps=old.steps + 1,
+            imbalance_tokens=old.imbalance_tokens + imbalance,
+            max_load_tokens=old.max_load_tokens + peak,
+            load_tokens=old.load_tokens + total,
+            worker_steps=old.worker_steps + len(loads),
+            step_s=old.step_s + self._step_s,
+            energy_j=old.energy_j + power_w * self._step_s,
+            output_tokens=old.output_tokens + self._output_tokens,
+            free_slots=old.free_slots + self._free_slots,
+            entered=old.entered + self._entered,
+            waiting_s=old.waiting_s + waited_s,
+            timed_s=old.timed_s + timed * self._step_s,
+            measured_s=old.measured_s + len(self._waits) * self._step_s,
+            contested_steps=old.contested_steps + contested,
+            together_steps=old.together_steps + (contested and together),
+        )
+        waiting_s = None if per_token_s is None else per_token_s * imbalance
+        every = sum(self._waits.values()) if len(self._waits) == len(loads) else None
+        step = ClosedStep(self._step, self._step_s, {}, together, waiting_s, 0, every)
+        self._step = self._furthest()
+        self._reported.clear()
+        self._step_s = 0.0
+        self._output_tokens = 0
+        self._free_slots = 0
+        self._entered = 0
+        self._waits.clear()
+        if self._watch is not None:  # last: the step is over even if the watcher fails
+            self._watch.close(step, dict(zip(self._ranks, loads, strict=True)))
+
+    def _contest(self, loads: Sequence[int], *, together: bool) -> bool:
+        """Update the share of common steps; true if two workers or more had work."""
+        if sum(load > 0 for load in loads) < 2:
+            return False
+        self._contested = min(self._contested + 1, _REMEMBERED_STEPS)
+        before = self._together_share or 0.0
+        self._together_share = before + (together - before) / self._contested
+        return True
+
+    def _waited(
+        self, loads: Sequence[int], peak: int, per_token_s: float | None
+    ) -> tuple[float, int]:
+        waited_s, known = sum(self._waits.values()), len(self._waits)
+        if per_token_s is None:
+            return waited_s, known
+        untimed = [load for i, load in zip(self._ranks, loads, strict=True) if i not in self._waits]
+        gaps = len(untimed) * peak - sum(untimed)
+        return waited_s + per_token_s * gaps, known + len(untimed)
+
+    def _close_energy(self, peak: int, *, together: bool) -> float | None:
+        metered = self._reported if self.energy.metered else ()
+        loads = {worker_id: self._ranks[worker_id].step_tokens for worker_id in metered}
+        return self.energy.close(loads, peak, self._step_s, together=together)

@@ -1,0 +1,319 @@
+"""The router's view of the cluster: a state machine that only events change.
+
+It keeps two sources apart and joins them on demand: snapshots of the engines (``Feed``), and this
+router's dispatches that no snapshot shows yet (``Worker``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from router.core.energy.joules import PowerLevels
+from router.core.errors import ConfigError
+from router.core.forecast.step_cost import DEFAULT_CHUNK
+from router.core.state.breaker import DEFAULTS, BreakerSettings
+from router.core.state.group import Group
+from router.core.state.prefill_worker import PrefillWorker
+from router.core.state.worker import Worker
+from router.core.types import (
+    Arrived,
+    Dispatched,
+    Ended,
+    EngineFailed,
+    Event,
+    FeedStale,
+    Fetched,
+    GaugesReceived,
+    Outcome,
+    Phase,
+    PowerTold,
+    Prefilled,
+    Progressed,
+    PromptCounted,
+    Request,
+    RequestEvent,
+    Returned,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerSpec,
+    WorkerUp,
+    prefill_stage,
+)
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A request from its arrival to its end.
+
+    Attributes:
+        keeper: prefill worker that keeps its KV, if any.
+    """
+
+    request: Request
+    worker: Worker | None = None
+    keeper: PrefillWorker | None = None
+
+    def go_to(self, worker: Worker, now_s: float | None) -> None:
+        """Assign it to a worker, which learns the KV's address if it is kept."""
+        self.worker = worker
+        worker.add(self.request, now_s)
+        if self.keeper is not None:
+            self.keeper.hand_out(self.request.id)
+
+
+class Watcher(Protocol):
+    """Observer of request stages and new workers."""
+
+    def dispatched(self, request: Request) -> None: ...
+
+    def first_byte(self, request: Request) -> None: ...
+
+    def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
+        """The request ends; ``worker`` still counts it, None if it waited."""
+        ...
+
+    def joined(self, group: Group) -> None: ...
+
+
+class Cluster:
+    """All groups and all requests; ``apply`` is the only way to change these.
+
+    Args:
+        lockstep: groups that are down as soon as one of their workers is.
+        prefill_chunk: most prompt tokens that an engine computes in a step.
+
+    Attributes:
+        groups: groups by name, those of prefill workers under ``types.prefill_stage``.
+
+    Raises:
+        ConfigError: two workers have one id.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[WorkerSpec],
+        lockstep: Collection[str] = (),
+        prefill_chunk: int = DEFAULT_CHUNK,
+        power_levels: PowerLevels | None = None,
+        breakers: BreakerSettings = DEFAULTS,
+    ) -> None:
+        self.groups: dict[str, Group] = {}
+        self._group_of: dict[str, Group] = {}
+        self._requests: dict[str, _Tracked] = {}
+        self.watchers: list[Watcher] = []
+        self._lockstep = lockstep
+        self._make = partial(
+            Group, prefill_chunk=prefill_chunk, power_levels=power_levels, breakers=breakers
+        )
+        for spec in in_order(specs):
+            self.join(spec)
+
+    def worker(self, worker_id: str) -> Worker:
+        return self._group_of[worker_id].workers[worker_id]
+
+    def knows(self, worker_id: str) -> bool:
+        return worker_id in self._group_of
+
+    def group_of(self, worker_id: str) -> Group:
+        return self._group_of[worker_id]
+
+    def phase(self, request_id: str) -> Phase:
+        tracked = self._requests.get(request_id)
+        if tracked is None:
+            return Phase.ENDED
+        if self.groups[tracked.request.group].serves is None:
+            return Phase.READY if tracked.worker is None else Phase.DECODING
+        return Phase.ARRIVED if tracked.worker is None else Phase.PREFILLING
+
+    def prefill_group(self, name: str) -> Group | None:
+        group = self.groups.get(prefill_stage(name))
+        return group if group is not None and group.workers else None
+
+    def keeps(self, request_id: str) -> bool:
+        tracked = self._requests.get(request_id)
+        keeper = None if tracked is None else tracked.keeper
+        return keeper is not None and keeper.keeps(request_id)
+
+    def energy_j(self, request_id: str) -> float | None:
+        tracked = self._requests.get(request_id)
+        if tracked is None or tracked.worker is None:
+            return None
+        return self.groups[tracked.request.group].energy_j(tracked.worker, request_id)
+
+    # Workers.
+
+    def join(self, spec: WorkerSpec) -> None:
+        """Add a worker, which is down at first.
+
+        Raises:
+            ConfigError: its id is taken, or no worker decodes what it would prefill.
+        """
+        if spec.id in self._group_of:
+            raise ConfigError(f"two workers are called {spec.id!r}: give one of them another id")
+        group = self.groups.get(spec.stage)
+        if group is None:
+            lockstep, serves = spec.stage in self._lockstep, self._served(spec)
+            group = self.groups[spec.stage] = self._make(
+                spec.stage, lockstep=lockstep, serves=serves
+            )
+        group.join(spec)
+        self._group_of[spec.id] = group
+        for watcher in self.watchers:
+            watcher.joined(group)
+
+    def leave(self, worker_id: str) -> None:
+        """Remove an empty worker for good; its group stays, with all its sums."""
+        self._group_of.pop(worker_id).remove(worker_id)
+
+    def amend(self, spec: WorkerSpec) -> None:
+        self._group_of[spec.id].amend(spec)
+
+    def dissolve(self, name: str) -> bool:
+        """Delete an empty decode group and its prefill group.
+
+        Returns:
+            True if they are deleted: no worker is left, and no request waits.
+        """
+        behind = self.groups.get(prefill_stage(name))
+        both = [group for group in (self.groups[name], behind) if group is not None]
+        if both[0].serves is not None or any(group.workers or group.waiting for group in both):
+            return False
+        for group in both:
+            del self.groups[group.name]
+        return True
+
+    def set_lockstep(self, names: Collection[str]) -> None:
+        self._lockstep = names
+        for group in self.groups.values():
+            if group.lockstep != (group.name in names):
+                group.set_lockstep(group.name in names)
+
+    def note_first_byte(self, request: Request) -> None:
+        for watcher in self.watchers:
+            watcher.first_byte(request)
+
+    def apply(self, event: Event) -> bool:
+        """Apply one event; late events of ended requests are ignored.
+
+        Returns:
+            True if the event completed a barrier step of its group.
+        """
+        match event:
+            case SnapshotReceived():
+                return self._group_of[event.worker_id].receive(event)
+            case Arrived():
+                self._wait(event.request)
+            case WorkerUp() | WorkerDown() | EngineFailed():
+                self._apply_health(event)
+            case GaugesReceived():
+                self.worker(event.worker_id).read(event.gauges, event.received_s)
+            case FeedStale():
+                self._group_of[event.worker_id].lose_feed(event.worker_id)
+            case PowerTold():
+                self._group_of[event.worker_id].take_power(event)
+            case _:
+                tracked = self._requests.get(event.request_id)
+                if tracked is not None:
+                    self._apply_request(event, tracked)
+        return False
+
+    def _apply_health(self, event: WorkerUp | WorkerDown | EngineFailed) -> None:
+        group = self._group_of[event.worker_id]
+        match event:
+            case WorkerUp():
+                group.note_health(event.worker_id, None)
+            case WorkerDown():
+                group.note_health(event.worker_id, event.reason)
+            case _:
+                worker = group.workers[event.worker_id]
+                worker.breaker.fell()
+                if isinstance(worker, PrefillWorker):
+                    worker.lose_kept()
+
+    def _apply_request(self, event: RequestEvent, tracked: _Tracked) -> None:
+        group = self.groups[tracked.request.group]
+        match event:
+            case Dispatched():
+                self._dispatch(group, tracked, event)
+            case Progressed():
+                if tracked.worker is not None:
+                    group.progress(tracked.worker, tracked.request, event.generated_tokens)
+            case PromptCounted():
+                if tracked.worker is not None:
+                    tracked.worker.count(event)
+            case Fetched():
+                if tracked.keeper is not None:
+                    tracked.keeper.drop(event.request_id)
+            case _:
+                self._end_stage(group, tracked, event)
+
+    def _dispatch(self, group: Group, tracked: _Tracked, event: Dispatched) -> None:
+        group.enter(tracked.request)
+        tracked.go_to(self.worker(event.worker_id), event.time_s)
+        for watcher in self.watchers:
+            watcher.dispatched(tracked.request)
+
+    def _end_stage(
+        self, group: Group, tracked: _Tracked, event: Prefilled | Returned | Ended
+    ) -> None:
+        match event:
+            case Prefilled():
+                self._leave(group, tracked, event, complete=True)
+                self._wait(event.ready, _keeper(tracked.worker, event))
+            case Returned():
+                self._leave(group, tracked, event, complete=False)
+                self._wait(event.again)
+            case _:
+                complete = event.outcome is Outcome.COMPLETED
+                try:
+                    for watcher in self.watchers:
+                        watcher.ended(tracked.request, tracked.worker, event.outcome)
+                finally:  # it has ended even if a watcher fails
+                    self._leave(group, tracked, event, complete=complete)
+
+    def _wait(self, request: Request, keeper: PrefillWorker | None = None) -> None:
+        self._requests[request.id] = _Tracked(request, keeper=keeper)
+        self.groups[request.group].waiting += 1
+
+    def _leave(
+        self,
+        group: Group,
+        tracked: _Tracked,
+        event: Prefilled | Returned | Ended,
+        *,
+        complete: bool,
+    ) -> None:
+        if tracked.worker is None:
+            group.waiting -= 1
+        else:
+            group.leave(tracked.worker, tracked.request, complete=complete, now_s=event.time_s)
+        if tracked.keeper is not None:
+            tracked.keeper.take_back(tracked.request.id)
+        del self._requests[tracked.request.id]
+
+    def _served(self, spec: WorkerSpec) -> Group | None:
+        """The group whose prompts a prefill worker computes; None for another worker."""
+        if spec.role != "prefill":
+            return None
+        if spec.group not in self.groups:
+            raise ConfigError(
+                f"worker {spec.id!r} would compute prompts for group {spec.group!r}, which has no "
+                "worker that decodes: add one first"
+            )
+        return self.groups[spec.group]
+
+
+def in_order(specs: Iterable[WorkerSpec]) -> list[WorkerSpec]:
+    """Decode workers before prefill workers."""
+    return sorted(specs, key=lambda spec: spec.role == "prefill")
+
+
+def _keeper(worker: Worker | None, event: Prefilled) -> PrefillWorker | None:
+    """The worker that keeps a computed prompt's KV; None without a lease."""
+    if event.kept_until_s is None or not isinstance(worker, PrefillWorker):
+        return None
+    worker.keep(event.ready.id, event.ready.prompt_tokens, event.kept_until_s)
+    return worker

@@ -1,0 +1,329 @@
+"""State of one engine by its snapshots: running requests, KV tokens, and gaps.
+
+Growth is implicit: a delta lists only what did not grow by one. So each part keeps the tick of its
+last report, and a delta costs what it lists, not what runs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+
+from router.core.forecast.end_signals import Departure
+from router.core.forecast.forecast import NO_CAP
+from router.core.state.running_table import RunningTable, WorkerRows
+from router.core.types import RunningRequest, Snapshot
+from router.core.wire import request_token
+
+_TOMBSTONES = 4096
+# No message is this many late: the sequence before it must have been wrong.
+_MOST_LATE = 1 << 16
+
+
+# From a request's token and prompt length to its output cap, and its look-ahead id if it has one.
+Claim = Callable[[str, int], tuple[int, int | None]]
+
+
+def _unclaimed(token: str, prompt_tokens: int) -> tuple[int, int | None]:
+    return NO_CAP, None
+
+
+class _Part(msgspec.Struct, gc=False):
+    """One running engine request.
+
+    Attributes:
+        generated_tokens: output tokens less the feed's ticks at the time.
+        from_tokens: output at its first sight; see ``Departure``.
+    """
+
+    number: int
+    token: str | None
+    prompt_tokens: int
+    generated_tokens: int
+    max_tokens: int
+    prefill_left: int
+    from_tokens: int
+
+
+class Feed:
+    """State of one engine, updated by its snapshots.
+
+    Args:
+        claim: lookup of a shown request's cap and id.
+        asked: tokens of requests whose share of each step is needed.
+
+    Attributes:
+        load_tokens: KV tokens of the running requests, with prompts in prefill counted whole.
+        step_load_tokens: tokens resident in the last step, including requests that it ended.
+        step_entered: requests that began in it.
+        step_asked: KV tokens in it by metered request.
+        waiting_routed: part of ``waiting`` that may be this router's.
+        kv_usage: fraction of KV memory in use, of the fullest group of blocks.
+        kv_tokens: capacity of the KV memory; 0 if unknown.
+        admissible_tokens: KV tokens that it would admit with an empty queue.
+        admission: admission policy; see ``Snapshot``.
+        known: true after a full snapshot; deltas alone show only a part.
+        full_wanted: true if only a full snapshot can repair a gap.
+        departures: requests that stopped running; the reader clears it.
+        changed: tokens whose number of running requests changed; the reader clears it.
+    """
+
+    # With thirty attributes or more, instances without slots are slower.
+    __slots__ = (
+        "_asked",
+        "_claim",
+        "_forgotten",
+        "_parts",
+        "_preemptions_told",
+        "_prefill_left",
+        "_rows",
+        "_running",
+        "_tick",
+        "admissible_tokens",
+        "admission",
+        "changed",
+        "departures",
+        "epoch",
+        "full_wanted",
+        "gaps",
+        "known",
+        "kv_tokens",
+        "kv_usage",
+        "load_tokens",
+        "power_w",
+        "preemptions",
+        "received_s",
+        "sequence",
+        "slots",
+        "step",
+        "step_asked",
+        "step_entered",
+        "step_load_tokens",
+        "step_running",
+        "waiting",
+        "waiting_routed",
+    )
+
+    def __init__(
+        self,
+        rows: WorkerRows | None = None,
+        claim: Claim = _unclaimed,
+        asked: Collection[str] = (),
+    ) -> None:
+        self.epoch = ""
+        self.sequence = 0
+        self.step = 0
+        self.received_s = 0.0
+        self.slots = 0
+        self.waiting = self.waiting_routed = 0
+        self.power_w: float | None = None
+        self.load_tokens = 0
+        self.step_load_tokens = 0
+        self.step_running = 0
+        self.step_entered = 0
+        self.step_asked: Mapping[str, int] = {}
+        self.kv_usage = 0.0
+        self.kv_tokens = 0
+        self.admissible_tokens: int | None = None
+        self.admission: str | None = None
+        self.preemptions = 0
+        self._preemptions_told: int | None = None
+        self.known = False
+        self.full_wanted = True
+        self.gaps = 0
+        self.departures: list[tuple[str | None, Departure]] = []
+        self.changed: set[str] = set()
+        self._rows = rows or RunningTable().worker()
+        self._claim = claim
+        self._asked = asked
+        self._tick = 0
+        self._parts: dict[str, _Part] = {}
+        self._running: dict[str, int] = {}
+        self._prefill_left = 0
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def resident_tokens(self) -> int:
+        """KV tokens of the running requests, without prompt tokens still to be computed."""
+        return self.load_tokens - self._prefill_left
+
+    @property
+    def prefill_left(self) -> int:
+        return self._prefill_left
+
+    @property
+    def running(self) -> int:
+        return len(self._parts)
+
+    @property
+    def running_by_token(self) -> Mapping[str, int]:
+        return self._running
+
+    def apply(self, snapshot: Snapshot, received_s: float) -> list[str] | None:
+        """Apply a snapshot.
+
+        Returns:
+            Tokens of this router's engine requests that ended, one for each; None for a late or
+            repeated snapshot, which has no effect.
+        """
+        if snapshot.epoch != self.epoch or snapshot.sequence < self.sequence - _MOST_LATE:
+            self._restart(snapshot.epoch)
+        elif not self._is_news(snapshot):
+            return None
+        stepped = snapshot.kind == "delta" or snapshot.sequence > self.sequence
+        self._note(snapshot, received_s)
+        # If an exception interrupts this, only a full snapshot restores the state.
+        full_wanted, self.full_wanted = self.full_wanted, True
+        self.step_entered = 0
+        if stepped:
+            self._grow()
+        if snapshot.kind == "full":
+            self._drop_all_but({*snapshot.finished, *(told.id for told in snapshot.running)})
+        self._tell(snapshot)
+        self.step_load_tokens = self.resident_tokens
+        self.step_running = len(self._parts)
+        if self._asked or self.step_asked:
+            self.step_asked = self._held_by_asked()
+        finished = dict.fromkeys(snapshot.finished)
+        for engine_id in finished:
+            self._leave(engine_id, completed=True)
+        for engine_id in snapshot.preempted:
+            self._leave(engine_id, completed=False)
+        self.full_wanted = full_wanted
+        return [token for i in finished if (token := request_token(i)) is not None]
+
+    def forget(self, token: str) -> None:
+        """Forget a request whose answer is complete; later snapshots that show it are late."""
+        self._forgotten[token] = None
+        if len(self._forgotten) > _TOMBSTONES:
+            self._forgotten.popitem(last=False)
+        if token in self._running:
+            for engine_id in [i for i, part in self._parts.items() if part.token == token]:
+                self._leave(engine_id, completed=True)
+
+    def clear(self) -> None:
+        self._drop_all_but(set())
+
+    def generated_by_token(self, token: str) -> int:
+        return sum(
+            self._tick + part.generated_tokens
+            for part in self._parts.values()
+            if part.token == token
+        )
+
+    def _held_by_asked(self) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for part in self._parts.values():
+            if (token := part.token) is not None and token in self._asked:
+                tokens = part.prompt_tokens - part.prefill_left + self._tick + part.generated_tokens
+                held[token] = held.get(token, 0) + tokens
+        return held
+
+    def _is_news(self, snapshot: Snapshot) -> bool:
+        if snapshot.kind == "full":
+            return snapshot.sequence >= self.sequence
+        return snapshot.sequence > self.sequence
+
+    def _restart(self, epoch: str) -> None:
+        self._preemptions_told = 0 if self.epoch else None
+        self.epoch = epoch
+        self.sequence = 0
+        self.known, self.full_wanted = False, True
+        self._drop_all_but(set())
+
+    def _note(self, snapshot: Snapshot, received_s: float) -> None:
+        if snapshot.kind == "full":
+            self.known, self.full_wanted = True, False
+            sizes = (group.block_size * group.blocks_total for group in snapshot.kv_groups)
+            self.kv_tokens = min(sizes, default=0)
+        elif snapshot.sequence > self.sequence + 1 and not self.full_wanted:
+            self.gaps += snapshot.sequence - self.sequence - 1
+            self.full_wanted = True
+        self.sequence = snapshot.sequence
+        self.step = snapshot.step
+        self.received_s = received_s
+        self.slots = snapshot.slots
+        self.waiting = snapshot.waiting
+        routed = snapshot.waiting_routed  # an older plug-in does not tell; it may be all
+        self.waiting_routed = self.waiting if routed is None else min(routed, self.waiting)
+        self.power_w = snapshot.power_w
+        self.admissible_tokens = snapshot.admissible_kv_tokens
+        self.admission = snapshot.admission
+        if snapshot.preemptions_total != self._preemptions_told:
+            if self._preemptions_told is not None:
+                self.preemptions += max(0, snapshot.preemptions_total - self._preemptions_told)
+            self._preemptions_told = snapshot.preemptions_total
+        self.kv_usage = 0.0
+        for group in snapshot.kv_groups:
+            if group.blocks_total:  # a model without attention has none
+                self.kv_usage = max(self.kv_usage, min(1.0, group.blocks_used / group.blocks_total))
+
+    def _grow(self) -> None:
+        self._tick += 1
+        self._rows.tick()
+        self.load_tokens += len(self._parts)
+
+    def _drop_all_but(self, engine_ids: set[str]) -> None:
+        """Drop requests that a full snapshot lacks: their end was missed."""
+        for engine_id in self._parts.keys() - engine_ids:
+            self._leave(engine_id, completed=False)
+
+    def _tell(self, snapshot: Snapshot) -> None:
+        stepped = snapshot.kind == "delta"
+        for told in snapshot.running:
+            before = self._drop(told.id) if told.id in self._parts else None
+            token = request_token(told.id)
+            if token is None or token not in self._forgotten:
+                # For a request new in a step, the latest token is the step's own.
+                latest = int(stepped and not told.prefill_left)
+                seen = told.generated_tokens - latest if before is None else before.from_tokens
+                self._add(told, token, before, min(max(0, seen), told.generated_tokens))
+
+    def _add(
+        self, told: RunningRequest, token: str | None, before: _Part | None, from_tokens: int
+    ) -> None:
+        prompt, generated, prefill_left = (
+            told.prompt_tokens,
+            told.generated_tokens,
+            told.prefill_left,
+        )
+        max_tokens, number = NO_CAP, None
+        if before is not None:
+            max_tokens, number = before.max_tokens, before.number
+        elif token is not None:
+            max_tokens, number = self._claim(token, prompt)
+        number = self._rows.add(
+            prompt, generated, prefill_left, max_tokens, told.end_probability, number, from_tokens
+        )
+        self._parts[told.id] = _Part(
+            number, token, prompt, generated - self._tick, max_tokens, prefill_left, from_tokens
+        )
+        self.step_entered += before is None
+        self.load_tokens += prompt + generated
+        self._prefill_left += prefill_left
+        if token is not None:
+            self._running[token] = self._running.get(token, 0) + 1
+            self.changed.add(token)
+
+    def _leave(self, engine_id: str, *, completed: bool) -> None:
+        part = self._drop(engine_id)
+        if part is not None:
+            generated = self._tick + part.generated_tokens
+            known = part.number, part.prompt_tokens, generated, completed, part.max_tokens
+            self.departures.append((part.token, Departure(*known, engine_id, part.from_tokens)))
+
+    def _drop(self, engine_id: str) -> _Part | None:
+        part = self._parts.pop(engine_id, None)
+        if part is None:
+            return None
+        self._rows.remove(part.number)
+        self.load_tokens -= part.prompt_tokens + self._tick + part.generated_tokens
+        self._prefill_left -= part.prefill_left
+        if part.token is not None:
+            self._running[part.token] -= 1
+            self.changed.add(part.token)
+            if not self._running[part.token]:
+                del self._running[part.token]
+        return part

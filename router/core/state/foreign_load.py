@@ -1,0 +1,74 @@
+"""Load of other clients on a worker without snapshots, from its engine's gauges.
+
+Gauges are late, by seconds in data parallel. As the worker's state they would erase recent
+dispatches. So they serve one purpose: what exceeds this router's own highest count of the last
+``LATE_S`` must be other clients' load.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+LATE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """An engine's own gauges, which may be many seconds late.
+
+    Attributes:
+        running: running engine requests, of all clients.
+        kv_tokens: capacity of the KV memory; 0 if unknown.
+    """
+
+    running: int
+    waiting: int = 0
+    kv_usage: float = 0.0
+    kv_tokens: int = 0
+
+    @property
+    def load_tokens(self) -> int:
+        return round(self.kv_usage * self.kv_tokens)
+
+
+class ForeignLoad:
+    """Requests and KV tokens of other clients on one worker, a low estimate.
+
+    Attributes:
+        load_tokens: their KV tokens; 0 if the engine does not report its KV capacity.
+    """
+
+    def __init__(self) -> None:
+        self.gauges: Gauges | None = None
+        self.requests = 0
+        self.load_tokens = 0
+        self._own = (0, 0)
+        self._peaks: deque[tuple[float, int, int]] = deque()
+
+    def note_own(self, requests: int, load_tokens: int) -> None:
+        most_requests, most_tokens = self._own
+        self._own = max(most_requests, requests), max(most_tokens, load_tokens)
+
+    def receive(self, gauges: Gauges, now_s: float) -> None:
+        self._keep_peak(now_s)
+        requests = max(peak[1] for peak in self._peaks)
+        tokens = max(peak[2] for peak in self._peaks)
+        self.gauges = gauges
+        self.requests = max(0, gauges.running + gauges.waiting - requests)
+        self.load_tokens = max(0, gauges.load_tokens - tokens) if self.requests else 0
+
+    def suspend(self, now_s: float) -> None:
+        """Stop while gauges are not read; own counts are not recorded either."""
+        self._keep_peak(now_s)
+        self.clear()
+
+    def _keep_peak(self, now_s: float) -> None:
+        self._peaks.append((now_s, *self._own))
+        self._own = (0, 0)
+        while self._peaks[0][0] < now_s - LATE_S:
+            self._peaks.popleft()
+
+    def clear(self) -> None:
+        self.gauges = None
+        self.requests = self.load_tokens = 0

@@ -1,0 +1,346 @@
+"""A barrier domain: the workers of one model that step together, and their common state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+
+import numpy as np
+
+from router.core.energy.joules import Joules, PowerLevels
+from router.core.energy.levels import LevelFit
+from router.core.forecast.end_signals import Departure
+from router.core.forecast.forecast import Running
+from router.core.forecast.step_cost import DEFAULT_CHUNK
+from router.core.state.barrier import StepLedger, StepShares, StepTotals
+from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
+from router.core.state.prefill_worker import PrefillWorker
+from router.core.state.running_table import RunningTable, joined
+from router.core.state.service_rate import GroupRates
+from router.core.state.step_watch import ClosedStep, Said
+from router.core.state.token_rate import TokenRate
+from router.core.state.worker import Worker
+from router.core.types import (
+    PAUSED,
+    Dispatch,
+    PoolState,
+    PowerTold,
+    Request,
+    SnapshotReceived,
+    WorkerSpec,
+    WorkerView,
+)
+
+
+class OwnSteps:
+    """Steps of engines that do not report them, from the output tokens of their requests.
+
+    A step yields equally many tokens to each decoding request. So with n of them, one request's
+    token is an nth of a step. A request counts as decoding from its first tokens on, so chunks of
+    several tokens overstate the steps somewhat.
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[str, int] = {}
+        self._decoding = 0
+        self._tokens_each = 0.0
+
+    def receive(self, request: Request, tokens: int) -> None:
+        if request.id not in self._slots:
+            self._slots[request.id] = request.slots
+            self._decoding += request.slots
+        self._tokens_each += tokens / self._decoding
+
+    def leave(self, request_id: str) -> None:
+        self._decoding -= self._slots.pop(request_id, 0)
+
+    def take(self, step_tokens: float) -> int:
+        """Take the whole steps since the last call; the fraction is kept."""
+        steps = int(self._tokens_each / step_tokens)
+        self._tokens_each -= steps * step_tokens
+        return steps
+
+
+class Group:
+    """A barrier domain, or the prefill workers of one, which step independently.
+
+    Args:
+        lockstep: true if no worker can step without all others.
+        prefill_chunk: most prompt tokens that an engine computes in a step.
+        serves: decode group, for a prefill group; else None.
+
+    Attributes:
+        held: slots in use, by tenant.
+        departures: requests that stopped running; the reader clears it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        lockstep: bool = False,
+        prefill_chunk: int = DEFAULT_CHUNK,
+        serves: Group | None = None,
+        power_levels: PowerLevels | None = None,
+        breakers: BreakerSettings = DEFAULTS,
+    ) -> None:
+        self.name = name
+        self.lockstep = lockstep
+        self.serves = serves
+        self.workers: dict[str, Worker] = {}
+        self.waiting = 0
+        self.held: Counter[str] = Counter()
+        self.departures: list[Departure] = []
+        self.token_rate: TokenRate = TokenRate() if serves is None else serves.token_rate
+        self._prefill_chunk = prefill_chunk
+        self._table = RunningTable()
+        self._ledger = StepLedger(power_levels)
+        self._own_steps = OwnSteps()
+        self._fed: set[str] = set()  # live workers with a feed, which a step waits for
+        self._newcomers: set[str] = set()  # joined beside live workers, and not live yet
+        self._gone_gaps = self._gone_preemptions = 0  # of workers that have left
+        self.ejections = 0
+        self._breakers = breakers
+        self._rates = GroupRates()
+        self._watched: set[str] = set()  # workers whose breakers may hold requests back
+
+    @property
+    def totals(self) -> Mapping[PoolState, StepTotals]:
+        return self._ledger.totals
+
+    @property
+    def every_step(self) -> StepTotals:
+        return sum(self.totals.values(), StepTotals())
+
+    @property
+    def barrier(self) -> bool | None:
+        """True if its workers wait for each other, by steps or ``lockstep``; None: unknown."""
+        shown = self._ledger.barrier
+        return True if shown is None and self.lockstep else shown
+
+    @property
+    def gaps(self) -> int:
+        every = self.workers.values()
+        return self._gone_gaps + sum(w.gaps + (w.feed.gaps if w.feed else 0) for w in every)
+
+    @property
+    def preemptions(self) -> int:
+        every = self.workers.values()
+        return self._gone_preemptions + sum(
+            w.preemptions + (w.feed.preemptions if w.feed else 0) for w in every
+        )
+
+    @property
+    def joules(self) -> Joules:
+        return self._ledger.energy.joules
+
+    @property
+    def level_fit(self) -> LevelFit:
+        return self._ledger.energy.level_fit
+
+    @property
+    def prefill_workers(self) -> list[PrefillWorker]:
+        return [each for each in self.workers.values() if isinstance(each, PrefillWorker)]
+
+    @property
+    def most_slots(self) -> int | None:
+        """Slots of the largest engine; None unless all engines report theirs."""
+        told = [worker.feed.slots if worker.feed else 0 for worker in self.workers.values()]
+        return max(told) if told and all(told) else None
+
+    def live_workers(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.live]
+
+    @property
+    def serving(self) -> bool:
+        return any(worker.takes for worker in self.workers.values())
+
+    @property
+    def paused(self) -> bool:
+        """True if some engine is paused, and expected back soon."""
+        return any(worker.trouble == PAUSED for worker in self.workers.values())
+
+    def join(self, spec: WorkerSpec) -> None:
+        """Add a worker; in lockstep it blocks no other before its first time up."""
+        if self.live_workers():
+            self._newcomers.add(spec.id)
+        parts = spec, self._table.worker(), self.departures, self.token_rate
+        self.workers[spec.id] = (
+            Worker(*parts) if self.serves is None else PrefillWorker(*parts, self._prefill_chunk)
+        )
+        self.workers[spec.id].breaker = Breaker(self._breakers)
+        self.workers[spec.id].service = self._rates.join(spec.service_rate)
+
+    def amend(self, spec: WorkerSpec) -> None:
+        worker = self.workers[spec.id]
+        worker.spec = spec
+        self._rates.amend(worker.service, spec.service_rate)
+
+    def remove(self, worker_id: str) -> None:
+        """Remove an empty worker for good; its part of the sums stays."""
+        self.lose_feed(worker_id)
+        worker = self.workers.pop(worker_id)
+        self._rates.leave(worker.service)
+        assert worker.empty
+        self._gone_gaps += worker.gaps
+        self._gone_preemptions += worker.preemptions
+        self._ledger.forget_worker(worker_id)
+        self._table.release(worker.rows.worker)
+        self._newcomers.discard(worker_id)
+        self._watched.discard(worker_id)
+        self._settle_health()
+
+    def set_lockstep(self, lockstep: bool) -> None:
+        self.lockstep = lockstep
+        self._settle_health()
+
+    # Breakers.
+
+    @property
+    def askable(self) -> Set[str]:
+        """Ids of workers that accept requests, if not at this moment."""
+        return {i for i, w in self.workers.items() if w.takes and not w.breaker.ejected}
+
+    def review(self, now_s: float) -> bool:
+        """Update the breakers; true if one may have held requests back."""
+        if not self._watched:
+            return False
+        review([worker.breaker for worker in self.workers.values() if worker.takes], now_s)
+        self._watched = {i for i in self._watched if not self.workers[i].breaker.calm}
+        return True
+
+    def failed(self, worker_id: str, attempt: str, now_s: float, *, suspect: bool) -> None:
+        """Record a failed request; failures of a worker that is down count once, as its outage."""
+        worker = self.workers[worker_id]
+        if worker.live:
+            others = [w.breaker for w in self.workers.values() if w.takes and w is not worker]
+            may = may_open(others, self._breakers.max_ejected)
+            ejected = worker.breaker.failed(attempt, now_s, suspect=suspect, may_open=may)
+            self.ejections += ejected
+            self._watched.add(worker_id)
+
+    def rest(self, worker_id: str, now_s: float, seconds: float) -> None:
+        self.workers[worker_id].breaker.rest(now_s, seconds)
+        self._watched.add(worker_id)
+
+    def rose(self, worker_id: str, now_s: float) -> None:
+        """Record a healthy engine; after a failure it starts slowly."""
+        self.workers[worker_id].breaker.rose(now_s)
+        self._watched.add(worker_id)
+
+    def views(self, dispatch: Dispatch, overcommit: int = 0) -> Sequence[WorkerView]:
+        return [worker.view(dispatch, overcommit) for worker in self.live_workers()]
+
+    def versions(self) -> Sequence[int]:
+        """A number per live worker that changes with its engine requests."""
+        return [worker.rows.version for worker in self.live_workers()]
+
+    def running(self, places: Iterable[int] | None = None) -> Running:
+        """Engine requests that run on the live workers or are on their way.
+
+        ``places`` selects live workers by index, which are renumbered in this order.
+        """
+        live = self.live_workers()
+        if places is not None:
+            live = [live[place] for place in places]
+        shown = self._table.running([worker.rows.worker for worker in live])
+        unseen = [(i, *row) for i, worker in enumerate(live) for row in worker.foreseen()]
+        if not unseen:
+            return shown
+        worker, number, prompt, generated, cap, seen = np.array(unseen, dtype=np.int64).T
+        left = np.where(generated == 0, prompt, 0)
+        untold = np.full(len(unseen), np.nan)
+        return joined(shown, Running(number, worker, prompt, generated, cap, untold, left, seen))
+
+    def receive(self, event: SnapshotReceived) -> bool:
+        worker = self.workers[event.worker_id]
+        if worker.feed is None or worker.feed.epoch != event.snapshot.epoch:
+            self._ledger.leave(event.worker_id)
+        snapshot = worker.metered(event.snapshot, event.received_s)
+        feed = worker.receive(snapshot, event.received_s)
+        if feed is None or not feed.known or not worker.live:
+            return False
+        if self.serves is not None:
+            self._ledger.energy.alone(event.worker_id, snapshot, idle=not feed.resident_tokens)
+            return False
+        state = PoolState.WAITING if self.waiting else PoolState.EMPTY
+        shares = StepShares(
+            feed.step_load_tokens,
+            feed.resident_tokens,
+            worker.open_slots(feed.step_running),
+            feed.step_entered,
+            feed.step_running,
+            feed.step_asked,
+        )
+        self._ledger.report(event.worker_id, shares, snapshot, state)
+        self._fed.add(event.worker_id)
+        return self._ledger.complete(self._fed, state)
+
+    def take_power(self, told: PowerTold) -> None:
+        """Record an agent's power; with a feed, the next snapshot carries it."""
+        worker = self.workers[told.worker_id]
+        worker.power = told
+        if worker.feed is None:
+            self._ledger.energy.told(told.worker_id, told, idle=worker.live and not worker.requests)
+
+    def energy_j(self, worker: Worker, request_id: str) -> float | None:
+        return self._ledger.energy.of_request(worker.spec.id, request_id)
+
+    def watch(self, on_step: Callable[[ClosedStep], None] | None) -> None:
+        feeds = {i: worker.feed for i, worker in self.workers.items() if worker.feed is not None}
+        said = {i: Said(feed.step_running, feed.waiting, feed.power_w) for i, feed in feeds.items()}
+        self._ledger.watch(on_step, said)
+
+    def progress(self, worker: Worker, request: Request, generated_tokens: int) -> None:
+        new = worker.progress(request.id, generated_tokens)
+        if new > 0:
+            self._own_steps.receive(request, new)
+
+    def enter(self, request: Request) -> None:
+        self.waiting -= 1
+        self.held[request.tenant] += request.slots
+
+    def leave(
+        self, worker: Worker, request: Request, *, complete: bool, now_s: float | None
+    ) -> None:
+        """Remove a request from a worker; ``now_s`` None: unknown."""
+        worker.remove(request.id, complete=complete, now_s=now_s)
+        self.held[request.tenant] -= request.slots
+        if not self.held[request.tenant]:
+            del self.held[request.tenant]
+        if request.metered:
+            self._ledger.energy.forget(worker.spec.id, request.id)
+        self._own_steps.leave(request.id)
+
+    def own_steps(self, step_tokens: float) -> int:
+        """Steps since the last call by own counts; 0 if a live worker has a feed."""
+        steps = self._own_steps.take(step_tokens)
+        return 0 if steps and any(worker.feed for worker in self.live_workers()) else steps
+
+    def note_health(self, worker_id: str, trouble: str | None) -> None:
+        """Record a worker's health, or its trouble; in lockstep that concerns all."""
+        self.workers[worker_id].trouble = trouble
+        if trouble is None:
+            self._newcomers.discard(worker_id)
+        self._settle_health(worker_id)
+
+    def _settle_health(self, told_of: str | None = None) -> None:
+        """Recompute liveness; in lockstep one sick worker takes the group down."""
+        sick = [
+            worker
+            for worker_id, worker in self.workers.items()
+            if worker.trouble is not None and worker_id not in self._newcomers
+        ]
+        for worker in self.workers.values():
+            was_live, worker.down_reason = worker.live, worker.trouble
+            if self.lockstep and sick and worker.trouble is None:
+                worker.down_reason = f"in lockstep with {sick[0].spec.id}: {sick[0].trouble}"
+            if not worker.live and (was_live or worker.spec.id == told_of):
+                self.lose_feed(worker.spec.id)
+                worker.foreign.clear()
+
+    def lose_feed(self, worker_id: str) -> None:
+        if self.workers[worker_id].feed is not None:
+            self.workers[worker_id].lose_feed()
+            self._ledger.leave(worker_id)
+            self._fed.discard(worker_id)

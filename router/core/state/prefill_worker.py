@@ -1,0 +1,147 @@
+"""A worker that computes prompts for others, and keeps their KV until it is fetched.
+
+Its load is the prompt tokens still to be computed. It receives the next prompt shortly before it
+runs out of work, so that prompts wait in the router and go where work ends first. It needs memory
+left beside the KV that it keeps for decode workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from router.core.forecast.end_signals import Departure
+from router.core.state.running_table import WorkerRows
+from router.core.state.token_rate import TokenRate
+from router.core.state.worker import Worker
+from router.core.types import Dispatch, Request, WorkerSpec, WorkerView
+
+# Share of its KV memory for prompts being computed or kept.
+MEMORY_SHARE = 0.9
+# While one chunk is computed, the next must be at hand.
+CHUNKS_AHEAD = 2
+
+
+class PrefillWorker(Worker):
+    """One prefill worker.
+
+    Args:
+        chunk_tokens: most prompt tokens that its engine computes in a step.
+
+    Attributes:
+        kept_tokens: KV tokens of computed prompts that are not known to be fetched.
+        refusing: true for a moment after it has rejected a prompt.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        rows: WorkerRows,
+        departures: list[Departure],
+        token_rate: TokenRate,
+        chunk_tokens: int,
+    ) -> None:
+        super().__init__(spec, rows, departures, token_rate)
+        self.kept_tokens = 0
+        self.refusing = False
+        self._backlog_tokens = CHUNKS_AHEAD * chunk_tokens
+        self._kept: dict[str, tuple[int, float]] = {}
+        self._handed_out: dict[str, int] = {}
+        self._left: set[str] = set()
+
+    @property
+    def empty(self) -> bool:
+        """True if it also keeps no KV that a decode worker has still to fetch."""
+        return super().empty and not self._kept
+
+    @property
+    def kv_tokens(self) -> int:
+        """Capacity of its KV memory; 0 if unknown."""
+        if self.feed is not None:
+            return self.feed.kv_tokens
+        return self.foreign.gauges.kv_tokens if self.foreign.gauges else 0
+
+    @property
+    def load_tokens(self) -> int:
+        """Prompt tokens still to be computed.
+
+        Of other clients' load gauges show only the KV, and not its owners.
+        """
+        return self._known_tokens()
+
+    def add(self, request: Request, now_s: float | None = None) -> None:
+        """Count a request with one slot: a prompt is computed once, whatever ``n`` is."""
+        super().add(replace(request, slots=1), now_s)
+
+    def keep(self, request_id: str, tokens: int, until_s: float) -> None:
+        """Keep a prompt's KV until it is fetched, or until this time."""
+        self._kept[request_id] = tokens, until_s
+        self.kept_tokens += tokens
+
+    def keeps(self, request_id: str) -> bool:
+        return request_id in self._kept
+
+    def hand_out(self, request_id: str) -> None:
+        if request_id in self._kept:
+            self._handed_out[request_id] = self._kept[request_id][0]
+
+    def take_back(self, request_id: str) -> None:
+        """Record that the decode worker gave up; its KV may still be here."""
+        if request_id in self._handed_out:
+            self._left.add(request_id)
+
+    def drop(self, request_id: str) -> None:
+        self._handed_out.pop(request_id, None)
+        self._left.discard(request_id)
+        self.kept_tokens -= self._kept.pop(request_id, (0, 0.0))[0]
+
+    def expire(self, now_s: float) -> int:
+        """Drop KV past its lease; returns the KV tokens that were kept in vain.
+
+        A decode worker that still answers fetched its KV long ago, even if no byte of a whole
+        answer has come yet.
+        """
+        tokens = 0
+        for request_id in [i for i, (_, until_s) in self._kept.items() if until_s <= now_s]:
+            if request_id in self._left or request_id not in self._handed_out:
+                tokens += self._kept[request_id][0]
+            self.drop(request_id)
+        return tokens
+
+    def lose_kept(self) -> None:
+        """Drop all KV, since the engine has failed."""
+        self._kept.clear()
+        self._handed_out.clear()
+        self._left.clear()
+        self.kept_tokens = 0
+
+    def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
+        requests, left = self.requests, self.load_tokens
+        wants = left < self._backlog_tokens and requests < CHUNKS_AHEAD * self.slots
+        return WorkerView(
+            id=self.spec.id,
+            load_tokens=left,
+            requests=requests,
+            capacity=self._capacity(int(wants and not self.refusing and self._has_memory())),
+            waiting=self.feed.waiting if self.feed else 0,
+            kv_usage=self.feed.kv_usage if self.feed else 0.0,
+        )
+
+    def _known_tokens(self) -> int:
+        return self._unseen_tokens() + (self.feed.prefill_left if self.feed else 0)
+
+    def _has_memory(self) -> bool:
+        """True if another prompt fits; an empty worker takes one of any size."""
+        if not self.kv_tokens or not (self.requests or self._kept):
+            return True
+        return self._used_tokens() < MEMORY_SHARE * self.kv_tokens
+
+    def _used_tokens(self) -> int:
+        """KV tokens of prompts that are computed or kept.
+
+        For KV that was handed out the engine's report counts: a whole answer is silent while it is
+        decoded, though its KV was fetched at the start, and a dead worker may have fetched it.
+        """
+        shown = self.feed or self.foreign.gauges
+        told = round(shown.kv_usage * self.kv_tokens) if shown else 0
+        own = self.kept_tokens + super()._known_tokens()
+        return max(own - sum(self._handed_out.values()), min(own, told + self.load_tokens))

@@ -1,0 +1,125 @@
+"""Requests that each slot of a worker completes per second: planned, then learned.
+
+Completions over slot time in use is the maximum-likelihood rate of exponential service. Running and
+aborted requests count with their time (they are censored). Old completions decay. Times are on the
+caller's clock and come in as arguments.
+"""
+
+from __future__ import annotations
+
+import math
+
+# Completions after which an older one counts 1/e: a rate is known to 1 / sqrt(1000) = 3 %.
+MEMORY = 1000.0
+# Weight of the expected rate, in completions.
+EVIDENCE = 20.0
+
+
+class GroupRates:
+    """Common deviation of a group's workers from their plans.
+
+    If all plans are wrong by one factor, they still rank workers without completions. Without a
+    plan a new worker is expected to be as fast as the group.
+    """
+
+    def __init__(self) -> None:
+        self._members: list[ServiceRate] = []
+        self._expected = 0.0
+        self._completions = 0.0
+        self._worth = 1.0
+
+    def join(self, planned: float | None) -> ServiceRate:
+        member = ServiceRate(self, planned)
+        self._members.append(member)
+        self._settle()
+        return member
+
+    def leave(self, member: ServiceRate) -> None:
+        self._members.remove(member)
+        self._settle()
+
+    def amend(self, member: ServiceRate, planned: float | None) -> None:
+        """Change a worker's plan; completions so far are compared with the new one."""
+        member.planned = planned
+        self._settle()
+
+    @property
+    def factor(self) -> float:
+        """Completions per expected completion, over all workers."""
+        return (self._worth + self._completions) / (self._worth + self._expected)
+
+    def add(self, expected: float, completions: float) -> None:
+        self._expected += expected
+        self._completions += completions
+
+    def _settle(self) -> None:
+        """Recompute; workers without a plan are expected to match the mean plan."""
+        plans = [each.planned for each in self._members if each.planned is not None]
+        self._worth = EVIDENCE if plans else 1.0
+        mean = sum(plans) / len(plans) if plans else 1.0
+        for member in self._members:
+            member.expected = mean if member.planned is None else member.planned
+        self._completions = sum(each.completions for each in self._members)
+        self._expected = sum(each.expected * each.busy_s for each in self._members)
+
+
+class ServiceRate:
+    """Service rate of one worker; ``GroupRates.join`` makes it.
+
+    Attributes:
+        planned: requests per second and slot; None: not planned.
+        expected: the same before any completion.
+        completions: completed engine requests, with decay.
+        busy_s: slot-seconds in use, with the same decay.
+    """
+
+    def __init__(self, group: GroupRates, planned: float | None) -> None:
+        self.planned = planned
+        self.expected = 1.0
+        self.completions = self.busy_s = 0.0
+        self._group = group
+        self._requests = self._slots = 0
+        self._since_s: float | None = None
+
+    @property
+    def per_s(self) -> float:
+        """Requests that a slot completes per second, mu; positive."""
+        prior = self.expected * self._group.factor
+        return prior * (EVIDENCE + self.completions) / (EVIDENCE + prior * self.busy_s)
+
+    @property
+    def error(self) -> float:
+        """Relative standard error of the learned part; 0 without completions."""
+        return math.sqrt(self.completions) / (EVIDENCE + self.completions)
+
+    @property
+    def known_per_s(self) -> float | None:
+        """The rate; None without a plan and without completions."""
+        return None if self.planned is None and not self.completions else self.per_s
+
+    def sent(self, requests: int, slots: int, now_s: float | None) -> None:
+        """Count engine requests sent to the worker; ``slots``: its own; ``now_s`` None: unknown."""
+        self._look(now_s)
+        self._requests += requests
+        self._slots = slots
+
+    def gone(self, requests: int, now_s: float | None, *, complete: bool) -> None:
+        self._look(now_s)
+        self._requests -= requests
+        if complete and now_s is not None:
+            self._learn(requests)
+
+    def _look(self, now_s: float | None) -> None:
+        """Add slot time up to now; requests that queue in the engine hold no slot."""
+        if now_s is not None and self._since_s is not None:
+            busy_s = min(self._requests, self._slots) * max(0.0, now_s - self._since_s)
+            self.busy_s += busy_s
+            self._group.add(self.expected * busy_s, 0.0)
+        self._since_s = now_s
+
+    def _learn(self, completions: int) -> None:
+        kept = math.exp(-completions / MEMORY)
+        before_s, before = self.busy_s, self.completions
+        self.busy_s *= kept
+        self.completions = kept * before + completions
+        self._group.add(self.expected * (self.busy_s - before_s), self.completions - before)

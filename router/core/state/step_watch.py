@@ -1,0 +1,95 @@
+"""Details of each step by worker, for observers that need more than sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from router.core.types import Snapshot
+
+
+class StepPart(msgspec.Struct, frozen=True, gc=False):
+    """One worker in a closed step.
+
+    Attributes:
+        load_tokens: load as counted by the step's imbalance: 0 for an idle worker, and the load
+            after its last step for a busy one that did not make this step.
+        queued: requests queued in the engine at its last report.
+        power_w: power of its GPUs at its last report; None: unknown.
+    """
+
+    load_tokens: int
+    running: int
+    queued: int
+    power_w: float | None
+
+
+class ClosedStep(msgspec.Struct, frozen=True, gc=False):
+    """A closed step of a group.
+
+    Attributes:
+        step: its number; without a barrier, that of the furthest rank.
+        step_s: duration, in the engine's seconds.
+        parts: parts by worker; those that are down or silent are missing.
+        together: true if all busy workers made it together.
+        waiting_s: modelled wait summed over workers, t_l (G max L - sum L); None: unknown, or no
+            barrier.
+        preemptions: preemptions since the step before.
+        waited_s: measured wait summed over workers; None: not all engines measure it.
+    """
+
+    step: int
+    step_s: float
+    parts: Mapping[str, StepPart]
+    together: bool
+    waiting_s: float | None
+    preemptions: int
+    waited_s: float | None = None
+
+
+class Said(msgspec.Struct, frozen=True, gc=False):
+    """Last report of a worker.
+
+    Attributes:
+        running: engine requests that ran in its last step.
+        preemptions: preemptions since its engine's start; None: unknown.
+    """
+
+    running: int
+    queued: int
+    power_w: float | None
+    preemptions: int | None = None
+
+
+class StepWatch:
+    """Adds details to each step as it closes."""
+
+    def __init__(self, tell: Callable[[ClosedStep], None], said: Mapping[str, Said]) -> None:
+        self._tell = tell
+        self._said = dict(said)
+        self._preemptions = 0
+
+    def report(self, worker_id: str, running: int, snapshot: Snapshot, *, stepped: bool) -> None:
+        """Record a worker's message; ``stepped``: it is of a new step."""
+        before = self._said.get(worker_id)
+        if before is not None:
+            running = running if stepped else before.running
+            if before.preemptions is not None:
+                self._preemptions += max(0, snapshot.preemptions_total - before.preemptions)
+        self._said[worker_id] = Said(
+            running, snapshot.waiting, snapshot.power_w, snapshot.preemptions_total
+        )
+
+    def leave(self, worker_id: str) -> None:
+        self._said.pop(worker_id, None)
+
+    def close(self, step: ClosedStep, loads: Mapping[str, int]) -> None:
+        parts = {worker_id: self._part(worker_id, load) for worker_id, load in loads.items()}
+        told = {"parts": parts, "preemptions": self._preemptions}
+        self._tell(msgspec.structs.replace(step, **told))
+        self._preemptions = 0
+
+    def _part(self, worker_id: str, load_tokens: int) -> StepPart:
+        said = self._said[worker_id]
+        return StepPart(load_tokens, said.running if load_tokens else 0, said.queued, said.power_w)

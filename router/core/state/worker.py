@@ -1,0 +1,387 @@
+"""The router's view of one worker: its engine's state, and dispatches that it does not show yet.
+
+A dispatch counts from its sending to the first snapshot that shows it, however stale that one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+import msgspec
+
+from router.core.energy.joules import METER_SILENT_S
+from router.core.forecast.end_signals import Departure
+from router.core.forecast.forecast import NO_CAP
+from router.core.state.breaker import Breaker
+from router.core.state.feed import Feed
+from router.core.state.foreign_load import ForeignLoad, Gauges
+from router.core.state.running_table import WorkerRows
+from router.core.state.service_rate import GroupRates, ServiceRate
+from router.core.state.token_rate import TokenRate
+from router.core.types import (
+    DEFAULT_SLOTS,
+    Dispatch,
+    PowerTold,
+    PromptCounted,
+    Request,
+    Snapshot,
+    StateSource,
+    WorkerSpec,
+    WorkerView,
+)
+
+UNBOUNDED = 1 << 30
+_NOT_CHECKED = "not checked yet"
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A dispatched request.
+
+    Attributes:
+        numbers: look-ahead ids, until shown engine requests take them over.
+        generated_tokens: output of all engine requests that are not shown.
+        from_tokens: part of it that a feed's departures have reported.
+        uncounted: prompts that have not taught the token rate yet.
+        told_tokens: prompt length by the engine's count; 0 until known.
+        ended_tokens: output of ended engine requests, by the feed.
+        streamed_tokens: output of all, by its stream or whole answer.
+        refused: true if its answer is an error.
+    """
+
+    request: Request
+    numbers: list[int] = field(default_factory=list)
+    finished: int = 0
+    generated_tokens: int = 0
+    from_tokens: int = 0
+    uncounted: int = field(init=False)
+    told_tokens: int = 0
+    ended_tokens: int = 0
+    streamed_tokens: int = 0
+    refused: bool = False
+
+    def __post_init__(self) -> None:
+        self.uncounted = self.request.slots
+
+    @property
+    def max_tokens(self) -> int:
+        return NO_CAP if self.request.max_tokens is None else self.request.max_tokens
+
+
+class Worker:
+    """One worker: its engine's feed, if any, and this router's requests on it.
+
+    Args:
+        rows: its running requests in the look-ahead's table.
+        departures: list that receives requests that stopped running.
+        token_rate: bytes per token, learned from counted prompts.
+
+    Attributes:
+        feed: state by snapshots; None without fresh ones.
+        foreign: load of other clients by gauges, without a feed.
+        trouble: trouble of its own engine; None while healthy.
+        down_reason: cause of its being down; None while live.
+        draining: true if it receives no more requests.
+        aside: requests under way that bypass the pool and need no slot.
+        gaps, preemptions: sums over lost feeds; those of the present feed come on top.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        rows: WorkerRows,
+        departures: list[Departure],
+        token_rate: TokenRate,
+    ) -> None:
+        self.spec = spec
+        self.rows = rows
+        self.departures = departures
+        self.trouble: str | None = _NOT_CHECKED
+        self.down_reason: str | None = self.trouble
+        self.draining = False
+        self.aside = 0
+        self.breaker = Breaker()
+        self.service: ServiceRate = GroupRates().join(spec.service_rate)
+        self.feed: Feed | None = None
+        self.foreign = ForeignLoad()
+        self.power: PowerTold | None = None
+        self._token_rate = token_rate
+        self._own_meter = False
+        self._asked: set[str] = set()
+        self.gaps = self.preemptions = 0
+        self._in_flight: dict[str, _InFlight] = {}
+        self._unseen: dict[str, int] = {}
+
+    @property
+    def checked(self) -> bool:
+        return self.trouble != _NOT_CHECKED
+
+    @property
+    def live(self) -> bool:
+        return self.down_reason is None
+
+    @property
+    def takes(self) -> bool:
+        return self.live and not self.draining
+
+    @property
+    def empty(self) -> bool:
+        """True if none of this router's requests is on it."""
+        return not self._in_flight and not self.aside
+
+    @property
+    def slots(self) -> int:
+        """Engine requests that run at once: configured, else reported, else a default."""
+        return self.spec.slots or (self.feed.slots if self.feed else 0) or DEFAULT_SLOTS
+
+    @property
+    def source(self) -> StateSource:
+        if self.feed is not None:
+            return StateSource.SNAPSHOTS
+        return StateSource.OWN if self.foreign.gauges is None else StateSource.METRICS
+
+    @property
+    def full_wanted(self) -> bool:
+        """True if only a full snapshot would show all that runs."""
+        return self.feed is None or self.feed.full_wanted
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def load_tokens(self) -> int:
+        """KV tokens of running requests, plus those of dispatches not shown yet."""
+        return self._known_tokens() + self.foreign.load_tokens
+
+    def _known_tokens(self) -> int:
+        return self._unseen_tokens() + (self.feed.load_tokens if self.feed else 0)
+
+    def _unseen_tokens(self) -> int:
+        tokens = 0
+        for token, parts in self._unseen.items():
+            flight = self._in_flight[token]
+            tokens += parts * flight.request.prompt_tokens + flight.generated_tokens
+        return tokens
+
+    @property
+    def requests(self) -> int:
+        """Engine requests running, queued in the engine, or on their way."""
+        return self._known_requests() + self.foreign.requests
+
+    def _known_requests(self) -> int:
+        unseen = sum(self._unseen.values())
+        if self.feed is None:
+            return unseen
+        # Queued requests of routers may be the very ones not shown as running.
+        feed = self.feed
+        return feed.running + feed.waiting + max(0, unseen - feed.waiting_routed)
+
+    def open_slots(self, running: int) -> int:
+        """Slots that were open to other requests in a step that ran so many."""
+        return max(0, self.slots - running) if self.breaker.calm else 0
+
+    @property
+    def free_slots(self) -> int:
+        return max(0, self.slots - self.requests)
+
+    def receive(self, snapshot: Snapshot, received_s: float) -> Feed | None:
+        if self.feed is None:
+            self.feed = Feed(self.rows, self._claim, self._asked)
+            self.foreign.suspend(received_s)
+        feed = self.feed
+        ended = feed.apply(snapshot, received_s)
+        if ended is None:
+            return None
+        for token in ended:
+            if token in self._in_flight:
+                self._in_flight[token].finished += 1
+        if ended or feed.changed:
+            self._recount(feed.changed.union(ended))
+        if feed.departures or feed.changed:
+            self._note_departures(feed)
+        return feed
+
+    def metered(self, snapshot: Snapshot, received_s: float) -> Snapshot:
+        """The snapshot with the agent's power and energy, if the engine reports none itself."""
+        told = self.power
+        self._own_meter |= not (snapshot.power_w is None and snapshot.energy_j is None)
+        if told is None or self._own_meter or received_s - told.received_s >= METER_SILENT_S:
+            return snapshot
+        return msgspec.structs.replace(snapshot, power_w=told.power_w, energy_j=told.energy_j)
+
+    def power_w(self, now_s: float) -> float | None:
+        """Power of its GPUs, from its own snapshots or else the agent; None: unknown."""
+        if self.feed is not None and self.feed.power_w is not None:
+            return self.feed.power_w
+        told = self.power
+        return None if told is None or now_s - told.received_s >= METER_SILENT_S else told.power_w
+
+    def lose_feed(self) -> None:
+        assert self.feed is not None
+        self._own_meter = False
+        for token, flight in self._in_flight.items():
+            flight.generated_tokens = self.feed.generated_by_token(token)
+            flight.from_tokens = flight.generated_tokens
+        self.gaps += self.feed.gaps
+        self.preemptions += self.feed.preemptions
+        self.feed.clear()
+        self._note_departures(self.feed)
+        self.feed = None
+        self._recount(self._in_flight)
+
+    def read(self, gauges: Gauges | None, now_s: float) -> None:
+        if gauges is None or self.feed is not None:
+            self.foreign.clear()
+            return
+        self._note_own()
+        self.foreign.receive(gauges, now_s)
+        self._note_own()
+
+    def _note_own(self) -> None:
+        if self.feed is None:  # else the counts include other clients' load
+            self.foreign.note_own(self._known_requests(), self._known_tokens())
+
+    def add(self, request: Request, now_s: float | None = None) -> None:
+        """Count a request on its way here; ``now_s`` None: unknown."""
+        self.breaker.sent(request.id)
+        self.service.sent(request.slots, self.slots, now_s)
+        self._in_flight[request.id] = _InFlight(request)
+        if request.metered:
+            self._asked.add(request.id)
+        self._recount((request.id,))
+        self._note_own()
+
+    def progress(self, request_id: str, generated_tokens: int) -> int:
+        """Record output tokens of a request, without a feed; returns the new ones."""
+        flight = self._in_flight[request_id]
+        flight.streamed_tokens = generated_tokens
+        if self.feed is not None:
+            return 0
+        before = flight.generated_tokens
+        flight.generated_tokens = max(0, generated_tokens - flight.ended_tokens)
+        self.rows.change()
+        return flight.generated_tokens - before
+
+    def count(self, counted: PromptCounted) -> None:
+        """Record an answer's token counts; a feed may have shown them before."""
+        flight = self._in_flight[counted.request_id]
+        flight.streamed_tokens = max(flight.streamed_tokens, counted.output_tokens)
+        self._learn(flight, counted.prompt_tokens)
+
+    def served(self, request_id: str, *, complete: bool) -> tuple[int, int]:
+        """Known tokens of a request's prompt and output.
+
+        A completed request has one token more than the last snapshot shows. A very short one is
+        known from its answer only.
+        """
+        flight = self._in_flight[request_id]
+        output = flight.ended_tokens
+        if self.feed is None:
+            output += flight.generated_tokens
+        elif parts := self.feed.running_by_token.get(request_id, 0):
+            output += self.feed.generated_by_token(request_id) + complete * parts
+        prompt = flight.told_tokens or flight.request.prompt_tokens
+        return prompt, output or flight.streamed_tokens
+
+    def refused(self, request_id: str) -> None:
+        """Record an error answer: nothing was completed."""
+        if (flight := self._in_flight.get(request_id)) is not None:
+            flight.refused = True
+
+    def remove(self, request_id: str, *, complete: bool, now_s: float | None = None) -> None:
+        """Stop counting a request; an incomplete one counts until its engine has dropped it."""
+        self._note_own()
+        if complete and self.feed is not None:
+            self.feed.forget(request_id)
+            self._note_departures(self.feed)
+        if self.feed is None:
+            for number, prompt, generated, cap, seen in self._unseen_parts(request_id):
+                left = Departure(number, prompt, generated, complete, cap, from_tokens=seen)
+                self.departures.append(left)
+        flight = self._in_flight.pop(request_id)
+        done = complete and not flight.refused
+        self.service.gone(flight.request.slots, now_s, complete=done)
+        self._asked.discard(request_id)
+        self.breaker.gone(request_id)
+        self._recount((request_id,))
+
+    def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
+        requests, slots, pooled = self.requests, self.slots, dispatch is Dispatch.POOL
+        shown = self.feed or self.foreign.gauges
+        return WorkerView(
+            id=self.spec.id,
+            load_tokens=self.load_tokens,
+            requests=requests,
+            capacity=self._capacity(max(0, slots + overcommit - requests) if pooled else UNBOUNDED),
+            waiting=shown.waiting if shown else 0,
+            kv_usage=shown.kv_usage if shown else 0.0,
+            admissible_tokens=self._admissible_tokens() if pooled else None,
+            slots=slots,
+            service_rate=self.service.per_s,
+            rate_error=self.service.error,
+        )
+
+    def _capacity(self, free: int) -> int:
+        """Capacity after drain and breaker; a view without capacity still shows its load."""
+        if self.draining:
+            return 0
+        return free if self.breaker.calm else self.breaker.capacity(free, self.slots, self.requests)
+
+    def _admissible_tokens(self) -> int | None:
+        """KV tokens that its engine would admit beside those dispatched already."""
+        if self.feed is None or self.feed.admissible_tokens is None:
+            return None
+        return max(0, self.feed.admissible_tokens - self._unseen_tokens())
+
+    def foreseen(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Parts that no snapshot shows: id, prompt, generated tokens, cap, ``from_tokens``."""
+        return chain.from_iterable(map(self._unseen_parts, self._unseen))
+
+    def _unseen_parts(self, token: str) -> Iterator[tuple[int, int, int, int, int]]:
+        """Hidden parts of one request, with its tokens divided between them."""
+        flight, parts = self._in_flight[token], self._unseen.get(token, 0)
+        flight.numbers += [self.rows.new_id() for _ in range(parts - len(flight.numbers))]
+        for part, number in enumerate(flight.numbers[:parts]):
+            generated_tokens = (flight.generated_tokens + part) // parts
+            seen = (flight.from_tokens + part) // parts
+            yield number, flight.request.prompt_tokens, generated_tokens, flight.max_tokens, seen
+
+    def _claim(self, token: str, prompt_tokens: int) -> tuple[int, int | None]:
+        flight = self._in_flight.get(token)
+        if flight is None:
+            return NO_CAP, None
+        self._learn(flight, prompt_tokens)
+        return flight.max_tokens, flight.numbers.pop(0) if flight.numbers else None
+
+    def _learn(self, flight: _InFlight, prompt_tokens: int) -> None:
+        """Learn each prompt once, though it reappears after a preemption or in a new feed."""
+        flight.told_tokens = prompt_tokens
+        if flight.uncounted:
+            flight.uncounted -= 1
+            request = flight.request
+            self._token_rate.learn(request.text_bytes, prompt_tokens, request.parts)
+
+    def _recount(self, tokens: Iterable[str]) -> None:
+        self.rows.change()
+        running: Mapping[str, int] = self.feed.running_by_token if self.feed else {}
+        for token in tokens:
+            self._unseen.pop(token, None)
+            if (flight := self._in_flight.get(token)) is not None:
+                parts = flight.request.slots - flight.finished - running.get(token, 0)
+                if parts > 0:
+                    self._unseen[token] = parts
+
+    def _note_departures(self, feed: Feed) -> None:
+        """Collect departures; own requests that left before the engine dropped them: aborted."""
+        for token, departure in feed.departures:
+            flight = None if token is None else self._in_flight.get(token)
+            if flight is not None:
+                flight.ended_tokens += departure.completed * departure.generated_tokens
+            elif token is not None:
+                departure = msgspec.structs.replace(departure, completed=False)
+            self.departures.append(departure)
+        feed.departures.clear()
+        feed.changed.clear()

@@ -1,0 +1,393 @@
+"""Shared values: requests, workers, snapshots, events.
+
+This module needs only the standard library, and msgspec for values that travel as bytes or are made
+for every request. Loads and lengths are in KV tokens. Times are in seconds (``_s``) of the caller's
+clock; only differences of one clock are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+if TYPE_CHECKING:
+    from router.core.state.foreign_load import Gauges
+
+SCHEMA_VERSION = 1
+DEFAULT_SLOTS = 256
+
+# Engine's description of a model at /v1/models.
+Card = Mapping[str, Any]
+
+ADMISSION_ENDED = "ended"
+# Reasons in ``WorkerDown`` when the operator has suspended the engine for a while.
+ASLEEP, PAUSED = "its engine is asleep", "its engine is paused"
+
+MOST_RUNNING = 16_384
+"""Most running requests in a snapshot: this many are processed within a tenth of a second."""
+
+MOST_ENDED = 65_536
+"""Most finished ids in a snapshot, and most preempted ones."""
+
+# Bounds of message fields; ``wire`` rejects others while decoding. Sums of these stay exact.
+Count = Annotated[int, Meta(ge=0, le=1 << 32)]
+Number = Annotated[int, Meta(ge=0, le=1 << 53)]
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+Name = Annotated[str, Meta(max_length=1024)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Ids = Annotated[tuple[str, ...], Meta(max_length=MOST_ENDED)]
+
+Role = Literal["both", "prefill", "decode"]
+
+
+class StateSource(Enum):
+    """Source of a worker's state, the best first."""
+
+    SNAPSHOTS = "snapshots"
+    METRICS = "metrics"
+    OWN = "own"
+
+
+class Dispatch(Enum):
+    """Time at which a request leaves the router: once a slot is free, or at once on arrival."""
+
+    POOL = "pool"
+    INSTANT = "instant"
+
+
+class PoolState(Enum):
+    """Presence of waiting requests in a group's pool; imbalance is reported for both states."""
+
+    EMPTY = "empty"
+    WAITING = "waiting"
+
+
+class Phase(Enum):
+    """Phase of a request in the router; one without a prefill stage is ready on arrival."""
+
+    ARRIVED = "arrived"
+    PREFILLING = "prefilling"
+    READY = "ready"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+class Outcome(Enum):
+    """How a request ended."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    DISPLACED = "displaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The router's view of a request, without its output length, which is unknown.
+
+    Attributes:
+        id: the router's own token, unique per attempt, contained in engine request ids.
+        group: group of workers (one model, one barrier) that may serve it.
+        prompt_tokens: number of tokens; exact for token-id and computed prompts, else an estimate.
+        slots: number of engine requests that it becomes (``n`` times the number of prompts).
+        priority: lower goes first, as in vLLM.
+        text_bytes: size of its prompts' text; 0 where that does not determine the tokens.
+        tenant: name of its key; empty without keys.
+        queue_timeout_s: longest wait in the router; None: the router's own limit.
+        avoid: ids of workers that failed it; others are preferred while there are any.
+        lacks: ids of workers that do not serve its model and must not receive it.
+    """
+
+    id: str
+    group: str
+    prompt_tokens: int
+    slots: int = 1
+    max_tokens: int | None = None
+    priority: int = 0
+    arrival_s: float = 0.0
+    text_bytes: int = 0
+    parts: int = 0
+    exact: bool = False
+    metered: bool = False
+    tenant: str = ""
+    queue_timeout_s: float | None = None
+    avoid: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()
+
+    @property
+    def load_tokens(self) -> int:
+        """KV tokens that it adds to a worker on entry (one prompt per engine request)."""
+        return self.prompt_tokens * self.slots
+
+    @property
+    def first_id(self) -> str:
+        return self.id.partition("r")[0]
+
+    def again(self, *failed_by: str) -> Request:
+        """The request under a new id: ``es-…``, then ``es-…r1``, ``es-…r2`` (r is no hex digit)."""
+        first, _, attempt = self.id.partition("r")
+        attempt_id = f"{first}r{int(attempt or 0) + 1}"
+        return replace(self, id=attempt_id, avoid=self.avoid.union(failed_by))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker: a data-parallel rank behind an engine's HTTP server.
+
+    Attributes:
+        id: unique name, by default URL plus rank.
+        group: barrier domain and model.
+        rank: rank sent as ``X-data-parallel-rank`` when several ranks share one URL.
+        slots: number of requests that run at once; None: from snapshots, else ``DEFAULT_SLOTS``.
+        role: ``prefill`` computes prompts for the other workers of its group, which answer
+            requests.
+        snapshots: ZMQ endpoint of the state stream; None: the engine has no plug-in.
+        server_key: public CURVE key of the engine or agent; None: its messages are not secured.
+        power: ZMQ endpoint of the agent that reports its power; None: only snapshots may.
+        kv_bootstrap: URL of a prefill engine's bootstrap server, for Mooncake's connector.
+        service_rate: planned requests per second of each slot; None: not planned.
+    """
+
+    id: str
+    url: str
+    group: str = "default"
+    role: Role = "both"
+    rank: int | None = None
+    slots: int | None = None
+    snapshots: str | None = None
+    server_key: str | None = None
+    kv_bootstrap: str | None = None
+    power: str | None = None
+    service_rate: float | None = None
+
+    @property
+    def stage(self) -> str:
+        """The group that the router counts it in: prefill workers form a group of their own."""
+        return prefill_stage(self.group) if self.role == "prefill" else self.group
+
+
+def prefill_stage(group: str) -> str:
+    """Name of the group of a group's prefill workers."""
+    return f"{group}/prefill"
+
+
+class WorkerView(msgspec.Struct, frozen=True, gc=False):
+    """A live worker as a policy sees it.
+
+    Attributes:
+        load_tokens: resident KV tokens, including dispatches that no snapshot shows yet.
+        requests: engine requests running, queued or on their way.
+        capacity: engine requests that it may receive in this round.
+        waiting: part of ``requests`` that is queued in the engine.
+        kv_usage: fraction of its KV memory in use; 0 if unknown.
+        admissible_tokens: KV tokens that it can take on if it is not idle; None: unknown.
+        service_rate: mu, requests per second that each slot completes; equal for all if unknown.
+        rate_error: relative standard error of ``service_rate``; 0 for a planned rate.
+    """
+
+    id: str
+    load_tokens: int
+    requests: int
+    capacity: int
+    waiting: int = 0
+    kv_usage: float = 0.0
+    admissible_tokens: int | None = None
+    slots: int = DEFAULT_SLOTS
+    service_rate: float = 1.0
+    rate_error: float = 0.0
+
+
+class Assignment(NamedTuple):
+    """One request on one worker; a tuple, since a round may make hundreds in a millisecond."""
+
+    request_id: str
+    worker_id: str
+
+
+class RunningRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One running engine request in a snapshot; ``id`` is the engine's own."""
+
+    id: str
+    prompt_tokens: Count
+    generated_tokens: Count
+    cached_tokens: Count = 0
+    prefill_left: Count = 0
+    end_probability: Share | None = None
+
+
+class KvGroup(msgspec.Struct, frozen=True, gc=False):
+    """Block pool of one KV group; hybrid models have several."""
+
+    block_size: Count
+    blocks_used: Count
+    blocks_total: Count
+
+
+class Snapshot(msgspec.Struct, frozen=True, gc=False):
+    """State of one worker after one step, schema 1.
+
+    A ``full`` snapshot lists all running requests. A ``delta`` lists those that are new or did not
+    grow by exactly one token; every other running request grew by one.
+
+    Attributes:
+        epoch: id of the engine's run, new at every start.
+        sequence: number that grows by one per message of an epoch; a full one repeats the latest.
+        step: number of the barrier step that has just ended, equal on all ranks of a barrier.
+        time_s: wall clock (seconds since 1970) at the end of the step.
+        waited_s: part of ``step_s`` spent waiting for other ranks; None: not measured.
+        admission: name of the plug-in's policy; ``ADMISSION_ENDED`` after a fault; None: the
+            engine's own.
+        waiting_routed: part of ``waiting`` that routers have sent; None: unknown.
+    """
+
+    kind: Literal["full", "delta"]
+    group: Name
+    worker: Name
+    rank: Count
+    epoch: Name
+    sequence: Number
+    step: Number
+    time_s: Amount
+    step_s: Amount
+    version: int = SCHEMA_VERSION
+    running: Annotated[tuple[RunningRequest, ...], Meta(max_length=MOST_RUNNING)] = ()
+    finished: Ids = ()
+    preempted: Ids = ()
+    waiting: Count = 0
+    waiting_tokens: Number = 0
+    slots: Annotated[int, Meta(ge=0, le=MOST_RUNNING)] = DEFAULT_SLOTS
+    kv_groups: Annotated[tuple[KvGroup, ...], Meta(max_length=64)] = ()
+    admissible_kv_tokens: Number | None = None
+    admission: Name | None = None
+    scheduled_prefill_tokens: Count = 0
+    scheduled_decode_tokens: Count = 0
+    preemptions_total: Number = 0
+    waited_s: Amount | None = None
+    power_w: Amount | None = None
+    energy_j: Amount | None = None
+    waiting_routed: Count | None = None
+
+
+class WorkerUp(msgspec.Struct, frozen=True, gc=False):
+    """A worker joined, or passed its health check again."""
+
+    worker_id: str
+
+
+class WorkerDown(msgspec.Struct, frozen=True, gc=False):
+    """A worker must not be used, perhaps only because one request's connection broke."""
+
+    worker_id: str
+    reason: str
+
+
+class EngineFailed(msgspec.Struct, frozen=True, gc=False):
+    """A worker's engine failed its health checks: KV that it kept for others is gone."""
+
+    worker_id: str
+
+
+class SnapshotReceived(msgspec.Struct, frozen=True, gc=False):
+    """A snapshot arrived from a worker."""
+
+    worker_id: str
+    snapshot: Snapshot
+    received_s: float
+
+
+class GaugesReceived(msgspec.Struct, frozen=True, gc=False):
+    """Gauges of a worker without fresh snapshots; None: they could not be read."""
+
+    worker_id: str
+    gauges: Gauges | None
+    received_s: float
+
+
+class PowerTold(msgspec.Struct, frozen=True, gc=False):
+    """An agent reported a worker's power, and joules since the agent's start; None: unknown."""
+
+    worker_id: str
+    power_w: float | None
+    energy_j: float | None
+    received_s: float
+
+
+class Arrived(msgspec.Struct, frozen=True, gc=False):
+    """A request arrived and waits for a worker."""
+
+    request: Request
+
+
+class Dispatched(msgspec.Struct, frozen=True, gc=False):
+    """A waiting request was sent to a worker; ``time_s`` None (here and below): unknown."""
+
+    request_id: str
+    worker_id: str
+    time_s: float | None = None
+
+
+class Progressed(msgspec.Struct, frozen=True, gc=False):
+    """Number of output tokens that a request has streamed so far (workers without snapshots)."""
+
+    request_id: str
+    generated_tokens: int
+
+
+class PromptCounted(msgspec.Struct, frozen=True, gc=False):
+    """An engine's answer reported the prompt tokens of a one-slot request.
+
+    ``output_tokens`` counts those of a complete answer; 0: unknown.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    output_tokens: int = 0
+
+
+class Prefilled(msgspec.Struct, frozen=True, gc=False):
+    """A prompt is computed and ``ready`` waits; ``kept_until_s`` is the lease on its KV, if any."""
+
+    request_id: str
+    ready: Request
+    kept_until_s: float | None
+    time_s: float | None = None
+
+
+class Fetched(msgspec.Struct, frozen=True, gc=False):
+    """A decode worker fetched a request's KV: the prefill worker may drop it."""
+
+    request_id: str
+
+
+class Returned(msgspec.Struct, frozen=True, gc=False):
+    """A request without a first byte waits for a worker again, as ``again``."""
+
+    request_id: str
+    again: Request
+    time_s: float | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """A request ended, waiting or dispatched."""
+
+    request_id: str
+    outcome: Outcome
+    time_s: float | None = None
+
+
+class FeedStale(msgspec.Struct, frozen=True, gc=False):
+    """A worker's snapshots stopped; the router's own counts hold until the next one."""
+
+    worker_id: str
+
+
+RequestEvent = Dispatched | Progressed | PromptCounted | Prefilled | Fetched | Returned | Ended
+StateEvent = SnapshotReceived | GaugesReceived | FeedStale | PowerTold
+WorkerEvent = WorkerUp | WorkerDown | EngineFailed | StateEvent
+Event = Arrived | WorkerEvent | RequestEvent

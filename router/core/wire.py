@@ -1,0 +1,148 @@
+"""Encoding of snapshots: msgpack maps whose keys are the fields of ``types.Snapshot``.
+
+An agent's messages have the same form, with another ``kind``.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address
+from typing import TypeVar
+
+import msgspec
+
+from router.core.errors import SnapshotError
+from router.core.types import SCHEMA_VERSION, Amount, Count, Name, Snapshot
+
+# Z85, ZMQ's alphabet: no comma, no space, no quotation mark.
+_CURVE_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
+
+_TOKEN = re.compile(r"es-[0-9a-f]{20}(?:r[0-9]+)?")
+
+T = TypeVar("T")
+
+MOST_BYTES = 4 << 20
+"""Most bytes of a message that is decoded; ZMQ disconnects a peer that sends four times as many."""
+
+_LONGEST_REASON = 200
+
+
+def request_token(engine_id: str) -> str | None:
+    """A router's token inside an engine's request id; None for a request from elsewhere."""
+    found = _TOKEN.search(engine_id)
+    return found.group() if found else None
+
+
+class PowerMessage(msgspec.Struct, frozen=True, tag_field="kind", tag="power"):
+    """An agent's report on the GPUs of one worker.
+
+    Attributes:
+        worker: id of the worker in the router; "" if the rank alone identifies it.
+        time_s: wall clock, seconds since 1970.
+        power_w: watts now; None: unknown.
+        energy_j: joules since the agent's start; None: unknown.
+    """
+
+    worker: Name
+    rank: Count
+    time_s: Amount
+    power_w: Amount | None = None
+    energy_j: Amount | None = None
+    version: int = SCHEMA_VERSION
+
+
+class _Header(msgspec.Struct):
+    version: int
+    epoch: str = ""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+_power = msgspec.msgpack.Decoder(PowerMessage)
+_header = msgspec.msgpack.Decoder(_Header)
+
+
+def encode(message: Snapshot | PowerMessage) -> bytes:
+    """Encode one message of the state stream, or of an agent."""
+    return _encoder.encode(message)
+
+
+def decode(message: bytes) -> Snapshot:
+    """Decode a snapshot; unknown fields are ignored.
+
+    Raises:
+        SnapshotError: not a snapshot, another schema version, or a field out of bounds.
+    """
+    told = _decoded(message, _decoder, "snapshot")
+    for one in told.running:
+        if one.prefill_left > one.prompt_tokens + one.generated_tokens:
+            raise SnapshotError(
+                f"not a snapshot: prefill_left {one.prefill_left} exceeds a request"
+            )
+    return told
+
+
+def decode_power(message: bytes) -> PowerMessage:
+    """Decode an agent's message; unknown fields are ignored.
+
+    Raises:
+        SnapshotError: not an agent's message, another schema version, or a field out of bounds.
+    """
+    return _decoded(message, _power, "message of an agent")
+
+
+def epoch_of(message: bytes) -> str:
+    """The epoch of a message of any kind; empty if it has none."""
+    try:
+        return _header.decode(message).epoch
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def _decoded(message: bytes, decoder: msgspec.msgpack.Decoder[T], what: str) -> T:
+    if len(message) > MOST_BYTES:
+        raise SnapshotError(f"not a {what}: {len(message)} bytes, at most {MOST_BYTES} are read")
+    try:
+        version = _header.decode(message).version
+        if version == SCHEMA_VERSION:
+            return decoder.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # The text may quote the message, which can be long.
+        reason = str(error)[:_LONGEST_REASON]
+        raise SnapshotError(f"not a {what}: {reason}") from error
+    raise SnapshotError(
+        f"the worker speaks snapshot schema {version}, this router schema {SCHEMA_VERSION}: "
+        "install the same version of evenstep in both"
+    )
+
+
+def full_endpoint(endpoint: str) -> str:
+    """Endpoint at which full snapshots are requested, given the stream's endpoint.
+
+    It is the next port over TCP, else the same path with the suffix ``.full``.
+
+    Raises:
+        SnapshotError: a TCP endpoint without a port number.
+    """
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}.full"
+    host, _, port = endpoint.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port) < 65535:
+        raise SnapshotError(f"snapshot endpoint {endpoint!r} needs a port from 1 to 65534")
+    return f"{host}:{int(port) + 1}"
+
+
+def is_curve_key(text: str) -> bool:
+    """True for 40 characters of ZMQ's Z85 alphabet."""
+    return _CURVE_KEY.fullmatch(text) is not None
+
+
+def is_local(endpoint: str) -> bool:
+    """True if only this machine can reach the endpoint."""
+    if endpoint.startswith("ipc://"):
+        return True
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

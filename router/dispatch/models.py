@@ -1,0 +1,199 @@
+"""Models by group and by worker, as engines report them at ``/v1/models``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from router.core.errors import InvalidRequestError, NoWorkerError, UnknownModelError
+from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
+from router.core.types import Card
+
+if TYPE_CHECKING:
+    from router.core.state.cluster import Cluster
+    from router.core.types import WorkerSpec
+
+
+# Characters of a name that the answer to its sender repeats.
+_SHOWN = 200
+
+_NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+
+
+class ModelTable:
+    """Models by group; a model stays known while the workers that serve it are down.
+
+    It is forgotten with its group, or when none of the group's workers serves it any more.
+
+    Args:
+        aliases: further names of models; an alias precedes a model of the same name.
+
+    Attributes:
+        absent: per model, the workers of its group that lack it; no entry if all have it.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        aliases: Mapping[str, str] = _NO_ALIASES,
+        limits: RequestLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.limits = limits
+        self.absent: Mapping[str, frozenset[str]] = {}
+        self._cluster = cluster
+        self._aliases = aliases
+        self._said: dict[str, tuple[str, Mapping[str, Card]]] = {}
+        self._group_of: dict[str, str] = {}
+        self._cards: dict[str, Card] = {}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Models reported so far, in the order of their first report."""
+        self._forget()
+        return list(self._group_of)
+
+    @property
+    def cards(self) -> Sequence[Card]:
+        """Card of each reported model and of each alias of one."""
+        models = [{**self._cards[name], "id": name} for name in self.names]
+        aliases = [
+            {**self._cards[model], "id": alias, "root": model}
+            for alias, model in self._aliases.items()
+            if model in self._cards
+        ]
+        return [card for card in models if card["id"] not in self._aliases] + aliases
+
+    def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
+        """Estimated tokens of a text with ``parts`` images or other media, in a group."""
+        return self._cluster.groups[group].token_rate.tokens(text_bytes, parts)
+
+    def most_slots(self, group: str) -> int | None:
+        return self._cluster.groups[group].most_slots
+
+    def prefills(self, group: str, lacks: Set[str]) -> str | None:
+        """The group that computes a group's prompts; None if all its workers are in ``lacks``."""
+        prefills = self._cluster.prefill_group(group)
+        return None if prefills is None or prefills.workers.keys() <= lacks else prefills.name
+
+    @property
+    def known(self) -> list[str]:
+        """Names by which clients may request models."""
+        return [str(card["id"]) for card in self.cards]
+
+    @property
+    def by_group(self) -> Mapping[str, str]:
+        self._forget()
+        return self._group_of
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return self._aliases
+
+    def learn(self, worker_id: str, cards: Mapping[str, Card]) -> None:
+        """Record the models that a worker serves.
+
+        A model keeps its group while a worker there serves it; else it moves to the first group
+        that does.
+        """
+        group = self._cluster.group_of(worker_id)
+        self._said[worker_id] = (group.serves or group).name, cards
+        self._settle()
+
+    def join(self, spec: WorkerSpec) -> None:
+        """Do nothing: a new worker has reported no models yet."""
+
+    def leave(self, worker_id: str) -> None:
+        """Forget a worker's report; a group's last one stays, to keep its models known."""
+        if worker_id in self._said:
+            group, _ = self._said[worker_id]
+            if sum(of == group for of, _ in self._said.values()) > 1:
+                del self._said[worker_id]
+                self._settle()
+
+    def _settle(self) -> None:
+        known, serving = self._cluster.knows, dict[str, dict[str, Card]]()
+        there = {group for worker_id, (group, _) in self._said.items() if known(worker_id)}
+        self._said = {i: said for i, said in self._said.items() if known(i) or said[0] not in there}
+        for group, cards in self._said.values():
+            for model, card in cards.items():
+                serving.setdefault(model, {}).setdefault(group, card)
+        kept = {model: at for model, at in self._group_of.items() if at in serving.get(model, ())}
+        self._group_of = kept | {m: next(iter(by)) for m, by in serving.items() if m not in kept}
+        self._cards = {model: serving[model][group] for model, group in self._group_of.items()}
+        lacking = {
+            model: frozenset(
+                worker_id
+                for worker_id, (at, cards) in self._said.items()
+                if at == group and model not in cards
+            )
+            for model, group in self._group_of.items()
+        }
+        self.absent = {model: workers for model, workers in lacking.items() if workers}
+
+    def lacking(self, model: str | None) -> frozenset[str]:
+        """Workers of the model's group that do not serve it.
+
+        Raises:
+            NoWorkerError: those that serve it are all down.
+        """
+        lacks = self.absent.get(model or "", frozenset())
+        if lacks:
+            check_served(model, lacks, self._cluster.groups[self.group(model)].askable)
+        return lacks
+
+    def resolve(self, name: str | None) -> str | None:
+        return name if name is None else self._aliases.get(name, name)
+
+    def group(self, model: str | None) -> str:
+        """The group for a request.
+
+        Raises:
+            InvalidRequestError: the request names no model, and there are several groups.
+            NoWorkerError: no worker has reported its models yet.
+            UnknownModelError: no group serves the model.
+        """
+        if model is None:
+            groups = [group.name for group in self._cluster.groups.values() if group.serves is None]
+            if len(groups) == 1:
+                return groups[0]
+        self._forget()
+        return group_of(model, self._group_of, lambda: self.known)
+
+    def _forget(self) -> None:
+        groups = self._cluster.groups
+        if any(group not in groups for group in self._group_of.values()):
+            self._said = {i: said for i, said in self._said.items() if said[0] in groups}
+            self._settle()
+
+
+def check_served(model: str | None, lacks: Set[str], askable: Set[str]) -> None:
+    """Check that some askable worker has the model.
+
+    Raises:
+        NoWorkerError: all askable workers lack it.
+    """
+    if askable and askable <= lacks:
+        raise NoWorkerError(f"no worker that serves {model!r} is up; retry")
+
+
+def group_of(
+    model: str | None, groups: Mapping[str, str], known: Callable[[], Iterable[str]]
+) -> str:
+    """The group that serves a model; ``known`` lists valid names for the error message.
+
+    Raises:
+        InvalidRequestError: no model is named.
+        NoWorkerError: no group serves any.
+        UnknownModelError: no group serves this one.
+    """
+    if not groups:
+        raise NoWorkerError("no worker has answered yet; retry in a moment")
+    if model is not None and model in groups:
+        return groups[model]
+    names = ", ".join(known())
+    if model is None:
+        raise InvalidRequestError(f"name a 'model', one of: {names}", param="model")
+    shown = model if len(model) <= _SHOWN else f"{model[:_SHOWN]}…"
+    said = f"The model `{shown}` does not exist. Valid aliases: {names}."  # vLLM's words
+    raise UnknownModelError(said, param="model")

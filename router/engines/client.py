@@ -1,0 +1,210 @@
+"""A small streaming HTTP/1.1 client: keep-alive pools per engine, framing by httptools.
+
+Bodies pass through unparsed, to an iterator or straight to a sink, which costs no turn of the event
+loop. httpx costs several times as much per token and per health check.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from urllib.parse import urlsplit
+
+from router.core.errors import UnreachedError, UpstreamError
+from router.engines.connection import Connection, Sink
+from router.file_limit import LACKS, descriptors_lacking, scarce
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Response:
+    """An engine's answer; iterate for its body, and always close it.
+
+    Attributes:
+        headers: headers as sent, names in the engine's spelling.
+        framed: whether HTTP marks the body's end; otherwise the connection's end is the body's.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection: Connection | None = connection
+        self.status = connection.status
+        self.headers = connection.headers
+        self.framed = connection.framed
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        """Body bytes as they arrive, transfer encoding removed.
+
+        Raises:
+            UpstreamError: the answer broke off.
+        """
+        while self._connection is not None:
+            chunk = await self._connection.chunk()
+            if chunk is None:
+                self.close()
+                return
+            yield chunk
+
+    async def pour(self, sink: Sink) -> None:
+        """Pass the body to a sink as it arrives, transfer encoding removed, one call per read.
+
+        ``sink`` runs in callbacks of the event loop; an exception from it ends the answer.
+
+        Raises:
+            UpstreamError: the answer broke off.
+        """
+        if self._connection is not None:
+            await self._connection.pour(sink)
+            self.close()
+
+    def divert(self, sink: Sink) -> None:
+        """Replace the sink, which calls this itself."""
+        if self._connection is not None:
+            self._connection.divert(sink)
+
+    def pause(self) -> None:
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        if self._connection is not None:
+            self._connection.resume()
+
+    async def read(self) -> bytes:
+        pieces: list[bytes] = []
+        await self.pour(pieces.append)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def take_heard(self) -> bool:
+        """Whether bytes arrived since the last call, or wait to be read."""
+        connection = self._connection
+        return connection is None or connection.take_heard()
+
+    def break_off(self, error: UpstreamError) -> None:
+        """Raise an error in the body's reader, in place of further bytes."""
+        if self._connection is not None:
+            self._connection.break_off(error)
+
+    def close(self) -> None:
+        """Return the connection; before the body's end this aborts the request."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.release()
+
+
+class _Origin:
+    """An engine's address and its idle connections."""
+
+    def __init__(self, url: str) -> None:
+        target = urlsplit(url)
+        self.url = url
+        self.secure = target.scheme == "https"
+        self.address = target.hostname or "", target.port or (443 if self.secure else 80)
+        self.idle: list[Connection] = []
+        self._below = target.path.rstrip("/")
+        self._host = b"host: " + target.netloc.rpartition("@")[2].encode("latin-1")
+
+    def head(self, method: str, path: str, headers: Headers, body: bytes) -> bytes:
+        lines = [
+            f"{method} {self._below}{path} HTTP/1.1".encode("latin-1"),
+            self._host,
+            *[name + b": " + value for name, value in headers],
+            b"content-length: %d\r\n\r\n" % len(body),
+        ]
+        return b"\r\n".join(lines)
+
+    def take(self) -> Connection | None:
+        while self.idle:
+            connection = self.idle.pop()
+            if not connection.closing:
+                return connection
+        return None
+
+
+class HttpClient:
+    """Connections to any number of engines.
+
+    Args:
+        connect_timeout_s: limit on opening a connection.
+        key: API key of the engines, None if they need none.
+        socket: path of one Unix socket for all engines; None: each has its own address.
+    """
+
+    def __init__(
+        self, connect_timeout_s: float = 2.0, key: str | None = None, socket: str | None = None
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._socket = socket
+        self._credentials = bearer(key)
+        self._origins: dict[str, _Origin] = {}
+
+    async def request(
+        self, method: str, url: str, path: str, headers: Headers = (), body: bytes = b""
+    ) -> Response:
+        """Send a request and wait for the head of its answer.
+
+        Host and Content-Length are added to ``headers``. ``path`` is below the base ``url``, with
+        query.
+
+        Raises:
+            UnreachedError: no connection.
+            UpstreamError: no answer.
+        """
+        origin = self._origins.get(url)
+        if origin is None:
+            origin = self._origins[url] = _Origin(url)
+        head = origin.head(method, path, (*headers, *self._credentials), body)
+        connection = origin.take()
+        if connection is not None:
+            try:
+                await connection.ask(head, body)
+            except UpstreamError:
+                if not connection.unread:
+                    raise  # the engine may have read it: a retry counts as an attempt
+            else:
+                return Response(connection)
+        connection = await self._connect(origin)
+        await connection.ask(head, body)
+        return Response(connection)
+
+    async def aclose(self) -> None:
+        self._close_idle()
+        self._origins.clear()
+
+    def _close_idle(self) -> None:
+        for origin in self._origins.values():
+            for connection in list(origin.idle):
+                connection.abort()
+
+    async def _connect(self, origin: _Origin) -> Connection:
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                connection = await self._open(lambda: Connection(origin.idle), origin)
+        except (OSError, TimeoutError) as error:
+            if isinstance(error, OSError) and error.errno in LACKS:
+                self._close_idle()
+                raise descriptors_lacking() from error
+            reason = str(error) or f"no connection within {self._connect_timeout_s:g} s"
+            raise UnreachedError(f"cannot connect to {origin.url}: {reason}") from error
+        if not connection.closing and scarce(connection.fileno, 1):
+            connection.abort()
+            self._close_idle()
+            raise descriptors_lacking()
+        return connection
+
+    async def _open(self, make: Callable[[], Connection], origin: _Origin) -> Connection:
+        loop = asyncio.get_running_loop()
+        if self._socket is not None:
+            _, connection = await loop.create_unix_connection(make, self._socket)
+            return connection
+        _, connection = await loop.create_connection(
+            make,
+            *origin.address,
+            ssl=ssl.create_default_context() if origin.secure else None,
+        )
+        return connection
+
+
+def bearer(key: str | None) -> Headers:
+    """Authorization header for a key, if there is one."""
+    return () if key is None else ((b"authorization", f"Bearer {key}".encode("ascii")),)

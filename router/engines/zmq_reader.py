@@ -1,0 +1,116 @@
+"""ZMQ sockets on the event loop, read several messages at a time.
+
+The event loop watches one epoll of all their file descriptors. A wake-up costs more than a message,
+and futures of ``zmq.asyncio`` more still. So reading is delayed, to batch messages: by a
+millisecond while requests wait, by more otherwise. A decision in between reads first.
+
+ZMQ signals a descriptor once, not per message, and any call on a socket may consume the signal. So
+sockets are read until empty, and again after any other call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import select
+from collections.abc import Callable
+
+import zmq
+
+# Reads per socket before other callbacks run, which a backlog would starve otherwise.
+_TURNS = 16
+_PAUSE_S = 0.001
+# Divided among the sockets, most of which are a worker's: about sixteen messages arrive in a pause,
+# half a millisecond of work.
+_LONG_PAUSE_S = 0.32
+_LONGEST_PAUSE_S = 0.05
+
+Socket = zmq.Socket[bytes]
+Reader = Callable[[], bool]
+
+
+class SocketReader:
+    """Calls the readers of sockets that have messages.
+
+    Args:
+        clock: seconds, monotonic.
+        awaited: whether requests wait for messages.
+    """
+
+    def __init__(self, clock: Callable[[], float], awaited: Callable[[], bool]) -> None:
+        self._clock = clock
+        self._awaited = awaited
+        self._readable = select.epoll()
+        self._readers: dict[int, Reader] = {}
+        self._read_s = -math.inf
+        self._pause: asyncio.TimerHandle | None = None
+
+    def watch(self, socket: Socket, read: Reader) -> None:
+        """Add a socket; ``read`` processes messages and returns whether there may be more."""
+        fd = socket.fileno()
+        self._readers[fd] = read
+        self._readable.register(fd, select.EPOLLIN)
+        self.read_soon(socket)
+
+    def forget(self, socket: Socket) -> None:
+        fd = socket.fileno()
+        self._readable.unregister(fd)
+        del self._readers[fd]
+
+    def start(self) -> None:
+        """Start reading; call it on the event loop."""
+        asyncio.get_running_loop().add_reader(self._readable, self._wake)
+
+    def close(self) -> None:
+        self._readers.clear()
+        if self._pause is not None:
+            self._pause.cancel()
+        if not self._readable.closed:
+            asyncio.get_running_loop().remove_reader(self._readable)
+            self._readable.close()
+
+    def read(self) -> None:
+        """Read now; at most once a millisecond."""
+        if not self._readable.closed and self._clock() - self._read_s >= _PAUSE_S:
+            self._take_turns(self._ready())
+
+    def read_soon(self, socket: Socket) -> None:
+        """Read a socket at the loop's next turn: its signal may have been consumed."""
+        asyncio.get_running_loop().call_soon(self._take_turns, [self._readers[socket.fileno()]])
+
+    def hasten(self) -> None:
+        """Shorten the pause: requests now wait."""
+        until_s = asyncio.get_running_loop().time() + _PAUSE_S
+        if self._pause is not None and self._pause.when() > until_s:
+            self._pause.cancel()
+            self._rest(_PAUSE_S)
+
+    def _wake(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._readable)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        ready = self._ready()
+        if not ready:
+            self._pause = None
+            self.start()
+        elif self._awaited():
+            self._rest(_PAUSE_S)
+        else:
+            share_s = _LONG_PAUSE_S / len(self._readers)
+            self._rest(min(_LONGEST_PAUSE_S, max(_PAUSE_S, share_s)))
+        self._take_turns(ready)
+
+    def _rest(self, pause_s: float) -> None:
+        self._pause = asyncio.get_running_loop().call_later(pause_s, self._go_on)
+
+    def _ready(self) -> list[Reader]:
+        self._read_s = self._clock()
+        return [self._readers[fd] for fd, _ in self._readable.poll(0)]
+
+    def _take_turns(self, readers: list[Reader]) -> None:
+        for _ in range(_TURNS):
+            if not readers:
+                return
+            readers = [read for read in readers if read()]
+        asyncio.get_running_loop().call_soon(self._take_turns, readers)

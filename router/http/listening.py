@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from functools import partial
+from typing import Literal, cast
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from router.core.errors import ConfigError
+from router.http.counts import HttpCounts
+from router.http.limits import HttpLimits
+from router.http.protocol import HotPath, LimitedProtocol
+
+
+def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
+    """A socket bound to an address.
+
+    Args:
+        host: name or address.
+        port: port, 0 for any free one.
+        flag: option for the port, named in errors; the host's has the same form.
+        shared: whether this user's other sockets may share the address and its connections.
+
+    Raises:
+        ConfigError: the address is unavailable.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shared))
+        listener.bind(address)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            flag = flag.replace("port", "host")
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; try another {flag}") from None
+    return listener
+
+
+def listen_together(host: str, port: int, flag: str, count: int) -> list[socket.socket]:
+    """Several sockets on one address; the kernel spreads connections over them.
+
+    Raises:
+        ConfigError: the address is unavailable, or already shared by others.
+    """
+    with listen(host, port, flag) as alone:
+        port = alone.getsockname()[1]
+    return [listen(host, port, flag, shared=True) for _ in range(count)]
+
+
+def url(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:
+    """URL of a listener."""
+    scheme = "http" if tls is None else "https"
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def server_config(
+    app: ASGIApp,
+    limits: HttpLimits,
+    *,
+    counts: HttpCounts | None = None,
+    hot: HotPath | None = None,
+    grace_s: int | None = None,
+    tls: ssl.SSLContext | None = None,
+    lifespan: Literal["auto", "off"] = "auto",
+    path: str | None = None,
+) -> uvicorn.Config:
+    """Build uvicorn's configuration for an application.
+
+    ``grace_s`` is the time for open answers at shutdown; with None the caller's server handles it.
+    ``path`` is a Unix socket; with None the server is given sockets.
+    """
+    # uvicorn only calls it, with keyword arguments.
+    protocol = partial(LimitedProtocol, limits, counts or HttpCounts(), hot)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=cast(type[asyncio.Protocol], protocol),
+        ws="none",
+        lifespan=lifespan,
+        uds=path,
+        # X-Forwarded-… of clients is not trusted.
+        proxy_headers=False,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        log_config=None,
+        timeout_graceful_shutdown=grace_s,
+    )
+    config.load()
+    config.ssl = tls
+    return config

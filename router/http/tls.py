@@ -1,0 +1,90 @@
+"""The server's certificate, which can be replaced while it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+from router.core.errors import ConfigError
+
+
+def read(cert: str, key: str | None) -> tuple[bytes, bytes | None]:
+    """Read PEM files and check them; without ``key``, ``cert`` holds the key too.
+
+    Raises:
+        ConfigError: a file is unreadable or no PEM, or the key does not match.
+    """
+    try:
+        pair = Path(cert).read_bytes(), None if key is None else Path(key).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from None
+    if why := refusal(pair):
+        given = f"--tls-cert {cert}" + ("" if key is None else f" with --tls-key {key}")
+        raise ConfigError(f"cannot use {given}: {why}")
+    return pair
+
+
+def server_context(cert: bytes, key: bytes | None) -> ssl.SSLContext:
+    """A context for TLS 1.2 and later, with the defaults of Python's ``ssl``.
+
+    Raises:
+        ConfigError: the certificate is unusable.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_alpn_protocols(["http/1.1"])
+    load(context, cert, key)
+    return context
+
+
+def load(context: ssl.SSLContext, cert: bytes, key: bytes | None) -> None:
+    """Replace the certificate, from the next connection on.
+
+    Raises:
+        ConfigError: the new one is unusable; the old one stays.
+    """
+    # A mismatched pair would remove the one in use, so try it elsewhere first.
+    if why := refusal((cert, key)):
+        raise ConfigError(f"the certificate cannot be used: {why}")
+    _load(context, cert, key)
+
+
+def refusal(pair: tuple[bytes, bytes | None]) -> str:
+    """Why a certificate and its key are unusable; empty if they are fine."""
+    try:
+        _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *pair)
+    except ssl.SSLError as error:
+        return _why(error)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _load(context: ssl.SSLContext, cert: bytes, key: bytes | None) -> None:
+    with _in_memory(cert) as cert_file, _in_memory(key) as key_file:
+        context.load_cert_chain(cert_file or "", key_file, password=_no_password)
+
+
+@contextlib.contextmanager
+def _in_memory(pem: bytes | None) -> Iterator[str | None]:
+    """Path of a file that never touches a disk: ``ssl`` reads only files."""
+    if pem is None:
+        yield None
+        return
+    with os.fdopen(os.memfd_create("pem"), "wb") as file:
+        file.write(pem)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
+def _why(error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is not the certificate's"
+    return "they should be PEM: the certificate, and its key without a password"
+
+
+# Replaces a prompt on the terminal.
+def _no_password() -> str:
+    return ""

@@ -1,0 +1,112 @@
+"""The deciding process of ``evenstep serve --processes N``: pools, policies, health, metrics.
+
+Requests that proxies forward whole get the same application as in a single-process router.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import typer
+import uvicorn
+
+from router import systemd
+from router.access.keys import KeyRing
+from router.config.flags import ConfigFile, read_settings, with_flags
+from router.config.settings import ServeSettings
+from router.core.process_counts import ProcessCounts
+from router.file_limit import allow_connections
+from router.http.limits import HttpLimits
+from router.http.listening import server_config
+from router.logs import report_errors, start_logging
+from router.processes.directory_builder import Teller
+from router.processes.link import Books
+from router.processes.process_args import Place, end_with_supervisor, orphaned, place_of
+from router.processes.proxy_links import Links
+from router.serve.assemble import Built, build
+from router.serve.server import MainServer
+
+# Bytes and number of the header fields that proxies add to forwarded requests.
+_SAID_BYTES, _SAID_FIELDS = 256, 3
+
+
+def run(settings: ServeSettings, read: Callable[[], ServeSettings], place: Place) -> None:
+    """Decide until SIGTERM and until all proxies have ended."""
+    start_logging(settings.log_level, settings.log_format)
+    counts = ProcessCounts(decider_restarts=place.restarts, wanted=place.proxies)
+    with contextlib.ExitStack() as sockets:
+        admin = None
+        if place.listener is not None:
+            admin = sockets.enter_context(socket.socket(fileno=place.listener))
+        built = build(settings, read, settings.tls, admin, counts)
+        allow_connections(settings.max_connections)
+        links = _links(built, place, counts)
+        built.made.relay.attempts.watchers.append(links.recall)
+        built.reload.followers = links
+        config = server_config(built.app, _inside(settings), hot=built.hot, path=place.http)
+        _Server(config, built, links).run()
+    if orphaned():  # no other process removes it
+        shutil.rmtree(place.folder, ignore_errors=True)
+
+
+def _inside(settings: ServeSettings) -> HttpLimits:
+    """Return what proxies may send: the clients' limits plus the added header fields."""
+    limits = settings.http_limits
+    head, fields = limits.max_header_bytes + _SAID_BYTES, limits.max_headers + _SAID_FIELDS
+    return replace(limits, max_header_bytes=head, max_headers=fields)
+
+
+def _links(built: Built, place: Place, counts: ProcessCounts) -> Links:
+    keys = built.access.clients
+    books = Books(
+        dispatcher=built.made.dispatcher,
+        ring=lambda: KeyRing() if keys is None else keys.ring,
+        limits=built.access.limits,
+        trouble=built.made.health.probe_now,
+        http=built.counts,
+        processes=counts,
+        clock=time.monotonic,
+    )
+    return Links(place.decider, books, Teller(built, place.proxies), counts)
+
+
+class _Server(MainServer):
+    """Serves until no proxy is left."""
+
+    def __init__(self, config: uvicorn.Config, built: Built, links: Links) -> None:
+        super().__init__(config, built.lifecycle, built.reload, others=lambda: bool(links.proxies))
+        self._links = links
+        self._linking: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept proxies only after startup, when the directory is complete."""
+        await super().startup(sockets)
+        end_with_supervisor()
+        self._linking = asyncio.create_task(self._links.run())
+
+
+def main() -> None:
+    """Run the process; its arguments are its place, then the flags of ``evenstep serve``."""
+    systemd.hold_hangups()
+    place, *flags = sys.argv[1:]
+
+    def decide(context: typer.Context, *, config: ConfigFile = None, **_: object) -> None:
+        read = partial(read_settings, context, config)
+        run(read(), read, place_of(place))
+
+    with_flags(decide)
+    command = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    command.command()(decide)
+    report_errors(partial(command, flags))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Builds the directory that the deciding process sends to proxies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+
+from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
+from router.serve.assemble import Built
+
+
+class Teller:
+    """Returns the current directory when called.
+
+    Args:
+        proxies: number of proxies that share the port's connections and the retry budget.
+    """
+
+    def __init__(self, built: Built, proxies: int) -> None:
+        self._built = built
+        self._proxies = proxies
+        settings = built.reload.settings
+        limits = settings.http_limits
+        self._limits = replace(
+            limits,
+            max_connections=ceil(limits.max_connections / proxies),
+            # Each proxy must have room for the largest body.
+            max_bodies_bytes=max(ceil(limits.max_bodies_bytes / proxies), limits.max_body_bytes),
+        )
+        self._worker_key = settings.worker_key
+
+    def __call__(self) -> Directory:
+        made = self._built.made
+        return Directory(
+            groups=self._groups(),
+            models=dict(made.models.by_group),
+            absent=dict(made.models.absent),
+            aliases=dict(made.models.aliases),
+            limits=made.models.limits,
+            known=tuple(made.models.known),
+            ranked=made.urls.all,
+            patience=self._patience(),
+            access=self._access(),
+            serving=self._serving(),
+        )
+
+    def _groups(self) -> dict[str, GroupCard]:
+        made = self._built.made
+        return {
+            name: GroupCard(
+                # Rounded, because it moves a little with every prompt.
+                round(group.token_rate.bytes_per_token, 2),
+                made.models.prefills(name, frozenset()),
+                frozenset(group.askable),
+                round(group.token_rate.tokens_per_part),
+                group.most_slots,
+            )
+            for name, group in made.dispatcher.cluster.groups.items()
+            if group.serves is None
+        }
+
+    def _patience(self) -> Patience:
+        made = self._built.made
+        settings = made.dispatcher.lanes.settings
+        return Patience(
+            max_attempts=made.relay.max_attempts,
+            deadlines=made.relay.deadlines,
+            retry_share=settings.retry_share,
+            retry_min_per_s=settings.retry_min_per_s / self._proxies,
+            tells=made.relay.tells,
+        )
+
+    def _access(self) -> Access:
+        access = self._built.access
+        keys = None if access.clients is None else tuple(access.clients.ring.by_name.values())
+        return Access(keys, hidden=access.door is not None)
+
+    def _serving(self) -> Serving:
+        settings, lifecycle = self._built.reload.settings, self._built.lifecycle
+        return Serving(
+            limits=self._limits,
+            tls=settings.certificate,
+            drain_delay_s=lifecycle.drain_delay_s,
+            grace_s=lifecycle.grace_s,
+            log_level=settings.log_level,
+            log_format=settings.log_format,
+            worker_key=self._worker_key,
+            connect_timeout_s=settings.connect_timeout_s,
+        )

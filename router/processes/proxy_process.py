@@ -1,0 +1,201 @@
+"""A proxy of ``evenstep serve --processes N``: connections to clients and engines, nothing else.
+
+It imports neither numba, numpy nor FastAPI: only the deciding process needs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.routing import Router
+from starlette.types import ASGIApp, Scope
+
+from router import systemd
+from router.access.door import Door
+from router.access.keys import Key, KeyRing
+from router.core.clock import Clock
+from router.engines.client import HttpClient
+from router.file_limit import allow_connections
+from router.http import tls
+from router.http.counts import HttpCounts
+from router.http.lifecycle import Lifecycle
+from router.http.listening import server_config
+from router.logs import start_logging
+from router.processes import messages as m
+from router.processes.directory import Directory
+from router.processes.forward import Forward, Whole
+from router.processes.process_args import Place, end_with_supervisor, orphaned, place_of
+from router.processes.proxy_counters import Tallies
+from router.processes.reconnect import Dial, Hearing
+from router.processes.remote_dispatcher import RemotePort
+from router.proxy.context import Models, Serves
+from router.proxy.identity import Identified
+from router.proxy.relay_context import RelayContext
+from router.proxy.request_log import RequestLog
+from router.proxy.splice import HotPath
+from router.serve.server import MainServer
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 0.05
+_PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """Implements ``ServingContext``."""
+
+    port: RemotePort
+    relay: RelayContext
+    clock: Clock
+    lifecycle: Lifecycle
+    door: Door | None
+    elsewhere: Callable[[Scope, bytes], Serves]
+
+    @property
+    def models(self) -> Models:
+        """Model table last received."""
+        return self.port.told
+
+
+class _Keys:
+    """Client keys last received."""
+
+    def __init__(self, port: RemotePort) -> None:
+        self._port = port
+        self._known: tuple[Key, ...] | None = None
+        self._ring = KeyRing()
+
+    @property
+    def ring(self) -> KeyRing:
+        keys = self._port.told.access.keys
+        if keys is not self._known:
+            self._known, self._ring = keys, KeyRing(keys or ())
+        return self._ring
+
+
+class Proxy:
+    """All parts of a proxy."""
+
+    def __init__(self, place: Place, directory: Directory) -> None:
+        clock, serving = time.monotonic, directory.serving
+        self._serving = serving
+        self.counts = HttpCounts()
+        requests, tallies = RequestLog(clock), Tallies(self.counts)
+        seat = place.slot, place.restarts
+        self._port = port = RemotePort(clock, tallies, requests, seat)
+        self.lifecycle = Lifecycle()
+        self.tls = None if serving.tls is None else tls.server_context(*serving.tls)
+        self._engines = HttpClient(serving.connect_timeout_s, serving.worker_key)
+        self._inside = HttpClient(socket=place.http)
+        self._relay = _relay(port, self._engines, directory)
+        access = directory.access
+        keys = None if access.keys is None else _Keys(port)
+        door = Door(keys, tallies, clock) if access.hidden else None
+        whole = partial(Whole, self._inside, port)
+        context = _Context(port, self._relay, clock, self.lifecycle, door, whole)
+        self.hot = HotPath(context, requests)
+        told = Hearing(self.learn, self._recall, tls.refusal)
+        self._dial = Dial(place.decider, port, told, tallies)
+        self.learn(directory)
+
+    @property
+    def app(self) -> ASGIApp:
+        """Application for the requests that the hot path does not take over."""
+        forward = Forward(self._inside, self._port)
+        return Router(default=Identified(forward), lifespan=self._lifespan, redirect_slashes=False)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Router) -> AsyncIterator[None]:
+        end_with_supervisor()
+        dialing = asyncio.create_task(self._dial.run())
+        gc.freeze()
+        yield
+        dialing.cancel()
+        await asyncio.wait((dialing,))
+        for client in (self._engines, self._inside):
+            await client.aclose()
+
+    def learn(self, directory: Directory) -> None:
+        """Apply a new directory.
+
+        Raises:
+            ConfigError: the certificate is unusable; then nothing is applied.
+        """
+        before, serving = self._serving, directory.serving
+        if self.tls is not None and serving.tls is not None and serving.tls != before.tls:
+            tls.load(self.tls, *serving.tls)
+        self._serving = serving
+        self._port.learn(directory)
+        relay, patience = self._relay, directory.patience
+        relay.ranked = directory.ranked
+        relay.max_attempts, relay.deadlines = patience.max_attempts, patience.deadlines
+        relay.tells = patience.tells
+        self.lifecycle.drain_delay_s = serving.drain_delay_s
+        self.lifecycle.grace_s = serving.grace_s
+        logged = serving.log_level, serving.log_format
+        if logged != (before.log_level, before.log_format):
+            start_logging(*logged)
+
+    def _recall(self, worker_id: str, reason: str, streams: bool) -> None:
+        end = self._relay.attempts.break_off if streams else self._relay.attempts.recall
+        end(worker_id, reason)
+
+
+def _relay(port: RemotePort, client: HttpClient, directory: Directory) -> RelayContext:
+    return RelayContext(
+        port=port,
+        client=client,
+        trouble=port.trouble,
+        ranked=directory.ranked,
+        max_attempts=directory.patience.max_attempts,
+        clock=time.monotonic,
+        deadlines=directory.patience.deadlines,
+    )
+
+
+def run(place: Place) -> None:
+    """Relay requests and answers until SIGTERM."""
+    assert place.listener is not None
+    systemd.hold_hangups()  # for good: directories bring a proxy its settings
+    directory = _first_directory(place.decider)
+    serving = directory.serving
+    start_logging(serving.log_level, serving.log_format)
+    allow_connections(serving.limits.max_connections)
+    proxy = Proxy(place, directory)
+    config = server_config(
+        proxy.app, serving.limits, counts=proxy.counts, hot=proxy.hot, tls=proxy.tls
+    )
+    with socket.socket(fileno=place.listener) as listener:
+        server = MainServer(config, proxy.lifecycle, inherited=place.inherited)
+        server.run(sockets=[listener])
+
+
+def _first_directory(path: str) -> Directory:
+    """Poll until the deciding process sends a directory; exit if the supervisor is gone."""
+    while True:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(_PATIENCE_S)
+            asking.connect(path)
+            frames = m.Frames()
+            while data := asking.recv(65_536):
+                for frame in frames.feed(data):
+                    message = m.from_decider.decode(frame)
+                    if isinstance(message, m.Told):
+                        return message.directory
+        if orphaned():
+            raise SystemExit(1)
+        time.sleep(_AGAIN_S)
+
+
+if __name__ == "__main__":
+    run(place_of(sys.argv[1]))

@@ -1,0 +1,325 @@
+"""A proxy's end: implements the dispatcher's port over a connection to the deciding process.
+
+Questions that need an immediate answer are answered from the directory, at most some hundredths of
+a second old. Each proxy has its own retry budget, earned by its own requests. The budgets sum to at
+most that of a single process, but one may be spent while others are not.
+
+While the deciding process is gone, streams go on. Requests that wait for a worker wait for its
+return, ``GONE_S`` at most, then get 503. They also get 503 when it is silent for ``SILENT_S``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.core.clock import Clock
+from router.core.errors import DisplacedError, EvenstepError, NoWorkerError, QueueTimeoutError
+from router.core.queue.retry import RetryBudget
+from router.core.stats import TokenStats
+from router.core.types import Outcome, Request, WorkerSpec
+from router.processes import messages as m
+from router.processes.connection import Connection
+from router.processes.directory import Directory
+from router.processes.proxy_counters import Tallies
+from router.proxy.request_log import Served
+
+Waiter = asyncio.Future[WorkerSpec]
+
+GONE_S = 5.0
+# Longer than a busy machine delays a process, or one piece of work blocks an event loop.
+SILENT_S = 10.0
+TICK_S = 0.25
+# A request that kills the deciding process or the connection must not be repeated for ever.
+_MOST_LOST = 3
+# Outcome by error, for requests that get no worker; other errors come before admission.
+_OUTCOMES: Mapping[type[EvenstepError], Outcome] = {
+    QueueTimeoutError: Outcome.EXPIRED,
+    DisplacedError: Outcome.DISPLACED,
+    NoWorkerError: Outcome.FAILED,
+}
+_LOOK_S = 0.02
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A request that waits for a worker or is at one.
+
+    Attributes:
+        tokens: output tokens known so far.
+        lost: number of connections that ended while it waited.
+    """
+
+    request: Request
+    waiter: Waiter
+    worker_id: str | None = None
+    prompt_tokens: int | None = None
+    tokens: int = 0
+    lost: int = 0
+
+    @property
+    def served(self) -> Served | None:
+        if self.worker_id is None:
+            return None
+        prompt_tokens = self.prompt_tokens or self.request.prompt_tokens
+        return Served(self.worker_id, prompt_tokens, self.tokens)
+
+
+class Witness(Protocol):
+    """Observer of the requests' stages, like a cluster's watchers."""
+
+    def dispatched(self, request: Request) -> None: ...
+
+    def first_byte(self, request: Request) -> None: ...
+
+    def note_end(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+        """The request ended; ``served`` None: it had no worker."""
+        ...
+
+
+class RemotePort:
+    """Implements ``DispatchPort``; not for split or metered requests.
+
+    Args:
+        seat: the proxy's slot and its number of restarts.
+
+    Attributes:
+        directory: directory last received; None before the first.
+    """
+
+    def __init__(
+        self, clock: Clock, tallies: Tallies, witness: Witness, seat: tuple[int, int]
+    ) -> None:
+        self._seat = seat
+        self._clock = clock
+        self._tallies = tallies
+        self._witness = witness
+        self._entries: dict[str, _Entry] = {}
+        self._ended: list[tuple[_Entry, Outcome]] = []
+        self._connection: Connection[m.FromDecider] | None = None
+        self._gone_s: float | None = clock()
+        self._budgets: dict[str, RetryBudget] = {}
+        self.directory: Directory | None = None
+
+    # the connection
+
+    def connected(self, connection: Connection[m.FromDecider]) -> None:
+        """Report this proxy's state to the deciding process, which may be a new one."""
+        self._connection, self._gone_s = connection, None
+        self._tallies.anew()
+        ended = [entry for entry, _ in self._ended]
+        sent = [entry for entry in (*ended, *self._entries.values()) if entry.worker_id]
+        held = [m.Held(one.request, one.worker_id or "", one.tokens) for one in sent]
+        connection.say(m.Hello(*self._seat, held))
+        for entry, outcome in self._ended:
+            self._tell_end(entry.request, outcome)
+        self._ended.clear()
+        for entry in self._waiting():
+            if entry.lost < _MOST_LOST:
+                self._ask(m.Submit(entry.request), entry.request)
+            else:
+                self._deny(entry.request.id, deserted())
+
+    def lost(self) -> None:
+        self._connection, self._gone_s = None, self._clock()
+        for entry in self._waiting():
+            entry.lost += 1
+
+    def _waiting(self) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.worker_id is None]
+
+    def _ask(self, message: m.Submit | m.GiveBack, request: Request) -> None:
+        """Request a worker; deny the request if the message cannot be sent."""
+        if self._connection is not None and not self._connection.say(message):
+            self._deny(
+                request.id,
+                EvenstepError(
+                    "the request cannot be sent to the deciding process; see the router's log"
+                ),
+            )
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    async def back(self) -> None:
+        """Wait for the deciding process if it is gone, as long as requests do.
+
+        Raises:
+            NoWorkerError: it stays away longer.
+        """
+        while not self.here:
+            if self.deserted:
+                raise deserted()
+            await asyncio.sleep(_LOOK_S)
+
+    @property
+    def here(self) -> bool:
+        """Whether the deciding process is connected and not silent for too long."""
+        return self._connection is not None and not self._silent
+
+    def tick(self) -> None:
+        """Report the counters; end all waits if the deciding process is gone for too long."""
+        if (connection := self._connection) is not None:
+            connection.silent += 1
+            connection.say(self._tallies.take() or m.Beat())
+        if self.deserted:
+            for entry in self._waiting():
+                self._deny(entry.request.id, deserted())
+                self._say(m.Withdraw(entry.request.id, Outcome.FAILED))
+
+    @property
+    def deserted(self) -> bool:
+        """Whether the deciding process has been gone or silent for too long."""
+        gone = self._gone_s is not None and self._clock() - self._gone_s >= GONE_S
+        return gone or self._silent
+
+    @property
+    def _silent(self) -> bool:
+        return self._connection is not None and self._connection.silent * TICK_S >= SILENT_S
+
+    def take(self, message: m.Given | m.Denied) -> None:
+        if isinstance(message, m.Denied):
+            self._deny(message.id, m.error_of(message))
+        elif (entry := self._entries.get(message.id)) is not None:
+            entry.worker_id = message.worker.id
+            if not entry.waiter.done():
+                self._witness.dispatched(entry.request)
+                entry.waiter.set_result(message.worker)
+
+    def _deny(self, request_id: str, error: EvenstepError) -> None:
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return
+        if (outcome := _OUTCOMES.get(type(error))) is not None:
+            self._witness.note_end(entry.request, None, outcome)
+        if not entry.waiter.done():
+            entry.waiter.set_exception(error)
+
+    def _say(self, message: m.Message) -> None:
+        if self._connection is not None:
+            self._connection.say(message)
+
+    # requests of the relays
+
+    def submit(self, request: Request) -> Waiter:
+        """Here a full pool, too, is reported through the waiter, not raised."""
+        if self.deserted:
+            raise deserted()
+        self._budget(request.group).earn(self._clock())
+        waiter = self._wait(request)
+        self._ask(m.Submit(request), request)
+        return waiter
+
+    def _wait(self, request: Request) -> Waiter:
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        self._entries[request.id] = _Entry(request, waiter)
+        return waiter
+
+    def withdraw(self, request: Request, outcome: Outcome = Outcome.ABORTED) -> None:
+        entry = self._entries.pop(request.id, None)
+        if entry is None:
+            return
+        entry.waiter.cancel()
+        self._witness.note_end(entry.request, entry.served, outcome)
+        if self._connection is not None:
+            self._connection.say(m.Withdraw(request.id, outcome))
+        elif entry.worker_id is not None:
+            self._ended.append((entry, outcome))
+
+    def end(self, request: Request, outcome: Outcome) -> None:
+        entry = self._entries.pop(request.id, None)
+        if entry is None:
+            return
+        self._witness.note_end(entry.request, entry.served, outcome)
+        if self._connection is not None:
+            self._tell_end(request, outcome)
+        elif entry.worker_id is not None:
+            self._ended.append((entry, outcome))
+
+    def _tell_end(self, request: Request, outcome: Outcome) -> None:
+        self._say(m.End(request.id, outcome))
+
+    def give_back(self, request: Request, *failed_by: str) -> tuple[Request, Waiter]:
+        again = request.again(*failed_by)
+        self._entries.pop(request.id, None)
+        waiter = self._wait(again)
+        self._ask(m.GiveBack(request.id, again, failed_by), again)
+        return again, waiter
+
+    def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
+        card = None if self.directory is None else self.directory.groups.get(group)
+        if card is None or not card.askable - asked:
+            return False
+        within = self._budget(group).spend(self._clock())
+        self._tallies.unreturned[group] += not within
+        return within
+
+    def _budget(self, group: str) -> RetryBudget:
+        if group not in self._budgets:
+            self._budgets[group] = RetryBudget(*self._retries)
+        return self._budgets[group]
+
+    @property
+    def _retries(self) -> tuple[float, float]:
+        patience = self.told.patience
+        return patience.retry_share, patience.retry_min_per_s
+
+    @property
+    def told(self) -> Directory:
+        """Directory last received; there must be one."""
+        assert self.directory is not None
+        return self.directory
+
+    def learn(self, directory: Directory) -> None:
+        self.directory = directory
+        for name in self._budgets.keys() - directory.groups.keys():
+            del self._budgets[name]
+        for budget in self._budgets.values():
+            budget.configure(*self._retries)
+
+    # reports of the relays
+
+    def first_byte(self, request: Request, now_s: float) -> None:
+        self._witness.first_byte(request)
+        self._say(m.FirstByte(request.id, now_s))
+
+    def progress(self, request: Request, generated_tokens: int) -> None:
+        if (entry := self._entries.get(request.id)) is not None:
+            entry.tokens = generated_tokens
+            self._say(m.Progress(request.id, generated_tokens))
+
+    def prompt_counted(self, request: Request, prompt_tokens: int, output_tokens: int = 0) -> None:
+        if (entry := self._entries.get(request.id)) is not None:
+            entry.prompt_tokens = prompt_tokens
+            entry.tokens = output_tokens or entry.tokens
+            self._say(m.Counted(request.id, prompt_tokens, output_tokens))
+
+    def answered(self, worker_id: str, attempt: str) -> None:
+        self._say(m.Answered(worker_id, attempt))
+
+    def failed(self, worker_id: str, attempt: str, *, suspect: bool = False) -> None:
+        self._say(m.Failed(worker_id, attempt, suspect))
+
+    def refused(self, worker_id: str, attempt: str) -> None:
+        self._say(m.Refused(worker_id, attempt))
+
+    def rest(self, worker_id: str, seconds: float) -> None:
+        self._say(m.Rest(worker_id, seconds))
+
+    def trouble(self, worker_id: str, reason: str) -> None:
+        self._say(m.Trouble(worker_id, reason))
+
+    def token_stats(self, group: str) -> TokenStats:
+        return self._tallies.tokens[group]
+
+    def energy_j(self, request: Request) -> float | None:
+        """Unknown in a proxy."""
+        return None
+
+
+def deserted() -> NoWorkerError:
+    """Return the error for requests that need the deciding process while it is gone."""
+    return NoWorkerError("the router's deciding process is gone for now; retry")

@@ -1,0 +1,273 @@
+"""Fields that the router reads from a request's body; the rest passes through unread.
+
+Invalid values pass too: the client receives the engine's own 400. An estimate of the prompt's
+length never raises. Only fields that are read become objects, within the limits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from router.core.errors import InvalidRequestError
+from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
+from router.proxy.prefill_bodies import Keys, splittable
+from router.proxy.raw import (
+    ABSENT,
+    Raw,
+    TooManyError,
+    commas,
+    given,
+    items,
+    short,
+    start,
+    text_bytes,
+    true,
+    whole,
+)
+from router.proxy.rendered import Rendered
+
+# No engine accepts more; sums and products stay within the range of floats.
+_MOST = 2**31 - 1
+# Messages between the router's processes use 64 bits.
+_PRIORITIES = -(2**63) + 1, 2**63 - 1
+_LONGEST_NAME_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """Fields of a completion request that balancing needs.
+
+    Attributes:
+        model: client's model name, None if absent.
+        known_tokens: tokens of prompts given as ids, per engine request.
+        text_bytes: bytes of prompts given as text, per engine request.
+        slots: number of engine requests it becomes.
+        priority: lower goes first.
+        parts: number of images and the like, which become tokens too.
+        measured: whether the whole prompt was counted.
+        splittable: whether one worker may prefill and another decode.
+    """
+
+    model: str | None
+    known_tokens: int
+    text_bytes: int
+    slots: int
+    max_tokens: int | None
+    priority: int
+    parts: int = 0
+    measured: bool = True
+    splittable: bool = True
+
+
+class _Body(Keys, gc=False):
+    """Fields of all endpoints, as raw JSON."""
+
+    model: Raw = ABSENT
+    prompt: Raw = ABSENT
+    messages: Raw = ABSENT
+    input: Raw = ABSENT
+    system: Raw = ABSENT
+    instructions: Raw = ABSENT
+    tools: Raw = ABSENT
+    functions: Raw = ABSENT
+    n: Raw = ABSENT
+    best_of: Raw = ABSENT
+    max_tokens: Raw = ABSENT
+    max_completion_tokens: Raw = ABSENT
+    max_output_tokens: Raw = ABSENT
+    priority: Raw = ABSENT
+    background: Raw = ABSENT
+    previous_response_id: Raw = ABSENT
+    documents: Raw = ABSENT
+    chat_template: Raw = ABSENT
+    truncate_prompt_tokens: Raw = ABSENT
+
+
+_body = msgspec.json.Decoder(_Body)
+
+
+def parse(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
+    """Read the body of a (chat) completion request.
+
+    Raises:
+        InvalidRequestError: not a JSON object, a model that is not a string, or beyond the limits.
+    """
+    fields = _read(body)
+    copies = min(max(_count(fields.n), _count(fields.best_of), 1), _MOST)
+    # Each endpoint uses one of the two; a body with both is counted with both.
+    said = _rendered(fields, limits, fields.messages) if given(fields.messages) else Rendered(0)
+    sizes = _prompts(fields.prompt, limits) if given(fields.prompt) else [(0, 0)]
+    slots = len(sizes) * copies
+    if slots > limits.max_slots:
+        raise too_many_slots(slots, limits.max_slots)
+    known_tokens, size = (-(-sum(each) // len(sizes)) for each in zip(*sizes, strict=True))
+    untouched = not (given(fields.prompt_embeds) or given(fields.truncate_prompt_tokens))
+    return ParsedRequest(
+        model=model_of(fields.model),
+        known_tokens=known_tokens,
+        text_bytes=size + said.bytes,
+        slots=slots,
+        max_tokens=_cap(fields.max_completion_tokens) or _cap(fields.max_tokens),
+        priority=_priority(fields.priority),
+        parts=said.parts,
+        measured=said.whole and untouched,
+        splittable=not said.parts and len(sizes) == 1 and splittable(fields),
+    )
+
+
+def parse_message(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
+    """Read the body of ``/v1/messages``.
+
+    Raises:
+        InvalidRequestError: as in ``parse``.
+    """
+    fields = _read(body)
+    said = _rendered(fields, limits, fields.messages, fields.system)
+    return _one_answer(fields, said, fields.max_tokens)
+
+
+def parse_response(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
+    """Read the body of ``/v1/responses``.
+
+    Raises:
+        InvalidRequestError: as in ``parse``; also for a background response, whose end the router
+            would not see.
+    """
+    fields = _read(body)
+    if true(fields.background):
+        raise InvalidRequestError("background responses are not supported", param="background")
+    said = _rendered(fields, limits, fields.input, fields.instructions)
+    # The engine holds the earlier messages.
+    said.whole &= not true(fields.previous_response_id)
+    return _one_answer(fields, said, fields.max_output_tokens)
+
+
+def model_in(body: bytes) -> str | None:
+    """The model that a body names, None if absent.
+
+    Raises:
+        InvalidRequestError: not a JSON object, or a model that is not a string.
+    """
+    return model_of(_read(body).model)
+
+
+def model_of(raw: Raw) -> str | None:
+    """The model in a field, None if absent.
+
+    Raises:
+        InvalidRequestError: not a string, or too long.
+    """
+    if not given(raw):
+        return None
+    if start(raw) != b'"':
+        raise InvalidRequestError("'model' should be a string", param="model")
+    if memoryview(raw).nbytes > _LONGEST_NAME_BYTES:
+        raise InvalidRequestError(f"'model' is above {_LONGEST_NAME_BYTES:,} bytes", param="model")
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"'model' is not valid JSON: {error}", param="model") from error
+
+
+def too_many_slots(slots: int, most: int) -> InvalidRequestError:
+    """The error for a request with too many engine requests."""
+    return InvalidRequestError(
+        f"the request asks for {slots:,} answers (its prompts times n), at most {most:,} are "
+        "allowed: send several requests",
+        param="n",
+    )
+
+
+def _one_answer(fields: _Body, said: Rendered, max_tokens: Raw) -> ParsedRequest:
+    return ParsedRequest(
+        model=model_of(fields.model),
+        known_tokens=0,
+        text_bytes=said.bytes,
+        slots=1,
+        max_tokens=_cap(max_tokens),
+        priority=_priority(fields.priority),
+        parts=said.parts,
+        measured=said.whole,
+        splittable=False,
+    )
+
+
+def _read(body: bytes) -> _Body:
+    try:
+        return _body.decode(body)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError("the body should be a JSON object") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+
+
+def _rendered(
+    fields: _Body, limits: RequestLimits, messages: Raw, system: Raw = ABSENT
+) -> Rendered:
+    said = Rendered(limits.max_messages)
+    if start(messages) != b"[" and messages is not fields.input:
+        messages = ABSENT
+    try:
+        said.add_messages(messages)
+        said.add_content(system)
+    except RecursionError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+    except TooManyError:
+        raise InvalidRequestError(
+            f"a request may have {limits.max_messages:,} messages and parts of these: send fewer",
+            param="messages",
+        ) from None
+    if memoryview(messages):
+        said.add_tools(fields.tools)
+        said.add_tools(fields.functions)
+    said.whole &= not (given(fields.documents) or given(fields.chat_template))
+    return said
+
+
+def _priority(raw: Raw) -> int:
+    least, most = _PRIORITIES
+    return max(least, min(whole(raw) or 0, most))
+
+
+def _count(raw: Raw) -> int:
+    """A count, 0 if it is none; like pydantic in engines, accepts "5" and 5.0."""
+    if (number := whole(raw)) is not None:
+        return number
+    try:
+        return int(max(0.0, min(float(short(raw).strip(b'" ')), float(_MOST))))
+    except ValueError:  # not a number, or nan
+        return 0
+
+
+def _cap(raw: Raw) -> int | None:
+    number = whole(raw)
+    return min(number, _MOST) if number is not None and number > 0 else None
+
+
+def _prompts(prompt: Raw, limits: RequestLimits) -> list[tuple[int, int]]:
+    """Token ids and bytes of text of each prompt; at least one prompt."""
+    if start(prompt) != b"[" or _first(prompt) not in b'["':
+        return [_prompt(prompt)]
+    try:
+        return [_prompt(one) for one in items(prompt, limits.max_slots)]
+    except TooManyError:
+        raise InvalidRequestError(
+            f"a request may have {limits.max_slots:,} prompts: send several requests",
+            param="prompt",
+        ) from None
+
+
+def _prompt(prompt: Raw) -> tuple[int, int]:
+    match start(prompt):
+        case b'"':
+            return 0, text_bytes(prompt)
+        case b"[":
+            return (commas(prompt) + 1 if _first(prompt) != b"]" else 0), 0
+    return 0, 0
+
+
+def _first(raw: Raw) -> bytes:
+    """First character of the first element of a list; ``]`` if it is empty."""
+    return bytes(memoryview(raw)[1:64]).lstrip()[:1]

@@ -1,0 +1,134 @@
+"""Endpoints that generate: their requests wait in a pool for a worker's slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.types import Scope
+
+from router.core.request_limits import RequestLimits
+from router.core.types import Request as PoolRequest
+from router.proxy import router_headers
+from router.proxy.body import ParsedRequest, parse, parse_message, parse_response, too_many_slots
+from router.proxy.context import Serves, ServingContext
+from router.proxy.dialects import COMPLETIONS, MESSAGES, RESPONSES, Dialect
+from router.proxy.identity import identity_of
+from router.proxy.json_fields import with_field
+from router.proxy.prefill_bodies import few_fields
+from router.proxy.prefill_relay import SplitRelay
+from router.proxy.relay import Relay
+from router.proxy.relay_context import RelayContext
+from router.proxy.request_log import follow
+from router.proxy.upstream_request import Asked
+
+# A larger body is parsed in a thread, in several passes, so that the event loop can run.
+_LARGE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An endpoint that generates."""
+
+    parse: Callable[[bytes, RequestLimits], ParsedRequest] = parse
+    dialect: Dialect = COMPLETIONS
+
+
+ENDPOINTS = {
+    "/v1/completions": Endpoint(),
+    "/v1/chat/completions": Endpoint(),
+    "/v1/responses": Endpoint(parse_response, RESPONSES),
+    "/v1/messages": Endpoint(parse_message, MESSAGES),
+}
+
+
+def dialect_of(path: str) -> Dialect:
+    """Error format for clients of a path."""
+    return ENDPOINTS[path].dialect if path in ENDPOINTS else COMPLETIONS
+
+
+async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves:
+    """The relay that serves a request of these endpoints.
+
+    Raises:
+        RequestError: the request is invalid.
+        NoWorkerError: no worker serves any model yet.
+    """
+    endpoint, headers = ENDPOINTS[scope["path"]], scope["headers"]
+    models = context.models
+    if len(body) > _LARGE_BYTES:
+        parsed = await asyncio.to_thread(endpoint.parse, body, models.limits)
+    else:
+        parsed = endpoint.parse(body, models.limits)
+    model = models.resolve(parsed.model)
+    if model is not None and model != parsed.model:
+        body = with_field(body, "model", model)
+    group = models.group(model)
+    lacks = models.lacking(model)
+    if (most := models.most_slots(group)) is not None and parsed.slots > most:
+        raise too_many_slots(parsed.slots, most)
+    prefills = models.prefills(group, lacks)
+    if prefills is not None and not (_splittable(parsed, context.relay) and few_fields(body)):
+        prefills = None
+    identity, said = identity_of(scope), router_headers.said(headers)
+    metered = router_headers.metered(said)
+    if context.elsewhere is not None and (metered or prefills is not None):
+        return context.elsewhere(scope, body)
+    waiting = pool_request(
+        parsed,
+        partial(models.tokens, group),
+        context.clock(),
+        id=identity.token,
+        group=prefills or group,
+        priority=router_headers.priority(said, parsed.priority),
+        queue_timeout_s=router_headers.timeout_s(said, router_headers.QUEUE_TIMEOUT),
+        metered=metered,
+        tenant=scope.get("tenant", ""),
+        lacks=lacks,
+    )
+    timeout_s = router_headers.timeout_s(said, router_headers.REQUEST_TIMEOUT)
+    line = follow(scope, waiting, model, identity.name)
+    asked = Asked(
+        target(scope), body, headers, identity.client_id, endpoint.dialect, timeout_s, line
+    )
+    return (SplitRelay if prefills else Relay)(context.relay, waiting, asked)
+
+
+def target(scope: Scope) -> str:
+    """Path and query of a request; the query is kept byte for byte."""
+    query = scope["query_string"].decode("latin-1")
+    return f"{scope['path']}?{query}" if query else scope["path"]
+
+
+def _splittable(parsed: ParsedRequest, relay: RelayContext) -> bool:
+    # vLLM's connectors free handed-over KV at the first fetch: a second engine request (``n`` above
+    # 1) would find none. KV found by content stays.
+    handed = relay.transfer is not None and relay.transfer.kept_s is not None
+    return parsed.splittable and (parsed.slots == 1 or not handed)
+
+
+def pool_request(
+    parsed: ParsedRequest, tokens: Callable[[int, int], int], now_s: float, **known: Any
+) -> PoolRequest:
+    """Build the pool's request.
+
+    ``tokens`` estimates tokens from bytes of text and number of other parts; ``known`` are more
+    fields.
+    """
+    learns = parsed.measured and not parsed.known_tokens
+    fields: dict[str, Any] = {
+        "id": "",
+        "group": "",
+        "prompt_tokens": parsed.known_tokens + tokens(parsed.text_bytes, parsed.parts),
+        "slots": parsed.slots,
+        "max_tokens": parsed.max_tokens,
+        "priority": parsed.priority,
+        "arrival_s": now_s,
+        "text_bytes": parsed.text_bytes if learns else 0,
+        "parts": parsed.parts if learns else 0,
+        "exact": parsed.known_tokens > 0 and not parsed.text_bytes,
+    }
+    return PoolRequest(**fields | known)

@@ -1,0 +1,223 @@
+"""Log of requests: one line each, at its end.
+
+Lines hold names, counts and times, never a prompt, answer, key or query.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from starlette.types import Scope
+
+from router.core.clock import Clock
+from router.core.types import Outcome, Request
+from router.logs import fields
+from router.proxy.identity import HEADER
+
+if TYPE_CHECKING:
+    from router.core.state.group import Group
+    from router.core.state.worker import Worker
+
+log = logging.getLogger(__name__)
+
+_LINE = "evenstep.line"
+_OPEN = "evenstep.lines"
+_LONGEST = 128
+_MOST_AGAIN = 512
+
+
+@dataclass(slots=True)
+class RequestLine:
+    """Fields of a request's line; None means unknown or not applicable.
+
+    Attributes:
+        began_s: time at which the head was read.
+        attempts: number of dispatches to a worker.
+        pool_s: time spent in pools.
+        engine_s: time spent at workers.
+        again: workers and reasons of failed attempts, joined.
+        token: router's token, if it went to a pool.
+        elsewhere: whether another process writes the line.
+    """
+
+    method: str
+    path: str
+    began_s: float
+    clock: Clock
+    status: int | None = None
+    request_id: str | None = None
+    model: str | None = None
+    group: str | None = None
+    worker: str | None = None
+    outcome: str | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    attempts: int | None = None
+    pool_s: float | None = None
+    engine_s: float | None = None
+    again: str | None = None
+    ttft_s: float | None = None
+    token: str | None = None
+    elsewhere: bool = False
+    _since_s: float | None = None
+    _at_engine: bool = False
+
+    def waits(self) -> None:
+        self._go(at_engine=False)
+
+    def sent(self) -> None:
+        self.attempts = (self.attempts or 0) + 1
+        self._go(at_engine=True)
+
+    def failed(self, worker_id: str, why: object) -> None:
+        reason = f"{worker_id}: {why}"[:_LONGEST]
+        self.again = reason if self.again is None else f"{self.again}; {reason}"[-_MOST_AGAIN:]
+        self._go(at_engine=False)
+
+    def ended(self) -> None:
+        self._go(at_engine=False)
+        self._since_s = None
+
+    def _go(self, *, at_engine: bool) -> None:
+        """Book the time since the last change of place."""
+        now_s = self.clock()
+        if self._since_s is not None:
+            spent_s = now_s - self._since_s
+            if self._at_engine:
+                self.engine_s = (self.engine_s or 0.0) + spent_s
+            else:
+                self.pool_s = (self.pool_s or 0.0) + spent_s
+        self._since_s, self._at_engine = now_s, at_engine
+
+    def begun(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.request_id = next((v.decode("latin-1") for n, v in headers if n == HEADER), None)
+
+
+class Served(NamedTuple):
+    """A request's counts at its worker."""
+
+    worker_id: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+class RequestLog:
+    """Writes the lines; a watcher of the cluster."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._open: dict[str, RequestLine] = {}
+
+    def begin(self, scope: Scope) -> RequestLine:
+        line = scope[_LINE] = RequestLine(
+            scope["method"], scope["path"], self._clock(), self._clock
+        )
+        scope[_OPEN] = self._open
+        return line
+
+    def end(self, scope: Scope) -> None:
+        """Write the line; at debug level for GET and HEAD."""
+        line: RequestLine = scope[_LINE]
+        if line.token is not None:
+            self._open.pop(line.token, None)
+        line.ended()
+        level = logging.DEBUG if line.method in {"GET", "HEAD"} else logging.INFO
+        if log.isEnabledFor(level) and not line.elsewhere:
+            shown = _shown(line, scope.get("tenant"), self._clock())
+            log.log(level, "request", extra=fields(**shown))
+
+    # Methods of ``Watcher``.
+
+    def dispatched(self, request: Request) -> None:
+        if (line := self._open.get(request.first_id)) is not None:
+            line.sent()
+
+    def first_byte(self, request: Request) -> None:
+        if (line := self._open.get(request.first_id)) is not None:
+            line.ttft_s = self._clock() - line.began_s
+
+    def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
+        if request.first_id not in self._open:
+            return
+        served = None
+        if worker is not None:
+            complete = outcome is Outcome.COMPLETED
+            served = Served(worker.spec.id, *worker.served(request.id, complete=complete))
+        self.note_end(request, served, outcome)
+
+    def note_end(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+        if (line := self._open.get(request.first_id)) is None:
+            return
+        line.ended()
+        line.outcome = outcome.value
+        line.prompt_tokens = request.prompt_tokens
+        if served is not None:
+            line.worker, line.prompt_tokens, line.output_tokens = served
+
+    def joined(self, group: Group) -> None:
+        """Groups have no lines."""
+
+
+def _shown(line: RequestLine, key: str | None, now_s: float) -> dict[str, object]:
+    return {
+        "request_id": line.request_id,
+        "key": key,
+        "method": line.method,
+        "path": line.path[:_LONGEST],
+        "status": line.status,
+        "model": line.model and line.model[:_LONGEST],
+        "group": line.group,
+        "worker": line.worker,
+        "outcome": line.outcome,
+        "prompt_tokens": line.prompt_tokens,
+        "output_tokens": line.output_tokens,
+        "attempts": line.attempts,
+        "again": line.again,
+        "pool_s": _rounded(line.pool_s),
+        "engine_s": _rounded(line.engine_s),
+        "ttft_s": _rounded(line.ttft_s),
+        "duration_s": _rounded(now_s - line.began_s),
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def follow(scope: Scope, request: Request, model: str | None, name: str) -> RequestLine | None:
+    """Track a request that enters a pool."""
+    line: RequestLine | None = scope.get(_LINE)
+    if line is not None:
+        line.waits()
+        line.token, line.model, line.group = request.first_id, model, request.group
+        # The client may leave before an answer carries it.
+        line.request_id = name
+        scope[_OPEN][line.token] = line
+    return line
+
+
+def pass_on(scope: Scope) -> None:
+    """Leave the line to the process that now serves the request."""
+    line: RequestLine | None = scope.get(_LINE)
+    if line is not None:
+        line.elsewhere = True
+
+
+def take_back(scope: Scope) -> None:
+    """Write the line here: the other process ended before answering."""
+    line: RequestLine | None = scope.get(_LINE)
+    if line is not None:
+        line.elsewhere = False
+
+
+def note_sent(scope: Scope, group: str, worker_id: str) -> RequestLine | None:
+    """Record the dispatch of a request that skips the pool."""
+    line: RequestLine | None = scope.get(_LINE)
+    if line is not None:
+        line.group, line.worker = group, worker_id
+        line.sent()
+    return line

@@ -1,0 +1,85 @@
+"""All keys of a router, and the access that they give."""
+
+from __future__ import annotations
+
+import logging
+
+from router.access.door import Door
+from router.access.files import KEYS_VARIABLE, KeySource, key_source, keys_wanted, warn_of_readers
+from router.access.keys import KeyRing
+from router.access.limits import KeyLimits
+from router.config.settings import ServeSettings
+from router.core.clock import Clock
+
+log = logging.getLogger(__name__)
+
+
+class Access:
+    """Clients' keys and operators' keys.
+
+    Attributes:
+        clients: client keys; None: no key is needed.
+        operators: keys to the admin port; None: it serves this machine only.
+
+    Raises:
+        ConfigError: keys cannot be read.
+    """
+
+    def __init__(self, settings: ServeSettings, clock: Clock) -> None:
+        wanted = keys_wanted(settings.api_key_file)
+        self.clients = KeySource(settings.api_key_file, KEYS_VARIABLE) if wanted else None
+        self.operators = key_source(settings.admin_key_file)
+        self.limits = KeyLimits()
+        self._clock = clock
+        self._checked: list[tuple[KeySource, KeyRing]] = []
+        self._engines_keyed = settings.worker_api_key_file is not None
+        warn_of_readers(settings.secret_files)
+        self._name()
+
+    @property
+    def read_again(self) -> frozenset[str]:
+        """Names of the reloadable settings: key checking cannot be turned on at run time."""
+        sources = {"api_key_file": self.clients, "admin_key_file": self.operators}
+        return frozenset(name for name, source in sources.items() if source is not None)
+
+    def weight(self, tenant: str) -> float:
+        return 1.0 if self.clients is None else self.clients.weight(tenant)
+
+    @property
+    def door(self) -> Door | None:
+        """Checks clients' keys; None: no key is needed and credentials are not treated as keys."""
+        if self.clients is None and not self._engines_keyed:
+            return None
+        return Door(self.clients, self.limits, self._clock)
+
+    def check(self, settings: ServeSettings) -> None:
+        """Read the keys again; ``take`` puts them in force.
+
+        Raises:
+            ConfigError: they cannot be read.
+        """
+        self._checked = self._read(settings)
+
+    def take(self, settings: ServeSettings) -> None:
+        """Put the keys read by ``check`` in force; running requests of removed keys continue."""
+        for source, ring in self._checked:
+            if changes := ring.changes_since(source.ring):
+                whose = "clients" if source is self.clients else "operators"
+                log.info("keys of %s: %s", whose, changes)
+            source.ring = ring
+        self._name()
+        warn_of_readers(settings.secret_files)
+
+    def _read(self, settings: ServeSettings) -> list[tuple[KeySource, KeyRing]]:
+        return [
+            (source, source.read(file))
+            for source, file in (
+                (self.clients, settings.api_key_file),
+                (self.operators, settings.admin_key_file),
+            )
+            if source is not None
+        ]
+
+    def _name(self) -> None:
+        ring = KeyRing() if self.clients is None else self.clients.ring
+        self.limits.name(ring.by_name)

@@ -1,0 +1,186 @@
+"""The main port's server: drains without losing requests and reloads settings at run time.
+
+At the first SIGTERM or SIGINT it drains: answers carry ``Connection: close`` and ``/health``
+reports the drain. After the drain delay it accepts no connections. Requests on open connections are
+then rejected (``front``), and open answers go on for the grace period. Those left are cancelled,
+and their clients get an error. A second signal ends the grace period, a third kills the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+
+import uvicorn
+
+from router import systemd
+from router.http.lifecycle import Lifecycle
+
+log = logging.getLogger(__name__)
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+_LOOK_S = 0.02
+# A terminal signals the whole process group and the parent may forward it: one signal twice.
+_SAME_S = 0.2
+# Time to send the end of an answer cut short; clients that do not read get no more.
+_LAST_WORD_S = 2.0
+# Other processes need as much for their own ends.
+_OTHERS_S = 8.0
+# A client that got a complete answer may already have sent the next request.
+_LINGER_S = 0.5
+
+
+class MainServer(uvicorn.Server):
+    """Serves until a signal ends it.
+
+    Args:
+        reload: called at SIGHUP, one call at a time; None: SIGHUP is not handled.
+        inherited: true if another process shares the socket and keeps it open.
+        others: true while other processes depend on this one; they end by themselves.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        lifecycle: Lifecycle,
+        reload: Callable[[], Awaitable[None]] | None = None,
+        *,
+        inherited: bool = False,
+        others: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__(config)
+        self._others = others
+        self._lifecycle = lifecycle
+        self._reload = reload
+        self._inherited = inherited
+        self._asked = asyncio.Event()
+        self._hurried = asyncio.Event()
+        self._asked_s = 0.0
+        self._late: list[asyncio.Task[object]] = []
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals without raising them again: an ordered end is a success."""
+        loop = asyncio.get_running_loop()
+        for number in _ENDING:
+            loop.add_signal_handler(number, self._end)
+        yield
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve, and report to systemd or the parent process meanwhile."""
+        beating = asyncio.create_task(systemd.beat())
+        try:
+            await super().serve(sockets)
+        finally:
+            beating.cancel()
+
+    async def main_loop(self) -> None:
+        """Return when no new requests are to be accepted."""
+        await self.on_tick(0)
+        reloading = asyncio.create_task(self._reloads())
+        systemd.notify("READY=1")
+        await self._asked.wait()
+        reloading.cancel()
+        systemd.notify("STOPPING=1")
+        delay_s = self._lifecycle.drain_delay_s
+        self._lifecycle.draining = True
+        # All answers that have not begun share this list.
+        self.server_state.default_headers.append((b"connection", b"close"))
+        log.info("ending: new requests are taken for another %g s", delay_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurried.wait(), delay_s)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        state, grace_s = self.server_state, self._lifecycle.grace_s
+        self._lifecycle.closed = True
+        self._close_listeners(sockets or [])
+        log.info("ending: %d open answers may go on for %g s", len(state.tasks), grace_s)
+        await self._until(lambda: not (state.tasks or self._others()), grace_s)
+        if state.tasks:
+            log.warning("ending: %d answers are cut short", len(state.tasks))
+            await self._cut_short()
+        await self._until(lambda: not self._others(), _OTHERS_S, hurried=False)
+        await self._until(self._all_gone, _LINGER_S)
+        for connection in list(state.connections):
+            connection.transport.close()
+        await self._until(lambda: not state.connections, _LAST_WORD_S, hurried=False)
+        self._abort()
+        await self.lifespan.shutdown()
+
+    async def _reloads(self) -> None:
+        """Reload at each SIGHUP, including one held since the start; see ``hold_hangups``."""
+        if self._reload is None:
+            return
+        asked = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+        systemd.take_hangups()
+        while True:
+            await asked.wait()
+            asked.clear()
+            await self._reload()
+
+    def _end(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if not self._asked.is_set():
+            self._asked.set()
+            self._asked_s = now_s
+        if now_s < self._asked_s + _SAME_S:
+            return
+        log.warning("ending at once")
+        self._hurried.set()
+        for number in _ENDING:
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _close_listeners(self, sockets: Iterable[socket.socket]) -> None:
+        """Stop accepting connections; those in the kernel's queue are still served."""
+        # Closing the socket would reset the connections that the kernel has already accepted.
+        waiting = [] if self._inherited else [one for each in sockets for one in _accepted(each)]
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        for connection in waiting:
+            taken = loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl)
+            self._late.append(loop.create_task(taken))
+
+    def _all_gone(self) -> bool:
+        return not self.server_state.connections and all(late.done() for late in self._late)
+
+    def _protocol(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    async def _cut_short(self) -> None:
+        for task in self.server_state.tasks:
+            task.cancel("the router ends")
+        await self._until(lambda: not self.server_state.tasks, _LAST_WORD_S, hurried=False)
+        if self.server_state.tasks:
+            self._abort()
+            await self._until(lambda: not self.server_state.tasks, _LAST_WORD_S, hurried=False)
+
+    def _abort(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def _until(
+        self, condition: Callable[[], bool], longest_s: float, *, hurried: bool = True
+    ) -> None:
+        """Wait for a condition, ``longest_s`` at most; with ``hurried`` a second signal ends it."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + longest_s
+        while not condition() and loop.time() < end_s:
+            if hurried and self._hurried.is_set():
+                return
+            await asyncio.sleep(_LOOK_S)
+
+
+def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            yield connection

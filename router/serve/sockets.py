@@ -1,0 +1,89 @@
+"""Listening sockets of the clients' port and of the admin port."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from router.config.settings import ServeSettings
+from router.core.errors import ConfigError
+from router.http.listening import listen, listen_together, url
+from router.http.loopback import is_loopback, loopback
+from router.systemd import given_sockets
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Bound sockets.
+
+    Attributes:
+        listeners: sockets of the clients' port, one for each process that serves it.
+        admin: socket of the admin port; None: no admin port.
+        inherited: true if the single listener is shared with systemd, which keeps it open.
+    """
+
+    listeners: list[socket.socket]
+    admin: socket.socket | None
+    inherited: bool
+
+    def announce(self, settings: ServeSettings, tls: ssl.SSLContext | None) -> None:
+        log.info(
+            "evenstep %s: %s, %s dispatch, %d workers, %s",
+            *(version("evenstep"), settings.policy, settings.dispatch.value),
+            *(len(settings.workers), url(self.listeners[0], tls)),
+        )
+        if self.admin is not None:
+            log.info("status page: %s", url(self.admin, admin_tls(self.admin, tls)))
+
+
+@contextlib.contextmanager
+def opened(settings: ServeSettings) -> Iterator[Ports]:
+    """Bind the ports; close them when the block ends.
+
+    Raises:
+        ConfigError: an address cannot be bound.
+    """
+    if settings.port and settings.admin_port == settings.port:
+        raise ConfigError(f"--admin-port {settings.port} is --port as well; give another")
+    with contextlib.ExitStack() as sockets:
+        given = given_sockets(("http", "admin"))
+        listeners = [given["http"]] if "http" in given else _listeners(settings)
+        for listener in listeners:
+            sockets.enter_context(listener)
+        admin = _admin_port(settings, given.get("admin"))
+        if admin is not None:
+            sockets.enter_context(admin)
+        yield Ports(listeners, admin, "http" in given)
+
+
+def _listeners(settings: ServeSettings) -> list[socket.socket]:
+    address = settings.host, settings.port, "--port"
+    if settings.processes == 1:
+        return [listen(*address)]
+    return listen_together(*address, settings.processes)
+
+
+def _admin_port(settings: ServeSettings, given: socket.socket | None) -> socket.socket | None:
+    """Bind the admin port, if it is configured.
+
+    Raises:
+        ConfigError: it cannot be bound, or it would be reachable from outside without a key.
+    """
+    if given is None and settings.admin_port is None:
+        return None
+    listener = given or listen(settings.admin_host, settings.admin_port or 0, "--admin-port")
+    if settings.admin_key_file is None:
+        loopback(listener.getsockname()[0])
+    return listener
+
+
+def admin_tls(admin: socket.socket, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
+    """Return the admin port's certificate; None on loopback, where it is not needed."""
+    return None if is_loopback(admin.getsockname()[0]) else tls

@@ -1,0 +1,42 @@
+"""What the page says of keys that compete is what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support.docs import text_of, words
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = "docs/results/fairness.md"
+SECTION = words(text_of(PAGE))
+KEPT: dict[str, Any] = json.loads((ROOT / "tests/data/fairness/fair_share.json").read_text())
+BURSTS, SINGLE = KEPT["bursts"], KEPT["single"]
+
+
+def turned_away(runs: list[dict[str, Any]]) -> float:
+    """Share of the slower key's requests that found no place."""
+    refused = sum(run["slow"]["answers"].get("429", 0) for run in runs)
+    asked = sum(run["slow"]["requests"] for run in runs)
+    return float(refused / asked)
+
+
+def test_figures_are_those_of_the_kept_runs() -> None:
+    p99_s, ratios = BURSTS["slow_queue_p99_s"], BURSTS["ratios"]
+    assert f"alone {p99_s['alone']:.2f} s, beside the other one {p99_s['both']:.2f} s" in SECTION
+    assert f"x {BURSTS['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f}" in SECTION
+    away = turned_away(BURSTS["runs"]["without_keys"])
+    assert f"without keys {100 * away:.0f} % of its requests found no place" in SECTION
+    p99_s = SINGLE["slow_queue_p99_s"]
+    assert f"alone {p99_s['alone']:.2f} s, beside twenty a second {p99_s['both']:.2f} s" in SECTION
+    assert f"without keys {p99_s['without_keys']:.1f} s" in SECTION
+
+
+def test_what_was_asked_is_met() -> None:
+    assert KEPT["times"] == 20
+    assert max(BURSTS["ratios"]) <= 2
+    assert min(run["slow"]["queue_p99_s"] for run in BURSTS["runs"]["alone"]) > 0.5
+    for case in (BURSTS, SINGLE):
+        assert turned_away(case["runs"]["both"]) == 0
+        assert all(run["sent_late_p99_s"] < 0.5 for runs in case["runs"].values() for run in runs)

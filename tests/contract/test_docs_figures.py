@@ -1,0 +1,124 @@
+"""Figures in README and docs/ are those of the runs that are kept beside the tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.figures.command import picture_name
+from loadgen.figures.report import claims_of, markdown, outcomes_of, score
+from loadgen.figures.studies import STUDIES as ALL_STUDIES
+from tests.support.docs import README, section_of, text_of, words
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO, ADMISSION = "docs/results/demo.md", "docs/admission.md"
+SIMULATED, COST = "docs/results/simulated.md", "docs/results/router-cost.md"
+SUMMARY: dict[str, Any] = json.loads((ROOT / "tests/data/demo/summary.json").read_text())
+
+
+def table_rows(page: str) -> dict[str, list[str]]:
+    lines = text_of(page).splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("|")]
+    cells = [[cell.strip().strip("*") for cell in row] for row in rows]
+    return {row[0]: row[1:] for row in cells}
+
+
+def expected(run: dict[str, Any]) -> list[str]:
+    steps, replay = run["steps_steady"], run["replay"]
+    return [
+        f"{steps['imbalance_tokens'] / 1e4:.2f}",
+        f"{100 * steps['idle_share']:.1f} %",
+        f"{run['throughput_tok_s']:,.0f}",
+        f"{replay['mean_tpot_ms']:.2f}",
+        f"{replay['mean_ttft_ms']:.0f} / {replay['p99_ttft_ms']:.0f}",
+        f"{steps['energy_j_per_token']:.4f}",
+        f"{steps['mean_load_tokens']:,.0f}",
+        f"{replay['steady']['mean_admitted_prompt_tokens']:.0f}",
+        f"{replay['failed']}, {replay['lost']}",
+    ]
+
+
+def test_the_table_is_the_summary() -> None:
+    rows = table_rows(DEMO)
+    for run in SUMMARY["runs"]:
+        assert rows[f"{run['policy']}, {run['dispatch']}"] == expected(run)
+
+
+def test_the_readme_has_some_of_its_rows_and_their_first_columns() -> None:
+    runs = {f"{run['policy']}, {run['dispatch']}": expected(run) for run in SUMMARY["runs"]}
+    shown = {name: row for name, row in table_rows(README).items() if name in runs}
+    assert 3 <= len(shown) <= 5
+    assert shown == {name: runs[name][:5] for name in shown}
+
+
+def test_the_readme_has_the_costs_of_their_page() -> None:
+    """Evenstep's and vllm-router's, the first and the fifth column there."""
+    costs, shown = table_rows(COST), table_rows(README)
+    names = [
+        name for name in shown for known in costs if name.strip("-") and known.startswith(name)
+    ]
+    assert len(names) == 4
+    for name in names:
+        (row,) = (cells for known, cells in costs.items() if known.startswith(name))
+        assert [cell.split()[0] for cell in shown[name]] == [row[0].split()[0], row[4].split()[0]]
+
+
+@pytest.mark.parametrize("page", [README, DEMO])
+def test_the_comparison_is_the_summary(page: str) -> None:
+    said = words(text_of(page))
+    ratios = SUMMARY["comparison"]
+    for name, text in (("imbalance", ".2f"), ("throughput", ".3f"), ("tpot", ".3f")):
+        assert f"x {ratios[f'{name}_ratio']:{text}}" in said
+    assert f"{SUMMARY['conditions']['requests']:,}" in said
+    assert SUMMARY["statement"].rstrip(".") in said
+
+
+def test_the_kept_run_shows_what_is_claimed() -> None:
+    assert all(run["complete"] for run in SUMMARY["runs"])
+    assert SUMMARY["warnings"] == []
+    assert SUMMARY["comparison"]["imbalance_ratio"] <= 0.25
+    assert SUMMARY["comparison"]["throughput_ratio"] >= 1.04
+
+
+FIGURES = ROOT / "tests/data/figures"
+STUDIES: dict[str, Any] = json.loads((FIGURES / "figures.json").read_text())
+
+
+def test_what_is_shown_of_the_figures_is_what_was_simulated() -> None:
+    outcomes = outcomes_of(STUDIES)
+    pictures = {name: picture_name(name) for name in outcomes if ALL_STUDIES[name].draw}
+    assert markdown(outcomes, pictures) == (FIGURES / "figures.md").read_text()
+    assert list(outcomes) == list(ALL_STUDIES)
+
+
+def test_claims_are_judged_by_the_kept_figures() -> None:
+    outcomes = outcomes_of(STUDIES)
+    for name, study in STUDIES["studies"].items():
+        judged = [(claim.text, claim.met) for claim in claims_of(name, outcomes[name])]
+        assert judged == [(claim["claim"], claim["met"]) for claim in study["claims"]]
+
+
+@pytest.mark.parametrize(
+    "section",
+    [text_of(SIMULATED), section_of(ADMISSION, "Simulated")],
+    ids=["routing", "admission"],
+)
+def test_the_simulated_figures_of_the_docs_are_the_kept_ones(section: str) -> None:
+    kept = {line.replace("**", "") for line in (FIGURES / "figures.md").read_text().splitlines()}
+    shown = [line.replace("**", "") for line in section.splitlines() if line.startswith("|")]
+    assert shown
+    assert [line for line in shown if line not in kept] == []
+
+
+def test_the_page_says_how_many_claims_are_met() -> None:
+    assert score(outcomes_of(STUDIES)) in words(text_of(SIMULATED))
+
+
+def test_the_preemptions_of_the_page_are_those_of_the_engines() -> None:
+    runs = json.loads((ROOT / "tests/data/admission/engine.json").read_text())["runs"]
+    counts = [", ".join(str(run["preemptions"]) for run in each) for each in runs.values()]
+    assert len(counts) == 4
+    assert [each for each in counts if f"| {each} |" not in text_of(ADMISSION)] == []

@@ -1,0 +1,210 @@
+"""What the status page says that a group's figures rest on."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from router.admin.facts import Footing, facts
+from router.core.forecast.look_ahead import SIGNALS, LookAhead
+from router.core.forecast.step_cost import WorkProfile
+from router.core.policies.baselines import PerRequest, jsq
+from router.core.policies.bfio.policy import BfIo
+from router.core.policies.protocol import Policy
+from router.core.queue.pool import Pool
+from router.core.rounds.decider import Decider
+from router.core.state.cluster import Cluster
+from router.core.state.foreign_load import Gauges
+from router.core.types import Dispatch, GaugesReceived, WorkerDown, WorkerSpec, prefill_stage
+from tests.support.clusters import cluster_of, show
+from tests.support.core import running, snapshot
+
+TWO = (WorkerSpec("a", "http://a"), WorkerSpec("b", "http://b"))
+PREFILL = WorkerSpec("p", "http://p", role="prefill")
+
+
+def decider(
+    cluster: Cluster, policy: Policy | None = None, look_ahead: LookAhead | None = None
+) -> Decider:
+    least = PerRequest(jsq)
+    group = cluster.groups["default"]
+    return Decider(group, Pool(8), policy or least, least, Dispatch.POOL, look_ahead)
+
+
+def told(
+    cluster: Cluster, deciding: Decider | None = None, powered: int = 0, **footing: object
+) -> dict[str, tuple[str, str]]:
+    """Standing and text by topic."""
+    found = facts(
+        cluster.groups["default"],
+        cluster.prefill_group("default"),
+        deciding,
+        powered,
+        Footing(**footing),  # type: ignore[arg-type]
+    )
+    return {fact.topic: (fact.standing, fact.text) for fact in found}
+
+
+def test_workers() -> None:
+    cluster = cluster_of(*TWO)
+    assert told(cluster)["Workers"] == ("good", "2 workers up, none down.")
+    cluster.apply(WorkerDown("a", "gone"))
+    assert told(cluster)["Workers"] == ("problem", "1 worker down, 1 up.")
+    deciding = decider(cluster)
+    assert told(cluster, deciding)["Workers"][1] == "1 worker down; 1 left for all requests."
+    cluster.apply(WorkerDown("b", "gone"))
+    assert told(cluster)["Workers"] == ("problem", "No worker is up.")
+    assert told(cluster, deciding)["Workers"][1] == "No worker is up: requests are turned away."
+    assert "Loads" not in told(cluster)
+
+
+def test_loads_by_the_source_of_each() -> None:
+    cluster = cluster_of(*TWO, WorkerSpec("c", "http://c"))
+    show(cluster, snapshot("full", 1), worker_id="a")
+    cluster.apply(GaugesReceived("b", Gauges(1), 1.0))
+    standing, text = told(cluster)["Loads"]
+    assert standing == "fallback"
+    assert "1 worker known by snapshots" in text
+    assert "1 worker known by the engine's own metrics" in text
+    assert "1 worker known only by what this router has sent" in text
+
+    for worker_id in "bc":
+        show(cluster, snapshot("full", 1), worker_id=worker_id)
+    assert told(cluster)["Loads"][0] == "good"
+
+
+def test_idle_share_is_not_known_without_steps_or_their_fitted_time() -> None:
+    cluster = cluster_of(*TWO)
+    assert told(cluster)["Idle share"] == (
+        "unknown",
+        "No engine tells its steps, so imbalance is of the loads as the router counts them.",
+    )
+    show(cluster, snapshot("full", 1, step_s=0.0), worker_id="a")
+    assert told(cluster)["Idle share"][1] == "Not known yet: nothing has run since the start."
+    step(cluster, 2, None, 0)
+    step(cluster, 3, None, 0)
+    assert told(cluster)["Idle share"][1].startswith("Not known yet: workers must step together")
+
+
+def step(cluster: Cluster, number: int, waited_s: float | None, load_tokens: int) -> None:
+    """Both workers make one, of which engines may time how long they waited."""
+    for worker_id, extra in (("a", 0), ("b", load_tokens)):
+        told_now = snapshot("full", number, running("0-x", 100 + extra), step_s=0.01 + extra * 1e-6)
+        timed = msgspec.structs.replace(told_now, waited_s=waited_s)
+        show(cluster, timed, worker_id=worker_id)
+
+
+def test_idle_share_is_modelled_where_engines_do_not_time_it() -> None:
+    cluster = cluster_of(*TWO)
+    for number in range(1, 200):
+        step(cluster, number, None, number % 7 * 1000)
+    standing, text = told(cluster)["Idle share"]
+    assert (standing, text.partition(":")[0]) == ("fallback", "Modelled")
+    for number in range(200, 300):
+        step(cluster, number, 0.001, number % 7 * 1000)
+    standing, text = told(cluster)["Idle share"]
+    assert standing == "fallback"
+    assert "% timed by the engines, the rest modelled" in text
+
+
+def test_where_workers_do_not_step_together_none_waits() -> None:
+    cluster = cluster_of(*TWO)
+    group = cluster.groups["default"]
+    assert group.barrier is None
+    group.set_lockstep(True)
+    assert group.barrier is True
+    for number in range(1, 40):
+        for worker_id, first in (("a", 0), ("b", 1000)):
+            message = snapshot("full", number, running("0-x", 100 + number), step_s=0.01)
+            show(
+                cluster, msgspec.structs.replace(message, step=first + number), worker_id=worker_id
+            )
+    assert group.barrier is False
+    standing, text = told(cluster)["Idle share"]
+    assert (standing, text.partition(":")[0]) == ("good", "None")
+    # One by itself teaches no waiting either.
+    assert group.every_step.timed_s == 0
+
+
+def test_idle_share_that_all_engines_time() -> None:
+    cluster = cluster_of(*TWO)
+    for number in range(1, 9):
+        step(cluster, number, 0.001, 0)
+
+    assert told(cluster)["Idle share"][0] == "good"
+
+
+@pytest.mark.parametrize(
+    ("powered", "calibrated", "standing", "text"),
+    [
+        (0, True, "unknown", "No worker tells"),
+        (1, True, "fallback", "the others are not in the sum"),
+        (2, False, "fallback", "Without --power-levels"),
+        (2, True, "good", "Told by 2 workers."),
+    ],
+)
+def test_power(powered: int, calibrated: bool, standing: str, text: str) -> None:
+    said = told(cluster_of(*TWO), powered=powered, calibrated=calibrated)["Power"]
+
+    assert said[0] == standing
+    assert text in said[1]
+
+
+def test_a_policy_that_fails() -> None:
+    cluster = cluster_of(*TWO)
+    deciding = decider(cluster)
+    assert told(cluster, deciding)["Policy"] == ("unknown", "It has had nothing to decide yet.")
+    deciding.stats.rounds = 1000
+    assert told(cluster, deciding)["Policy"] == ("good", "Decided all 1,000 rounds itself.")
+    deciding.stats.policy_errors = 1
+    assert told(cluster, deciding)["Policy"][0] == "problem"
+
+
+def test_prompt_sizes() -> None:
+    cluster = cluster_of(*TWO)
+    deciding = decider(cluster)
+    assert told(cluster, deciding)["Prompt sizes"][0] == "unknown"
+    deciding.stats.assigned = 4
+    assert told(cluster, deciding)["Prompt sizes"][0] == "good"
+    deciding.stats.estimated = 1
+    assert told(cluster, deciding)["Prompt sizes"][1].startswith("25% estimated")
+
+
+@pytest.mark.parametrize(("compiled", "standing"), [(True, "good"), (False, "fallback")])
+def test_the_solver_of_bfio_alone(compiled: bool, standing: str) -> None:
+    cluster = cluster_of(*TWO)
+
+    assert told(cluster, decider(cluster, BfIo(0.1)), compiled=compiled)["Solver"][0] == standing
+    assert "Solver" not in told(cluster, decider(cluster))
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "horizon", "standing", "text"),
+    [
+        ("none", None, "good", "Off, as asked"),
+        ("survival", 5, "good", "5 steps ahead, by the lengths learned"),
+        ("auto", None, "fallback", "which have told nothing yet"),
+    ],
+)
+def test_look_ahead(lookahead: str, horizon: int | None, standing: str, text: str) -> None:
+    cluster = cluster_of(*TWO)
+    ahead = LookAhead(SIGNALS[lookahead](WorkProfile()), horizon=horizon)
+    said = told(cluster, decider(cluster, BfIo(0.1), ahead), lookahead=lookahead)["Look-ahead"]
+
+    assert said[0] == standing
+    assert text in said[1]
+
+
+def test_prompts_of_prefill_workers() -> None:
+    cluster = cluster_of(*TWO, PREFILL)
+    deciding = decider(cluster)
+    assert told(cluster, deciding)["Prompts"] == (
+        "good",
+        "Computed by 1 worker of default/prefill.",
+    )
+    deciding.stats.fallbacks = 2
+    assert told(cluster, deciding)["Prompts"][0] == "fallback"
+    cluster.apply(WorkerDown("p", "gone"))
+    assert told(cluster, deciding)["Prompts"][0] == "problem"
+    prefills = cluster.groups[prefill_stage("default")]
+    assert "Idle share" not in {fact.topic for fact in facts(prefills, None, None, 0, Footing())}

@@ -1,0 +1,133 @@
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from router.core.errors import InputError
+from router.core.policies.bfio.instances import from_json, to_json
+from router.core.policies.bfio.solver import Instance
+
+Data = dict[str, Any]
+
+
+def plain(**changes: Any) -> Data:
+    return {
+        "loads": [[800, 801], [640, 0]],
+        "candidates": [200, [90, 95]],
+        "growth": 1,
+        "capacity": [1, 2],
+        "weights": [1, 0.8],
+    } | changes
+
+
+def without(key: str) -> Data:
+    return {name: value for name, value in plain().items() if name != key}
+
+
+def test_what_a_person_wrote() -> None:
+    read = from_json(plain())
+    assert read.loads.tolist() == [[800, 801], [640, 0]]
+    assert read.candidates.tolist() == [[200, 201], [90, 95]]
+    assert read.capacity.tolist() == [1, 2]
+    assert read.weights.tolist() == [1, 0.8]
+    assert read.tie_weight == 0
+
+
+def test_a_discount_instead_of_weights() -> None:
+    read = from_json(without("weights") | {"discount": 0.5})
+    assert read.weights.tolist() == [1, 0.5]
+
+
+def same(one: Instance, other: Instance) -> bool:
+    arrays = ("loads", "candidates", "capacity", "weights")
+    return one.tie_weight == other.tie_weight and all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        and getattr(one, name).dtype == getattr(other, name).dtype
+        for name in arrays
+    )
+
+
+@pytest.mark.parametrize("growth", [0.0, 1.0, 0.1])
+def test_there_and_back_every_bit_is_kept(growth: float) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.integers(1, 99, (7, 1)) + growth * np.arange(5)
+    rows[3] = rng.random(5)
+    instance = Instance(rng.random((3, 5)), rows, np.array([-1, 0, 4]), 0.8 ** np.arange(5.0), 1e-3)
+    written = to_json(instance)
+    assert same(from_json(json.loads(json.dumps(written))), instance)
+    assert sum(isinstance(candidate, list) for candidate in written["candidates"]) == 1
+
+
+def test_a_single_step_and_no_candidates() -> None:
+    present = Instance(np.ones((2, 1)), np.full((3, 1), 7.0), np.array([1, 1]), np.ones(1), 0.1)
+    assert same(from_json(to_json(present)), present)
+    assert to_json(present)["candidates"] == [7, 7, 7]
+    empty = Instance(np.ones((2, 3)), np.empty((0, 3)), np.array([1, 1]), np.ones(3), 0.0)
+    assert same(from_json(to_json(empty)), empty)
+
+
+def test_whole_numbers_are_written_without_a_point() -> None:
+    assert json.dumps(to_json(from_json(plain()))["loads"]) == "[[800, 801], [640, 0]]"
+
+
+def test_other_keys_are_ignored() -> None:
+    assert same(from_json(plain(exact={"objective": 3})), from_json(plain()))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([1, 2], "an instance is a JSON object, not [1, 2]"),
+        (plain(format="csv"), "format 'csv' in version 1 is none that is read here"),
+        (plain(version=2), "format 'evenstep-instance' in version 2 is none"),
+        (without("loads"), "loads is missing"),
+        (without("candidates"), "candidates is missing"),
+        (without("capacity"), "capacity is missing"),
+        (without("weights"), "give either weights, one for each step, or a discount"),
+        (plain(discount=1), "give either weights, one for each step, or a discount"),
+        (plain(loads=3), "loads is a list, not 3"),
+        (plain(loads=[]), "loads has a row for each worker"),
+        (plain(loads=[[], []]), "loads has a row for each worker"),
+        (plain(loads=[1, 2]), "loads has a row for each worker"),
+        (plain(loads=[[1, 2], [3]]), "loads[1] has a number for each of 2 steps, not [3]"),
+        (plain(loads=[[1, 2], 3]), "loads[1] has a number for each of 2 steps, not 3"),
+        (plain(loads=[[1, 2], [3, "x"]]), "loads[1][1] is a finite number, not 'x'"),
+        (plain(loads=[[1, 2], [3, None]]), "loads[1][1] is a finite number, not None"),
+        (plain(candidates=[[1, 2, 3]]), "candidates[0] has a number for each of 2 steps"),
+        (plain(candidates=[1, float("nan")]), "candidates[1] is a finite number, not nan"),
+        (plain(candidates=[1, True]), "candidates[1] is a finite number, not True"),
+        (plain(candidates=[10**400]), "candidates[0] is a finite number, not 1000"),
+        (plain(candidates=[1e308, 2]), "candidates[0] is between -1e+12 and 1e+12, not 1e+308"),
+        (plain(loads=[[1, 2], [3, -1e13]]), "loads[1][1] is between -1e+12 and 1e+12, not -1e+13"),
+        (
+            without("weights") | {"discount": 1e200},
+            "discount is between -1e+12 and 1e+12, not 1e+200",
+        ),
+        (
+            without("weights")
+            | {"discount": 1e5, "loads": [[1] * 5], "candidates": [], "capacity": [1]},
+            "discount 100000: the weight of a step is between -1e+12 and 1e+12, not 1e+20",
+        ),
+        (plain(growth="fast"), "growth is a finite number, not 'fast'"),
+        (plain(capacity=[1]), "capacity has 1 entries, one for each of 2 workers"),
+        (plain(capacity=[1, 1.5]), "capacity[1] is a whole number of requests, not 1.5"),
+        (plain(capacity=[True, 1]), "capacity[0] is a whole number of requests, not True"),
+        (plain(capacity=[1, 2**70]), "capacity[1] is a whole number of requests, not 118"),
+        (plain(weights=[1]), "weights has a number for each of 2 steps, not [1]"),
+        (plain(weights=[1, -1]), "weights[1] is at least 0, not -1"),
+        (without("weights") | {"discount": -0.5}, "discount is at least 0, not -0.5"),
+        (plain(tie_weight=-1), "tie_weight is at least 0, not -1"),
+        (plain(tie_weight=float("inf")), "tie_weight is a finite number, not inf"),
+    ],
+)
+def test_broken_ones_are_told_apart(data: object, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        from_json(data)
+    assert str(caught.value).startswith(message)
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    with pytest.raises(InputError, match=r"not \[0, 0, 0, .*\.\.\.$") as caught:
+        from_json(plain(weights=[0] * 500))
+    assert len(str(caught.value)) < 120

@@ -1,0 +1,211 @@
+"""The cluster moved by events: its workers and groups, and a request's life."""
+
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from router.core.errors import ConfigError
+from router.core.state.cluster import Cluster
+from router.core.state.worker import UNBOUNDED
+from router.core.types import (
+    DEFAULT_SLOTS,
+    Arrived,
+    Dispatch,
+    Dispatched,
+    Ended,
+    Event,
+    KvGroup,
+    Outcome,
+    Phase,
+    Progressed,
+    PromptCounted,
+    Request,
+    Returned,
+    WorkerDown,
+    WorkerSpec,
+    WorkerUp,
+    WorkerView,
+)
+from tests.support.clusters import cluster_of, figures, send, show
+from tests.support.core import part, request, running, snapshot, token
+
+
+def request_of(group: str, number: int) -> Request:
+    return replace(request(number), group=group)
+
+
+def test_groups_and_workers_keep_the_order_of_their_configuration() -> None:
+    specs = [WorkerSpec("x", "", "two"), WorkerSpec("b", "", "one"), WorkerSpec("a", "", "two")]
+    cluster = Cluster(specs)
+    assert list(cluster.groups) == ["two", "one"]
+    assert list(cluster.groups["two"].workers) == ["x", "a"]
+    assert cluster.group_of("b") is cluster.groups["one"]
+    assert cluster.worker("a") is cluster.groups["two"].workers["a"]
+    assert cluster.worker("a").spec is specs[2]
+
+
+def test_two_workers_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two workers are called 'a'"):
+        Cluster([WorkerSpec("a", "http://one"), WorkerSpec("a", "http://two")])
+
+
+def test_only_live_workers_are_offered() -> None:
+    cluster = Cluster([WorkerSpec("a", ""), WorkerSpec("b", "")])
+    group = cluster.groups["default"]
+    assert group.views(Dispatch.POOL) == []
+    assert cluster.worker("a").down_reason == "not checked yet"
+    assert not cluster.worker("a").checked
+    cluster.apply(WorkerUp("b"))
+    assert [view.id for view in group.views(Dispatch.POOL)] == ["b"]
+    assert cluster.worker("b").down_reason is None
+    cluster.apply(WorkerDown("b", "refused the connection"))
+    assert group.live_workers() == []
+    assert cluster.worker("b").down_reason == "refused the connection"
+
+
+@pytest.mark.parametrize(
+    ("configured", "reported", "slots"), [(4, 8, 4), (None, 8, 8), (None, None, DEFAULT_SLOTS)]
+)
+def test_slots_as_configured_else_as_reported(
+    configured: int | None, reported: int | None, slots: int
+) -> None:
+    cluster = cluster_of(WorkerSpec("a", "", slots=configured))
+    if reported is not None:
+        show(cluster, snapshot("full", 1, slots=reported))
+    worker = cluster.worker("a")
+    assert (worker.slots, worker.free_slots) == (slots, slots)
+
+
+def test_what_a_policy_sees() -> None:
+    cluster = cluster_of(WorkerSpec("a", "", slots=4))
+    send(cluster, request(1, 100, slots=3))
+    group = cluster.groups["default"]
+    assert group.views(Dispatch.POOL) == [WorkerView("a", 300, 3, 1, slots=4)]
+    assert group.views(Dispatch.INSTANT) == [WorkerView("a", 300, 3, UNBOUNDED, slots=4)]
+    send(cluster, request(2, 100, slots=3))
+    assert group.views(Dispatch.POOL) == [WorkerView("a", 600, 6, 0, slots=4)]
+    assert cluster.worker("a").free_slots == 0
+
+
+def test_a_lockstep_group_is_up_when_all_its_workers_are() -> None:
+    specs = [WorkerSpec("a", "", "g"), WorkerSpec("b", "", "g"), WorkerSpec("c", "", "free")]
+    cluster = Cluster(specs, lockstep={"g"})
+    cluster.apply(WorkerUp("a"))
+    assert cluster.worker("a").down_reason == "in lockstep with b: not checked yet"
+    cluster.apply(WorkerUp("b"))
+    cluster.apply(WorkerUp("c"))
+    group = cluster.groups["g"]
+    assert [worker.spec.id for worker in group.live_workers()] == ["a", "b"]
+    sent = send(cluster, request_of("g", 1))
+    show(cluster, snapshot("full", 1, running(part(1), 100, 7)))
+
+    cluster.apply(WorkerDown("b", "gone"))
+    assert group.live_workers() == []
+    assert [cluster.worker(i).down_reason for i in "abc"] == [
+        "in lockstep with b: gone",
+        "gone",
+        None,
+    ]
+    assert (sent.feed, sent.load_tokens) == (None, 107)
+    cluster.apply(WorkerDown("a", "gone too"))
+    cluster.apply(WorkerUp("b"))
+    assert cluster.worker("b").down_reason == "in lockstep with a: gone too"
+    cluster.apply(WorkerUp("a"))
+    assert [worker.spec.id for worker in group.live_workers()] == ["a", "b"]
+
+
+def test_a_request_from_arrival_to_end() -> None:
+    cluster, sent = cluster_of(), request(1)
+    group = cluster.groups["default"]
+    assert cluster.phase(sent.id) is Phase.ENDED
+    cluster.apply(Arrived(sent))
+    assert (cluster.phase(sent.id), group.waiting) == (Phase.READY, 1)
+    cluster.apply(Dispatched(sent.id, "a"))
+    assert (cluster.phase(sent.id), group.waiting) == (Phase.DECODING, 0)
+    cluster.apply(Returned(sent.id, sent := sent.again()))
+    assert (cluster.phase(sent.id), group.waiting) == (Phase.READY, 1)
+    cluster.apply(Dispatched(sent.id, "b"))
+    assert [figures(cluster.worker(i)) for i in "ab"] == [(0, 0, 0), (100, 1, 1)]
+    cluster.apply(Ended(sent.id, Outcome.COMPLETED))
+    assert (cluster.phase(sent.id), group.waiting) == (Phase.ENDED, 0)
+    assert figures(cluster.worker("b")) == (0, 0, 0)
+
+
+def test_a_request_that_comes_back_to_its_worker_is_counted_anew() -> None:
+    cluster = cluster_of()
+    worker = send(cluster, first := request(1, 100))
+    show(cluster, snapshot("full", 1, running(part(1), 100, 7)))
+    cluster.apply(Returned(first.id, second := first.again()))
+    cluster.apply(Dispatched(second.id, "a"))
+    assert figures(worker) == (207, 2, 1), "the engine has not dropped the first attempt yet"
+    show(cluster, snapshot("delta", 2, finished=(part(1),)))
+    assert figures(worker) == (100, 1, 1)
+    assert [second.id, second.again().id] == [f"{token(1)}r1", f"{token(1)}r2"]
+
+
+def test_a_request_may_end_while_it_waits() -> None:
+    cluster, sent = cluster_of(), request(1)
+    cluster.apply(Arrived(sent))
+    cluster.apply(Ended(sent.id, Outcome.EXPIRED))
+    assert cluster.groups["default"].waiting == 0
+    assert cluster.phase(sent.id) is Phase.ENDED
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        Progressed(token(1), 5),
+        Returned(token(1), request(1).again()),
+        Ended(token(1), Outcome.FAILED),
+        Dispatched(token(1), "a"),
+    ],
+)
+def test_events_after_the_end_are_ignored(late: Event) -> None:
+    cluster = cluster_of()
+    send(cluster, request(1))
+    cluster.apply(Ended(token(1), Outcome.COMPLETED))
+    assert cluster.apply(late) is False
+    assert figures(cluster.worker("a")) == (0, 0, 0)
+    assert cluster.groups["default"].waiting == 0
+
+
+def test_progress_of_a_request_that_was_returned_is_ignored() -> None:
+    cluster = cluster_of()
+    send(cluster, request(1, 100))
+    cluster.apply(Returned(token(1), again := request(1, 100).again()))
+    for attempt in (token(1), again.id):
+        cluster.apply(Progressed(attempt, 5))
+        cluster.apply(PromptCounted(attempt, 5))
+    cluster.apply(Dispatched(again.id, "b"))
+    assert cluster.worker("b").load_tokens == 100
+
+
+def test_over_commit_lets_requests_queue() -> None:
+    cluster = cluster_of(WorkerSpec("a", "", slots=2))
+    send(cluster, request(1))
+    send(cluster, request(2))
+    group = cluster.groups["default"]
+    assert [view.capacity for view in group.views(Dispatch.POOL)] == [0]
+    assert [view.capacity for view in group.views(Dispatch.POOL, 2)] == [2]
+
+
+def test_a_view_tells_queue_and_memory() -> None:
+    cluster = cluster_of()
+    blocks = (KvGroup(16, 10, 40), KvGroup(16, 30, 40))
+    show(cluster, structs.replace(snapshot("full", 1, waiting=3), kv_groups=blocks))
+    view = cluster.groups["default"].views(Dispatch.POOL)[0]
+    assert (view.waiting, view.kv_usage) == (3, 0.75)
+
+
+def test_a_view_tells_what_memory_still_lets_in() -> None:
+    cluster = cluster_of()
+    send(cluster, request(1, 30))
+    send(cluster, request(2, 20))
+    seen = snapshot("full", 1, running(part(1), 30, 5))
+    show(cluster, structs.replace(seen, admissible_kv_tokens=100))
+    group = cluster.groups["default"]
+    assert [view.admissible_tokens for view in group.views(Dispatch.POOL)] == [80, None]
+    assert [view.admissible_tokens for view in group.views(Dispatch.INSTANT)] == [None, None]
+    send(cluster, request(3, 90))
+    assert [view.admissible_tokens for view in group.views(Dispatch.POOL)] == [0, None]

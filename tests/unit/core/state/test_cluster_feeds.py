@@ -1,0 +1,156 @@
+"""The cluster's figures, from snapshots and without them."""
+
+import pytest
+
+from router.core.types import (
+    Arrived,
+    Ended,
+    Event,
+    FeedStale,
+    Outcome,
+    PoolState,
+    Progressed,
+    WorkerDown,
+    WorkerSpec,
+)
+from tests.support.clusters import cluster_of, figures, send, show
+from tests.support.core import part, request, running, snapshot, token
+
+
+def test_without_a_feed_the_routers_own_counts_hold() -> None:
+    cluster = cluster_of()
+    worker = send(cluster, request(1, 100))
+    cluster.apply(Progressed(token(1), 7))
+    assert figures(worker) == (107, 1, 1)
+    cluster.apply(Progressed(token(1), 9))
+    assert figures(worker) == (109, 1, 1)
+
+
+def test_a_worker_of_which_nothing_has_come_wants_a_full_snapshot() -> None:
+    cluster = cluster_of()
+    assert cluster.worker("a").full_wanted
+    show(cluster, snapshot("full", 1))
+    assert not cluster.worker("a").full_wanted
+    show(cluster, snapshot("delta", 3))
+    assert cluster.worker("a").full_wanted
+
+
+def test_a_dispatch_counts_until_a_snapshot_shows_it_and_then_once() -> None:
+    cluster = cluster_of()
+    show(cluster, snapshot("full", 1, running("theirs", 50, 5)))
+    worker = send(cluster, request(1, 100))
+    assert figures(worker) == (155, 2, 1)
+    show(cluster, snapshot("delta", 2))
+    assert figures(worker) == (156, 2, 1), "a snapshot older than the dispatch"
+    show(cluster, snapshot("delta", 3, running(part(1), 98, 1)))
+    assert figures(worker) == (57 + 99, 2, 1), "the engine counts its own tokens"
+    cluster.apply(Progressed(token(1), 40))
+    assert figures(worker) == (57 + 99, 2, 1)
+
+
+def test_a_request_that_the_engine_has_finished_counts_no_more() -> None:
+    cluster = cluster_of()
+    worker = send(cluster, request(1, 100))
+    show(cluster, snapshot("full", 1, running(part(1))), snapshot("delta", 2, finished=(part(1),)))
+    assert figures(worker) == (0, 0, 1)
+    cluster.apply(Ended(token(1), Outcome.COMPLETED))
+    assert figures(worker) == (0, 0, 0)
+
+
+def test_parts_of_a_wide_request_come_and_go_one_by_one() -> None:
+    cluster = cluster_of()
+    worker = send(cluster, request(1, 100, slots=3))
+    assert figures(worker) == (300, 3, 1)
+    show(cluster, snapshot("full", 1, running(part(1, 0), 100, 1)))
+    assert figures(worker) == (301, 3, 1)
+    show(cluster, snapshot("delta", 2, running(part(1, 1), 100, 1), finished=(part(1, 0),)))
+    assert figures(worker) == (201, 2, 1)
+    show(cluster, snapshot("delta", 3, preempted=(part(1, 1),)))
+    assert figures(worker) == (200, 2, 1), "a preempted part waits in the engine again"
+
+
+def test_a_queue_in_the_engine_counts_as_requests() -> None:
+    cluster = cluster_of(WorkerSpec("a", "", slots=8))
+    show(cluster, snapshot("full", 1, running("theirs"), waiting=3))
+    worker = send(cluster, request(1, 100))
+    assert (worker.requests, worker.free_slots) == (4, 4), "it may be one of those that wait"
+    for number in range(2, 6):
+        send(cluster, request(number, 100))
+    assert (worker.requests, worker.free_slots) == (6, 2)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_late_snapshot_cannot_revive_a_complete_request(outcome: Outcome) -> None:
+    cluster = cluster_of()
+    worker = send(cluster, request(1, 100))
+    show(cluster, snapshot("full", 1, running(part(1), 100, 4)))
+    cluster.apply(Ended(token(1), outcome))
+    gone = outcome is Outcome.COMPLETED
+    assert worker.load_tokens == (0 if gone else 104), "aborted, it runs until the engine knows"
+    show(cluster, snapshot("delta", 2, running(part(1), 100, 6)))
+    assert worker.load_tokens == (0 if gone else 106)
+    show(cluster, snapshot("delta", 3, finished=(part(1),)))
+    assert figures(worker) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("lost", [FeedStale("a"), WorkerDown("a", "no answer")])
+def test_when_the_feed_is_lost_the_routers_own_counts_go_on(lost: Event) -> None:
+    cluster = cluster_of()
+    worker = send(cluster, request(1, 100))
+    show(cluster, snapshot("full", 1, running(part(1), 98, 20), running("theirs", 500)))
+    show(cluster, snapshot("delta", 4))
+    cluster.apply(lost)
+    assert (worker.feed, worker.gaps) == (None, 2)
+    assert figures(worker) == (100 + 21, 1, 1)
+    assert worker.live is isinstance(lost, FeedStale)
+    cluster.apply(Progressed(token(1), 30))
+    assert figures(worker) == (130, 1, 1)
+    cluster.apply(Ended(token(1), Outcome.COMPLETED))
+    assert figures(worker) == (0, 0, 0)
+
+
+def test_losing_no_feed_changes_nothing() -> None:
+    cluster = cluster_of()
+    worker = send(cluster, request(1, 100))
+    cluster.apply(FeedStale("a"))
+    assert (figures(worker), worker.gaps) == ((100, 1, 1), 0)
+
+
+def test_a_feed_that_comes_back_counts_again() -> None:
+    cluster = cluster_of()
+    worker = send(cluster, request(1, 100))
+    show(cluster, snapshot("full", 1, running(part(1), 98, 20)))
+    cluster.apply(FeedStale("a"))
+    show(cluster, snapshot("delta", 9))
+    assert figures(worker) == (120, 1, 1), "a delta does not show it: own count"
+    show(cluster, snapshot("full", 9, running(part(1), 98, 28)))
+    assert figures(worker) == (126, 1, 1)
+
+
+def test_steps_of_live_workers_are_summed_by_the_state_of_the_pool() -> None:
+    cluster = cluster_of()
+    group = cluster.groups["default"]
+    assert show(cluster, snapshot("full", 1, running("x", 90))) == [True], "b has no feed"
+    assert show(cluster, snapshot("full", 1, running("y", 50)), worker_id="b") == [False]
+    cluster.apply(Arrived(request(1)))
+    assert show(cluster, snapshot("delta", 2), snapshot("delta", 2)) == [False, False]
+    assert show(cluster, snapshot("delta", 2), worker_id="b") == [True]
+    empty, waiting = group.totals[PoolState.EMPTY], group.totals[PoolState.WAITING]
+    assert (empty.steps, empty.load_tokens, empty.worker_steps) == (1, 90, 1)
+    assert (waiting.steps, waiting.imbalance_tokens, waiting.load_tokens) == (1, 40, 142)
+
+
+def test_a_worker_that_is_down_does_not_count_in_steps() -> None:
+    cluster = cluster_of()
+    cluster.apply(WorkerDown("b", "drained"))
+    assert show(cluster, snapshot("full", 1, running("y", 50)), worker_id="b") == [False]
+    assert show(cluster, snapshot("full", 1, running("x", 90))) == [True]
+    assert cluster.groups["default"].totals[PoolState.EMPTY].imbalance_tokens == 0
+
+
+def test_a_restarted_engine_leaves_its_steps_behind() -> None:
+    cluster = cluster_of(WorkerSpec("a", ""))
+    show(cluster, snapshot("full", 900, running("x", 90)))
+    assert show(cluster, snapshot("full", 1, running("y", 5), epoch="e2")) == [True]
+    assert cluster.groups["default"].totals[PoolState.EMPTY].steps == 2
+    assert cluster.worker("a").load_tokens == 5

@@ -1,0 +1,91 @@
+"""Running requests as arrays."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from router.core.forecast.forecast import NO_CAP, Running
+from router.core.state.running_table import RunningTable, WorkerRows, joined
+
+
+def rows(running: Running) -> set[tuple[int, int, int, int]]:
+    columns = running.id, running.worker, running.prompt_tokens, running.generated_tokens
+    return set(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_requests_of_a_worker_grow_with_its_ticks_and_with_no_others() -> None:
+    table = RunningTable()
+    one, two = table.worker(), table.worker()
+    first, second = one.add(100, 0, 0), two.add(50, 7, 0)
+    one.tick()
+    one.tick()
+    two.tick()
+    third = one.add(10, 3, 0)
+    one.tick()
+    assert rows(table.running([0, 1])) == {
+        (first, 0, 100, 3),
+        (second, 1, 50, 8),
+        (third, 0, 10, 4),
+    }
+
+
+def test_workers_are_numbered_as_they_are_asked_for() -> None:
+    table = RunningTable()
+    ids = [table.worker().add(10 * index, 0, 0) for index in range(3)]
+    assert rows(table.running([2, 0])) == {(ids[2], 0, 20, 0), (ids[0], 1, 0, 0)}
+    assert len(table.running([])) == 0
+    assert len(table) == 3
+
+
+def test_what_is_known_of_a_request_is_kept() -> None:
+    rows_of = RunningTable().worker()
+    number = rows_of.new_id()
+    assert rows_of.add(9, 1, 4, 33, 0.25, number) == number
+    assert rows_of.add(9, 1, 4) != number
+    running = rows_of._table.running([0])
+    assert running.max_tokens.tolist() == [33, NO_CAP]
+    assert running.prefill_left.tolist() == [4, 4]
+    assert running.end_probability[0] == 0.25
+    assert np.isnan(running.end_probability[1])
+
+
+def test_rows_come_and_go_like_entries_of_a_dictionary() -> None:
+    rng = random.Random(3)
+    table = RunningTable()
+    workers = [table.worker() for _ in range(3)]
+    expected: dict[int, tuple[WorkerRows, int, int]] = {}
+    for _ in range(1500):
+        if expected and rng.random() < 0.45:
+            number = rng.choice([*expected])
+            expected.pop(number)[0].remove(number)
+        else:
+            worker, prompt, generated = rng.choice(workers), rng.randrange(99), rng.randrange(9)
+            expected[worker.add(prompt, generated, 0)] = worker, prompt, generated
+    shown = {(number, rows.worker, p, g) for number, (rows, p, g) in expected.items()}
+    assert rows(table.running([0, 1, 2])) == shown
+
+
+def test_whatever_changes_gives_a_worker_another_version_and_no_other_worker() -> None:
+    table = RunningTable()
+    one, two = table.worker(), table.worker()
+    seen, still = {one.version}, two.version
+    number = one.add(9, 0, 0)
+    for change in (one.tick, one.change, lambda: one.remove(number), lambda: one.add(9, 0, 0)):
+        seen.add(one.version)
+        change()
+        assert one.version not in seen
+    assert two.version == still
+    seen.add(one.version)
+    table.release(one.worker)
+    assert table.worker().version not in seen, "another worker in its place"
+
+
+def test_joined() -> None:
+    table = RunningTable()
+    one, two = table.worker(), table.worker()
+    one.add(5, 0, 0)
+    two.add(6, 0, 0)
+    both = joined(table.running([0]), table.running([1]))
+    assert both.prompt_tokens.tolist() == [5, 6]

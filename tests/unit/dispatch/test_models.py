@@ -1,0 +1,172 @@
+"""Which group serves which model."""
+
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+
+from router.core.errors import EvenstepError, InvalidRequestError, NoWorkerError, UnknownModelError
+from router.core.state.cluster import Cluster
+from router.core.types import Card, SnapshotReceived, WorkerDown, WorkerSpec, WorkerUp
+from router.dispatch.models import ModelTable, group_of
+from tests.support.core import snapshot
+
+
+def table(*groups: str, aliases: Mapping[str, str] | None = None) -> ModelTable:
+    """A table of one worker per group, named after it."""
+    return ModelTable(Cluster([WorkerSpec(group, "", group) for group in groups]), aliases or {})
+
+
+def cards(*models: str) -> dict[str, Card]:
+    """What an engine says of these models."""
+    return {name: {"id": name, "max_model_len": len(name)} for name in models}
+
+
+def test_a_model_belongs_to_the_first_group_that_serves_it() -> None:
+    models = table("one", "two")
+    models.learn("two", cards("llama", "adapter"))
+    models.learn("one", cards("qwen", "llama"))
+    models.learn("two", cards("llama"))
+    assert models.names == ["llama", "qwen"]
+    assert [models.group(name) for name in models.names] == ["two", "one"]
+    models.learn("two", cards("qwen"))
+    assert [models.group(name) for name in models.names] == ["one", "one"]
+
+
+def pair() -> tuple[Cluster, ModelTable]:
+    """A table of a group with two workers that are up, and what it is about."""
+    cluster = Cluster([WorkerSpec(worker, "") for worker in "ab"])
+    for worker in "ab":
+        cluster.apply(WorkerUp(worker))
+    return cluster, ModelTable(cluster)
+
+
+def test_an_adapter_is_known_while_some_worker_serves_it() -> None:
+    _, models = pair()
+    models.learn("a", cards("llama"))
+    assert models.lacking("llama") == frozenset(), "b has said nothing yet"
+    models.learn("b", cards("llama"))
+    assert models.absent == {}
+    models.learn("b", cards("llama", "sql"))
+    assert models.names == ["llama", "sql"]
+    assert models.lacking("sql") == {"a"}
+    assert models.lacking("llama") == models.lacking(None) == frozenset()
+    models.learn("b", cards("llama"))
+    assert models.names == ["llama"]
+    with pytest.raises(UnknownModelError):
+        models.group("sql")
+
+
+def test_workers_lack_nothing_that_other_groups_serve() -> None:
+    models = table("one", "two")
+    models.learn("one", cards("llama"))
+    models.learn("two", cards("qwen"))
+    assert models.absent == {}
+
+
+def test_while_all_who_serve_an_adapter_are_down_there_is_no_worker_for_it() -> None:
+    cluster, models = pair()
+    models.learn("a", cards("llama"))
+    models.learn("b", cards("llama", "sql"))
+    cluster.apply(WorkerDown("b", "gone"))
+    with pytest.raises(NoWorkerError, match="no worker that serves 'sql' is up"):
+        models.lacking("sql")
+    cluster.apply(WorkerDown("a", "gone"))
+    assert models.lacking("sql") == {"a"}, "then nobody serves anything, which is said elsewhere"
+
+
+def test_what_a_worker_serves_goes_with_it_unless_it_was_the_last() -> None:
+    cluster, models = pair()
+    models.learn("a", cards("llama"))
+    models.learn("b", cards("llama", "sql"))
+    for worker, names in (("b", ["llama"]), ("a", ["llama"])):
+        models.leave(worker)
+        cluster.leave(worker)
+        assert models.names == names
+    models.leave("c")
+    spec = WorkerSpec("d", "")
+    cluster.join(spec)
+    models.join(spec)
+    models.learn("d", cards("qwen"))
+    assert models.names == ["qwen"]
+
+
+def test_prompts_are_computed_elsewhere_if_anybody_there_can() -> None:
+    prefills = [WorkerSpec(worker, "", role="prefill") for worker in "pq"]
+    models = ModelTable(Cluster([WorkerSpec("a", ""), *prefills]))
+    for worker in "apq":
+        models.learn(worker, cards("llama", "sql") if worker == "a" else cards("llama"))
+    assert models.prefills("default", models.lacking("llama")) == "default/prefill"
+    assert models.prefills("default", models.lacking("sql")) is None
+
+
+def test_a_single_group_needs_no_name() -> None:
+    models = table("one")
+    assert models.group(None) == "one"
+    models.learn("one", cards("llama"))
+    assert models.group(None) == "one"
+
+
+@pytest.mark.parametrize(
+    ("groups", "known", "model", "error", "message"),
+    [
+        ("ab", ["x", "y"], None, InvalidRequestError, "name a 'model', one of: x, y"),
+        ("ab", ["x"], "z", UnknownModelError, "The model `z` does not exist."),
+        ("a", ["x"], "z", UnknownModelError, "The model `z` does not exist."),
+        ("a", [], "z", NoWorkerError, "no worker has answered yet"),
+        ("ab", [], None, NoWorkerError, "no worker has answered yet"),
+    ],
+)
+def test_without_a_group_the_client_is_told_why(
+    groups: str, known: list[str], model: str | None, error: type[EvenstepError], message: str
+) -> None:
+    models = table(*groups)
+    models.learn("a", cards(*known))
+    with pytest.raises(error, match=message) as caught:
+        models.group(model)
+    assert getattr(caught.value, "param", "model") == "model"
+
+
+def test_an_alias_is_listed_as_the_model_it_is_for() -> None:
+    models = table("one", "two", aliases={"chat": "llama", "best": "huge"})
+    assert models.cards == []
+
+    models.learn("two", cards("qwen", "llama"))
+
+    card = {"id": "chat", "root": "llama", "max_model_len": 5}
+    assert models.cards == [*cards("qwen", "llama").values(), card]
+    assert models.resolve("chat") == models.resolve("llama") == "llama"
+    assert models.resolve(None) is None
+    with pytest.raises(InvalidRequestError, match="one of: qwen, llama, chat"):
+        models.group(None)
+    with pytest.raises(UnknownModelError, match="`huge`"):
+        models.group(models.resolve("best"))
+
+
+def test_an_alias_goes_before_a_model_of_that_name() -> None:
+    models = table("one", aliases={"qwen": "llama"})
+    models.learn("one", cards("qwen", "llama"))
+
+    assert [card["id"] for card in models.cards] == ["llama", "qwen"]
+    assert models.cards[1]["max_model_len"] == 5
+    assert models.resolve("qwen") == "llama"
+
+
+def test_of_a_long_name_the_begin_is_repeated() -> None:
+    with pytest.raises(UnknownModelError) as refused:
+        group_of("x" * 1_000_000, {"m": "g"}, lambda: ["m"])
+
+    assert refused.value.message == (f"The model `{'x' * 200}…` does not exist. Valid aliases: m.")
+
+
+def test_the_most_slots_are_those_that_an_engine_reports() -> None:
+    cluster = Cluster([WorkerSpec("a", "", slots=9), WorkerSpec("b", "")])
+    models = ModelTable(cluster)
+    assert models.most_slots("default") is None
+
+    for worker_id, slots in (("a", 4), ("b", 6)):
+        told = msgspec.structs.replace(snapshot("full", 1), slots=slots)
+        cluster.apply(SnapshotReceived(worker_id, told, 0.0))
+        assert models.most_slots("default") == (None if worker_id == "a" else 6)
+    cluster.apply(WorkerDown("b", "it restarts"))
+    assert models.most_slots("default") is None, "one that fits there waits for it"

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine_patches.plugin.compat import (
+    HIDDEN_LENGTH_KEY,
+    EngineView,
+    admissions,
+    check,
+    check_end_workers,
+    end_tokens,
+    mark,
+    preempted,
+)
+from engine_patches.plugin.end_table import EndWriter, table_path
+from engine_patches.plugin.settings import PlugInError
+from engine_patches.power.devices import RankGpus
+from loadgen.emulator.generation import HIDDEN_LENGTH
+from tests.support.plugin_engine import (
+    CachedRequestData,
+    FakeScheduler,
+    KVCacheTensor,
+    NewRequestData,
+    Request,
+    SamplingParams,
+    SchedulerOutput,
+)
+
+pytestmark = pytest.mark.usefixtures("vllm")
+
+
+def test_what_is_read_of_an_engine() -> None:
+    scheduler = FakeScheduler(slots=7, blocks=50, rank=2)
+    view = EngineView(scheduler)
+    scheduler.add_request(Request("a", 10))
+    scheduler.add_request(Request("b", 10))
+    scheduler.finish_requests(["b"])
+    assert (view.rank, view.slots, view.block_sizes) == (2, 7, (4,))
+    assert view.gpus == RankGpus(1, 2)
+    assert (view.blocks_total, view.blocks_free, view.watermark) == (50, 50, 0)
+    assert (view.running, view.waiting, view.ended) == ([], 1, {"b"})
+    assert list(view.alive) == ["a"]
+
+
+def test_the_bytes_of_the_kv_cache_in_every_version() -> None:
+    scheduler = FakeScheduler()
+
+    def kv_bytes(*tensors: object) -> int:
+        scheduler.kv_cache_config.kv_cache_tensors = list(tensors)
+        return EngineView(scheduler).kv_bytes
+
+    views = [KVCacheTensor(700), KVCacheTensor(700)]
+    apart = [SimpleNamespace(size=300, block_stride=0, shared_by=["a"]) for _ in "12"]
+    packed = [SimpleNamespace(size=900, block_stride=64, shared_by=["a"]) for _ in "12"]
+    assert [kv_bytes(*views), kv_bytes(*apart), kv_bytes(*packed), kv_bytes()] == [700, 600, 900, 0]
+
+
+def test_the_cap_on_admission_goes_before_the_slots_of_the_model_runner() -> None:
+    scheduler: Any = FakeScheduler(slots=7)
+    scheduler.max_num_active_reqs = 5
+    assert EngineView(scheduler).slots == 5
+
+
+def test_the_rank_among_those_of_the_machine() -> None:
+    scheduler = FakeScheduler(rank=5)
+    scheduler.vllm_config.parallel_config.data_parallel_rank_local = 1
+    view = EngineView(scheduler)
+    assert (view.rank, view.gpus) == (5, RankGpus(1, 1))
+
+
+def test_where_the_rank_s_gpus_are() -> None:
+    scheduler = FakeScheduler()
+    parallel = scheduler.vllm_config.parallel_config
+    parallel.world_size, parallel.nnodes_within_dp = 16, 2
+    parallel.assigned_physical_gpu_ids = [4, 5]
+    assert EngineView(scheduler).gpus == RankGpus(16, 0, machines=2, assigned=[4, 5])
+    parallel.distributed_executor_backend = "ray"
+    assert EngineView(scheduler).gpus.placed_by == "the executor ray"
+
+
+def test_admissions_and_preemptions_of_a_step() -> None:
+    output = SchedulerOutput(
+        scheduled_new_reqs=[NewRequestData("new", 3)],
+        scheduled_cached_reqs=CachedRequestData(["runs", "again"], {"again"}, [9, 5]),
+        preempted_req_ids={"x", "y"},
+    )
+    assert list(admissions(output)) == [("new", 3), ("again", 5)]
+    assert preempted(output) == {"x", "y"}
+    assert not preempted(SchedulerOutput())
+
+
+@pytest.mark.parametrize("name", ["running", "kv_cache_manager", "max_num_running_reqs"])
+def test_a_missing_attribute_is_named_with_the_version(name: str) -> None:
+    scheduler = FakeScheduler()
+    delattr(scheduler, name)
+    with pytest.raises(PlugInError, match=rf"vLLM 0\.32\.0: it has no Scheduler\..*{name}"):
+        check(scheduler)
+
+
+def test_a_nested_attribute_is_named() -> None:
+    scheduler = FakeScheduler()
+    del scheduler.kv_cache_manager.block_pool.get_num_free_blocks
+    with pytest.raises(PlugInError, match=r"block_pool\.get_num_free_blocks\. Tested versions"):
+        check(scheduler)
+
+
+def test_a_kv_group_without_a_block_size_is_named() -> None:
+    scheduler = FakeScheduler()
+    del scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+    with pytest.raises(PlugInError, match=r"KV group's kv_cache_spec\.block_size"):
+        check(scheduler)
+
+
+def test_a_missing_class_or_field_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bare:
+        pass
+
+    monkeypatch.setattr(sys.modules["vllm.v1.request"], "Request", Bare)
+    monkeypatch.delattr(sys.modules["vllm.v1.core.sched.output"], "NewRequestData")
+    with pytest.raises(PlugInError) as raised:
+        check(FakeScheduler())
+    assert "Request.num_prompt_tokens" in str(raised.value)
+    assert "vllm.v1.core.sched.output.NewRequestData" in str(raised.value)
+
+
+def test_a_method_that_takes_something_else_is_named() -> None:
+    class Changed(FakeScheduler):
+        __module__ = "vllm.v1.core.sched.scheduler"
+
+        def add_request(self, other: Any) -> None:
+            pass
+
+    class Ours(Changed):
+        __module__ = "engine_patches.scheduler"
+
+        def add_request(self, request: Any) -> None:
+            pass
+
+    with pytest.raises(PlugInError, match=r"Scheduler\.add_request\(request\)"):
+        check(Ours())
+
+
+def test_a_method_that_is_gone_is_named() -> None:
+    class NotOfVllm(FakeScheduler):
+        __module__ = "elsewhere"
+
+    scheduler = NotOfVllm()
+    FakeScheduler.__module__, before = "elsewhere", FakeScheduler.__module__
+    try:
+        with pytest.raises(
+            PlugInError, match=r"Scheduler\.schedule, Scheduler\.update_from_output"
+        ):
+            check(scheduler)
+    finally:
+        FakeScheduler.__module__ = before
+
+
+def test_a_request_is_marked_for_the_workers() -> None:
+    shared = SamplingParams(extra_args={"x": 1})
+    request, other = SimpleNamespace(sampling_params=shared), SimpleNamespace(sampling_params=None)
+    mark(request, 7)
+    mark(other, 8)
+    assert request.sampling_params.extra_args == {"x": 1, "evenstep_request": 7}
+    assert (shared.extra_args, other.sampling_params) == ({"x": 1}, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({}, ()),
+        ({"eos_token_id": 2}, (2,)),
+        ({"eos_token_id": 4, "stop_token_ids": [3, 4]}, (4, 3)),
+        ({"eos_token_id": 2, "stop_token_ids": [3], "ignore_eos": True}, (3,)),
+    ],
+)
+def test_tokens_that_end_a_request(settings: dict[str, Any], tokens: tuple[int, ...]) -> None:
+    assert end_tokens(SamplingParams(**settings)) == tokens
+
+
+def test_the_hidden_length_has_one_name() -> None:
+    assert HIDDEN_LENGTH_KEY == HIDDEN_LENGTH
+
+
+def test_the_end_signal_needs_its_logits_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = FakeScheduler()
+    with pytest.raises(
+        PlugInError, match=r"--logits-processors engine_patches\.end_signal:EndSignal"
+    ):
+        EngineView(scheduler).open_ends()
+    monkeypatch.delattr(SamplingParams, "ignore_eos")
+    with pytest.raises(PlugInError, match=r"it has no SamplingParams\.ignore_eos"):
+        EngineView(scheduler).open_ends()
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ({"distributed_executor_backend": "ray"}, r"--distributed-executor-backend uni or mp, not"),
+        ({"world_size": 4, "tensor_parallel_size": 2}, r"leave out --pipeline-parallel-size and"),
+    ],
+)
+def test_the_end_signal_is_refused_where_its_workers_could_not_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    scheduler = FakeScheduler()
+    table = EndWriter(table_path("fake", 0), 4)
+    vars(scheduler.vllm_config.parallel_config).update(parallel)
+    with pytest.raises(PlugInError, match=message):
+        EngineView(scheduler).open_ends()
+    with pytest.raises(PlugInError, match=message):
+        check_end_workers(scheduler.vllm_config)
+    vars(scheduler.vllm_config.parallel_config).update(
+        distributed_executor_backend="mp", world_size=4, tensor_parallel_size=4
+    )
+    assert EngineView(scheduler).open_ends().changed() == {}
+    assert len(table.numbers) == 4

@@ -1,0 +1,365 @@
+"""Admission on top of a scheduler that is not vLLM's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine_patches.admission import read_admission
+from engine_patches.plugin.compat import EngineView
+from engine_patches.plugin.entrance import Entrance
+from engine_patches.plugin.gate import AdmissionGate
+from engine_patches.plugin.settings import PlugInError
+from router.core.types import ADMISSION_ENDED
+from tests.support.plugin_engine import FakeScheduler, Request, Status
+
+pytestmark = pytest.mark.usefixtures("vllm")
+
+
+class Gated:
+    """A scheduler of 8 slots and 25 blocks of 4 tokens, whose steps a gate decides on."""
+
+    def __init__(
+        self, slots: int = 8, ahead: int = 0, step_tokens: int = 8192, **settings: Any
+    ) -> None:
+        self.scheduler = FakeScheduler(slots, chunk=40, blocks=25)
+        self.scheduler.max_num_scheduled_tokens = step_tokens
+        self.now_s = 0.0
+        self.slept: list[float] = []
+        self.entrance = Entrance(self.scheduler)
+        self.gate = AdmissionGate(
+            EngineView(self.scheduler),
+            self.entrance,
+            read_admission(settings),
+            ahead=ahead,
+            clock=lambda: self.now_s,
+            sleep=self.slept.append,
+        )
+
+    def add(self, id_: str, prompt_tokens: int, hint: int | None = None) -> Request:
+        request = Request(id_, prompt_tokens)
+        if hint is not None:
+            request.sampling_params.extra_args = {"evenstep_predicted_tokens": hint}
+        self.scheduler.add_request(request)
+        self.gate.arrived(request)
+        return request
+
+    def step(self, *ending: str, preempt: tuple[str, ...] = ()) -> list[str]:
+        """Who runs in it."""
+        self.gate.open()
+        try:
+            output = self.scheduler.schedule(preempt)
+        finally:
+            self.gate.close()
+        self.gate.scheduled(output)
+        running = [one.request_id for one in self.scheduler.running]
+        self.scheduler.update_from_output(output, ending)
+        return running
+
+
+def test_requests_enter_below_the_headroom_and_as_memory_comes_free() -> None:
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
+    for id_ in "abc":
+        gated.add(id_, 36)
+    assert gated.gate.admissible_tokens == 100
+    assert gated.step() == ["a", "b"]
+    assert gated.gate.admissible_tokens == 12
+    assert gated.step("a") == ["a", "b"]
+    assert gated.step() == ["b", "c"]
+    assert gated.scheduler.max_num_running_reqs == 8
+
+
+def test_prompts_in_chunks_have_their_whole_memory() -> None:
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
+    gated.scheduler.chunk = 8
+    gated.add("a", 80)
+    gated.add("b", 12)
+    assert gated.step() == ["a"]
+    assert [gated.step() for _ in range(11)] == [["a"]] * 11
+    assert gated.step("a") == ["a"]
+    assert gated.step() == ["b"]
+
+
+def test_the_shortest_go_first_by_what_clients_say() -> None:
+    gated = Gated(slots=1, policy="memory_checked", ageing=0)
+    for id_, hint in (("long", 30), ("short", 3), ("unknown", None), ("odd", -1)):
+        gated.add(id_, 10, hint)
+    order = [gated.step(id_) for id_ in ("short", "long", "unknown", "odd")]
+    assert order == [["short"], ["long"], ["unknown"], ["odd"]]
+
+
+@pytest.mark.parametrize(("step_tokens", "entering"), [(8192, 2), (40, 1)])
+def test_a_prompt_that_takes_several_steps_ends_later(step_tokens: int, entering: int) -> None:
+    gated = Gated(policy="memory_checked", ageing=0, step_tokens=step_tokens)
+    gated.add("a", 44, 13)
+    gated.add("b", 28, 14)
+    gated.gate.open()
+    assert gated.scheduler.max_num_running_reqs == entering
+
+
+def test_who_lost_memory_comes_back_and_who_left_is_forgotten() -> None:
+    gated = Gated(policy="headroom")
+    for id_ in "ab":
+        gated.add(id_, 20)
+    assert gated.step() == ["a", "b"]
+    assert gated.step(preempt=("b",)) == ["a"]
+    gated.scheduler.finish_requests(["a"])
+    gated.scheduler.finished_req_ids.add("never heard of")
+    assert gated.step() == ["b"]
+    assert gated.step("b") == ["b"]
+    assert gated.step() == []
+    assert not gated.gate.failed
+    assert gated.gate.admissible_tokens == 100
+
+
+def test_what_vllm_lets_in_by_itself() -> None:
+    gated = Gated(policy="off")
+    for id_ in "abcd":
+        gated.add(id_, 36)
+    assert gated.step() == ["a", "b", "c", "d"]
+
+
+def test_a_closed_gate_pauses_until_the_hold_is_over() -> None:
+    gated = Gated(policy="wait", thresholds=[2], hold_s=0.5)
+    gated.add("a", 10)
+    assert gated.step() == []
+    gated.now_s = 0.499
+    assert gated.step() == []
+    assert gated.slept == [pytest.approx(0.002), pytest.approx(0.001)]
+    gated.now_s = 0.5
+    assert gated.step() == ["a"]
+    gated.add("b", 10)
+    assert gated.step() == ["a"]
+    assert len(gated.slept) == 2, "it never pauses while somebody runs"
+
+
+def test_a_rank_of_a_group_never_sleeps() -> None:
+    gated = Gated(policy="wait", thresholds=[2], hold_s=0.5)
+    gated.gate._engine.lockstep = True
+    gated.add("a", 10)
+    assert gated.step() == []
+    assert not gated.slept
+
+
+def test_sessions_and_transfers_that_wait_beside_the_queue_may_run() -> None:
+    gated = Gated(policy="headroom")
+    scheduler: Any = gated.scheduler
+    for id_ in "abc":
+        gated.add(id_, 10)
+    assert gated.step() == ["a", "b", "c"]
+    beside = scheduler.kv_holding_waiting
+    beside.extend(scheduler.running)
+    scheduler.running.clear()
+    beside[0].status = beside[1].status = Status.WAITING_FOR_STREAMING_REQ
+    beside[2].status = Status.WAITING_FOR_REMOTE_KVS
+    scheduler.num_waiting_for_streaming_input = 2
+    gated.add("d", 10)
+    gated.gate.open()
+    assert scheduler.max_num_running_reqs == 2 + 1 + 1
+    gated.gate.close()
+    assert scheduler.max_num_running_reqs == 8
+
+
+def test_a_transfer_holds_memory_once_and_enters_without_asking() -> None:
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
+    scheduler: Any = gated.scheduler
+    gated.add("a", 20)
+    assert gated.step() == ["a"]
+    fetched = gated.add("b", 60)
+    scheduler.waiting.remove(fetched)
+    scheduler.kv_holding_waiting.append(fetched)
+    fetched.status, fetched.num_computed_tokens = Status.WAITING_FOR_REMOTE_KVS, 60
+    assert gated.step() == ["a"]
+    assert gated.gate.admissible_tokens == 0
+    gated.add("c", 4)
+    gated.gate.open()
+    assert scheduler.max_num_running_reqs == 2, "the one that holds memory"
+    gated.gate.close()
+    scheduler.kv_holding_waiting.remove(fetched)
+    scheduler.waiting.insert(0, fetched)
+    fetched.status, fetched.cached_tokens = Status.RUNNING, 59
+    scheduler.max_num_running_reqs = 2
+    gated.gate.scheduled(scheduler.schedule())
+    assert [one.request_id for one in scheduler.running] == ["a", "b"]
+    ledger = gated.gate._ledger
+    assert [ledger.size_tokens(one) for one in ledger.running.values()] == [23, 61]
+
+
+def test_whose_kv_failed_to_come_is_not_kept_out() -> None:
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
+    scheduler: Any = gated.scheduler
+    failed = gated.add("a", 20)
+    scheduler.waiting.remove(failed)
+    scheduler.kv_holding_waiting.append(failed)
+    failed.status, failed.num_computed_tokens = Status.WAITING_FOR_REMOTE_KVS, 20
+    gated.step()
+    failed.status, failed.num_computed_tokens = Status.RUNNING, 0
+    gated.add("b", 96)
+    gated.gate.open()
+    assert scheduler.max_num_running_reqs == 1
+    gated.gate.close()
+
+
+def test_a_sessions_next_input_enters_with_its_own_size() -> None:
+    gated = Gated(policy="headroom")
+    scheduler: Any = gated.scheduler
+    session = gated.add("a", 10)
+    assert gated.step() == ["a"]
+    scheduler.running.remove(session)
+    scheduler.kv_holding_waiting.append(session)
+    session.status = Status.WAITING_FOR_STREAMING_REQ
+    scheduler.num_waiting_for_streaming_input = 1
+    gated.step()
+    session.num_prompt_tokens, session.num_output_tokens = 40, 0
+    gated.gate.arrived(session)
+    scheduler.num_waiting_for_streaming_input = 0
+    scheduler.kv_holding_waiting.remove(session)
+    scheduler.waiting.append(session)
+    session.status, session.cached_tokens = Status.RUNNING, 10
+    output = scheduler.schedule()
+    gated.gate.scheduled(output)
+    assert not gated.gate.failed
+    ledger = gated.gate._ledger
+    assert ledger.size_tokens(ledger.running["a"]) == 41
+
+
+def test_an_idle_engine_is_offered_the_head_whatever_the_memory_says() -> None:
+    """Its watermark is not kept then, and a hybrid model's groups hold less than a prompt."""
+    for policy in ("headroom", "wait", "memory_checked"):
+        gated = Gated(policy=policy)
+        gated.scheduler.kv_cache_manager.watermark_blocks = 10
+        gate = AdmissionGate(
+            EngineView(gated.scheduler), gated.entrance, read_admission({"policy": policy})
+        )
+        gated.gate = gate
+        gated.add("a", 80)
+        gated.add("b", 8)
+        assert gated.step() == ["a"], policy
+
+
+def test_who_lost_memory_and_was_withdrawn_at_once() -> None:
+    gated = Gated(policy="headroom")
+    for id_ in "ab":
+        gated.add(id_, 10)
+    assert gated.step() == ["a", "b"]
+    gated.scheduler._preempt(gated.scheduler.running[1])  # the prefix cache is reset
+    gated.scheduler.finish_requests(["b"])
+    assert gated.step() == ["a"]
+    assert not gated.gate.failed
+
+
+def test_sizes_are_measured_where_steps_give_several_tokens() -> None:
+    gated = Gated(policy="memory_checked")
+    gated.scheduler.num_spec_tokens = 3
+    gated.entrance = Entrance(gated.scheduler)
+    gated.gate = AdmissionGate(
+        EngineView(gated.scheduler), gated.entrance, read_admission({"policy": "memory_checked"})
+    )
+    one = gated.add("a", 10, 30)
+    gated.step()
+    one.num_output_tokens += 3
+    one.num_computed_tokens += 3
+    gated.step()
+    ledger = gated.gate._ledger
+    assert ledger.size_tokens(ledger.running["a"]) == one.num_tokens == 15
+    gated.scheduler._preempt(one)
+    gated.step()
+    assert ledger.size_tokens(ledger.running["a"]) == one.num_tokens
+
+
+def test_nobody_takes_the_place_of_one_whose_last_token_is_under_way() -> None:
+    gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
+    gated.add("a", 40)
+    other = gated.add("b", 20)
+    assert gated.step() == ["a", "b"]
+    assert gated.step(preempt=("b",)) == ["a"]
+    gated.add("c", 60)
+    other.stale = 1
+    assert gated.step() == ["a"]
+    other.stale = 0
+    assert gated.step() == ["a", "b"]
+
+
+def test_only_who_enters_is_shown_where_memory_can_be_had_without_a_slot() -> None:
+    for policy in ("headroom", "memory_checked"):
+        gated = Gated(policy=policy)
+        scheduler: Any = gated.scheduler
+        scheduler.connector = object()
+        for id_, tokens in (("a", 40), ("b", 40), ("c", 40), ("d", 8)):
+            gated.add(id_, tokens, 1)
+        queue = [one.request_id for one in scheduler.waiting]
+        gated.gate.open()
+        shown = [one.request_id for one in scheduler.waiting]
+        assert 0 < len(shown) < 4
+        gated.gate.close()
+        assert sorted(one.request_id for one in scheduler.waiting) == queue
+        assert [one.request_id for one in scheduler.waiting][: len(shown)] == shown
+        assert gated.step() == shown
+
+
+def test_a_sessions_next_input_is_no_new_request() -> None:
+    gated = Gated(policy="headroom")
+    gated.gate.arrived(gated.add("a", 10))
+    assert gated.step() == ["a"]
+
+
+def test_an_engine_that_schedules_ahead_frees_memory_a_step_later() -> None:
+    hinted = [Gated(policy="memory_checked", ahead=ahead) for ahead in (0, 1)]
+    for gated in hinted:
+        gated.add("a", 36, 13)
+        gated.add("b", 36, 14)
+    assert [gated.step() for gated in hinted] == [["a", "b"], ["a"]]
+
+
+def test_a_fault_ends_admission_and_not_the_engine() -> None:
+    gated = Gated(policy="headroom", headroom=0.5, headroom_max=0.5)
+    for id_ in "abcd":
+        gated.add(id_, 36)
+    assert gated.gate.admission == "headroom"
+    gated.gate.policy = SimpleNamespace(admit=None)
+    assert gated.step() == ["a", "b", "c", "d"]
+    assert gated.gate.failed
+    assert gated.gate.admission == ADMISSION_ENDED
+    gated.add("e", 36)
+    assert gated.step("a") == ["a", "b", "c", "d", "e"]
+
+
+def test_a_fault_in_what_is_told_ends_admission_too() -> None:
+    gated = Gated(policy="headroom")
+    gated.gate.policy = SimpleNamespace(admissible_tokens=None)
+    assert gated.gate.admissible_tokens is None
+    assert gated.gate.failed
+
+
+def test_who_chooses_needs_a_queue_in_order_of_arrival() -> None:
+    scheduler = FakeScheduler()
+    scheduler.policy = SimpleNamespace(value="priority")
+    entrance = Entrance(scheduler)
+    with pytest.raises(PlugInError, match="start it with --scheduling-policy fcfs"):
+        AdmissionGate(EngineView(scheduler), entrance, read_admission({"policy": "wait"}))
+    gate = AdmissionGate(EngineView(scheduler), entrance, read_admission({"policy": "headroom"}))
+    scheduler.add_request(request := Request("a", 10))
+    gate.arrived(request)
+    gate.open()
+    assert scheduler.max_num_running_reqs == 1
+
+
+def test_names_that_are_missing_are_said() -> None:
+    scheduler: Any = FakeScheduler()
+    del scheduler.policy
+    with pytest.raises(PlugInError, match=r"it has no Scheduler.policy.value"):
+        Entrance(scheduler)
+    scheduler = FakeScheduler()
+    del scheduler.kv_holding_waiting
+    with pytest.raises(PlugInError, match=r"no Scheduler.kv_holding_waiting or skipped_waiting"):
+        Entrance(scheduler)
+
+
+def test_hybrid_models_count_in_tokens_of_all_groups() -> None:
+    gated = Gated(policy="headroom")
+    groups = gated.scheduler.kv_cache_config.kv_cache_groups
+    groups.append(SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=12)))
+    gate = AdmissionGate(EngineView(gated.scheduler), gated.entrance, read_admission({}))
+    assert gate.admissible_tokens == 75

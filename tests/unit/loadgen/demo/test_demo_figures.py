@@ -1,0 +1,220 @@
+"""The demo's figures, budget and report, from records and reports made by hand."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from loadgen.demo.budget import Allowance, Trial, calibrate, least_late
+from loadgen.demo.figures import LATENESS_LIMIT, steady_steps, step_figures
+from loadgen.demo.report import DemoRun, best_baseline, demo_tables, subject, summary, warnings
+from loadgen.demo.run import Fleet, Outcome, RunPlan
+from loadgen.emulator.record import StepRecord
+from loadgen.replay.results import Conditions, RequestResult, Run, Window, summarize
+from router.core.types import Dispatch
+
+FLEET = Fleet(workers=2, slots=4, step_time="0.01,0.001")
+
+
+def step(number: int, late: float = 0.01, loads: tuple[int, int] = (30, 10)) -> StepRecord:
+    """A step that ends ``number`` wall seconds after 1000."""
+    return StepRecord(
+        time_s=1000.0 + number,
+        stepped="all",
+        step=number,
+        step_s=0.04,
+        lateness=late,
+        load_tokens=loads,
+        running=(3, 1),
+        waiting=(0, 0),
+        power_w=(400.0, 200.0),
+    )
+
+
+STEPS = tuple(map(step, range(1, 11)))
+STEADY = Window(2.5, 8.5)
+
+
+def outcome(
+    policy: str = "bfio",
+    dispatch: Dispatch = Dispatch.POOL,
+    steps: tuple[StepRecord, ...] = STEPS,
+    tokens: int = 10,
+    steady: Window | None = STEADY,
+    failed: bool = False,
+) -> Outcome:
+    plan = RunPlan(policy, dispatch, requests=1, cap_tokens=9, seed=0, time_scale=2.0)
+    error = "HTTP 500: oops" if failed else None
+    result = RequestResult(7, tokens, 0.0, 0.0, 1.0, 10.0, error=error)
+    run = Run([result], 1, 1, Window(0.0, 10.0), steady, start_unix_s=1000.0)
+    conditions = Conditions(
+        "m", "u", "t", "f", "closed:1", 0, 2.0, 0.2, 9, reveal_lengths=False, command="c", date="d"
+    )
+    report = summarize(run, conditions) | {"cluster": None}
+    return Outcome(plan, report, steps, Path(f"{plan.name}.csv.gz"))
+
+
+def test_fleet_counts() -> None:
+    assert FLEET.concurrency == 2 * 4 + 64
+    assert Fleet(workers=8).ports == 8 + 1 + 16 + 1
+
+
+def test_step_figures() -> None:
+    found = step_figures([step(1), step(2, late=0.03, loads=(40, 40))], FLEET)
+    assert found is not None
+    assert found.steps == 2
+    assert found.step_mean_s == pytest.approx(0.04)
+    assert found.imbalance_tokens == 10
+    assert found.mean_load_tokens == 30
+    assert found.max_load_tokens == 35
+    assert found.idle_share == pytest.approx(0.001 * 20 / (2 * 0.08))
+    assert found.slots_used == 0.5
+    assert found.throughput_tok_s == pytest.approx(100)
+    assert found.energy_j == pytest.approx(600 * 0.08)
+    assert found.energy_j_per_token == pytest.approx(6)
+    assert found.lateness_p50 == pytest.approx(0.02)
+    assert step_figures([], FLEET) is None
+
+
+def test_steady_steps_are_those_of_the_clients_window() -> None:
+    assert [row.step for row in steady_steps(outcome())] == [3, 4, 5, 6, 7, 8]
+    assert steady_steps(outcome(steady=None)) == []
+
+
+def trials(*lateness: float) -> list[Trial]:
+    """Calibrate on a machine that is this late in turn."""
+    left = list(lateness)
+    clock = iter(range(100))
+
+    def execute(plan: RunPlan) -> Outcome:
+        steps = tuple(step(number, late=left[0]) for number in range(1, 11))
+        left.pop(0)
+        return dataclasses.replace(outcome(steps=steps), plan=plan)
+
+    found = calibrate(execute, outcome().plan, FLEET, lambda: 20.0 * next(clock))
+    assert not left
+    return found
+
+
+def test_a_machine_in_time_is_tried_once() -> None:
+    (trial,) = trials(0.05)
+    assert trial.scale_needed == trial.time_scale == 2.0
+    assert trial.overhead_s == 20 - 10
+    assert trial.step_s == pytest.approx(0.04)
+
+
+def test_one_hiccup_does_not_slow_a_machine_down() -> None:
+    assert least_late(trials(0.3, 0.05)).scale_needed == 2.0
+
+
+def test_a_late_machine_gets_more_time() -> None:
+    assert least_late(trials(0.4, 0.3)).scale_needed == 8.4
+    assert least_late(trials(2.5, 9.0)).scale_needed == 32.0
+
+
+TRIAL = Trial(2.0, 0.0, throughput_tok_s=30_000, step_s=0.005, overhead_s=4.0)
+
+
+def test_as_many_requests_as_the_time_allows() -> None:
+    # (24 - 4) / 2 engine seconds, 2 of them to wait for the longest; a quarter slower.
+    assert Allowance(24.0, 50.0, 400).requests(TRIAL, 2.0) == 8 * 30_000 / 50 / 1.25
+    assert Allowance(5.0, 50.0, 400).requests(TRIAL, 2.0) == 500
+    assert Allowance(999.0, 50.0, 400).requests(TRIAL, 2.0) == 12_000
+
+
+def test_no_time_scale_that_leaves_too_few_requests() -> None:
+    slow = dataclasses.replace(TRIAL, lateness_p99=0.5)
+    assert Allowance(99.0, 50.0, 400).time_scale(TRIAL) == TRIAL.scale_needed == 2.0
+    assert Allowance(999.0, 50.0, 400).time_scale(slow) == slow.scale_needed == 14.0
+    # 5,000 requests take 5000 * 50 / 30000 * 1.25 engine seconds, and the wait for the longest 2.
+    affordable = Allowance(54.0, 50.0, 400).time_scale(slow)
+    assert affordable == pytest.approx(50 / (5000 * 50 / 30_000 * 1.25 + 2), abs=0.05)
+    assert Allowance(24.0, 50.0, 400).time_scale(slow) == TRIAL.time_scale == 2.0
+
+
+def faster(share: float) -> tuple[StepRecord, ...]:
+    """Even steps that take this share of their time."""
+    return tuple(
+        dataclasses.replace(each, step_s=each.step_s * share, load_tokens=(20, 20))
+        for each in STEPS
+    )
+
+
+RUNS = [
+    DemoRun.of(outcome("jsq"), FLEET),
+    DemoRun.of(outcome("jsq", Dispatch.INSTANT, steps=STEPS[:5] + faster(0.9)[5:]), FLEET),
+    DemoRun.of(outcome(steps=faster(0.8)), FLEET),
+]
+
+
+def test_the_better_form_is_the_baseline() -> None:
+    baseline, ours = best_baseline(RUNS), subject(RUNS)
+    assert baseline is RUNS[1]
+    assert ours is RUNS[2]
+    assert best_baseline(RUNS[2:]) is subject(RUNS[:2]) is None
+
+
+def test_summary() -> None:
+    found = json.loads(json.dumps(summary(RUNS, trials(0.05), FLEET, {"seed": 0})))
+    assert found["emulated"] is True
+    assert "not a GPU's gain" in found["statement"]
+    assert found["conditions"]["seed"] == 0
+    assert [run["complete"] for run in found["runs"]] == [True] * 3
+    comparison = found["comparison"]
+    assert comparison["baseline"] == "jsq-instant"
+    assert comparison["throughput_ratio"] == pytest.approx((3 + 3 * 0.9) / (6 * 0.8))
+    assert comparison["imbalance_ratio"] == 0
+    few = "averages over 6 steps only; give more --requests or --seconds"
+    assert found["warnings"] == [f"{run.name}: {few}" for run in RUNS]
+
+
+def test_warnings() -> None:
+    many = tuple(map(step, range(1, 301)))
+    late = tuple(dataclasses.replace(each, lateness=2 * LATENESS_LIMIT) for each in many)
+    window = Window(0.0, 300.0)
+
+    def found(**changes: Any) -> list[str]:
+        return warnings([DemoRun.of(outcome(**changes), FLEET)])
+
+    assert found(steps=many, steady=window) == []
+    (failed,) = found(steps=many, steady=window, failed=True)
+    assert failed == "bfio-pool: 0 of 1 requests completed, 1 failed, 0 lost"
+    (could_not,) = found(steps=late, steady=window)
+    assert "could not keep up: 1 % of steps ended 20 % of a step late" in could_not
+    (short,) = found(steady=None)
+    assert "averages over 0 steps only" in short
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(102.0, False), (104.0, True), (96.0, True)])
+def test_windows_of_unlike_work_are_told_apart(tokens: float, said: bool) -> None:
+    steps = tuple(map(step, range(1, 301)))
+
+    def run(policy: str, admitted: float) -> DemoRun:
+        found = outcome(policy, steps=steps, steady=Window(0.0, 300.0))
+        steady = cast(dict[str, object], found.report["steady"])
+        report = {
+            **found.report,
+            "steady": {**steady, "mean_admitted_prompt_tokens": admitted},
+        }
+        return DemoRun.of(dataclasses.replace(found, report=report), FLEET)
+
+    told = warnings([run("jsq", 100.0), run("bfio", tokens)])
+    assert [warning.endswith("longer windows") for warning in told] == [True] * said
+
+
+def test_no_comparison_without_both_sides() -> None:
+    assert summary(RUNS[2:], [], FLEET, {})["comparison"] is None
+
+
+def test_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(width=80)
+    short = DemoRun.of(outcome("least_tokens", Dispatch.INSTANT, steady=None), FLEET)
+    for table in demo_tables([*RUNS, short]):
+        console.print(table)
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert printed.count("least_tokens instant") == 2
+    assert max(map(len, printed.splitlines())) <= 80

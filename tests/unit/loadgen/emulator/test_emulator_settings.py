@@ -1,0 +1,157 @@
+from typing import Any
+
+import pytest
+
+from loadgen.emulator.faults import FAULT_KINDS, Fault
+from loadgen.emulator.handoff import TransferTime
+from loadgen.emulator.prefill import KvLoadFailure, PrefillSettings, PrefillTime, parse_prefill
+from loadgen.emulator.settings import EmulatorSettings, parse_speeds, snapshot_endpoints
+from loadgen.model.step_time import StepTime, parse_step_time
+from router.core.errors import ConfigError, InputError
+
+
+def test_ports_follow_the_first() -> None:
+    settings = EmulatorSettings(workers=3, port=8100)
+    assert [settings.worker_port(rank) for rank in range(3)] == [8100, 8101, 8102]
+    assert settings.fault_port == 8103
+    assert EmulatorSettings(workers=3, port=8100, control_port=9000).fault_port == 9000
+    assert EmulatorSettings(port=0).fault_port == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "speeds"), [("", [1, 1, 1]), ("2", [2, 2, 2]), ("1,.5,3", [1, 0.5, 3])]
+)
+def test_a_speed_for_each_worker_or_for_all(given: str, speeds: list[float]) -> None:
+    settings = EmulatorSettings(workers=3, speeds=parse_speeds(given) if given else ())
+    assert [settings.speed(rank) for rank in range(3)] == speeds
+
+
+def test_step_times() -> None:
+    assert parse_step_time("4.95e-3,9.5e-8") == StepTime()
+    assert parse_step_time("0.01,0,1e-4") == StepTime(0.01, 0.0, 1e-4)
+
+
+def test_snapshot_streams_take_two_ports_each() -> None:
+    assert snapshot_endpoints(9000, 2) == ("tcp://127.0.0.1:9000", "tcp://127.0.0.1:9002")
+    with pytest.raises(ConfigError, match="--snapshot-port"):
+        snapshot_endpoints(65_534, 2)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1,2,3,4", "a,b", "0,1e-7", "-1,0", "1,inf", "nan,0"])
+def test_step_times_that_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--step-time"):
+        parse_step_time(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"workers": 0}, "--workers"),
+        ({"slots": 0}, "--slots"),
+        ({"kv_tokens": 0}, "--kv-tokens"),
+        ({"stream_interval": 0}, "--stream-interval"),
+        ({"max_model_len": 0}, "--max-model-len"),
+        ({"max_model_len": 11, "kv_tokens": 10}, "--max-model-len"),
+        ({"time_scale": 0}, "--time-scale"),
+        ({"time_scale": float("nan")}, "--time-scale"),
+        ({"speeds": (1.0,) * 5}, "--speed has 5 numbers for 4 workers: give one for all of them"),
+        ({"speeds": (1.0,) * 2}, "--speed has 2 numbers for 4 workers: give one for all of them"),
+        ({"speeds": (0.0,)}, "--speed"),
+        ({"port": 65_533}, "--port"),
+        ({"port": -1}, "--port"),
+        ({"control_port": 70_000}, "--control-port"),
+        ({"port": 8100, "control_port": 8101}, "--control-port"),
+    ],
+)
+def test_settings_that_are_refused_name_the_option(fields: dict[str, Any], option: str) -> None:
+    with pytest.raises(ConfigError, match=option):
+        EmulatorSettings(**fields)
+
+
+def test_prefill_workers_come_after_the_others() -> None:
+    settings = EmulatorSettings(workers=2, port=8100, prefill=PrefillSettings(workers=2))
+    assert [settings.role(rank) for rank in range(settings.ranks)] == ["both"] * 2 + ["prefill"] * 2
+    assert settings.worker_port(3) == 8103
+    assert settings.fault_port == 8104
+
+
+def test_prefill_workers_have_memory_of_their_own() -> None:
+    prefill = PrefillSettings(workers=1, kv_tokens=900)
+    settings = EmulatorSettings(workers=1, kv_tokens=500, max_model_len=400, prefill=prefill)
+    assert [settings.new_engine(rank).kv_tokens for rank in range(2)] == [500, 900]
+
+
+def test_prompts_cost_time_where_the_options_say_so() -> None:
+    assert parse_prefill(0, None) is None
+    assert parse_prefill(2, None) == PrefillSettings(workers=2)
+    assert parse_prefill(0, "0.01,1e-4") == PrefillSettings(time=PrefillTime(0.01, 1e-4))
+    assert parse_prefill(
+        1,
+        None,
+        chunk=100,
+        kv_tokens=9,
+        transfer_time="0,1e-6",
+        kv_expiry_s=5.0,
+        load_failure=KvLoadFailure.RECOMPUTE,
+    ) == PrefillSettings(
+        workers=1,
+        chunk=100,
+        kv_tokens=9,
+        transfer=TransferTime(0.0, 1e-6),
+        kv_expiry_s=5.0,
+        recompute=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "step_time", "options", "message"),
+    [
+        (-1, None, {}, "--prefill-workers must be at least 0"),
+        (1, "1", {}, "--prefill-step-time takes C,t_p"),
+        (1, "0,1", {}, "--prefill-step-time takes C,t_p"),
+        (1, "1,-1", {}, "--prefill-step-time takes C,t_p"),
+        (1, "a,b", {}, "--prefill-step-time takes numbers"),
+        (1, None, {"transfer_time": "1"}, "--kv-transfer-time takes L,t"),
+        (1, None, {"transfer_time": "-1,0"}, "--kv-transfer-time takes L,t"),
+        (1, None, {"kv_expiry_s": 0.0}, "--kv-expiry must be above 0"),
+        (1, None, {"kv_expiry_s": float("nan")}, "--kv-expiry must be above 0"),
+        (0, "1,1", {"kv_tokens": 5}, "give --prefill-workers"),
+        (0, None, {"chunk": 5}, "--prefill-chunk does nothing"),
+        (0, None, {"kv_expiry_s": 5.0}, "--kv-expiry does nothing"),
+        (0, None, {"load_failure": KvLoadFailure.FAIL}, "--kv-load-failure does nothing"),
+    ],
+)
+def test_prefill_options_that_are_refused(
+    workers: int, step_time: str | None, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_prefill(workers, step_time, **options)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "message"),
+    [
+        (PrefillSettings(chunk=72), "--prefill-chunk 72 must be above --slots 72"),
+        (PrefillSettings(workers=1, kv_tokens=9), "--prefill-kv-tokens 9 cannot be below"),
+    ],
+)
+def test_prefill_that_does_not_fit_the_fleet(prefill: PrefillSettings, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EmulatorSettings(prefill=prefill)
+
+
+def test_faults_that_are_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        Fault("melt")
+    assert all(kind in str(caught.value) for kind in FAULT_KINDS)
+    for refused in (
+        {"kind": "slow", "factor": 0.0},
+        {"kind": "drip", "bytes_per_s": float("inf")},
+        {"kind": "error", "status": 200},
+        {"kind": "error", "delay_s": -1.0},
+        {"kind": "error", "retry_after_s": -1},
+        {"kind": "stall", "after_events": -1},
+        {"kind": "drip", "mid_event": True},
+    ):
+        with pytest.raises(InputError, match=list(refused)[-1]):
+            Fault(**refused)  # type: ignore[arg-type]

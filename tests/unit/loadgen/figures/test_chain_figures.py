@@ -1,0 +1,164 @@
+"""The simulated figures of server chains."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+
+import loadgen.chains.command
+from loadgen.chains.command import ChainsOptions
+from loadgen.chains.config import Blocks, ChainsConfig
+from loadgen.figures.chain_cases import LOWER, RESPONSE, ChainCase, Computed, worst_ratio
+from loadgen.figures.fingerprints import decode_code, fingerprint
+from loadgen.figures.laboratory import Bench
+from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.studies import STUDIES, chain_blocks, chain_caches, chain_policies
+from loadgen.figures.studies import chain_reserve as reserve
+from loadgen.figures.trials import Trial
+from loadgen.traces.trace import load_trace
+from router.commands.json_output import finite
+from router.core.errors import InputError
+from router.core.placement.model import Chain
+
+TINY = ChainsOptions(requests=200, warmup=20)
+
+
+class Remembering:
+    """A laboratory that runs nothing."""
+
+    def __init__(self) -> None:
+        self.trials: list[Trial] = []
+
+    def run(self, trials: Sequence[Trial]) -> Outcomes:
+        self.trials += trials
+        return {}
+
+
+def chain_cases() -> Iterator[ChainCase]:
+    for study in (each for name, each in STUDIES.items() if name.startswith("chain_")):
+        laboratory = Remembering()
+        study.measure(laboratory)
+        yield from (trial for trial in laboratory.trials if isinstance(trial, ChainCase))
+
+
+def test_commands_give_the_chain_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ChainsConfig] = []
+
+    def remember(config: ChainsConfig) -> None:
+        asked.append(config)
+        raise InputError("enough")
+
+    monkeypatch.setattr(loadgen.chains.command, "compare", remember)
+    monkeypatch.setattr(loadgen.chains.command, "load_trace", cache(load_trace))
+    app = typer.Typer()
+    app.command()(loadgen.chains.command.chains)
+    cases = list(chain_cases())
+    assert len(cases) > 100
+    for case in cases:
+        with pytest.raises(InputError):
+            app(shlex.split(case.command)[3:], standalone_mode=False)
+        told = replace(case.options, repeats=1).config()
+        assert replace(asked[-1], measured=None) == replace(told, measured=None), case.command
+
+
+def test_a_deployment_without_room_has_no_figures(tmp_path: Path) -> None:
+    cases = [
+        ChainCase(("whole",), replace(TINY, placement=Blocks.WHOLE), 1),
+        ChainCase(("chained",), TINY, 2),
+    ]
+    found = Bench(tmp_path, 1).run(cases)
+    assert found[("whole",)].of(RESPONSE) is None
+    assert found[("whole",)].each("no_chain") == [1]
+    chained = found[("chained",)]
+    assert chained.each("no_chain") == [0, 0]
+    assert len({*chained.each(RESPONSE)}) == 2
+    assert chained.mean(LOWER) == pytest.approx(chained.mean(RESPONSE), rel=0.5)
+
+
+def test_runs_are_named_by_all_that_they_depend_on() -> None:
+    case = ChainCase(("a",), TINY)
+    computed = Computed(("a",), chain_caches.allocated, (), {"share": 10})
+    trials: list[Trial] = [
+        case,
+        replace(case, options=replace(TINY, policy="sed")),
+        replace(case, options=replace(TINY, placement=Blocks.BPRR)),
+        computed,
+        replace(computed, arguments={"share": 20}),
+        replace(computed, function=reserve.responded),
+    ]
+    names = {fingerprint(trial.depends_on(seed), trial.code) for trial in trials for seed in (0, 1)}
+    assert len(names) == 2 * len(trials)
+    assert not "router.core.placement.gca".startswith(case.code.unused)
+    assert "router.core.placement.gca".startswith(decode_code("bfio", prefill_workers=False).unused)
+
+
+def test_quick_runs_are_fewer_and_shorter() -> None:
+    case = ChainCase(("a",), ChainsOptions()).shortened()
+    assert (case.options.requests, case.options.warmup, case.seeds) == (800, 80, 2)
+    assert Computed(("a",), chain_caches.allocated, ()).shortened().seeds == 2
+
+
+def test_job_servers_are_the_fastest_first() -> None:
+    slow, fast = Chain((0,), (1,), 2.0, 5), Chain((1,), (1,), 1.0, 2)
+    slots = [chain.slots for chain in (slow, fast)]
+    wanted = {1.0: 1, 1.5: 2, 2.0: 2, 2.1: 3, 4.5: 7, 4.6: None}
+    for rate, count in wanted.items():
+        assert chain_caches.job_servers([slow, fast], slots, rate) == count
+
+
+def test_random_placements_are_no_better_and_all_of_them_are_counted() -> None:
+    for memory in (chain_blocks.EQUAL, chain_blocks.UNEQUAL):
+        found = chain_blocks.compared(0, memory, 10)
+        assert found["least"] <= found["median"] <= found["most"]
+        assert found[chain_blocks.GREEDY] <= found["least"]
+        assert found["share_feasible"] > 0.9
+
+
+def test_what_cannot_keep_up_is_missing() -> None:
+    assert set(reserve.responded(0, 5.0, 3).values()) == {None}
+    found = reserve.responded(0, 0.2, 7)
+    assert found[LOWER] == pytest.approx(found[RESPONSE], rel=0.1)
+    assert finite(math.inf) is None
+    sample = Sample({"a": (1.0, None, 6.0), "b": (2.0, 1.0, 3.0)})
+    assert worst_ratio(sample, "a", "b") == 2.0
+
+
+def made_up(rows: Mapping[int, Mapping[str, float]]) -> Outcomes:
+    """Each metric is 9 but where said; ``rows``: by reserved slots."""
+    metrics = tuple(column.metric for column in reserve.COLUMNS)
+    return {
+        (f"{rate:g}/s", f"c={c}"): Sample(
+            {metric: (rows.get(c, {}).get(metric, 9.0),) for metric in metrics}
+        )
+        for rate in reserve.RATES
+        for c in reserve.RESERVED
+    }
+
+
+def test_a_choice_is_held_against_the_best_simulated() -> None:
+    outcomes = made_up({4: {RESPONSE: 2.0}, 5: {RESPONSE: 2.5, LOWER: 1.0}})
+    rate = reserve.RATES[0]
+    assert [reserve.RESERVED[at] for at in reserve.chosen(outcomes, rate, LOWER)] == [5]
+    assert reserve.beside_best(outcomes, rate, LOWER) == [1.25]
+    claims = {claim.text: claim.met for claim in STUDIES["chain_reserve"].claims(outcomes)}
+    assert claims["0.05/s: simulated time at the c of the lower bound / least simulated"] is False
+    assert claims["all rates: simulated time, c of the lower bound / of the upper bound"] is True
+
+
+def test_jffc_is_held_against_the_best_of_the_others() -> None:
+    laboratory = Remembering()
+    chain_policies.STUDY.measure(laboratory)
+    values = dict.fromkeys(ChainCase.metrics, (2.0, 2.0))
+    outcomes = {trial.key: Sample(values) for trial in laboratory.trials}
+    text = "load 10 %: mean response time, jffc / the best of the others"
+    for sed_s, met in ((1.99, True), (1.9, False)):
+        outcomes["10 %", "sed"] = Sample(values | {RESPONSE: (sed_s, sed_s)})
+        claims = {claim.text: claim.met for claim in chain_policies.STUDY.claims(outcomes)}
+        assert claims[text] is met

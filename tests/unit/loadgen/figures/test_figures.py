@@ -1,0 +1,393 @@
+"""The machinery of the simulated figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+
+import loadgen.figures.cases as cases_module
+import loadgen.run.simulation_options
+import loadgen.simulator.decode.command
+from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
+from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
+from loadgen.figures.claims import at_least, at_most, within
+from loadgen.figures.command import figures
+from loadgen.figures.fingerprints import fingerprint
+from loadgen.figures.laboratory import Bench
+from loadgen.figures.report import document, json_text, markdown, outcomes_of, read_document
+from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.studies import STUDIES, theorems
+from loadgen.figures.studies.trajectories import smooth_power
+from loadgen.figures.study import config
+from loadgen.figures.tables import IMBALANCE, TTFT, Table, metric_table
+from loadgen.figures.trials import Trial
+from loadgen.model.step_time import PowerModel
+from loadgen.simulator.admission import admission_command
+from loadgen.simulator.admission.admission_command import AdmissionOptions
+from loadgen.simulator.admission.simulation import AdmissionConfig
+from loadgen.simulator.decode.config import PAPER, DecodeConfig
+from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.prefill import PrefillConfig
+from loadgen.simulator.decode.results import StepRecords
+from loadgen.traces.trace import load_trace
+from router.core.errors import ConfigError, InputError
+from router.core.policies.table import POLICIES, PolicySettings
+from tests.support.core import requests, views
+
+TINY = DecodeConfig(
+    policy="least_tokens",
+    lengths=LawLengths.parse("geometric:50,8"),
+    workers=2,
+    slots=4,
+    pool=8,
+    steps=40,
+    warmup=10,
+    **PAPER,
+)
+RECORDS = StepRecords(
+    seconds=np.ones(40),
+    idle_s=np.zeros(40),
+    loads=np.tile([100, 50], (40, 1)),
+    tokens=np.ones(40, dtype=np.int64),
+    waiting=np.ones(40, dtype=np.int64),
+)
+
+
+class MadeUp:
+    """A laboratory that measures nothing: every metric is 1, 2 and 3."""
+
+    def __init__(self) -> None:
+        self.trials: list[Trial] = []
+
+    def run(self, trials: Sequence[Trial]) -> Outcomes:
+        self.trials += trials
+        return {trial.key: _made_up(trial) for trial in trials}
+
+
+def _made_up(trial: Trial) -> Sample:
+    keeps = isinstance(trial, Case) and trial.keep_records
+    values = dict.fromkeys(trial.metrics, (1.0, 2.0, 3.0))
+    return Sample(values, "", {}, RECORDS if keeps else None)
+
+
+def all_trials() -> Iterator[tuple[str, Trial]]:
+    for name, study in STUDIES.items():
+        laboratory = MadeUp()
+        study.measure(laboratory)
+        yield from ((name, trial) for trial in laboratory.trials)
+
+
+def test_claims_are_met_or_missed_and_say_so() -> None:
+    assert at_most("wait", 210, 210).met
+    assert not at_most("wait", 211, 210).met
+    assert at_least("gain", 0.22, 0.22).met
+    assert not at_least("gain", 0.21, 0.22).met
+    load = Sample({"load": (92, 90, 94), "low": (93, 93)})
+    assert within("load", load, "low", 100, 0.07 + 1e-9).met
+    assert not within("load", load, "load", 100, 0.07).met
+    assert not at_most("nothing found", math.nan, 1).met
+    assert at_most("wait", 211, 210).row() == ["wait", "≤ 210", "211", "**missed**"]
+    row = within("load", load, "load", 100, 0.07).row()
+    assert row[2:] == ["0.08 (92 ± 5, -8.0%)", "**missed**"]
+
+
+def test_a_table_shows_means_intervals_and_gaps() -> None:
+    sample = Sample({IMBALANCE.metric: (1e4, 2e4, 3e4), TTFT.metric: (None, None, None)})
+    table = metric_table("Loads", "policy", [("bfio", sample), ("none", None)], [IMBALANCE, TTFT])
+    assert table.markdown().splitlines() == [
+        "**Loads**",
+        "",
+        "| policy | imbalance, 10⁴ tokens | TTFT mean, s |",
+        "| --- | ---: | ---: |",
+        "| bfio | 2.00 ± 2.48 | – |",
+        "| none | – | – |",
+    ]
+
+
+def test_keys_are_unlike_within_a_study() -> None:
+    keys = [(name, trial.key) for name, trial in all_trials()]
+    assert len(keys) == len(set(keys))
+
+
+def test_every_case_is_repeated_often_enough() -> None:
+    few = {(name, trial.seeds) for name, trial in all_trials() if trial.seeds < 5}
+    assert few == {("scale", 3), ("trajectories", 1), ("wait", 1)}
+
+
+def test_commands_give_the_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[DecodeConfig] = []
+
+    def remember(config: DecodeConfig, **_: object) -> None:
+        asked.append(config)
+        raise InputError("enough")
+
+    monkeypatch.setattr(loadgen.simulator.decode.command, "simulate", remember)
+    monkeypatch.setattr(loadgen.run.simulation_options, "load_trace", cache(load_trace))
+    app = typer.Typer()
+    app.command()(loadgen.simulator.decode.command.decode)
+    commands = {case.command: case for _, case in all_trials() if isinstance(case, Case)}
+    assert len(commands) > 100
+    for command, case in commands.items():
+        if command is None:
+            assert case.config.known_profile
+            continue
+        with pytest.raises(InputError):
+            app(shlex.split(command)[3:], standalone_mode=False)
+        assert settings(asked[-1]) == settings(case.config), command
+
+
+def test_commands_give_the_admission_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def remember(config: AdmissionConfig) -> None:
+        asked.append(config.described())
+        raise InputError("enough")
+
+    monkeypatch.setattr(admission_command, "simulate_admission", remember)
+    app = typer.Typer()
+    app.command()(admission_command.admission)
+    cases = [case for _, case in all_trials() if isinstance(case, AdmissionCase)]
+    assert len(cases) > 50
+    for case in cases:
+        with pytest.raises(InputError):
+            app(shlex.split(case.command)[3:], standalone_mode=False)
+        assert [asked[-1]] == case.depends_on(0), case.command
+
+
+def test_a_run_without_end_has_no_figures(tmp_path: Path) -> None:
+    alpha = AdmissionOptions(
+        "alpha_beta", '{"alpha": 0, "beta": 1}', "example2", rate=12, requests=60
+    )
+    loops, ends = (
+        AdmissionCase(("0",), alpha, 1),
+        AdmissionCase(("1",), replace(alpha, settings='{"alpha": 0.5, "beta": 1}'), 1),
+    )
+    found = Bench(tmp_path, 1).run([loops, ends])
+    assert (found[("0",)].each(ENDLESS), found[("0",)].of("latency_mean_s")) == ([1], None)
+    assert found[("1",)].each(ENDLESS) == [0]
+    assert found[("1",)].mean("completed") == 60
+
+
+def test_runs_are_named_by_all_that_they_depend_on() -> None:
+    case = Case(("a",), TINY)
+    other = replace(TINY, lengths=LawLengths.parse("geometric:50,9"))
+    configs = [
+        TINY,
+        replace(TINY, horizon=3),
+        other,
+        replace(TINY, prefill=PrefillConfig(1)),
+        replace(TINY, prefill=PrefillConfig(2)),
+    ]
+    cases: list[Trial] = [replace(case, config=config) for config in configs]
+    cases += [replace(case, before_refill=True)]
+    admissions = [
+        AdmissionOptions(),
+        AdmissionOptions(rate=3.0),
+        AdmissionOptions(settings='{"headroom": 0.1}'),
+        AdmissionOptions("off"),
+    ]
+    cases += [AdmissionCase(("a",), options) for options in admissions]
+    names = {fingerprint(case.depends_on(seed), case.code) for case in cases for seed in (0, 1)}
+    assert len(names) == 2 * len(cases)
+    assert fingerprint(replace(case, key=("b",), seeds=2).depends_on(0), case.code) in names
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_finished_runs_are_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    told: list[str] = []
+    bench = Bench(tmp_path, processes, tell=told.append)
+    case = Case(("a", "b"), TINY, seeds=2, keep_records=True)
+    found = bench.run([case])
+    assert sorted(line.split(";")[0] for line in told) == [
+        "1/2 a b, seed 0" if "1/2 a b, seed 0" in told[0] else "1/2 a b, seed 1",
+        "2/2 a b, seed 1" if "1/2 a b, seed 0" in told[0] else "2/2 a b, seed 0",
+    ]
+    monkeypatch.setattr(Case, "run", None)
+    again = bench.run([case])
+    assert again["a", "b"].values == found["a", "b"].values
+    records = again["a", "b"].records
+    assert records is not None
+    assert records.loads.shape == (30, 2)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "\0"])
+def test_a_spoilt_run_is_repeated(tmp_path: Path, text: str) -> None:
+    case = Case(("a",), TINY, seeds=1)
+    first = Bench(tmp_path, 1).run([case])
+    (path,) = tmp_path.iterdir()
+    path.write_text(text)
+    assert Bench(tmp_path, 1).run([case]) == first
+
+
+def test_the_imbalance_before_refill_is_that_of_the_gaps(tmp_path: Path) -> None:
+    one = Case(("one",), TINY, seeds=1, before_refill=True)
+    found = Bench(tmp_path, 1).run([one, replace(one, key=("other",), before_refill=False)])
+    assert found[("one",)].mean("steps") == found[("other",)].mean("steps")
+    assert found[("one",)].mean(BEFORE_REFILL) > 0
+    assert BEFORE_REFILL not in found[("other",)].values
+    policy = BeforeRefill(POLICIES["jsq"].make(PolicySettings()))
+    done = policy.assign(requests([10]), views([40, 70], [1, 0]))
+    assert len(done) == 1
+    assert policy.imbalances == [2 * 70 - 110]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_says_and_draws_what_was_found(name: str, tmp_path: Path) -> None:
+    study = STUDIES[name]
+    outcomes = study.measure(MadeUp())
+    assert all(isinstance(table, Table) and table.rows for table in study.tables(outcomes))
+    assert all(
+        len(row) == len(table.header) for table in study.tables(outcomes) for row in table.rows
+    )
+    assert study.words is None or study.words(outcomes)
+    if study.draw is not None:
+        study.draw(outcomes, tmp_path / "picture.png")
+        assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    read = outcomes_of(json.loads(json_text(document({name: outcomes}))))
+    assert markdown(read, {}) == markdown({name: outcomes}, {})
+
+
+Changes = dict[tuple[str, ...], dict[str, float]]
+
+
+def judged(name: str, changes: Changes) -> dict[str, bool]:
+    """Claims of a study whose metrics are all 1 but for the changes."""
+    outcomes = dict(STUDIES[name].measure(MadeUp()))
+    for key, sample in outcomes.items():
+        values = dict.fromkeys(sample.values, (1.0,))
+        outcomes[key] = Sample(values | {m: (v,) for m, v in changes.get(key, {}).items()})
+    return {claim.text: claim.met for claim in STUDIES[name].claims(outcomes)}
+
+
+def test_deadline_claims_follow_the_numbers() -> None:
+    key = ("burstgpt", "bfio, oracle", "200")
+    wait, ratio = (
+        "BurstGPT lengths, bfio, oracle, W=200: longest wait, steps",
+        "BurstGPT lengths, bfio, oracle, W=200: imbalance / without deadline",
+    )
+    found = judged("deadlines", {key: {"max_pool_wait_steps": 211, "avg_imbalance_tokens": 1.5}})
+    assert (found[wait], found[ratio]) == (False, True)
+    found = judged("deadlines", {key: {"max_pool_wait_steps": 210, "avg_imbalance_tokens": 1.51}})
+    assert (found[wait], found[ratio]) == (True, False)
+
+
+def test_arrival_claims_take_the_rivals_better_form() -> None:
+    better: Changes = {("burstgpt", "110", "least_tokens, instant"): {"ttft_mean_s": 0.8}}
+    text = "BurstGPT lengths, 110 %: mean TTFT, bfio / least_tokens' better form"
+    ours: Changes = {("burstgpt", "110", "bfio, pool"): {"ttft_mean_s": 0.09}}
+    assert judged("arrivals", ours)[text]
+    assert not judged("arrivals", ours | better)[text]
+
+
+def test_scale_claims_follow_the_numbers() -> None:
+    text = "BurstGPT lengths, G=128: gain in throughput of bfio, no look-ahead over fcfs"
+    key = ("128", "bfio, no look-ahead")
+    assert judged("scale", {key: {"throughput_tok_s": 1.221}})[text]
+    assert not judged("scale", {key: {"throughput_tok_s": 1.219}})[text]
+
+
+def test_the_exponent_of_a_power_law_is_found() -> None:
+    xs = (16, 64, 256)
+    found = theorems.slope(xs, [[3 * x**0.5, 2 * x**0.7] for x in xs])
+    assert found.mean == pytest.approx(0.6)
+
+
+def test_power_is_averaged_over_time() -> None:
+    times_s, watts = smooth_power(RECORDS, PowerModel(exponent=1.0), 4)
+    assert times_s == pytest.approx([5, 15, 25, 35])
+    assert watts == pytest.approx([(400 + 250) / 2] * 4)
+
+
+def test_a_tiny_study_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases_module, "QUICK_SHARE", 100)
+    runs = tmp_path / "runs"
+    figures(out=tmp_path, runs=runs, only="deadlines", processes=1, quick=True)
+    first = (tmp_path / "figures.json").read_text()
+    figures(out=tmp_path, runs=runs, only="trajectories", processes=1, quick=True)
+    both = json.loads((tmp_path / "figures.json").read_text())
+    assert both["quick"] is True
+    assert list(both["studies"]) == ["deadlines", "trajectories"]
+    assert both["studies"]["deadlines"] == json.loads(first)["studies"]["deadlines"]
+    assert (tmp_path / "trajectories.png").exists()
+    assert (tmp_path / "power.png").exists()
+    text = (tmp_path / "figures.md").read_text()
+    assert text == markdown(outcomes_of(both), {"trajectories": "trajectories.png"}, quick=True)
+    assert text.startswith("# Simulated figures (quick: no results)")
+    assert "## Deadlines" in text
+
+
+def test_only_full_figures_are_judged(tmp_path: Path) -> None:
+    outcomes = {"deadlines": STUDIES["deadlines"].measure(MadeUp())}
+    line = "| deadlines | BurstGPT lengths, bfio, no look-ahead, W=200"
+    assert line in markdown(outcomes, {})
+    assert line not in markdown(outcomes, {}, quick=True)
+    assert document(outcomes)["studies"]["deadlines"]["claims"]
+    assert "quick" not in document(outcomes)
+    assert not document(outcomes, quick=True)["studies"]["deadlines"]["claims"]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_quick_and_full_figures_are_not_mixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool
+) -> None:
+    monkeypatch.setattr(Case, "run", None)
+    outcomes = {"deadlines": STUDIES["deadlines"].measure(MadeUp())}
+    text = json_text(document(outcomes, quick=quick))
+    (tmp_path / "figures.json").write_text(text)
+    assert read_document(tmp_path, quick=quick) == json.loads(text)
+    with pytest.raises(InputError, match="quick.*full" if quick else "full.*quick"):
+        figures(tmp_path, tmp_path, only="deadlines", processes=1, quick=not quick)
+
+
+def test_figures_that_lack_a_case_are_found_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Case, "run", None)
+    found = document({"deadlines": STUDIES["deadlines"].measure(MadeUp())})
+    found["studies"]["gone"] = found["studies"]["deadlines"]
+    (tmp_path / "figures.json").write_text(json_text(found))
+    assert read_document(tmp_path) is not None
+    del found["studies"]["deadlines"]["cases"][0]
+    (tmp_path / "figures.json").write_text(json_text(found))
+    with pytest.raises(InputError, match=r"figures\.json is not a file of figures .*KeyError"):
+        figures(tmp_path, tmp_path, only="trajectories", processes=1)
+
+
+def test_bad_input_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--only: 'tabel1' is unknown; known: table1"):
+        figures(out=tmp_path, only="tabel1")
+    (tmp_path / "figures.json").write_text('{"studies": 1}')
+    with pytest.raises(InputError, match="is not a file of figures"):
+        figures(out=tmp_path, runs=tmp_path, only="deadlines", processes=1, quick=True)
+
+
+def test_shared_conditions_are_the_papers() -> None:
+    paper = config("burstgpt", "fcfs")
+    assert (paper.workers, paper.slots, paper.pool) == (16, 72, 128)
+    assert (paper.steps, paper.warmup) == (4500, 500)
+    assert (paper.step_time.base_s, paper.step_time.per_token_s) == (4.95e-3, 9.5e-8)
+
+
+def test_the_kept_commands_are_those_of_the_cases() -> None:
+    kept = json.loads(Path("tests/data/figures/figures.json").read_text())["studies"]
+    told = {
+        (name, *case["key"]): case["command"]
+        for name, study in kept.items()
+        for case in study["cases"]
+    }
+    cases = [(name, case) for name, case in all_trials() if isinstance(case, Case)]
+
+    assert cases
+    for name, case in cases:
+        assert told[name, *case.key] == case.command

@@ -1,0 +1,83 @@
+"""The router's counters, and what their differences say."""
+
+import pytest
+
+from loadgen.replay.cluster import Scrape, Scrapes, StepTime, cluster_report, figures, parse_metrics
+from router.core.errors import ConfigError
+from router.core.state.barrier import StepTotals
+
+EXPOSITION = """\
+# HELP evenstep_barrier_steps_total Steps.
+# TYPE evenstep_barrier_steps_total counter
+evenstep_barrier_steps_total{group="a",pool="empty"} 3.0
+evenstep_barrier_steps_total{group="a",pool="waiting"} 7.0
+evenstep_barrier_steps_total{group="b",pool="empty"} 1.0
+evenstep_step_seconds_total{pool="waiting",group="a"} 0.5
+evenstep_energy_joules_total{group="a",pool="waiting"} 1e3
+evenstep_pool_requests{group="a"} 5.0
+python_info{version="3"} 1.0
+"""
+
+START = Scrape({"g": {"empty": StepTotals(steps=10, imbalance_tokens=5)}, "other": {}})
+MIDDLE = Scrape({"g": {"empty": StepTotals(steps=10, imbalance_tokens=5)}})
+END = Scrape(
+    {
+        "g": {
+            "empty": StepTotals(14, 105, 400, 600, 8, 2.0, 80.0, 100),
+            "waiting": StepTotals(6, 60, 600, 1140, 12, 3.0, 120.0, 100),
+        },
+        "other": {"empty": StepTotals(steps=1)},
+    }
+)
+
+
+def test_parse_metrics() -> None:
+    assert parse_metrics(EXPOSITION).groups == {
+        "a": {
+            "empty": StepTotals(steps=3),
+            "waiting": StepTotals(steps=7, step_s=0.5, energy_j=1000.0),
+        },
+        "b": {"empty": StepTotals(steps=1)},
+    }
+    assert parse_metrics("").groups == {}
+
+
+def test_report_is_about_the_busiest_group() -> None:
+    report = cluster_report(Scrapes(START, MIDDLE, None, END), StepTime(0.1, 0.001))
+    assert report is not None
+    assert report["group"] == "g"
+    assert report["steady"] is None
+    whole = report["whole"]
+    assert isinstance(whole, dict)
+    assert whole["steps"] == 10
+    assert whole["avg_imbalance_tokens"] == 16
+    assert whole["mean_load_tokens"] == 1740 / 20
+    assert whole["max_load_tokens"] == 100
+    assert whole["idle_share"] == pytest.approx(0.001 * 160 / (2 * 5.0))
+    assert whole["step_mean_s"] == 0.5
+    assert whole["throughput_tok_s"] == 40
+    assert whole["energy_j_per_output_token"] == 1.0
+    assert whole["pool_waiting"]["avg_imbalance_tokens"] == 10
+
+
+def test_no_report_without_counters_or_steps() -> None:
+    assert cluster_report(Scrapes(), None) is None
+    assert cluster_report(Scrapes(START, None, None, START), None) is None
+
+
+def test_figures_of_nothing_are_none() -> None:
+    found = figures(StepTotals(), StepTime(0.1, 0.1))
+    assert found.pop("steps") == 0
+    assert set(found.values()) == {None}
+
+
+def test_idle_share_needs_the_step_time() -> None:
+    assert figures(StepTotals(1, 1, 1, 1, 1, 1.0), None)["idle_share"] is None
+
+
+def test_step_time() -> None:
+    assert StepTime.parse("4.95e-3,9.5e-8") == StepTime(4.95e-3, 9.5e-8)
+    assert StepTime.parse("1,2,3") == StepTime(1, 2)
+    for text in ("1", "a,b", "1,-2"):
+        with pytest.raises(ConfigError, match="write for example"):
+            StepTime.parse(text)
