@@ -131,21 +131,26 @@ async def test_every_request_ends_once_whatever_fails(tmp_path: Path) -> None:
                 count += 1
             return count
 
-        ended = asyncio.Event()
+        def all_seen() -> bool:
+            """Whether faults have hit prompts before their computing and after it."""
+            names = ("requests_returned_total", "prefills_repeated_total")
+            return all(metric(router, name, "default/prefill") > 0 for name in names)
+
+        ended, asked = asyncio.Event(), 0
         async with asyncio.timeout(200):
             failing = asyncio.create_task(fail(ended))
-            await asyncio.gather(*(one(number) for number in range(2000)))
+            while asked < 2000 or not await asyncio.to_thread(all_seen):
+                await asyncio.gather(*(one(asked + number) for number in range(1000)))
+                asked += 1000
             ended.set()
             faults = await failing
-        assert sum(outcomes.values()) == 2000
+        assert sum(outcomes.values()) == asked
         assert set(outcomes) <= {"complete", "left", "broken off", "500", "502", "503"}, outcomes
-        assert outcomes["complete"] + outcomes["left"] > 1800, outcomes
-        assert outcomes["left"] <= 200
+        assert outcomes["complete"] + outcomes["left"] > 0.9 * asked, outcomes
+        assert outcomes["left"] <= asked / 10
         assert faults > 5
         await asyncio.to_thread(wait_until, lambda: all_up(router), 60, "all workers are up again")
         await asyncio.to_thread(assert_idle, fleet, router)
-        assert metric(router, "requests_returned_total", "default/prefill") > 0
-        assert metric(router, "prefills_repeated_total", "default/prefill") > 0
         assert metric(router, "policy_errors_total", "default") == 0
         last = await ask(client, router, Seen(), body(random.Random(1)))
         assert outcome(last) == "complete"
