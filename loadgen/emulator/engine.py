@@ -42,7 +42,7 @@ class EngineRequest:
         fetch: transfer of its prompt's KV from another engine; None when there is none or it has
             ended.
         fetched_s: time at which the running transfer ends, engine seconds.
-        prefill_left: number of prompt tokens to compute before its next output token.
+        prefill_left: number of tokens to compute, or recompute, before its next output token.
         cap_tokens: upper bound on its output tokens, for admission, which does not see
             ``output_tokens``; 0: only the engine's memory bounds it.
         hint_tokens: output length that its client predicts, for admission.

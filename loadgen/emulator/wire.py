@@ -61,7 +61,6 @@ class Wire(asyncio.Transport):
         )
         self._transport.abort()
 
-
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send data, unless a fault applies."""
         if self.struck:
