@@ -97,7 +97,6 @@ class Answer:
 
     @property
     def completion_tokens(self) -> int:
-        """Number of tokens generated so far."""
         return sum(choice.request.generated_tokens for choice in self.choices)
 
     def show(self, choice: Choice, *, done: bool) -> None:

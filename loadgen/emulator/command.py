@@ -172,7 +172,7 @@ class EmulateOptions:
         """Build the fleet's settings from the options.
 
         Raises:
-            ConfigError: an invalid option; the message names it.
+            ConfigError: invalid option; named in the message.
         """
         ranks = self.workers + self.prefill_workers
         first = self.snapshot_port or (self.control_port or self.port + ranks) + 1

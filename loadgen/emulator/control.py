@@ -28,17 +28,13 @@ class Controlled(Protocol):
         """Return the fleet's state for ``GET /fleet``."""
         ...
 
-    def has_rank(self, rank: int) -> bool:
-        """Whether a worker with this rank exists."""
-        ...
+    def has_rank(self, rank: int) -> bool: ...
 
     async def inject(self, rank: int, fault: Fault) -> None:
         """Start a fault; it replaces the worker's current one."""
         ...
 
-    async def restore(self, rank: int) -> None:
-        """End a worker's fault."""
-        ...
+    async def restore(self, rank: int) -> None: ...
 
 
 class ControlApp:

@@ -1,19 +1,16 @@
 """One engine with continuous batching, as a pure model: no clock, no I/O, no text.
 
-The order is vLLM's. Requests wait by (priority, arrival) and enter while a slot and KV memory are
+The order is vLLM's: requests wait by (priority, arrival) and enter while a slot and KV memory are
 free. Each grows by a token a step. When the memory would overflow, the last one admitted is
-preempted: it waits again, keeps its tokens, and recomputes them when it returns. Another queue and
-another eviction rule can replace this order (``queues``).
+preempted: it waits again, keeps its tokens, and recomputes them later. ``queues`` has other orders.
 
 With a chunk, prompts take steps (chunked prefill). A step computes at most that many tokens: one
 for each decoding request, the rest for prompts in order of admission. A prompt holds memory for all
-its tokens from admission on. Its first output token comes in the step that computes its last prompt
-token.
+its tokens from admission on. The step that computes its last token yields the first output token.
 
 A prompt whose KV is on another engine (``EngineRequest.fetch``) is fetched as in vLLM 0.32. The
 transfer begins when the request is first in the queue and a slot and memory are free. The request
-then waits with its memory but without a slot. When the KV has arrived, it enters before all
-requests that hold no memory.
+then waits with its memory but without a slot. With its KV, it enters before all without memory.
 """
 
 from __future__ import annotations
@@ -39,12 +36,10 @@ class EngineRequest:
         priority: priority; lower goes first.
         arrival: position in the order of arrival; ``Engine.add`` sets it.
         keeps_kv: whether its KV stays for another engine after its end.
-        fetch: transfer of its prompt's KV from another engine; None when there is none or it has
-            ended.
+        fetch: transfer of its prompt's KV from another engine; None: no transfer, or ended.
         fetched_s: time at which the running transfer ends, engine seconds.
         prefill_left: number of tokens to compute, or recompute, before its next output token.
-        cap_tokens: upper bound on its output tokens, for admission, which does not see
-            ``output_tokens``; 0: only the engine's memory bounds it.
+        cap_tokens: output bound for admission, which cannot see ``output_tokens``; 0: memory only.
         hint_tokens: output length that its client predicts, for admission.
         kind: request type, for admission policies that use types.
         arrived_s: time of arrival, engine seconds, for admission.
@@ -72,7 +67,7 @@ class EngineRequest:
 
     @property
     def peak_tokens(self) -> int:
-        """Largest number of KV tokens that it ever holds, in its last step."""
+        """Largest number of KV tokens that it ever holds."""
         return self.prompt_tokens + self.output_tokens - 1
 
 
@@ -94,8 +89,7 @@ class Engine:
 
     Attributes:
         load_tokens: KV tokens of the running requests.
-        fetching_tokens: memory of requests whose KV is in transfer, or arrived and waits for a
-            slot.
+        fetching_tokens: memory of requests in transfer, or with KV but without a slot.
         kept: KV of ended requests.
         admission: name of the admission policy; None: the engine's own order.
         generated_total: number of tokens generated.
@@ -165,7 +159,6 @@ class Engine:
 
     @property
     def batch_tokens(self) -> int:
-        """KV tokens of the batch."""
         if not self._paused:
             return self.load_tokens
         return sum(request.load_tokens for request in self.batch)

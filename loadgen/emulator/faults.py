@@ -65,5 +65,4 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def on_the_wire(self) -> bool:
-        """Whether it affects only answers in transit."""
         return self.kind in _WIRE_FAULTS

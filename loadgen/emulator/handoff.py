@@ -129,7 +129,6 @@ class TransferTime:
     per_token_s: float = 2.6e-6
 
     def seconds(self, tokens: int) -> float:
-        """Duration of one transfer."""
         return self.latency_s + self.per_token_s * tokens
 
 

@@ -56,7 +56,7 @@ class PrefillSettings:
         recompute: whether a prompt is recomputed when its fetch fails; else the request fails.
 
     Raises:
-        ConfigError: an invalid setting; the message names the option.
+        ConfigError: invalid setting; names the option.
     """
 
     workers: int = 0
@@ -79,7 +79,7 @@ class PrefillSettings:
         """Check that these settings fit the workers' slots and context length.
 
         Raises:
-            ConfigError: they do not; the message names the option.
+            ConfigError: they do not; names the option.
         """
         if self.chunk <= slots:
             raise ConfigError(

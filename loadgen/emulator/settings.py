@@ -43,7 +43,7 @@ class EmulatorSettings:
         time_waits: whether workers report how long they waited for the others in a step.
 
     Raises:
-        ConfigError: an invalid setting; the message names the option.
+        ConfigError: invalid setting; names the option.
     """
 
     workers: int = 4
@@ -90,7 +90,6 @@ class EmulatorSettings:
 
     @property
     def ranks(self) -> int:
-        """Number of workers in all."""
         return self.workers + (self.prefill.workers if self.prefill is not None else 0)
 
     @property
@@ -100,7 +99,6 @@ class EmulatorSettings:
 
     @property
     def limits(self) -> Limits:
-        """Limits of each worker."""
         return Limits(self.model, self.context_tokens, self.seed)
 
     @property
@@ -110,11 +108,9 @@ class EmulatorSettings:
         return self.port + self.ranks if self.port else 0
 
     def role(self, rank: int) -> str:
-        """Role of a worker, in the terms of ``--worker``."""
         return "prefill" if self.prefills(rank) else "both"
 
     def prefills(self, rank: int) -> bool:
-        """Whether a worker is prefill-only."""
         return rank >= self.workers
 
     def speed(self, rank: int) -> float:
@@ -124,7 +120,6 @@ class EmulatorSettings:
         return self.speeds[rank % len(self.speeds)] if self.speeds else 1.0
 
     def new_engine(self, rank: int) -> Engine:
-        """Create a worker's empty engine."""
         prefill = self.prefill
         queue, eviction = self._admission(rank)
         if prefill is None:

@@ -59,7 +59,6 @@ class StateStream:
         self.resume()
 
     def stop(self) -> None:
-        """Close both endpoints; no-op when already closed."""
         if self._publisher is not None:
             self.silence()
             self._publisher.close()
@@ -80,7 +79,6 @@ class StateStream:
             self._publisher.poll()
 
     def beat(self) -> None:
-        """Send the heartbeat if it is due."""
         if self._publisher is not None and not self._silent:
             self._publisher.poll()
 

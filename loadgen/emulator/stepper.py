@@ -30,7 +30,7 @@ class Lateness:
         self.max = max(self.max, fraction)
 
     def quantile(self, q: float) -> float:
-        """Return a quantile over the latest 10,000 steps; 0 before the first."""
+        """Quantile over the latest 10,000 steps; 0 before the first."""
         ranked = sorted(self._latest)
         return ranked[max(0, math.ceil(q * len(ranked)) - 1)] if ranked else 0.0
 

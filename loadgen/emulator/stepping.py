@@ -93,7 +93,6 @@ class StepGroup:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a live worker has work."""
         return any(worker.live and worker.engine.unfinished for worker in self.workers)
 
     def begin(self, now_s: float = 0.0) -> Step:

@@ -46,7 +46,6 @@ class StepTimer:
         await self._waiter
 
     def close(self) -> None:
-        """Close the file descriptor."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 

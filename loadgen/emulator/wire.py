@@ -62,7 +62,6 @@ class Wire(asyncio.Transport):
         self._transport.abort()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send data, unless a fault applies."""
         if self.struck:
             return
         self._writes += 1

@@ -65,22 +65,18 @@ class EmulatedWorker:
 
     @property
     def hung(self) -> bool:
-        """Whether steps and answers have stopped."""
         return self.fault is not None and self.fault.kind == "hang"
 
     @property
     def garbled(self) -> bool:
-        """Whether it answers with garbage."""
         return self.fault is not None and self.fault.kind == "garbage"
 
     @property
     def answers(self) -> list[Answer]:
-        """Answers to clients that are not complete."""
         by_identity = {id(choice.answer): choice.answer for choice in self._choices.values()}
         return list(by_identity.values())
 
     async def until_answering(self) -> None:
-        """Wait while the worker hangs."""
         await self._answering.wait()
 
     def submit(self, generation: Generation, x_request_id: str, wire: Wire) -> Answer:

@@ -168,7 +168,7 @@ def numbers(option: str, text: str) -> list[float]:
     """Parse finite numbers separated by commas.
 
     Raises:
-        ConfigError: other text; the message names the option.
+        ConfigError: other text; names the option.
     """
     try:
         values = [float(part) for part in text.split(",")]

@@ -158,7 +158,6 @@ class Page:
         return value
 
     def press(self, key: str, code: str = "", *, text: str = "", shift: bool = False) -> None:
-        """Press and release a key."""
         numbers = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowRight": 39}
         common = {"key": key, "code": code or key, "modifiers": 8 * shift}
         common["windowsVirtualKeyCode"] = numbers.get(key, 0)

@@ -24,7 +24,6 @@ class Estimate:
 
     @property
     def surely_not_zero(self) -> bool:
-        """Whether the interval excludes zero."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
 

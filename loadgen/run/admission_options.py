@@ -18,7 +18,7 @@ def parse_admission(option: str, text: str) -> AdmissionSettings:
     """Parse a policy's name, or its settings in the plug-in's form, ``{"policy": …}``.
 
     Raises:
-        ConfigError: neither; the message names the option.
+        ConfigError: neither; names the option.
     """
     is_object = text.lstrip().startswith("{")
     return admission_settings(option, parse_object(option, text) if is_object else {"policy": text})
@@ -40,7 +40,7 @@ def parse_object(option: str, text: str) -> dict[str, object]:
     """Parse a JSON object.
 
     Raises:
-        ConfigError: other text; the message names the option.
+        ConfigError: other text; names the option.
     """
     try:
         found = json.loads(text)

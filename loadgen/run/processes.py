@@ -135,7 +135,6 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """Last line of its output."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 

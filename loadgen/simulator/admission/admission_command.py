@@ -117,7 +117,7 @@ class AdmissionOptions:
         """Build the configuration from the options.
 
         Raises:
-            ConfigError: an invalid option; the message names it.
+            ConfigError: invalid option; named in the message.
         """
         prediction = Prediction.parse(self.predict)
         return AdmissionConfig(

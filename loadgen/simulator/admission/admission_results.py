@@ -51,7 +51,6 @@ class AdmissionResult:
     parameters: dict[str, object]
 
     def report(self) -> dict[str, object]:
-        """Return the figures for a JSON file."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
@@ -108,13 +107,11 @@ class AdmissionRecorder:
             self._first_s[request] = now_s
 
     def ended(self, request: int, now_s: float) -> None:
-        """Record a request's last token."""
         self._end_s[request] = now_s
 
     def result(
         self, now_s: float, tokens: int, preemptions: int, parameters: dict[str, object]
     ) -> AdmissionResult:
-        """Return all figures, at the end of the run."""
         before = self._at_warmup or _Counts()
         counted = self._arrival_s >= self.warmup_s
         latency_s = (self._end_s - self._arrival_s)[counted]

@@ -84,7 +84,7 @@ class AdmissionConfig:
             linear).
 
     Raises:
-        ConfigError: an invalid number; the message names the option.
+        ConfigError: an invalid number; names the option.
     """
 
     settings: AdmissionSettings
@@ -129,11 +129,9 @@ class AdmissionConfig:
 
     @property
     def count(self) -> int:
-        """Number of requests."""
         return self.scenario.requests if self.requests is None else self.requests
 
     def step_s(self, batch: Batch) -> float:
-        """Return the duration of a step."""
         costly = max(0.0, batch.kv_tokens - self.free_tokens)
         return self.scenario.cost.step_s(Batch(costly, batch.requests, batch.prompt_tokens))
 
@@ -143,7 +141,6 @@ class AdmissionConfig:
         return EvictionKind.RESTART if clearing_of(self.settings) else self.eviction
 
     def engine(self) -> Engine:
-        """Create an engine."""
         scenario, settings = self.scenario, self.settings
         restart = self.effective_eviction is EvictionKind.RESTART
         rng = np.random.default_rng([self.seed, 3])
@@ -159,7 +156,6 @@ class AdmissionConfig:
         )
 
     def described(self) -> dict[str, object]:
-        """Return everything that the result depends on."""
         scenario = self.scenario
         return asdict(self.settings) | {
             "scenario": scenario.name,

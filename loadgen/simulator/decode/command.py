@@ -179,7 +179,7 @@ class DecodeOptions:
         """Build the configuration of each policy from the options.
 
         Raises:
-            ConfigError: an invalid option; the message names it.
+            ConfigError: invalid option; named in the message.
             InputError: no such trace, or step time.
         """
         as_they_are = {

@@ -30,12 +30,10 @@ class Comparison:
 
     @property
     def baseline(self) -> str:
-        """Name of the baseline policy."""
         return next(iter(self.runs))
 
     @property
     def others(self) -> list[str]:
-        """Names of the other policies."""
         return list(self.runs)[1:]
 
     def mean(self, policy: str, key: str) -> Estimate | None:
@@ -62,7 +60,6 @@ class Comparison:
         return found
 
     def report(self) -> Report:
-        """Return the comparison for a JSON file, with the report of every run."""
         reports = {name: [run.report() for run in runs] for name, runs in self.runs.items()}
         first = reports[self.baseline][0]
         keys = [key for key in first if key != "parameters"]

@@ -87,7 +87,7 @@ class DecodeConfig:
     Fields that ``serve`` has too have its defaults.
 
     Raises:
-        ConfigError: an invalid setting; the message names the option.
+        ConfigError: invalid setting; names the option.
     """
 
     policy: str

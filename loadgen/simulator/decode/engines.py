@@ -93,7 +93,6 @@ class Engines:
 
     @property
     def empty(self) -> bool:
-        """Whether no request runs, is queued, or is in transit."""
         return not (self.running.any() or self.queued.any())
 
     def send(self, job: Job, worker: int, arrives_step: int) -> None:
@@ -134,7 +133,7 @@ class Engines:
         return ended
 
     def tokens(self, step: int) -> Ints:
-        """Return the KV tokens of running requests at the start of the step, shape (G,)."""
+        """KV tokens of running requests at the start of the step, shape (G,)."""
         return self._sum(self._tokens(step))
 
     def known_tokens(self, step: int) -> Ints:

@@ -72,7 +72,6 @@ class PrefillResult:
         return cls(queue_s, prefill_s, wait_s, transfer_s, step_s, *meter.figures(), waiting)
 
     def report(self) -> dict[str, object]:
-        """Return the figures for a JSON file."""
         return asdict(self)
 
 
@@ -90,7 +89,6 @@ class KeptMeter:
         self.restart()
 
     def restart(self) -> None:
-        """Reset at the end of the warm-up."""
         self._most_tokens = self._tokens
         self._since_s = self._now_s
         self._token_s = self._busy_s = self._stalled_s = 0.0

@@ -51,7 +51,6 @@ class TraceLengths:
 
     @classmethod
     def of(cls, trace: Trace) -> TraceLengths:
-        """Create the source of a trace's lengths."""
         prompts = np.array([row.prompt_tokens for row in trace.requests], dtype=np.int64)
         outputs = np.array([row.output_tokens for row in trace.requests], dtype=np.int64)
         return cls(trace, prompts, outputs)

@@ -32,7 +32,6 @@ class Foreseen(Running):
 
     @property
     def tokens(self) -> Ints:
-        """KV tokens held during the coming step."""
         return self.held_tokens
 
 
@@ -45,7 +44,6 @@ class Drift(WorkProfile):
 
     @property
     def step_tokens(self) -> float:
-        """Number of tokens per step: always one."""
         return 1.0
 
 
@@ -111,7 +109,6 @@ class Knowledge:
         return f"miss:{self.missed:g}" if self.missed else self.kind
 
     def signal(self, profile: WorkProfile, seed: int) -> Signal:
-        """Create a signal of this kind."""
         if self.kind == "oracle":
             return OracleSignal(self.missed, seed)
         return SIGNALS[self.kind](profile)

@@ -49,7 +49,7 @@ class PrefillConfig:
         transfer: duration of a KV transfer.
 
     Raises:
-        ConfigError: an invalid setting; the message names the option.
+        ConfigError: invalid setting; names the option.
     """
 
     workers: int
@@ -129,7 +129,6 @@ class _Worker:
         return not (left or len(kept)) or kept.tokens + left < self._share_tokens
 
     def take(self, job: Job) -> None:
-        """Add a prompt."""
         self.engine.add(EngineRequest(str(job.number), job.prompt_tokens, 1, keeps_kv=True))
         self.left_tokens += job.prompt_tokens
 
@@ -178,7 +177,6 @@ class Prefill:
 
     @property
     def inside(self) -> int:
-        """Number of requests whose prompts are not computed yet."""
         return self._coming + len(self._queue) + len(self._computing)
 
     def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
@@ -211,7 +209,6 @@ class Prefill:
             self._parts_s.append(passage.parts_s(now_s))
 
     def result(self) -> PrefillResult:
-        """Return all averages."""
         return PrefillResult.of(self._parts_s, self.meter, self.inside)
 
     def _next_event_s(self) -> float:

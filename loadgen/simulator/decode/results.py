@@ -98,7 +98,6 @@ class DecodeResult:
     records: StepRecords | None = field(default=None, compare=False)
 
     def report(self) -> Report:
-        """Return the figures for a JSON file, without the records."""
         keys = [each.name for each in fields(self) if each.name not in ("prefill", "records")]
         prefill = self.prefill.report() if self.prefill else {}
         return {key: getattr(self, key) for key in keys} | prefill
@@ -130,7 +129,6 @@ class Recorder:
         self._loads.append(loads)
 
     def decided(self, step: int, seconds: float) -> None:
-        """Record the duration of a decision."""
         if step >= self._warmup:
             self._decision_s.append(seconds)
 
@@ -144,7 +142,6 @@ class Recorder:
             self._longest_wait = max(self._longest_wait, steps)
 
     def started(self, step: int, starts: Sequence[Start]) -> None:
-        """Record the requests that start at a step."""
         if step < self._warmup:
             return
         busy = self._busy
@@ -154,13 +151,11 @@ class Recorder:
                 self._bubbles.append(busy[step] - busy[free_since])
 
     def first_tokens(self, residences: Sequence[Residence], now_s: float) -> None:
-        """Record requests' first tokens."""
         for job, _, start_step, _ in residences:
             if start_step >= self._warmup:
                 self._ttft_s.append(now_s - job.arrival_s)
 
     def finished(self, step: int, residences: Sequence[Residence], now_s: float) -> None:
-        """Record requests' last tokens."""
         if step < self._warmup:
             return
         self._completed += len(residences)
@@ -169,7 +164,6 @@ class Recorder:
                 self._tpot_s.append((now_s - start_s) / job.output_tokens)
 
     def records(self) -> StepRecords:
-        """Return the steps after the warm-up."""
         seconds, idle_s, tokens, waiting = zip(*self._steps[self._warmup :], strict=True)
         return StepRecords(
             seconds=np.array(seconds),

@@ -107,7 +107,6 @@ class Verdict:
 
     @classmethod
     def of(cls, tuned: Tuned) -> Verdict:
-        """Compare the trials of a search."""
         metrics = ("imbalance_tokens", "throughput_tok_s")
         differences = [
             paired(_each(tuned.best_trials, name), _each(tuned.rule_trials, name))
