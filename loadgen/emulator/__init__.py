@@ -1,1 +1,1 @@
-"""Emulated vLLM workers: engines with modelled steps behind vLLM-shaped HTTP."""
+"""Emulated vLLM workers: vLLM's HTTP API in front of engines with modelled steps."""

@@ -1,4 +1,4 @@
-"""A client's request under way: what the step loop has shown of it, and what was already sent."""
+"""State of one client's request: what the step loop has released, and what was already sent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from loadgen.emulator.wire import Wire
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One output of an answer: one engine request.
+    """One output of an answer; it has an engine request of its own.
 
     Attributes:
-        shown_tokens: tokens that the engine has released to the client's stream.
-        sent_tokens: tokens whose text was taken for sending.
-        confirmed_tokens: tokens whose text has been sent.
+        shown_tokens: number of tokens that the engine has released to the client's stream.
+        sent_tokens: number of tokens whose text was taken for sending.
+        confirmed_tokens: number of tokens whose text has been sent.
     """
 
     answer: Answer
@@ -36,7 +36,7 @@ class Choice:
     listed: bool = False
 
     def take(self) -> bytes:
-        """The event for what was released since the last time."""
+        """Return the event with all text released since the last call."""
         text = self.plan.text(self.sent_tokens, self.shown_tokens)
         if self.plan.end_chars is not None:
             text = text[: max(0, self.plan.end_chars - self.sent_chars)]
@@ -48,14 +48,14 @@ class Choice:
         return self.answer.shape.delta(self.index, text)
 
     def whole(self) -> ChoiceEnd:
-        """All of a finished output."""
+        """Return the whole of a finished output."""
         self.sent_tokens = self.request.generated_tokens
         text = self._text(self.sent_tokens)
         return ChoiceEnd(text, self.plan.finish_reason, self.plan.stop_reason)
 
     @property
     def confirmed_text(self) -> str:
-        """What has been sent."""
+        """Text that has been sent."""
         return self._text(self.confirmed_tokens)
 
     def _text(self, tokens: int) -> str:
@@ -64,15 +64,15 @@ class Choice:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """All outputs of one client's request, and the one coroutine that waits for them.
+    """All outputs of one client's request; a single coroutine waits for them.
 
     Attributes:
         wire: the client's connection.
-        choices: filled when the engine requests are made.
-        gone: nobody waits for the answer any more.
-        failed: the engine gave up on it.
-        complete: the whole of it has been sent.
-        kv_transfer_params: of the KV that its first output left behind.
+        choices: outputs; filled when the engine requests are made.
+        gone: whether the client has disconnected.
+        failed: whether the engine gave up on the answer.
+        complete: whether the whole answer has been sent.
+        kv_transfer_params: parameters of the KV that the first output left behind.
     """
 
     generation: Generation
@@ -88,21 +88,19 @@ class Answer:
 
     @property
     def finished(self) -> bool:
-        """Whether every output has ended."""
         return all(choice.done for choice in self.choices)
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompts, each counted once."""
+        """Number of prompt tokens; each prompt counts once."""
         return sum(self.generation.prompt_tokens)
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens generated so far."""
         return sum(choice.request.generated_tokens for choice in self.choices)
 
     def show(self, choice: Choice, *, done: bool) -> None:
-        """Release what a choice has generated, and wake whoever waits."""
+        """Release the tokens of a choice and wake the waiting coroutine."""
         choice.shown_tokens = choice.request.generated_tokens
         choice.done = done
         if not choice.listed:
@@ -111,17 +109,17 @@ class Answer:
         self._wake()
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Record that the client has disconnected."""
         self.gone = True
         self._wake()
 
     def fail(self) -> None:
-        """The engine gave up on an output, and so on the whole answer."""
+        """Record that the engine gave up on an output; the whole answer fails."""
         self.failed = True
         self._wake()
 
     def tear(self) -> None:
-        """Write half of a next event to an open stream, in place of all that was yet to be sent."""
+        """Write half of a next event to an open stream; drop all that was yet to be sent."""
         self._changed.clear()
         choice = next((choice for choice in self.choices if not choice.done), None)
         if self.generation.stream and choice is not None:
@@ -129,17 +127,17 @@ class Answer:
             self.wire.tear(b"%x\r\n%b\r\n" % (len(event), event))
 
     def confirm(self, choices: Iterable[Choice]) -> None:
-        """What was taken of these has been written; it was sent if there is still a connection."""
+        """Record that the choices' text was written; it counts only while the connection stands."""
         if not self.wire.struck and not self.gone:
             for choice in choices:
                 choice.confirmed_tokens = choice.sent_tokens
             self.complete = self.finished and not self.failed
 
     async def changes(self) -> list[Choice]:
-        """Wait for choices that have something new; several steps may have merged.
+        """Wait for choices with new tokens; one result may cover several steps.
 
         Returns:
-            The choices; perhaps none when the answer was abandoned or has failed.
+            The choices; may be empty when the answer was abandoned or has failed.
         """
         if not self._changed and not self.gone and not self.failed:
             self._waiter = asyncio.get_running_loop().create_future()

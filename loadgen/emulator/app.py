@@ -1,4 +1,4 @@
-"""The HTTP face of one emulated worker, shaped as vLLM's OpenAI server; raw ASGI."""
+"""HTTP API of one emulated worker, shaped like vLLM's OpenAI server; raw ASGI."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class WorkerApp:
     """ASGI application of one worker.
 
     Args:
-        worker: the engine behind it.
-        lateness: shown in the metrics.
-        sent: told what was sent of every answer.
+        worker: engine behind the API.
+        lateness: statistics for ``/metrics``.
+        sent: log of what was sent of every answer.
     """
 
     def __init__(self, worker: EmulatedWorker, lateness: Lateness, sent: SentLog) -> None:
@@ -66,7 +66,6 @@ class WorkerApp:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         try:
             body = await asgi.read_body(receive)
         except asgi.ClientGoneError:
@@ -134,7 +133,7 @@ class WorkerApp:
         """Wait while the engine sleeps or is paused.
 
         Raises:
-            ClientGoneError: the client did not wait so long.
+            ClientGoneError: the client disconnected during the wait.
         """
         going = self._worker.operated.going
         if going.is_set():
@@ -259,5 +258,5 @@ async def _whole(answer: Answer, send: Send) -> None:
 
 
 def _failure() -> RejectedError:
-    """What vLLM says when a request fails in its engine."""
+    """Return the error that vLLM sends when a request fails in its engine."""
     return RejectedError("Internal server error", status=500)

@@ -1,4 +1,4 @@
-"""The few ASGI moves that the emulator's applications share."""
+"""ASGI operations that the emulator's applications share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ JSON = b"application/json"
 
 
 class ClientGoneError(Exception):
-    """The client went away before its request was taken in."""
+    """The client disconnected before its request was accepted."""
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body of a request.
+    """Read the whole body of a request.
 
     Raises:
-        ClientGoneError: it will never be whole.
+        ClientGoneError: the client disconnected before the end of the body.
     """
     chunks = []
     while True:
@@ -30,7 +30,7 @@ async def read_body(receive: Receive) -> bytes:
 
 
 async def until_gone(receive: Receive) -> None:
-    """Return when the client disconnects or its answer is complete; the body is already read."""
+    """Wait until the client disconnects or its answer is complete; the body must be read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -63,7 +63,7 @@ async def send_events(send: Send, events: Iterable[bytes], *, more: bool = True)
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """A request header, None when it is missing."""
+    """Return a request header, or None when it is missing."""
     for key, value in scope["headers"]:
         if key == name:
             return str(value.decode("latin-1"))

@@ -1,4 +1,4 @@
-"""What a vLLM server answers beside generating, as far as clients are tested with it: emulated."""
+"""Emulated vLLM endpoints that do not generate; only those that clients are tested with."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Asked = TypeVar("Asked", bound=_Asked)
 
 
 def embed(body: bytes, limits: Limits) -> bytes:
-    """``/v1/embeddings``: a short vector that only looks like one, the same for the same input."""
+    """Answer ``/v1/embeddings`` with a short made-up vector; the same input gives the same one."""
     asked = _decode(body, _Embeddings, limits)
     ids = isinstance(asked.input, list) and all(isinstance(one, int) for one in asked.input)
     inputs = [asked.input] if ids or isinstance(asked.input, str) else asked.input
@@ -52,14 +52,14 @@ def embed(body: bytes, limits: Limits) -> bytes:
 
 
 def tokenize(body: bytes, limits: Limits) -> bytes:
-    """``/tokenize``: characters, by their numbers."""
+    """Answer ``/tokenize``: the tokens are the characters' code points."""
     tokens = [ord(character) for character in _decode(body, _Text, limits).prompt]
     lengths = {"count": len(tokens), "max_model_len": limits.max_model_len}
     return _encode({**lengths, "tokens": tokens, "token_strs": None})
 
 
 def detokenize(body: bytes, limits: Limits) -> bytes:
-    """``/detokenize``: the way back."""
+    """Answer ``/detokenize``, the inverse of ``tokenize``."""
     tokens = _decode(body, _Tokens, limits).tokens
     if not all(0 <= token < 0xD800 for token in tokens):
         raise RejectedError("tokens out of range", "tokens")

@@ -1,4 +1,4 @@
-"""``evenstep emulate``: an emulated fleet until it is told to stop."""
+"""``evenstep emulate``: run an emulated fleet until a signal stops it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ _Json = Annotated[str | None, json_option("Write what was started as JSON, - for
 
 @dataclass(frozen=True, slots=True)
 class EmulateOptions:
-    """The command line of ``evenstep emulate``."""
+    """Command line of ``evenstep emulate``."""
 
     workers: _Workers = 4
     port: _Port = 8100
@@ -169,10 +169,10 @@ class EmulateOptions:
     json: _Json = None
 
     def settings(self) -> EmulatorSettings:
-        """What they say.
+        """Build the fleet's settings from the options.
 
         Raises:
-            ConfigError: something that makes no sense; names the option.
+            ConfigError: invalid option; named in the message.
         """
         ranks = self.workers + self.prefill_workers
         first = self.snapshot_port or (self.control_port or self.port + ranks) + 1
@@ -247,7 +247,7 @@ def _announce(fleet: EmulatedFleet, json: str | None) -> None:
     if json == STDOUT:
         typer.echo(ready)
         return
-    # Whoever waits for the file must never read half of it.
+    # Rename into place: a reader that waits for the file must never see half of it.
     partial = Path(f"{json}.partial")
     try:
         partial.write_text(ready + "\n", encoding="utf-8")
@@ -302,7 +302,7 @@ def _prefilling(workers: int) -> list[str]:
 
 
 def _elsewhere(fleet: EmulatedFleet) -> list[str]:
-    """The flags for a router on another machine, if one can reach the workers."""
+    """Return the flags for a router on another machine, if the workers are reachable from there."""
     settings = fleet.settings
     if is_local(f"tcp://{settings.host}:{settings.port}"):
         return []

@@ -1,7 +1,7 @@
-"""The fault port: break and restore workers, and see how the fleet does. Raw ASGI.
+"""The fault port: inject and end faults of workers, report the fleet's state. Raw ASGI.
 
-``POST /workers/{rank}/fault`` with a JSON body (``kind`` and its parameters, see ``Fault``),
-``POST /workers/{rank}/restore``, ``GET /fleet``.
+``POST /workers/{rank}/fault`` with a JSON body (``kind`` and its parameters, see ``Fault``), ``POST
+/workers/{rank}/restore``, ``GET /fleet``.
 """
 
 from __future__ import annotations
@@ -22,23 +22,19 @@ _ACTION = re.compile(r"/workers/(\d+)/(fault|restore)")
 
 
 class Controlled(Protocol):
-    """What the fault port acts on."""
+    """The fleet, as the fault port needs it."""
 
     def describe(self) -> dict[str, object]:
-        """How the fleet does, for ``GET /fleet``."""
+        """Return the fleet's state for ``GET /fleet``."""
         ...
 
-    def has_rank(self, rank: int) -> bool:
-        """Whether there is such a worker."""
-        ...
+    def has_rank(self, rank: int) -> bool: ...
 
     async def inject(self, rank: int, fault: Fault) -> None:
-        """Break a worker, whatever fault it had being undone first."""
+        """Start a fault; it replaces the worker's current one."""
         ...
 
-    async def restore(self, rank: int) -> None:
-        """End a worker's fault."""
-        ...
+    async def restore(self, rank: int) -> None: ...
 
 
 class ControlApp:
@@ -48,7 +44,6 @@ class ControlApp:
         self._fleet = fleet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         try:
             body = await asgi.read_body(receive)
             answer = await self._answer(scope["method"], scope["path"], body)

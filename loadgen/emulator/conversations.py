@@ -1,4 +1,4 @@
-"""Messages and responses as chats, which is what vLLM makes of them too."""
+"""Messages and Responses requests, converted to chats as vLLM does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from loadgen.emulator.generation import Generation, Limits, RejectedError, parse_chat
 
-# What both have in common with a chat.
+# Fields that both APIs share with chat.
 _SAME = ("model", "stream", "priority", "vllm_xargs", "ignore_eos")
 
 
@@ -33,10 +33,10 @@ class _Response(msgspec.Struct):
 
 
 def parse_message(body: bytes, limits: Limits) -> Generation:
-    """Read the body of ``POST /v1/messages``.
+    """Parse the body of ``POST /v1/messages``.
 
     Raises:
-        RejectedError: as vLLM would.
+        RejectedError: vLLM would reject it too.
     """
     asked = _decode(body, _Message)
     before = [] if asked.system is None else [_Item(asked.system, "system")]
@@ -45,10 +45,10 @@ def parse_message(body: bytes, limits: Limits) -> Generation:
 
 
 def parse_response(body: bytes, limits: Limits) -> Generation:
-    """Read the body of ``POST /v1/responses``.
+    """Parse the body of ``POST /v1/responses``.
 
     Raises:
-        RejectedError: as vLLM would.
+        RejectedError: vLLM would reject it too.
     """
     asked = _decode(body, _Response)
     said = [_Item(asked.input)] if isinstance(asked.input, str) else asked.input

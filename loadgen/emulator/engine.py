@@ -1,17 +1,16 @@
 """One engine with continuous batching, as a pure model: no clock, no I/O, no text.
 
-As in vLLM: requests wait in order of (priority, arrival), enter while a slot and KV memory are
-free, grow by a token a step, and when the memory would overflow the last one admitted is preempted:
-it waits again, keeps its tokens, and recomputes them when it returns. Who enters and who is
-preempted, others may decide (``queues``).
+The order is vLLM's: requests wait by (priority, arrival) and enter while a slot and KV memory are
+free. Each grows by a token a step. When the memory would overflow, the last one admitted is
+preempted: it waits again, keeps its tokens, and recomputes them later. ``queues`` has other orders.
 
-With a chunk, prompts take steps (chunked prefill): a step computes so many tokens at most, one of
-each request that decodes, the rest of prompts in the order of their admission. A prompt has memory
-for all of it from its admission on, and its first token comes in the step that computes its last.
+With a chunk, prompts take steps (chunked prefill). A step computes at most that many tokens: one
+for each decoding request, the rest for prompts in order of admission. A prompt holds memory for all
+its tokens from admission on. The step that computes its last token yields the first output token.
 
-A prompt whose KV another engine has (``EngineRequest.fetch``) is fetched as vLLM 0.32 does: once it
-is first in the queue, a slot and memory are free, the transfer begins. The request goes on waiting,
-with its memory but without a slot; when the KV is there it enters before all that hold no memory.
+A prompt whose KV is on another engine (``EngineRequest.fetch``) is fetched as in vLLM 0.32. The
+transfer begins when the request is first in the queue and a slot and memory are free. The request
+then waits with its memory but without a slot. With its KV, it enters before all without memory.
 """
 
 from __future__ import annotations
@@ -30,21 +29,20 @@ from router.core.wire import request_token
 
 @dataclass(slots=True, eq=False)
 class EngineRequest:
-    """One sequence; the model knows where it ends.
+    """One sequence; the model knows its length in advance.
 
     Attributes:
-        output_tokens: tokens after which it ends, at least 1.
-        priority: lower goes first.
-        arrival: its place in the order of arrival, given by ``Engine.add``.
-        keeps_kv: when it has ended its KV stays, for another engine to fetch.
-        fetch: its prompt's KV, which another engine has; None once it came, or for none.
-        fetched_s: when the transfer under way ends, engine seconds.
-        prefill_left: tokens that it computes, as it runs, before it generates the next one.
-        cap_tokens: output tokens at which it ends at the latest, for admission, to whom
-            ``output_tokens`` is not shown; 0: none but the engine's memory.
-        hint_tokens: output tokens at which its client says that it ends, for admission.
-        kind: its type, for admission that knows types.
-        arrived_s: when it came, engine seconds, for admission.
+        output_tokens: number of tokens after which it ends, at least 1.
+        priority: priority; lower goes first.
+        arrival: position in the order of arrival; ``Engine.add`` sets it.
+        keeps_kv: whether its KV stays for another engine after its end.
+        fetch: transfer of its prompt's KV from another engine; None: no transfer, or ended.
+        fetched_s: time at which the running transfer ends, engine seconds.
+        prefill_left: number of tokens to compute, or recompute, before its next output token.
+        cap_tokens: output bound for admission, which cannot see ``output_tokens``; 0: memory only.
+        hint_tokens: output length that its client predicts, for admission.
+        kind: request type, for admission policies that use types.
+        arrived_s: time of arrival, engine seconds, for admission.
     """
 
     id: str
@@ -64,12 +62,12 @@ class EngineRequest:
 
     @property
     def load_tokens(self) -> int:
-        """KV tokens that it holds while it runs."""
+        """Number of KV tokens that it holds while it runs."""
         return self.prompt_tokens + self.generated_tokens
 
     @property
     def peak_tokens(self) -> int:
-        """The most KV tokens that it ever holds, in its last step."""
+        """Largest number of KV tokens that it ever holds."""
         return self.prompt_tokens + self.output_tokens - 1
 
 
@@ -77,26 +75,26 @@ class Engine:
     """Slots, KV memory and a waiting queue; a step is ``schedule`` and then ``advance``.
 
     Args:
-        slots: requests that may run at once.
-        kv_tokens: tokens that fit in KV memory.
-        block_tokens: a running request takes memory in such blocks.
-        chunk: the most tokens that a step computes, above ``slots``; None for no bound.
-        lease_s: how long KV stays that nobody fetches, engine seconds.
-        recompute: whether a prompt whose KV cannot be fetched is computed here; else it fails.
-        watermark: share of the blocks that stays free as requests enter beside others, as vLLM's.
-        prefill_first: a step computes prompts, or it decodes, as vLLM did before its V1; else
+        slots: number of requests that may run at once.
+        kv_tokens: capacity of KV memory, tokens.
+        block_tokens: size of the blocks in which a running request takes memory.
+        chunk: upper bound on the tokens of a step, above ``slots``; None: no bound.
+        lease_s: time for which unfetched KV stays, engine seconds.
+        recompute: whether a prompt is computed here when its fetch fails; else the request fails.
+        watermark: share of the blocks kept free when a request joins others, as in vLLM.
+        prefill_first: whether a step either computes prompts or decodes, as vLLM before V1; else
             running requests go first and prompts fill the step, as in vLLM since and in Sarathi.
-        eviction: who loses memory that overflows, and with what loss.
-        queue: in place of vLLM's order of waiting; its own for every engine.
+        eviction: rule that selects victims when memory overflows, and what they lose.
+        queue: queue in place of vLLM's order; each engine needs its own.
 
     Attributes:
-        load_tokens: of the running requests.
-        fetching_tokens: memory of requests whose KV is on its way, or came and waits for a slot.
-        kept: KV of requests that have ended.
-        admission: the policy that decides; None: its own order.
-        generated_total: tokens generated.
-        lost_total: of these, those that evictions threw away.
-        failed_loads_total: requests whose KV could not be fetched.
+        load_tokens: KV tokens of the running requests.
+        fetching_tokens: memory of requests in transfer, or with KV but without a slot.
+        kept: KV of ended requests.
+        admission: name of the admission policy; None: the engine's own order.
+        generated_total: number of tokens generated.
+        lost_total: number of these that evictions discarded.
+        failed_loads_total: number of requests whose KV could not be fetched.
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class Engine:
         self.preemptions_total = self.failed_loads_total = 0
         self.generated_total = self.lost_total = 0
         self._block_tokens = block_tokens
-        # Of the running requests' last blocks, what holds no token.
+        # Unused tokens in the last blocks of the running requests.
         self._slack_tokens = 0
         self._chunk = sys.maxsize if chunk is None else chunk
         self._recompute = recompute
@@ -138,42 +136,41 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot, their KV being here or not."""
+        """Number of requests that wait for a slot, with or without their KV."""
         return len(self._waiting)
 
     @property
     def waiting_routed(self) -> int:
-        """Those of them that routers have sent."""
+        """Number of waiting requests that came from routers."""
         return sum(request_token(id_) is not None for id_ in self._waiting)
 
     @property
     def used_tokens(self) -> int:
-        """KV memory in use."""
+        """KV memory in use, tokens."""
         running_tokens = self.load_tokens + self._slack_tokens
         return running_tokens + self.fetching_tokens + self.kept.tokens
 
     @property
     def batch(self) -> Sequence[EngineRequest]:
-        """Requests that take part in the step that has begun."""
+        """Requests that take part in the current step."""
         if not self._paused:
             return self.running
         return [request for request in self.running if request.id not in self._paused]
 
     @property
     def batch_tokens(self) -> int:
-        """KV tokens that they hold."""
         if not self._paused:
             return self.load_tokens
         return sum(request.load_tokens for request in self.batch)
 
     @property
     def admissible_tokens(self) -> int:
-        """Prompt tokens that would still be let in."""
+        """Number of prompt tokens that would still be admitted."""
         return max(0, min(self._queue.admissible_tokens(self._memory()), self._free_tokens()))
 
     @property
     def unfinished(self) -> bool:
-        """Whether there is anything to do; a transfer under way is, as vLLM's engines poll it."""
+        """Whether there is work; a running transfer counts, as vLLM's engines poll it."""
         return bool(self.running or self._waiting or self._fetching)
 
     def add(self, request: EngineRequest) -> None:
@@ -192,9 +189,9 @@ class Engine:
         self._queue.arrived(request)
 
     def abort(self, request_id: str) -> bool:
-        """Drop a request, waiting or running; False when it is not here.
+        """Drop a request, waiting or running; return False when the id is unknown.
 
-        Memory that a transfer writes to is free when the transfer has ended.
+        Memory that a transfer writes to becomes free when the transfer ends.
         """
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
@@ -207,17 +204,17 @@ class Engine:
         return False
 
     def die(self, now_s: float) -> None:
-        """All that it holds is lost, and it renews no lease of others."""
+        """Lose all state; leases on other engines' KV are no longer renewed."""
         self.kept.lose()
         for request in (*self._waiting.values(), *self._fetching):
             if request.fetch is not None:
                 request.fetch.die(now_s)
 
     def schedule(self, now_s: float = 0.0) -> Schedule:
-        """Begin a step: make room for the running requests, else let waiting ones in.
+        """Begin a step: preempt until the running requests fit, else admit waiting ones.
 
         Args:
-            now_s: engine seconds; matters to an engine that keeps or fetches KV.
+            now_s: current time, engine seconds; used when the engine keeps or fetches KV.
         """
         self.kept.expire(now_s)
         failed = self._end_fetches(now_s)
@@ -247,10 +244,10 @@ class Engine:
         )
 
     def advance(self, now_s: float = 0.0) -> list[EngineRequest]:
-        """End the step: requests whose prompt is computed gain a token; returns those that ended.
+        """End the step: each request with a complete prompt gains a token; return the ended ones.
 
         Args:
-            now_s: engine seconds; matters to an engine that keeps KV.
+            now_s: current time, engine seconds; used when the engine keeps KV.
         """
         finished, generated, paused = [], 0, self._paused
         for request in self.running:
@@ -299,7 +296,10 @@ class Engine:
         return admitted
 
     def _next(self, now_s: float) -> EngineRequest | None:
-        """Who runs next: first those that hold memory; transfers of those before it begin."""
+        """Return the next request to run; those that hold memory go first.
+
+        Transfers of requests ahead of it begin here.
+        """
         if self._ready:
             request = self._ready.pop(0)
             self.fetching_tokens -= request.load_tokens
@@ -315,7 +315,7 @@ class Engine:
         return None
 
     def _end_fetches(self, now_s: float) -> list[str]:
-        """See which transfers have ended; returns the requests that end with theirs."""
+        """End the transfers that are due; return the ids of requests that fail with them."""
         failed = []
         for request in [each for each in self._fetching if each.fetched_s <= now_s]:
             self._fetching.remove(request)
@@ -389,12 +389,12 @@ class Engine:
         return self.kv_tokens - self.used_tokens - bool(self.running) * self._watermark_tokens
 
     def _held_back(self) -> Set[str]:
-        """Running requests that the queue does not let go on."""
+        """Running requests that the queue pauses in this step."""
         go_on = self._queue.run
         return frozenset() if go_on is None else {r.id for r in self.running} - go_on
 
     def _still(self) -> Iterator[str]:
-        """Requests that hold memory, and do not grow in this step."""
+        """Requests that hold memory but do not grow in this step."""
         holding = (r.id for r in (*self._fetching, *self._ready) if self._waiting.get(r.id) is r)
         idle = (r.id for r in self.running if r.prefill_left or r.id in self._paused)
         return chain(holding, idle)

@@ -1,4 +1,4 @@
-"""Ways in which an emulated worker can misbehave."""
+"""Faults of emulated workers."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _ERROR_STATUSES = range(400, 600)
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fault, with its parameters.
 
-    The whole worker: kill (connections reset, socket closed, state lost, snapshots stop), hang
-    (steps stop, nothing answers), slow (speed divided by ``factor``), garbage (bytes that are not
+    Faults of the whole worker: kill (connections reset, socket closed, state lost, snapshots stop),
+    hang (steps stop, no answers), slow (speed divided by ``factor``), garbage (bytes that are not
     HTTP), error (completions answer ``status``), refuse (socket closed, streams go on).
 
-    Answers to completions alone, while health checks succeed: stall (nothing more comes, the
-    connection stays), reset, close (the connection ends), corrupt (bytes that are no chunk,
-    and the end), endless_head (header lines without one), drip (``bytes_per_s``, events in pieces).
+    Faults of completion answers alone, while health checks succeed: stall (no more bytes, the
+    connection stays), reset, close (the connection ends), corrupt (bytes that are no chunk, then
+    the end), endless_head (header lines without end), drip (``bytes_per_s``, events in pieces).
 
     Attributes:
         kind: one of ``FAULT_KINDS``.
-        factor: for slow.
-        status: for error, 400 to 599.
-        delay_s: for error: how long the answer takes.
-        retry_after_s: for error: its Retry-After, None for none.
-        mid_event: for kill, hang, stall, reset and close: half an event comes first.
-        after_events: for stall, reset, close and corrupt: events of a stream that pass; an answer
-            that is not streamed is one.
-        bytes_per_s: for drip and endless_head.
+        factor: divisor of the speed, for slow.
+        status: HTTP status, 400 to 599, for error.
+        delay_s: delay of the answer, for error.
+        retry_after_s: value of Retry-After, for error; None: no header.
+        mid_event: whether half an event is sent first, for kill, hang, stall, reset and close.
+        after_events: number of stream events that pass first, for stall, reset, close and corrupt;
+            an unstreamed answer counts as one event.
+        bytes_per_s: send rate, for drip and endless_head.
 
     Raises:
-        InputError: a kind or a parameter that does not exist.
+        InputError: an unknown kind or an invalid parameter.
     """
 
     kind: str
@@ -65,5 +65,4 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def on_the_wire(self) -> bool:
-        """Whether it concerns answers on their way, and nothing else."""
         return self.kind in _WIRE_FAULTS

@@ -1,4 +1,4 @@
-"""A whole emulated fleet in one event loop: workers, their ports, their steps, the fault port."""
+"""A whole emulated fleet in one event loop: workers, ports, step loops, fault port."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TEAR_S = 0.01
 
 
 class EmulatedFleet:
-    """Runs while its ``async with`` block does.
+    """A fleet that runs inside its ``async with`` block.
 
     Raises:
-        ConfigError: a port cannot be had.
+        ConfigError: a port is not available.
         InputError: the record cannot be written.
     """
 
@@ -65,7 +65,7 @@ class EmulatedFleet:
         await self.aclose()
 
     async def wait(self, stop: asyncio.Event) -> None:
-        """Return when ``stop`` is set; a step loop that fails raises here."""
+        """Wait until ``stop`` is set; re-raise the error of a failed step loop."""
         stopped = asyncio.ensure_future(stop.wait())
         done, _ = await asyncio.wait([stopped, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -91,11 +91,11 @@ class EmulatedFleet:
         self._sent.close()
 
     def worker_spec(self, rank: int, host: str | None = None) -> str:
-        """What to hand to ``evenstep serve --worker``.
+        """Return the value for ``evenstep serve --worker``.
 
         Args:
-            rank: of the worker.
-            host: how a router on another machine calls this one; the state stream stays here.
+            rank: rank of the worker.
+            host: this machine's name for a router elsewhere; the spec then has no state stream.
         """
         settings, listener = self.settings, self.listeners[rank]
         url = listener.url if host is None else listener.url_at(host)
@@ -106,7 +106,6 @@ class EmulatedFleet:
         return spec
 
     def describe(self) -> dict[str, object]:
-        """How the fleet does, for ``GET /fleet``."""
         return {
             "emulated": True,
             "model": self.settings.model,
@@ -125,11 +124,10 @@ class EmulatedFleet:
         }
 
     def has_rank(self, rank: int) -> bool:
-        """Whether there is such a worker."""
         return rank < len(self.workers)
 
     async def inject(self, rank: int, fault: Fault) -> None:
-        """Break a worker, whatever fault it had being undone first."""
+        """Start a fault; it replaces the worker's current one."""
         await self.restore(rank)
         worker, listener = self.workers[rank], self.listeners[rank]
         if fault.kind in ("kill", "refuse"):
@@ -139,13 +137,13 @@ class EmulatedFleet:
                 answer.tear()
         worker.take_fault(fault)
         if fault.mid_event:
-            # A reset would overtake the half events that wait in the loop's buffers.
+            # A reset would overtake the half events in the loop's buffers.
             await asyncio.sleep(_TEAR_S)
         if fault.kind == "kill":
             listener.reset()
 
     async def restore(self, rank: int) -> None:
-        """End a worker's fault; a killed one comes back empty, as a new epoch."""
+        """End a worker's fault; a killed worker comes back empty, as a new epoch."""
         worker = self.workers[rank]
         if worker.fault is not None:
             await worker.recover()

@@ -1,4 +1,4 @@
-"""From the body of a completion request to what is to be generated; as strict as vLLM."""
+"""Parse the body of a completion request into a generation; as strict as vLLM."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ HIDDEN_LENGTH = "evenstep_output_tokens"
 
 
 class RejectedError(Exception):
-    """A request that vLLM would refuse.
+    """A request that vLLM would reject.
 
     Args:
-        message: for the client.
-        param: the offending field.
+        message: text for the client.
+        param: name of the invalid field.
         status: HTTP status.
-        retry_after_s: when to come again, if that is said.
+        retry_after_s: value of Retry-After, if any.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RejectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one emulated engine serves; ``adapters`` of its model, too."""
+    """What one emulated engine serves; ``adapters`` are further model names."""
 
     model: str
     max_model_len: int
@@ -58,7 +58,7 @@ class Limits:
     adapters: frozenset[str] = frozenset()
 
     def check(self, model: str | None) -> None:
-        """See that a model is served.
+        """Check that a model is served.
 
         Raises:
             RejectedError: it is not.
@@ -69,16 +69,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A request understood.
+    """A parsed request.
 
     Attributes:
         prompt_tokens: length of each prompt.
-        plans: how each output runs, ``n`` per prompt, in the order of the choices.
-        caps: output tokens at which those of each prompt end at the latest.
-        predicted_tokens: those at which the client says that they end.
-        kv_transfer: what is to become of its KV, or where that is.
-        form: of its answer.
-        name: what its client calls it in its body, where the endpoint takes that.
+        plans: plan of each output, ``n`` per prompt, in the order of the choices.
+        caps: upper bound on output tokens, per prompt.
+        predicted_tokens: output length that the client predicts.
+        kv_transfer: whether its KV is kept, or where it is fetched.
+        form: form of the answer.
+        name: request id from the body, where the endpoint accepts one.
     """
 
     chat: bool
@@ -132,10 +132,10 @@ _chats = msgspec.json.Decoder(_ChatBody)
 
 
 def parse_completion(body: bytes, limits: Limits) -> Generation:
-    """Read the body of ``POST /v1/completions``.
+    """Parse the body of ``POST /v1/completions``.
 
     Raises:
-        RejectedError: as vLLM would.
+        RejectedError: vLLM would reject it too.
     """
     parsed = _decode(_completions, body)
     prompts = _prompts(parsed.prompt)
@@ -145,10 +145,10 @@ def parse_completion(body: bytes, limits: Limits) -> Generation:
 
 
 def parse_chat(body: bytes, limits: Limits) -> Generation:
-    """Read the body of ``POST /v1/chat/completions``; without a cap it may fill the context.
+    """Parse the body of ``POST /v1/chat/completions``; without a cap it may fill the context.
 
     Raises:
-        RejectedError: as vLLM would.
+        RejectedError: vLLM would reject it too.
     """
     parsed = _decode(_chats, body)
     if not parsed.messages:

@@ -1,9 +1,9 @@
-"""KV that one engine computed and another one fetches, as a pure model; times are engine seconds.
+"""KV handoff between engines, as a pure model; times are engine seconds.
 
-As vLLM's NIXL connector (0.32) has it: an engine that ends a request with ``do_remote_decode``
-keeps its KV under a lease. Whoever is to fetch it renews the lease from the moment that its own
-request arrives; a fetch, or the end of that request, frees the KV; so does the end of the lease.
-The transfer reads memory: it goes on while the engine that has the KV hangs.
+The rules are those of vLLM's NIXL connector (0.32). An engine that ends a request with
+``do_remote_decode`` keeps its KV under a lease. The fetching engine renews the lease from the
+arrival of its own request on. A fetch, the end of that request, or the end of the lease frees the
+KV. The transfer reads memory: it continues while the source engine hangs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _RENEWED_SHARE = 2 / 3
 
 @dataclass(slots=True)
 class _Kept:
-    """One request's KV.
+    """KV of one request.
 
     Attributes:
-        claims: requests of other engines that are to fetch it; while there are any it stays.
+        claims: number of requests of other engines that will fetch it; above 0, it stays.
     """
 
     tokens: int
@@ -28,17 +28,17 @@ class _Kept:
 
 
 class KeptKv:
-    """What one engine keeps for others; each request's KV ends once: fetched, freed or expired.
+    """KV that one engine keeps for others; each request's KV is fetched, freed or expired once.
 
     Args:
-        lease_s: how long KV stays that nobody claims, engine seconds.
+        lease_s: time for which unclaimed KV stays, engine seconds.
 
     Attributes:
-        tokens: held in all.
-        kept_total: requests whose KV was kept.
-        fetched_total: of those, fetched.
-        freed_total: of those, freed because the request that was to fetch it ended before.
-        expired_total: of those, nobody came for.
+        tokens: number of tokens held in all.
+        kept_total: number of requests whose KV was kept.
+        fetched_total: number of these whose KV was fetched.
+        freed_total: number of these freed because the fetching request ended first.
+        expired_total: number of these whose lease ended.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -51,7 +51,7 @@ class KeptKv:
         self._kept: dict[str, _Kept] = {}
 
     def __len__(self) -> int:
-        """Requests whose KV is here."""
+        """Number of requests whose KV is kept."""
         return len(self._kept)
 
     def keep(self, request_id: str, tokens: int, now_s: float) -> None:
@@ -61,10 +61,10 @@ class KeptKv:
         self.kept_total += 1
 
     def claim(self, request_id: str, now_s: float) -> int:
-        """A request that is to fetch this KV has arrived somewhere.
+        """Claim KV for a request that has arrived at another engine.
 
         Returns:
-            Its tokens, 0 when it is not here any more.
+            Number of its tokens; 0 when it is no longer kept.
         """
         self.expire(now_s)
         kept = self._kept.get(request_id)
@@ -74,24 +74,24 @@ class KeptKv:
         return kept.tokens
 
     def disclaim(self, request_id: str, now_s: float) -> None:
-        """Whoever was to fetch this KV died and renews its lease no more."""
+        """Undo a claim because the claiming engine died; the lease ends later."""
         kept = self._kept.get(request_id)
         if kept is not None:
             kept.claims -= 1
             kept.lease_end_s = max(kept.lease_end_s, now_s + _RENEWED_SHARE * self._lease_s)
 
     def fetch(self, request_id: str) -> bool:
-        """Give the KV away, its transfer having ended; False when it is not here any more."""
+        """Release KV at the end of its transfer; return False when it is no longer kept."""
         fetched = self._drop(request_id)
         self.fetched_total += fetched
         return fetched
 
     def free(self, request_id: str) -> None:
-        """Let go of KV that nobody needs any more; no-op when it is not here."""
+        """Free KV that is no longer needed; no-op when it is not kept."""
         self.freed_total += self._drop(request_id)
 
     def expire(self, now_s: float) -> int:
-        """Let go of KV whose lease is over; returns of how many requests."""
+        """Free KV whose lease is over; return the number of requests."""
         over = [
             request_id
             for request_id, kept in self._kept.items()
@@ -103,7 +103,7 @@ class KeptKv:
         return len(over)
 
     def lose(self) -> None:
-        """The engine died."""
+        """Lose all KV, as the engine died."""
         self._kept.clear()
         self.tokens = 0
 
@@ -117,31 +117,31 @@ class KeptKv:
 
 @dataclass(frozen=True, slots=True)
 class TransferTime:
-    """What it takes to fetch a request's KV, engine seconds.
+    """Duration of a KV transfer, engine seconds.
 
     Attributes:
-        latency_s: of any transfer.
-        per_token_s: 2.6e-6 is 128 KiB per token (a model of 8 billion parameters) at 50 GB/s.
+        latency_s: fixed part of every transfer.
+        per_token_s: time per token; 2.6e-6 is 128 KiB per token (a model of 8 billion parameters)
+            at 50 GB/s.
     """
 
     latency_s: float = 1e-3
     per_token_s: float = 2.6e-6
 
     def seconds(self, tokens: int) -> float:
-        """How long a transfer takes."""
         return self.latency_s + self.per_token_s * tokens
 
 
 class Fetch:
-    """The KV of one prompt on its way to the engine that needs it.
+    """Transfer of one prompt's KV to the engine that needs it.
 
-    The outputs of one prompt (``n`` above 1) share it: what arrived for the first is there.
+    The outputs of one prompt (``n`` above 1) share it: KV that arrived for the first serves all.
 
     Args:
-        source: who has the KV, None for an engine that is unknown or gone.
-        kv_id: the request it was computed for.
-        time: of a transfer.
-        now_s: the time at which the request that needs it arrived.
+        source: KV of the source engine; None: an unknown or dead engine.
+        kv_id: id of the request that the KV was computed for.
+        time: duration of a transfer.
+        now_s: time at which the request that needs the KV arrived.
     """
 
     def __init__(self, source: KeptKv | None, kv_id: str, time: TransferTime, now_s: float) -> None:
@@ -153,19 +153,19 @@ class Fetch:
         """How long a transfer takes; one of KV that is gone fails at once."""
 
     def end(self) -> bool:
-        """A transfer has ended; whether the KV was there."""
+        """End a transfer; return whether the KV was there."""
         if not self._arrived and self._source is not None:
             self._arrived = self._source.fetch(self._kv_id)
         return self._arrived
 
     def cancel(self) -> None:
-        """Nobody needs the KV any more."""
+        """Free the KV, which is no longer needed."""
         if not self._arrived and self._source is not None:
             self._source.free(self._kv_id)
         self._source = None
 
     def die(self, now_s: float) -> None:
-        """The engine that needed the KV died: its lease is no longer renewed."""
+        """Stop renewing the lease, as the fetching engine died."""
         if not self._arrived and self._source is not None:
             self._source.disclaim(self._kv_id, now_s)
         self._source = None

@@ -1,7 +1,7 @@
 """One listening port whose connections can be cut, refused and answered with garbage.
 
-It drives uvicorn's HTTP protocol directly: faults need the listening socket and the transports,
-which ``uvicorn.Server`` keeps to itself.
+It drives uvicorn's HTTP protocol directly: faults need the listening socket and the transports, and
+``uvicorn.Server`` hides both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLOSE_TIMEOUT_S = 0.5
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol on a ``Wire``, which the application finds in its scope."""
+    """uvicorn's protocol on a ``Wire``; the application finds the wire in its scope."""
 
     def __init__(self, config: uvicorn.Config, state: ServerState, garbage: Callable[[], bool]):
         super().__init__(config, state, {})
@@ -54,8 +54,8 @@ class Listener:
     Args:
         app: the application; it gets no lifespan events.
         host: address to listen on.
-        port: 0 picks a free one at the first ``open``, kept from then on.
-        garbage: asked at every read whether to answer with bytes that are not HTTP.
+        port: port; 0 picks a free one at the first ``open`` and keeps it.
+        garbage: called at every read; True answers with bytes that are not HTTP.
     """
 
     def __init__(
@@ -80,18 +80,18 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """Base URL on this machine; known once it was opened."""
+        """Base URL on this machine; valid after ``open``."""
         return self.url_at(EVERY_ADDRESS.get(self.host, self.host))
 
     def url_at(self, host: str) -> str:
-        """Base URL with another of this machine's names or addresses."""
+        """Base URL with another name or address of this machine."""
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     async def open(self) -> None:
-        """Accept connections; no-op when it already does.
+        """Accept connections; no-op when already open.
 
         Raises:
-            ConfigError: the port cannot be had.
+            ConfigError: the port is not available.
         """
         if self._server is not None:
             return
@@ -110,7 +110,7 @@ class Listener:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def refuse(self) -> None:
-        """Stop accepting; connections that exist go on."""
+        """Stop accepting; existing connections stay open."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -129,6 +129,6 @@ class Listener:
             connection.transport.abort()
 
     async def closed(self) -> None:
-        """Wait until every request has ended for want of its connection."""
+        """Wait until the requests of cut connections have ended."""
         if self._state.tasks:
             await asyncio.wait(list(self._state.tasks), timeout=_CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A worker's ``/metrics``, under vLLM's names."""
+"""``/metrics`` of a worker, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from loadgen.emulator.worker import EmulatedWorker
 
 
 def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
-    """Prometheus text of one worker; counters start anew when it was killed."""
+    """Return the Prometheus text of one worker; a kill resets its counters."""
     engine = worker.model.engine
     labels = f'engine="{worker.rank}",model_name="{_escaped(worker.settings.model)}"'
     cache = f'block_size="1",num_gpu_blocks="{engine.kv_tokens}"'
@@ -44,7 +44,7 @@ def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
 
 
 def handoff_totals(engine: Engine) -> dict[str, int]:
-    """What became of KV since the engine's start: of its own, and of what it was to fetch."""
+    """Count the KV handoffs since the engine's start: KV it kept, and fetches that failed."""
     kept = engine.kept
     return {
         "prefilled": kept.kept_total,

@@ -1,4 +1,4 @@
-"""Answers whose events have names, as vLLM (0.32) gives them: messages and responses."""
+"""Answers with named events, as in vLLM (0.32): messages and responses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def _event(name: str, **fields: object) -> bytes:
 
 
 class MessageShape:
-    """See ``Shape``: a message, of one block of text.
+    """A message with one block of text; methods as in ``Shape``.
 
     Args:
-        answer_id: of the message.
-        model: its name.
-        prompt_tokens: of the prompt.
+        answer_id: id of the message.
+        model: name of the model.
+        prompt_tokens: length of the prompt.
     """
 
     def __init__(self, answer_id: str, model: str, prompt_tokens: int) -> None:
@@ -32,7 +32,6 @@ class MessageShape:
         self._end = ChoiceEnd("", "stop", None)
 
     def first(self, choices: int) -> bytes:
-        """Events that go out before the first token."""
         unknown: dict[str, object] = {"content": [], "stop_reason": None, "stop_sequence": None}
         message = {**self._head, **unknown, "usage": self._usage(0)}
         block = {"type": "text", "text": ""}
@@ -41,23 +40,19 @@ class MessageShape:
         )
 
     def delta(self, index: int, text: str) -> bytes:
-        """The event for more text."""
         return _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
 
     def last(self, index: int, end: ChoiceEnd) -> bytes:
-        """The events for the last text."""
         self._end = end
         return self.delta(0, end.text) + _event("content_block_stop", index=0)
 
     def close(self, prompt_tokens: int, completion_tokens: int, *, include_usage: bool) -> bytes:
-        """The events that end the stream."""
         usage = self._usage(completion_tokens)
         return _event("message_delta", delta=self._stop(self._end), usage=usage) + _event(
             "message_stop"
         )
 
     def fail(self, rejected: RejectedError) -> bytes:
-        """The event with which a stream that fails ends."""
         return _event("error", error={"type": "internal_error", "message": rejected.message})
 
     def whole(
@@ -67,7 +62,6 @@ class MessageShape:
         completion_tokens: int,
         kv_transfer_params: dict[str, object] | None,
     ) -> bytes:
-        """The body of an answer that is not streamed."""
         (end,) = ends
         content = [{"type": "text", "text": end.text}]
         usage = self._usage(completion_tokens)
@@ -82,12 +76,12 @@ class MessageShape:
 
 
 class ResponseShape:
-    """See ``Shape``: a response, of one item of text.
+    """A response with one item of text; methods as in ``Shape``.
 
     Args:
-        answer_id: of the response.
-        model: its name.
-        created: seconds since 1970.
+        answer_id: id of the response.
+        model: name of the model.
+        created: creation time, seconds since 1970.
     """
 
     def __init__(self, answer_id: str, model: str, created: int) -> None:
@@ -100,7 +94,6 @@ class ResponseShape:
         self._cut = False
 
     def first(self, choices: int) -> bytes:
-        """Events that go out before the first token."""
         response = {**self._head, "status": "in_progress", "output": [], "usage": None}
         item = self._item("in_progress", [])
         return (
@@ -111,12 +104,10 @@ class ResponseShape:
         )
 
     def delta(self, index: int, text: str) -> bytes:
-        """The event for more text."""
         self._text.append(text)
         return self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
 
     def last(self, index: int, end: ChoiceEnd) -> bytes:
-        """The events for the last text."""
         self._cut = end.finish_reason == "length"
         events = self.delta(0, end.text)
         text = "".join(self._text)
@@ -130,13 +121,11 @@ class ResponseShape:
         )
 
     def close(self, prompt_tokens: int, completion_tokens: int, *, include_usage: bool) -> bytes:
-        """The event that ends the stream."""
         text = "".join(self._text)
         response = self._response(text, prompt_tokens, completion_tokens)
         return self._event("response.completed", response=response)
 
     def fail(self, rejected: RejectedError) -> bytes:
-        """The event with which a stream that fails ends."""
         error = {"code": str(rejected.status), "message": rejected.message, "param": None}
         return self._event("error", **error)
 
@@ -147,7 +136,6 @@ class ResponseShape:
         completion_tokens: int,
         kv_transfer_params: dict[str, object] | None,
     ) -> bytes:
-        """The body of an answer that is not streamed."""
         (end,) = ends
         self._cut = end.finish_reason == "length"
         return _encode(self._response(end.text, prompt_tokens, completion_tokens))

@@ -1,6 +1,6 @@
-"""What an operator has an engine do: sleep, pause and serve adapters, by vLLM's paths.
+"""Operator actions on an engine: sleep, pause, load adapters; paths as in vLLM.
 
-A request to an engine that sleeps or is paused waits; answers under way go on.
+A new request waits while the engine sleeps or is paused; running answers continue.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class _Adapter(msgspec.Struct):
 
 
 class Operated:
-    """One engine's state of that kind.
+    """Operational state of one engine.
 
     Attributes:
-        adapters: paths, by name.
-        going: answers begin.
+        adapters: path of each adapter, by name.
+        going: event, set while new answers may begin.
     """
 
     def __init__(self) -> None:
@@ -37,14 +37,14 @@ class Operated:
         self._stopped: set[str] = set()
 
     def said(self, what: str) -> bytes:
-        """Whether it sleeps or is paused, as it is told."""
+        """Return the state in the form of vLLM's answer."""
         return msgspec.json.encode({what: what in self._stopped})
 
     def do(self, path: str, body: bytes) -> None:
-        """One of the ``ACTIONS``.
+        """Perform one of the ``ACTIONS``.
 
         Raises:
-            RejectedError: it cannot be done.
+            RejectedError: an invalid body, or an unknown adapter.
         """
         if path in _STOPS:
             self._stopped.add(_STOPS[path])

@@ -1,4 +1,4 @@
-"""How an emulated fleet computes prompts, and how their KV goes from one worker to another."""
+"""Settings of prefill and of KV transfers in an emulated fleet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_KV_EXPIRY_S = 30.0
 
 
 class KvLoadFailure(StrEnum):
-    """What happens to a prompt whose KV cannot be fetched, vLLM's ``kv_load_failure_policy``."""
+    """Handling of a prompt whose fetch fails: vLLM's ``kv_load_failure_policy``."""
 
     FAIL = "fail"
     RECOMPUTE = "recompute"
@@ -26,11 +26,11 @@ class KvLoadFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """What prompts cost.
+    """Time that prompts cost.
 
     Attributes:
-        base_s: of a prefill worker's step, seconds.
-        per_token_s: of each prompt token computed in a step, at any worker, seconds; 5e-5 is
+        base_s: fixed time of a prefill worker's step, seconds.
+        per_token_s: time per prompt token computed in a step, at any worker, seconds; 5e-5 is
             20,000 tokens a second, an assumption for 8 billion parameters on one large GPU.
     """
 
@@ -39,7 +39,7 @@ class PrefillTime:
 
     @property
     def step_time(self) -> StepTime:
-        """Of a prefill worker, prompts aside."""
+        """Step time of a prefill worker, without its prompts."""
         return StepTime(self.base_s, 0.0)
 
 
@@ -48,15 +48,15 @@ class PrefillSettings:
     """A fleet in which prompts cost time and KV can move.
 
     Attributes:
-        workers: that do nothing but prefill; 0 for a fleet whose workers compute their own prompts.
-        chunk: the most tokens that a worker computes in one step.
-        kv_tokens: KV memory of a prefill worker; as the other workers' when None.
-        transfer: what it takes to fetch KV.
-        kv_expiry_s: how long KV stays that nobody fetches, engine seconds.
-        recompute: whether a prompt whose KV cannot be fetched is computed again; else it fails.
+        workers: number of prefill-only workers; 0: all workers compute their own prompts.
+        chunk: upper bound on the tokens that a worker computes in one step.
+        kv_tokens: KV memory of a prefill worker; None: as the other workers.
+        transfer: duration of a KV transfer.
+        kv_expiry_s: time for which unfetched KV stays, engine seconds.
+        recompute: whether a prompt is recomputed when its fetch fails; else the request fails.
 
     Raises:
-        ConfigError: settings that make no sense; names the option.
+        ConfigError: invalid setting; names the option.
     """
 
     workers: int = 0
@@ -76,10 +76,10 @@ class PrefillSettings:
             raise ConfigError(f"--kv-expiry must be above 0 seconds, got {self.kv_expiry_s:g}")
 
     def check(self, slots: int, context_tokens: int) -> None:
-        """See whether this fits workers with so many slots that serve such lengths.
+        """Check that these settings fit the workers' slots and context length.
 
         Raises:
-            ConfigError: it does not; names the option.
+            ConfigError: they do not; names the option.
         """
         if self.chunk <= slots:
             raise ConfigError(
@@ -103,10 +103,10 @@ def parse_prefill(
     kv_expiry_s: float | None = None,
     load_failure: KvLoadFailure | None = None,
 ) -> PrefillSettings | None:
-    """Read the options of prefill; None for a fleet whose prompts cost nothing.
+    """Parse the prefill options; return None when prompts cost nothing.
 
     Raises:
-        ConfigError: an option that makes no sense, or has nothing to act on.
+        ConfigError: an invalid option, or one without effect.
     """
     given = {
         "--prefill-chunk": chunk,
@@ -134,7 +134,7 @@ def parse_prefill(
 
 
 def refuse(options: Mapping[str, object], problem: str) -> None:
-    """Say what is wrong with an option that was given and has nothing to act on.
+    """Reject options that were given but have no effect.
 
     Raises:
         ConfigError: one of them was given.
@@ -145,7 +145,7 @@ def refuse(options: Mapping[str, object], problem: str) -> None:
 
 
 def parse_prefill_time(text: str) -> PrefillTime:
-    """Read ``C,t_p`` in seconds.
+    """Parse ``C,t_p`` in seconds.
 
     Raises:
         ConfigError: not two numbers, or a step that takes no time.
@@ -159,7 +159,7 @@ def parse_prefill_time(text: str) -> PrefillTime:
 
 
 def parse_transfer_time(text: str) -> TransferTime:
-    """Read ``L,t`` in seconds.
+    """Parse ``L,t`` in seconds.
 
     Raises:
         ConfigError: not two numbers from 0 up.

@@ -1,4 +1,4 @@
-"""Who enters an engine next: the engine's own order, or an admission policy with its ledger."""
+"""Order of entry to an engine: the engine's own, or an admission policy with its ledger."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Queue(Protocol):
-    """Requests that wait for memory; told of all that happens to them afterwards.
+    """Requests that wait for memory; it receives all later events of a request too.
 
     A request whose KV is being fetched has entered, as it holds its memory.
 
     Attributes:
-        admission: the policy that decides; None: the engine's own order.
-        run: ids of running requests that go on in the step that was opened last; None: all do.
-        wake_s: when to open another step although nothing has happened; None: no need.
+        admission: name of the admission policy; None: the engine's own order.
+        run: ids of running requests that continue in the current step; None: all.
+        wake_s: time at which to open another step even without an event; None: not needed.
     """
 
     admission: str | None
@@ -32,40 +32,40 @@ class Queue(Protocol):
     wake_s: float | None
 
     def arrived(self, request: EngineRequest) -> None:
-        """A new request waits."""
+        """Add a new request."""
         ...
 
     def open(self, memory: Memory, now_s: float) -> None:
-        """A step is about to be scheduled; asked for its ``head`` from now on."""
+        """Prepare for a step; ``head`` is called from now on."""
         ...
 
     def head(self) -> EngineRequest | None:
-        """Who enters next, if it fits; None: nobody in this step."""
+        """Return the next request to enter, if it fits; None: no request enters in this step."""
         ...
 
     def entered(self, request: EngineRequest) -> None:
-        """The head has memory."""
+        """Record that the head has memory."""
         ...
 
     def preempted(self, request: EngineRequest) -> None:
-        """It lost its memory and waits again, with the tokens that it still has."""
+        """Record that a request lost its memory; it waits again with its remaining tokens."""
         ...
 
     def left(self, request: EngineRequest) -> None:
-        """It has ended or was withdrawn, waiting or not."""
+        """Remove a request that ended or was withdrawn, waiting or not."""
         ...
 
     def stepped(self, still: Iterable[str]) -> None:
-        """A step is over: all that hold memory grew by a token, but for those of ``still``."""
+        """Record a step: all requests with memory grew by a token, except those in ``still``."""
         ...
 
     def admissible_tokens(self, memory: Memory) -> int:
-        """Prompt tokens that would still be let in."""
+        """Return the number of prompt tokens that would still be admitted."""
         ...
 
 
 class EngineOrder:
-    """vLLM's own: by priority, then arrival; who lost its memory has its place back."""
+    """vLLM's own order: by priority, then arrival; a preempted request gets its place back."""
 
     admission: str | None = None
     run: Set[str] | None = None
@@ -76,17 +76,15 @@ class EngineOrder:
         self._waiting: dict[str, EngineRequest] = {}
 
     def arrived(self, request: EngineRequest) -> None:
-        """See ``Queue.arrived``."""
         heapq.heappush(self._heap, (request.priority, request.arrival, request))
         self._waiting[request.id] = request
 
     preempted = arrived
 
     def open(self, memory: Memory, now_s: float) -> None:
-        """See ``Queue.open``."""
+        """No-op: the order does not depend on memory or time."""
 
     def head(self) -> EngineRequest | None:
-        """See ``Queue.head``."""
         while self._heap:
             request = self._heap[0][2]
             if self._waiting.get(request.id) is request:
@@ -95,28 +93,25 @@ class EngineOrder:
         return None
 
     def entered(self, request: EngineRequest) -> None:
-        """See ``Queue.entered``."""
         heapq.heappop(self._heap)
         del self._waiting[request.id]
 
     def left(self, request: EngineRequest) -> None:
-        """See ``Queue.left``."""
         if self._waiting.get(request.id) is request:
             del self._waiting[request.id]
 
     def stepped(self, still: Iterable[str]) -> None:
-        """See ``Queue.stepped``."""
+        """No-op: this order keeps no ledger."""
 
     def admissible_tokens(self, memory: Memory) -> int:
-        """See ``Queue.admissible_tokens``."""
         return memory.capacity_tokens - memory.used_tokens
 
 
 class PolicyOrder:
-    """An admission policy, and the ledger that it decides on.
+    """Order of an admission policy, with the ledger that it reads.
 
     Args:
-        policy: decides; for this engine alone.
+        policy: admission policy of this engine alone.
     """
 
     def __init__(self, policy: Admission) -> None:
@@ -129,7 +124,6 @@ class PolicyOrder:
         self._order: list[Ticket] | None = []
 
     def arrived(self, request: EngineRequest) -> None:
-        """See ``Queue.arrived``."""
         self._requests[request.id] = request
         self.ledger.arrived(
             Ticket(
@@ -144,53 +138,45 @@ class PolicyOrder:
         )
 
     def open(self, memory: Memory, now_s: float) -> None:
-        """See ``Queue.open``."""
         verdict = self.policy.admit(self.ledger, memory, now_s)
         self.run, self.wake_s = verdict.run, verdict.wake_s
         self._order = _reversed(verdict)
 
     def head(self) -> EngineRequest | None:
-        """See ``Queue.head``."""
         waiting: Sequence[Ticket] = self._order or ()
         if self._order is None:
             waiting = self.ledger.waiting[:1]
         return self._requests[waiting[-1].id] if waiting else None
 
     def entered(self, request: EngineRequest) -> None:
-        """See ``Queue.entered``."""
         if self._order is not None:
             self._order.pop()
         self.ledger.entered(request.id)
 
     def preempted(self, request: EngineRequest) -> None:
-        """See ``Queue.preempted``."""
         self.ledger.preempted(request.id, keeps_tokens=request.generated_tokens > 0)
 
     def left(self, request: EngineRequest) -> None:
-        """See ``Queue.left``."""
         del self._requests[request.id]
         ended = request.generated_tokens >= request.output_tokens
         self.ledger.left(request.id, by_itself=ended)
 
     def stepped(self, still: Iterable[str]) -> None:
-        """See ``Queue.stepped``."""
         self.ledger.stepped(still)
 
     def admissible_tokens(self, memory: Memory) -> int:
-        """See ``Queue.admissible_tokens``."""
         return self.policy.admissible_tokens(self.ledger, memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Who loses memory when it would overflow, and with what loss.
+    """Rule that selects victims when memory would overflow, and what they lose.
 
     Attributes:
-        restart: a request that returns begins anew (arXiv 2504.11320, section 2.4); else it keeps
-            its tokens and recomputes their KV, as vLLM does.
-        clearing: beta, the probability with which each running request is cleared (arXiv
-            2502.07115, section 8), again and again until the rest fits; 0: the last one admitted
-            goes first.
+        restart: whether a request that returns starts again (arXiv 2504.11320, section 2.4); else
+            it keeps its tokens and recomputes their KV, as in vLLM.
+        clearing: beta, the probability of clearing each running request (arXiv 2502.07115, section
+            8), repeated until the rest fits; 0: the last one admitted goes first.
     """
 
     restart: bool = False
@@ -198,7 +184,7 @@ class Eviction:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def victims(self, running: Sequence[EngineRequest]) -> Sequence[EngineRequest]:
-        """Who is to go, of requests in the order of their admission."""
+        """Return the requests to evict; ``running`` is in order of admission."""
         if not self.clearing:
             return running[-1:]
         drawn = self.rng.random(len(running)) < self.clearing

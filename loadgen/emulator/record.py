@@ -1,10 +1,10 @@
-"""A record of every step that an emulator took, as CSV (gzipped when the name ends in .gz).
+"""A record of every emulated step, as CSV (gzipped when the name ends in .gz).
 
-Columns, one row per step: ``time_s`` wall clock (seconds since 1970) at the end of the step;
+One row per step. Columns: ``time_s`` wall clock (seconds since 1970) at the end of the step;
 ``stepped`` "all" for a barrier step, else the rank that stepped alone; ``step`` its number;
 ``step_s`` its length in engine seconds; ``lateness`` how late it ended, as a fraction of its
-length. Then for each rank R, as the step began (ranks that did not step: as they stand):
-``load_R`` tokens, ``running_R`` and ``waiting_R`` requests, ``power_R`` watts.
+length. Then for each rank R, at the start of the step (current values for other ranks): ``load_R``
+tokens, ``running_R`` and ``waiting_R`` requests, ``power_R`` watts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class RecordWriter:
         self._rows.writerow([*_STEP_COLUMNS, *names])
 
     def write(self, record: StepRecord) -> None:
-        """Add a row."""
         cells: list[object] = [f"{record.time_s:.6f}", record.stepped, record.step]
         cells += [f"{record.step_s:.9g}", f"{record.lateness:.4g}"]
         for load, running, waiting, power_w in zip(
@@ -65,15 +64,14 @@ class RecordWriter:
         self._rows.writerow(cells)
 
     def close(self) -> None:
-        """Flush and close the file."""
         self._file.close()
 
 
 def read_record(path: Path) -> list[StepRecord]:
-    """Read a record back.
+    """Read a record.
 
     Raises:
-        InputError: no such file, or not a record; names the line.
+        InputError: no such file, or not a record; the message names the line.
     """
     try:
         with _open_text(path, "r") as file:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What a step begins with.
+    """Plan of a step at its start.
 
     Attributes:
-        prefill_tokens: tokens computed of prompts, and of requests that return.
-        decode_tokens: requests that go on, one token each.
-        failed: requests that ended because their KV could not be fetched.
-        wake_s: when to schedule again if there is nothing to compute; None: when anything happens.
+        prefill_tokens: number of tokens computed for prompts and for requests that return.
+        decode_tokens: number of decoding requests, one token each.
+        failed: ids of requests that ended because their fetch failed.
+        wake_s: time of the next schedule if there is nothing to compute; None: at the next event.
     """
 
     admitted: tuple[str, ...]
@@ -25,13 +25,13 @@ class Schedule:
 
     @property
     def empty(self) -> bool:
-        """Nothing is computed, and nothing happened to anybody."""
+        """Whether the step computes nothing and changed no request."""
         computed = self.prefill_tokens or self.decode_tokens
         return not (computed or self.preempted or self.failed)
 
 
 class Budget:
-    """Tokens that a step may still compute, and what it computes."""
+    """Token budget of a step, and what the step computes."""
 
     def __init__(self, tokens: int) -> None:
         self.left = tokens
@@ -39,12 +39,12 @@ class Budget:
         self.decode_tokens = 0
 
     def decode(self, requests: int) -> None:
-        """Compute the next token of so many requests."""
+        """Compute the next token of this many requests."""
         self.decode_tokens += requests
         self.left -= requests
 
     def prefill(self, prompt_tokens: int) -> int:
-        """Compute of what is left of a prompt as much as it goes; returns what is left then."""
+        """Compute as much of a prompt as fits; return the number of tokens left."""
         tokens = min(self.left, prompt_tokens)
         self.prefill_tokens += tokens
         self.left -= tokens

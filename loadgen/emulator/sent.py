@@ -1,7 +1,7 @@
-"""A fleet's own record of what it sent: a line of JSON for each request that it was asked.
+"""Record of what a fleet sent: one line of JSON per request.
 
-A line is there once the answer is over, in the order of the ends. What was sent is what was handed
-to the connection: of an answer that the other side broke off, less may have arrived.
+Lines appear when answers end, in that order. "Sent" means handed to the connection: if the peer
+disconnected, less may have arrived.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class Sent(msgspec.Struct, frozen=True):
     """One line.
 
     Attributes:
-        request: the ``X-Request-Id`` that came with it.
-        rank: of the worker.
-        began_s, ended_s: by the fleet's monotonic clock.
-        status: that was answered.
-        complete: the whole answer was sent.
-        tokens: of each choice, sent in events that were whole.
-        texts: what these say.
+        request: ``X-Request-Id`` of the request.
+        rank: rank of the worker.
+        began_s, ended_s: start and end by the fleet's monotonic clock.
+        status: HTTP status of the answer.
+        complete: whether the whole answer was sent.
+        tokens: number of tokens of each choice, sent in whole events.
+        texts: text of these tokens.
     """
 
     request: str
@@ -40,7 +40,7 @@ class SentLog:
     """Writes lines as answers end; each is in the file at once.
 
     Args:
-        path: None: nothing is written.
+        path: file; None: nothing is written.
 
     Raises:
         InputError: the file cannot be written.
@@ -53,18 +53,16 @@ class SentLog:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
 
     def write(self, sent: Sent) -> None:
-        """Add a line."""
         if self._file is not None and not self._file.closed:
             self._file.write(msgspec.json.encode(sent) + b"\n")
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
 
 
 def read_sent(path: Path) -> list[Sent]:
-    """Every line of such a file.
+    """Read every line of such a file.
 
     Raises:
         InputError: the file cannot be read, or is not such a record.

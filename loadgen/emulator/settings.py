@@ -1,4 +1,4 @@
-"""What an emulated fleet is made of."""
+"""Settings of an emulated fleet."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class EmulatorSettings:
     """Settings of a fleet: one group of workers in one process.
 
     Attributes:
-        workers: that answer; those that only prefill have the ranks after theirs.
-        port: of the first worker; the others follow. 0 picks free ones.
+        workers: number of answering workers; prefill-only workers have the ranks after theirs.
+        port: port of the first worker; the others follow. 0 picks free ones.
         kv_tokens: KV memory of each worker.
-        max_model_len: longest prompt plus output; ``kv_tokens`` when None.
+        max_model_len: longest prompt plus output; None: ``kv_tokens``.
         time_scale: wall seconds per engine second.
         barrier: whether the workers step together.
-        speeds: of each worker, or one of them all; empty: 1.
-        control_port: of the fault port; None: the port after the last worker's.
-        snapshots: the ZMQ endpoint of each worker's state stream; empty for none.
-        record: where to write a row per step of the workers that answer.
-        answers: where to write a line per request that was answered.
-        prefill: what prompts cost and how KV moves; None: prompts cost nothing, KV stays.
-        admission: who enters an engine, of every worker; None: as the engine does by itself.
-        time_waits: workers tell how long they waited for the others in a step.
+        speeds: relative speed of each worker, or one for all; empty: 1.
+        control_port: fault port; None: the port after the last worker's.
+        snapshots: ZMQ endpoint of each worker's state stream; empty: none.
+        record: file with a row per step of the answering workers.
+        answers: file with a line per answered request.
+        prefill: cost of prompts and of KV transfers; None: prompts cost nothing, KV stays.
+        admission: admission policy of every worker; None: the engine's own order.
+        time_waits: whether workers report how long they waited for the others in a step.
 
     Raises:
-        ConfigError: settings that make no sense; names the option.
+        ConfigError: invalid setting; names the option.
     """
 
     workers: int = 4
@@ -90,7 +90,6 @@ class EmulatorSettings:
 
     @property
     def ranks(self) -> int:
-        """Workers in all."""
         return self.workers + (self.prefill.workers if self.prefill is not None else 0)
 
     @property
@@ -100,32 +99,27 @@ class EmulatorSettings:
 
     @property
     def limits(self) -> Limits:
-        """What each worker serves."""
         return Limits(self.model, self.context_tokens, self.seed)
 
     @property
     def fault_port(self) -> int:
-        """Port of the control server."""
         if self.control_port is not None:
             return self.control_port
         return self.port + self.ranks if self.port else 0
 
     def role(self, rank: int) -> str:
-        """What a worker does, as ``--worker`` calls it."""
         return "prefill" if self.prefills(rank) else "both"
 
     def prefills(self, rank: int) -> bool:
-        """Whether a worker does nothing but prefill."""
         return rank >= self.workers
 
     def speed(self, rank: int) -> float:
-        """Relative speed of a worker; 1 for those that only prefill."""
+        """Relative speed of a worker; 1 for prefill-only workers."""
         if self.prefills(rank):
             return 1.0
         return self.speeds[rank % len(self.speeds)] if self.speeds else 1.0
 
     def new_engine(self, rank: int) -> Engine:
-        """A worker's engine, empty."""
         prefill = self.prefill
         queue, eviction = self._admission(rank)
         if prefill is None:
@@ -142,7 +136,7 @@ class EmulatorSettings:
         )
 
     def step_group(self, workers: Sequence[WorkerModel]) -> StepGroup:
-        """Workers that step together: all that answer, one of them, or one that prefills."""
+        """Create a step group: all answering workers, one of them, or one prefill worker."""
         prefill = self.prefill
         if prefill is None:
             return StepGroup(workers, self.step_time, self.power)
@@ -151,11 +145,14 @@ class EmulatorSettings:
         return StepGroup(workers, step_time, self.power, prefill.time.per_token_s)
 
     def worker_port(self, rank: int) -> int:
-        """Port of a worker, 0 for any."""
+        """Port of a worker; 0: any."""
         return self.port + rank if self.port else 0
 
     def _admission(self, rank: int) -> tuple[PolicyOrder | None, Eviction | None]:
-        """Who enters and who leaves; what a client has seen of an answer is kept."""
+        """Create a worker's queue and eviction rule.
+
+        Evicted requests keep their tokens, as clients have already seen them.
+        """
         if self.admission is None:
             return None, None
         rng = np.random.default_rng([self.seed, rank])
@@ -182,7 +179,7 @@ class EmulatorSettings:
 
 
 def parse_speeds(text: str) -> tuple[float, ...]:
-    """Read relative speeds separated by commas.
+    """Parse relative speeds separated by commas.
 
     Raises:
         ConfigError: not numbers.
@@ -191,9 +188,10 @@ def parse_speeds(text: str) -> tuple[float, ...]:
 
 
 def snapshot_endpoints(port: int, workers: int) -> tuple[str, ...]:
-    """Endpoints of the state streams: two ports per worker, the second for full snapshots.
+    """Return the endpoints of the state streams.
 
-    Always of this machine alone: they have no keys, without which a router refuses any other.
+    Each worker has two ports, the second for full snapshots. They are local only: the streams have
+    no keys, and a router refuses remote ones without keys.
 
     Raises:
         ConfigError: no room for them.

@@ -18,7 +18,7 @@ _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServ
 
 @dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """How one choice ended, and all that it says (for whole bodies)."""
+    """How one choice ended, and its text (all of it, for whole bodies)."""
 
     text: str
     finish_reason: str
@@ -27,16 +27,16 @@ class ChoiceEnd:
 
 @dataclass(frozen=True, slots=True)
 class Phrasing:
-    """What an endpoint says in its own way.
+    """Parts of an answer that differ between endpoints.
 
     Attributes:
         chunk: the ``object`` of an event.
-        body: the ``object`` of an answer that is not streamed.
-        first: template of a choice's event before its first token, of its index; None: there is
-            none.
-        delta: template of an event with more text of a choice, of its index and the text.
-        last: what the event with a choice's last text says of it.
-        whole: what an answer that is not streamed says of a choice.
+        body: the ``object`` of an unstreamed answer.
+        first: template of a choice's event before its first token, takes the index; None: no such
+            event.
+        delta: template of an event with more text, takes the index and the text.
+        last: function that returns the choice in its last event.
+        whole: function that returns the choice in an unstreamed answer.
     """
 
     chunk: str
@@ -48,13 +48,13 @@ class Phrasing:
 
 
 class Shape:
-    """How one answer is phrased.
+    """Encoder of one answer.
 
     Args:
-        phrasing: of its endpoint.
+        phrasing: phrasing of the endpoint.
         answer_id: ``cmpl-…`` or ``chatcmpl-…``, as vLLM builds it from ``X-Request-Id``.
-        model: its name.
-        created: seconds since 1970.
+        model: name of the model.
+        created: creation time, seconds since 1970.
     """
 
     def __init__(self, phrasing: Phrasing, answer_id: str, model: str, created: int) -> None:
@@ -64,31 +64,31 @@ class Shape:
         self._head = b"data: " + _encode(self._fields)[:-1] + b',"choices":['
 
     def first(self, choices: int) -> bytes:
-        """Events that go out before the first token."""
+        """Return the events before the first token."""
         event = self._phrasing.first
         if event is None:
             return b""
         return b"".join(self._head + event % index for index in range(choices))
 
     def delta(self, index: int, text: str) -> bytes:
-        """The event for more text of a choice."""
+        """Return the event with more text of a choice."""
         return self._head + self._phrasing.delta % (index, _encode(text))
 
     def last(self, index: int, end: ChoiceEnd) -> bytes:
-        """The event for the last text of a choice."""
+        """Return the event with the last text of a choice."""
         return self._head + _encode(self._phrasing.last(index, end)) + b"]}\n\n"
 
     def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        """The event that counts tokens."""
+        """Return the event with the token counts."""
         counts = _encode(_usage(prompt_tokens, completion_tokens))
         return self._head + b'],"usage":' + counts + b"}\n\n"
 
     def close(self, prompt_tokens: int, completion_tokens: int, *, include_usage: bool) -> bytes:
-        """The events that end a stream, with what counts tokens if that is asked for."""
+        """Return the events that end a stream, with token counts on request."""
         return (self.usage(prompt_tokens, completion_tokens) if include_usage else b"") + DONE
 
     def fail(self, rejected: RejectedError) -> bytes:
-        """The events with which a stream that fails ends."""
+        """Return the events that end a failed stream."""
         return b"data: " + error_body(rejected) + b"\n\n" + DONE
 
     def whole(
@@ -98,7 +98,7 @@ class Shape:
         completion_tokens: int,
         kv_transfer_params: dict[str, object] | None,
     ) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of an unstreamed answer."""
         usage = _usage(prompt_tokens, completion_tokens) | {"prompt_tokens_details": None}
         body = {
             **self._fields,
@@ -177,7 +177,7 @@ CHAT = Phrasing(
 
 
 def error_body(rejected: RejectedError) -> bytes:
-    """The error body that vLLM sends."""
+    """Return the error body that vLLM sends."""
     error = {
         "message": rejected.message,
         "type": _ERROR_TYPES.get(rejected.status) or HTTPStatus(rejected.status).phrase,

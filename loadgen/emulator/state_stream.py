@@ -1,4 +1,4 @@
-"""The state stream of one emulated worker, on the running event loop."""
+"""State stream of one emulated worker, on the running event loop."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _REBIND_TRIES = 100
 
 
 class StateStream:
-    """Publishes what a worker's engine does; a stopped stream comes back as a new epoch.
+    """Publishes the state of a worker's engine; a restarted stream is a new epoch.
 
     Args:
-        endpoint: where the stream is bound.
-        group: the worker's group.
-        worker: the worker's name.
-        rank: the worker's rank.
+        endpoint: address to bind.
+        group: name of the worker's group.
+        worker: name of the worker.
+        rank: rank of the worker.
     """
 
     def __init__(self, endpoint: str, *, group: str, worker: str, rank: int) -> None:
@@ -38,7 +38,7 @@ class StateStream:
         self._silent = False
 
     async def start(self, model: WorkerModel) -> None:
-        """Bind both endpoints, a new epoch.
+        """Bind both endpoints, as a new epoch.
 
         Raises:
             ConfigError: an endpoint cannot be bound.
@@ -48,7 +48,7 @@ class StateStream:
             try:
                 self._publisher = self._open(initial)
             except zmq.ZMQError as error:
-                # ZMQ gives an endpoint back some time after it was closed.
+                # ZMQ releases an endpoint some time after its socket was closed.
                 if last or error.errno != errno.EADDRINUSE:
                     raise ConfigError(
                         f"cannot publish snapshots at {self._endpoint} ({error.strerror})"
@@ -59,14 +59,13 @@ class StateStream:
         self.resume()
 
     def stop(self) -> None:
-        """Close both endpoints; no-op when they are."""
         if self._publisher is not None:
             self.silence()
             self._publisher.close()
             self._publisher = None
 
     def silence(self) -> None:
-        """Send nothing and answer nothing until ``resume``."""
+        """Send and answer nothing until ``resume``."""
         if self._publisher is not None and not self._silent:
             asyncio.get_running_loop().remove_reader(self._publisher.request_fd)
         self._silent = True
@@ -80,7 +79,6 @@ class StateStream:
             self._publisher.poll()
 
     def beat(self) -> None:
-        """Send the heartbeat if it is due."""
         if self._publisher is not None and not self._silent:
             self._publisher.poll()
 
@@ -91,14 +89,17 @@ class StateStream:
         times_s: tuple[float, float | None],
         finished: Sequence[str],
     ) -> None:
-        """Publish the state after a step, which took so long; of that it waited, if it tells."""
+        """Publish the state after a step.
+
+        ``times_s`` has the length of the step, and the part spent waiting, if it is reported.
+        """
         if self._publisher is not None:
             step_s, waited_s = times_s
             report = _report(part.worker, step, step_s, part, finished)
             self._publisher.publish(msgspec.structs.replace(report, waited_s=waited_s))
 
     def report_rest(self, model: WorkerModel, step: int, finished: Sequence[str]) -> None:
-        """Publish that there is nothing to do now; no step was taken."""
+        """Publish that the engine is idle; no step was taken."""
         if self._publisher is not None and not self._silent:
             self._publisher.publish(_report(model, step, 0.0, None, finished))
 

@@ -19,32 +19,31 @@ _LATENESS_WINDOW = 10_000
 
 
 class Lateness:
-    """How late steps ended, as fractions of their length: all for the maximum, else the latest."""
+    """Lateness of steps, as fractions of their length: maximum of all, quantiles of the latest."""
 
     def __init__(self) -> None:
         self.max = 0.0
         self._latest: deque[float] = deque(maxlen=_LATENESS_WINDOW)
 
     def add(self, fraction: float) -> None:
-        """Count a step."""
         self._latest.append(fraction)
         self.max = max(self.max, fraction)
 
     def quantile(self, q: float) -> float:
-        """A quantile over the latest 10,000 steps; 0 before the first."""
+        """Quantile over the latest 10,000 steps; 0 before the first."""
         ranked = sorted(self._latest)
         return ranked[max(0, math.ceil(q * len(ranked)) - 1)] if ranked else 0.0
 
 
 class Stepper:
-    """Keeps one group stepping on an absolute schedule; sleeps while nobody has work, or may begin.
+    """Steps one group on an absolute schedule; sleeps while there is no work, or none may begin.
 
     Args:
         group: the workers' models.
         workers: the same workers, in the same order.
         time_scale: wall seconds per engine second.
-        lateness: where lateness is counted.
-        record: told of every step, with the step, its wall time and its lateness.
+        lateness: statistics that it updates.
+        record: called after every step with the step, its wall time and its lateness.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class Stepper:
             worker.on_change = self._changed.set
 
     async def run(self) -> None:
-        """Step until cancelled."""
         timer = StepTimer()
         try:
             due_s = time.monotonic()
@@ -78,7 +76,7 @@ class Stepper:
             timer.close()
 
     async def _sleep(self) -> None:
-        """Until somebody has work; meters go on meanwhile, and tell."""
+        """Sleep until there is work; energy meters advance and publish meanwhile."""
         slept_s = self._rest()
         while not self.group.unfinished:
             with contextlib.suppress(TimeoutError):
@@ -91,7 +89,7 @@ class Stepper:
                 self._tell_rest()
 
     async def _hold(self, wake_s: float) -> None:
-        """No step is taken before then, unless something changes."""
+        """Take no step before ``wake_s``, unless something changes."""
         held_s = self._rest()
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
@@ -100,7 +98,7 @@ class Stepper:
         self.group.rest((time.monotonic() - held_s) / self._time_scale)
 
     def _rest(self) -> float:
-        """Begin to take no steps; returns since when."""
+        """Begin a rest; return its start."""
         since_s = time.monotonic()
         self.group.rest(0.0)
         self._tell_rest()
@@ -112,7 +110,7 @@ class Stepper:
                 worker.report_rest()
 
     async def _step(self, timer: StepTimer, begun_s: float) -> float:
-        """Take one step that is due to begin at ``begun_s``, or none; returns when the next is."""
+        """Take one step due at ``begun_s``, or none; return the start of the next."""
         step = self.group.begin(engine_now_s(self._time_scale))
         if step.wake_s is not None:
             await self._hold(step.wake_s)
@@ -155,7 +153,7 @@ class Stepper:
 def step_record(
     step: Step, wall_s: float, late: float, *, workers: Sequence[EmulatedWorker], barrier: bool
 ) -> StepRecord:
-    """A row for the record: ranks that stepped as the step began, the others as they stand."""
+    """Return a row of the record: values at the step's start; current ones for other ranks."""
     parts = {part.worker.rank: part for part in step.parts}
     loads, running, waiting, power_w = [], [], [], []
     for worker in workers:

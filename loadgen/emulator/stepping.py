@@ -15,8 +15,8 @@ class WorkerModel:
     """One worker of a group.
 
     Attributes:
-        speed: 1 for a worker that needs what ``StepTime`` says.
-        live: a dead worker takes no part in steps.
+        speed: relative speed; 1 takes exactly the time of ``StepTime``.
+        live: whether it takes part in steps.
     """
 
     rank: int
@@ -29,11 +29,11 @@ class WorkerModel:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:
-    """One worker's part in a step, as it stands when the step begins.
+    """One worker's part in a step, as of the start of the step.
 
     Attributes:
-        engine: the worker's at that time; it has another one when it was restarted since.
-        needed_s: for the step; the rest of it it waits for the others.
+        engine: the worker's engine at that time; a restart replaces it.
+        needed_s: time that the worker needs; it waits for the others for the rest of the step.
     """
 
     worker: WorkerModel
@@ -56,7 +56,7 @@ class Step:
 
     @property
     def wake_s(self) -> float | None:
-        """When to go on, as all wait and admission lets nobody in; None: it is a step."""
+        """Time of the next schedule if admission holds all requests back; None: a real step."""
         held = [part for part in self.parts if part.engine.unfinished]
         wakes = [part.schedule.wake_s for part in held if not part.engine.used_tokens]
         known = [wake_s for wake_s in wakes if wake_s is not None]
@@ -71,10 +71,10 @@ class StepGroup:
     A worker without work steps along with an empty batch while another one has work.
 
     Args:
-        workers: in rank order.
-        step_time: cost of a step; the slowest worker decides.
+        workers: workers in rank order.
+        step_time: duration of a step; the slowest worker decides.
         power: power model; utilization is relative to the fullest worker of the group.
-        prefill_token_s: what each prompt token computed in a step adds to it, seconds.
+        prefill_token_s: time that each computed prompt token adds to a step, seconds.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class StepGroup:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a live worker has anything to do."""
         return any(worker.live and worker.engine.unfinished for worker in self.workers)
 
     def begin(self, now_s: float = 0.0) -> Step:
-        """Schedule every live worker and work out how long the step takes.
+        """Schedule every live worker and compute the length of the step.
 
         Args:
-            now_s: engine seconds; matters to engines that keep or fetch KV, as in ``finish``.
+            now_s: current time, engine seconds; used by engines that keep or fetch KV, as in
+                ``finish``.
         """
         live = [worker for worker in self.workers if worker.live]
         schedules = [worker.engine.schedule(now_s) for worker in live]
@@ -124,14 +124,14 @@ class StepGroup:
         return Step(self.steps + 1, max((part.needed_s for part in parts), default=0.0), parts)
 
     def finish(self, step: Step, now_s: float = 0.0) -> list[list[EngineRequest]]:
-        """End the step: a token for all whose prompt is done; returns who ended, part by part."""
+        """End the step: a token for each computed prompt; return the ended requests, by part."""
         self.steps = step.number
         for part in step.parts:
             part.worker.energy_j += part.power_w * step.seconds
         return [part.engine.advance(now_s) for part in step.parts]
 
     def rest(self, seconds: float) -> None:
-        """Account for engine time in which nobody had work and no step was taken."""
+        """Account for engine time without work and without steps."""
         for worker in self.workers:
             worker.power_w = self._power.idle_w if worker.live else 0.0
             worker.energy_j += worker.power_w * seconds

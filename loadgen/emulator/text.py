@@ -1,7 +1,7 @@
-"""What an emulated engine writes: a fixed round of words, one a token, from a seeded start.
+"""Output text of an emulated engine: a fixed cycle of words, one per token, from a seeded start.
 
-Text, length and where a stop string falls are functions of the seed and the prompt, so that the
-same request gives the same answer, streamed or not, on any worker.
+Text, length and the position of a stop string depend only on the seed and the prompt. So the same
+request gets the same answer, streamed or not, on any worker.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class OutputPlan:
     """How an output runs and ends.
 
     Attributes:
-        key: where in the round of words it starts.
+        key: start in the cycle of words.
         end_chars: length of the text when a stop string cuts it, else None.
-        stop_reason: the stop string that ended it, if one did.
+        stop_reason: stop string that ended it, if any.
     """
 
     key: int
@@ -44,30 +44,30 @@ class OutputPlan:
     stop_reason: str | None = None
 
     def text(self, start: int, end: int) -> str:
-        """Text of the tokens from start up to end, not yet cut at a stop string."""
+        """Return the text of tokens ``start`` to ``end``, before any cut at a stop string."""
         return "".join(WORDS[(self.key + index) % len(WORDS)] for index in range(start, end))
 
 
 def estimate_text_tokens(text: str) -> int:
-    """Tokens of a text prompt: one per four characters, rounded up, at least one."""
+    """Estimate the tokens of a text prompt: one per four characters, rounded up, at least one."""
     return max(1, math.ceil(len(text) / CHARS_PER_TOKEN))
 
 
 def prompt_key(seed: int, prompt: str | Sequence[int], index: int) -> int:
-    """A number that stands for the seed, the beginning of the prompt, and one of its outputs."""
+    """Return a number for the seed, the beginning of the prompt, and one of its outputs."""
     head = prompt if isinstance(prompt, str) else str(prompt[:KEYED_PROMPT_TOKENS])
     return zlib.crc32(f"{seed}/{index}/{len(prompt)}/{head}".encode())
 
 
 def drawn_output_tokens(key: int) -> int:
-    """A length for a request that names none: geometric-like, 128 tokens on average."""
+    """Draw a length for a request without one: geometric-like, mean 128 tokens."""
     return 1 + int(random.Random(key).expovariate(1 / MEAN_OUTPUT_TOKENS))
 
 
 def plan_output(
     key: int, hidden_tokens: int, max_tokens: int, stop: Sequence[str], *, ignore_eos: bool
 ) -> OutputPlan:
-    """Where an output ends: at its hidden length, the cap, or a stop string, whichever is first."""
+    """Decide where an output ends: hidden length, cap or stop string, whichever is first."""
     ends_itself = hidden_tokens <= max_tokens and not ignore_eos
     plan = OutputPlan(
         key=key,

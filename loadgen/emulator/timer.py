@@ -1,6 +1,6 @@
-"""A timer that is exact to some 50 microseconds, from the kernel's timer file descriptor.
+"""A timer exact to some 50 microseconds, from the kernel's timer file descriptor.
 
-Event loops round their own timers to milliseconds, a tenth and more of a decode step.
+Event loops round their own timers to milliseconds, a tenth or more of a decode step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NANO = 1_000_000_000
 
 
 def engine_now_s(time_scale: float) -> float:
-    """The time in engine seconds, from any start; an engine second is ``time_scale`` wall ones."""
+    """Return the time in engine seconds; an engine second is ``time_scale`` wall seconds."""
     return time.monotonic() / time_scale
 
 
@@ -24,7 +24,7 @@ class StepTimer:
     """Wakes one coroutine at a time of ``time.monotonic()``.
 
     Raises:
-        OSError: the system gives no timer.
+        OSError: the system provides no timer.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StepTimer:
         self._loop.add_reader(self._fd, self._expired)
 
     async def until(self, due_s: float) -> None:
-        """Wait until ``time.monotonic()`` reaches ``due_s``; a time past returns at once."""
+        """Wait until ``time.monotonic()`` reaches ``due_s``; a past time returns at once."""
         self._waiter = self._loop.create_future()
         due_ns = max(1, int(due_s * _NANO))
         spec = (ctypes.c_long * 4)(0, 0, due_ns // _NANO, due_ns % _NANO)
@@ -46,7 +46,6 @@ class StepTimer:
         await self._waiter
 
     def close(self) -> None:
-        """Give the timer back."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
 

@@ -1,4 +1,4 @@
-"""``kv_transfer_params`` of requests and answers, as vLLM's NIXL connector (0.32) has them."""
+"""``kv_transfer_params`` of requests and answers, as in vLLM's NIXL connector (0.32)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _SIDE_CHANNEL_PORT = 5600
 
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
-    """What a request asks for.
+    """KV transfer that a request asks for.
 
     Attributes:
-        keeps: its KV is to stay for another engine (``do_remote_decode``).
-        fetches: its prompt's KV is elsewhere (``do_remote_prefill``).
-        engine_id: where.
-        request_id: of the request that it was computed for.
+        keeps: whether its KV stays for another engine (``do_remote_decode``).
+        fetches: whether its prompt's KV is on another engine (``do_remote_prefill``).
+        engine_id: id of that engine.
+        request_id: id of the request that the KV was computed for.
     """
 
     keeps: bool
@@ -28,7 +28,7 @@ class KvTransfer:
 
 
 def read_params(params: Mapping[str, object] | None) -> KvTransfer | None:
-    """What a request's ``kv_transfer_params`` ask for, None if nothing."""
+    """Parse a request's ``kv_transfer_params``; None: no transfer."""
     if not params:
         return None
     return KvTransfer(
@@ -42,10 +42,10 @@ def read_params(params: Mapping[str, object] | None) -> KvTransfer | None:
 def kept_params(
     engine_id: str, request_id: str, tokens: int, *, host: str, rank: int
 ) -> dict[str, object]:
-    """What the answer to a request says whose KV was kept.
+    """Return the ``kv_transfer_params`` of an answer whose KV was kept.
 
-    The block numbers, host and port only look like an engine's: emulated workers find KV by the ids
-    of engine and request.
+    The block numbers, host and port are made up: emulated workers find KV by the ids of engine and
+    request.
     """
     return {
         "do_remote_prefill": True,

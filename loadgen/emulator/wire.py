@@ -1,4 +1,4 @@
-"""The wire between an emulated worker and whoever asks it: where answers go wrong on their way."""
+"""Connection of an emulated worker, on which faults act on answers in transit."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _HEADER_LINE = b"x-endless: %b\r\n" % (b"." * 85)
 
 
 class Wire(asyncio.Transport):
-    """A connection's transport; while it bears an answer, its worker's fault has a say.
+    """Transport of a connection; while it carries an answer, its worker's fault applies.
 
-    An answer is written in pieces: its head, and one for each batch of events, or for a body.
+    An answer is written in pieces: its head, then one per batch of events, or one for its body.
 
     Args:
-        transport: of the connection.
+        transport: transport underneath.
 
     Attributes:
-        struck: a fault has ended the answer: no byte that is written will be sent.
+        struck: whether a fault has ended the answer; later writes are discarded.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -40,31 +40,28 @@ class Wire(asyncio.Transport):
         self.struck = False
 
     def bear(self, fault: Callable[[], Fault | None]) -> None:
-        """An answer begins, which this fault may strike."""
+        """Begin an answer that this fault may strike."""
         self._fault, self._bearing, self._writes = fault, True, 0
 
     def bare(self) -> None:
-        """The answer is written; what drips goes on dripping."""
+        """End the answer; dripping bytes continue to drip."""
         self._bearing = False
 
     def tear(self, data: bytes) -> None:
-        """Send half of what would be written, and nothing ever after; what drips breaks off."""
+        """Send half of ``data``, then nothing ever after; discard dripping bytes."""
         if not self.struck and not self._dripping and not self.is_closing():
             self._transport.write(data[: len(data) // 2])
         self._dripping.clear()
         self.struck = True
 
     def reset(self) -> None:
-        """End the connection as a crash would."""
+        """End the connection as a crash would, with a TCP reset."""
         self._transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE
         )
         self._transport.abort()
 
-    # asyncio's transport
-
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send it, unless a fault has it otherwise."""
         if self.struck:
             return
         self._writes += 1
@@ -77,30 +74,25 @@ class Wire(asyncio.Transport):
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close it once all is sent; a connection on which an answer was struck stays."""
+        """Close once all is sent; a connection with a struck answer stays open."""
         if self._dripping:
             self._closing = True
         elif not self.struck:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close it at once."""
         self._transport.abort()
 
     def is_closing(self) -> bool:
-        """Whether it is closed or about to be."""
         return self._transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """See asyncio."""
         return self._transport.get_extra_info(name, default)
 
     def pause_reading(self) -> None:
-        """See asyncio."""
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """See asyncio."""
         self._transport.resume_reading()
 
     def _write_under(self, fault: Fault, data: bytes) -> None:
@@ -126,7 +118,7 @@ class Wire(asyncio.Transport):
             self._transport.close()
 
     def _drip(self) -> None:
-        """Send a few bytes now and the others later; all of them when the fault is over."""
+        """Send a few bytes now and the rest later; all at once when the fault has ended."""
         if self.is_closing():
             self._dripping.clear()
         fault = self._fault()
@@ -148,4 +140,4 @@ class Wire(asyncio.Transport):
 
 
 def _none() -> None:
-    """No fault strikes what is no answer."""
+    """Return no fault: outside an answer none applies."""

@@ -1,4 +1,4 @@
-"""One emulated worker: its engine, the answers that wait for it, and its fault, if any."""
+"""One emulated worker: its engine, its running answers, and its fault, if any."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from loadgen.emulator.wire import Wire
 
 
 class EmulatedWorker:
-    """The engine side of one worker; HTTP is in ``app``, time in ``stepper``.
+    """The engine side of one worker; ``app`` does HTTP, ``stepper`` does time.
 
     Args:
-        rank: place in the group.
-        settings: of the fleet.
-        stream: its state stream, None without one.
-        kept: what every engine of the fleet keeps for others, by the engine's id.
+        rank: rank in the group.
+        settings: settings of the fleet.
+        stream: state stream; None: none.
+        kept: kept KV of every engine of the fleet, by engine id.
 
     Attributes:
-        engine_id: another one at every start of its engine.
-        on_change: called when there is new work or less, or a fault came or went.
-        step: the last step that it took part in.
-        operated: what its operator has had it do.
+        engine_id: id of the engine; new at every start.
+        on_change: callback for new work, less work, and faults that begin or end.
+        step: number of the last step that it took part in.
+        operated: operational state.
     """
 
     def __init__(
@@ -65,26 +65,22 @@ class EmulatedWorker:
 
     @property
     def hung(self) -> bool:
-        """Whether steps and answers have stopped."""
         return self.fault is not None and self.fault.kind == "hang"
 
     @property
     def garbled(self) -> bool:
-        """Whether it answers with garbage."""
         return self.fault is not None and self.fault.kind == "garbage"
 
     @property
     def answers(self) -> list[Answer]:
-        """Clients' requests under way."""
         by_identity = {id(choice.answer): choice.answer for choice in self._choices.values()}
         return list(by_identity.values())
 
     async def until_answering(self) -> None:
-        """Wait while the worker hangs."""
         await self._answering.wait()
 
     def submit(self, generation: Generation, x_request_id: str, wire: Wire) -> Answer:
-        """Queue the engine requests of a client's request, named as vLLM names them."""
+        """Queue the engine requests of a client's request, named as in vLLM."""
         prefix = "chatcmpl" if generation.chat else "cmpl"
         answer_id = generation.name or f"{prefix}-{x_request_id}"
         answer = Answer(generation, self._shape(generation, answer_id), wire)
@@ -100,7 +96,7 @@ class EmulatedWorker:
         return answer
 
     def abandon(self, answer: Answer) -> None:
-        """The client of an answer went away: abort what is left of it."""
+        """Abort the rest of an answer whose client has disconnected."""
         answer.abandon()
         for choice in answer.choices:
             request_id = choice.request.id
@@ -111,9 +107,10 @@ class EmulatedWorker:
         self.on_change()
 
     def fail(self, request_ids: Sequence[str]) -> None:
-        """End the answers to engine requests that have failed; their other outputs end with them.
+        """Fail the answers of failed engine requests.
 
-        Whoever sends an answer abandons it, and so aborts what is left of it.
+        Their other outputs end too: the sender of a failed answer abandons it, which aborts the
+        rest.
         """
         for request_id in request_ids:
             choice = self._choices.pop(request_id, None)
@@ -123,7 +120,6 @@ class EmulatedWorker:
     def report_step(
         self, part: WorkerStep, ended: list[EngineRequest], step: int, step_s: float
     ) -> None:
-        """Publish the state after a step."""
         self.step = step
         finished = [*self._take_ended(), *part.schedule.failed]
         finished += [request.id for request in ended]
@@ -133,14 +129,14 @@ class EmulatedWorker:
             self.stream.report_step(part, step, (step_s, waited_s), finished)
 
     def report_rest(self) -> None:
-        """Publish that there is nothing to do now."""
+        """Publish that the engine is idle."""
         finished = self._take_ended()
         self._told_tokens = self.model.engine.used_tokens
         if self.stream is not None:
             self.stream.report_rest(self.model, self.step, finished)
 
     def beat(self) -> None:
-        """Between steps: let go of KV that nobody fetched, and send a heartbeat if it is due."""
+        """Between steps: free expired KV, and send a heartbeat if it is due."""
         engine = self.model.engine
         if self.model.live and not self.hung:
             engine.kept.expire(engine_now_s(self.settings.time_scale))
@@ -150,10 +146,10 @@ class EmulatedWorker:
             self.stream.beat()
 
     def show_tokens(self, ended: list[EngineRequest]) -> None:
-        """Hand the tokens of a step to the answers that wait for them.
+        """Pass the tokens of a step to their answers.
 
-        As vLLM's ``--stream-interval`` has it: the first token at once, then every so many, and
-        the last ones at the end.
+        The rhythm is that of vLLM's ``--stream-interval``: the first token at once, then every
+        interval, and the last ones at the end.
         """
         interval = self.settings.stream_interval
         for request in self.model.engine.batch:
@@ -176,7 +172,7 @@ class EmulatedWorker:
             choice.answer.show(choice, done=True)
 
     def take_fault(self, fault: Fault) -> None:
-        """Begin to misbehave, as far as engine and state stream go."""
+        """Start a fault, as far as it affects the engine and the state stream."""
         self.fault = fault
         if fault.kind == "hang":
             self._answering.clear()
@@ -189,7 +185,7 @@ class EmulatedWorker:
         self.on_change()
 
     async def recover(self) -> None:
-        """End the fault; a killed engine starts anew, empty."""
+        """End the fault; a killed engine restarts empty."""
         fault, self.fault = self.fault, None
         self.model.speed = self.settings.speed(self.rank)
         self._answering.set()
@@ -202,7 +198,7 @@ class EmulatedWorker:
         self.on_change()
 
     def release(self) -> None:
-        """Let requests that a hang holds back go on, to find their connections closed."""
+        """Release requests that a hang blocks; they then find their connections closed."""
         self._answering.set()
 
     def _die(self) -> None:
@@ -244,7 +240,7 @@ class EmulatedWorker:
         self.model.engine.add(request)
 
     def _fetch(self, transfer: KvTransfer | None) -> Fetch | None:
-        """A prompt's KV that is elsewhere; a fleet without prefill settings has no connector."""
+        """Create the fetch of a prompt's KV; a fleet without prefill settings has no connector."""
         prefill = self.settings.prefill
         if prefill is None or transfer is None or not transfer.fetches:
             return None
@@ -277,4 +273,4 @@ class EmulatedWorker:
 
 
 def _nothing() -> None:
-    """Nobody listens yet."""
+    """Do nothing; the default of ``on_change``."""

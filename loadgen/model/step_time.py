@@ -1,6 +1,6 @@
-"""What a step of barrier-synchronized workers costs: time and power.
+"""Cost of a step of barrier-synchronized workers: time and power.
 
-With the plain barrier model (arXiv 2601.17855, section 2) a step takes ``C + t_l * max_g L_g``; a
+In the plain barrier model (arXiv 2601.17855, section 2) a step takes ``C + t_l * max_g L_g``. A
 cost per running request and slower workers generalize it.
 """
 
@@ -18,7 +18,7 @@ from router.core.forecast.step_cost import Floats
 
 Share = TypeVar("Share", float, Floats)
 
-# Of a measurement's file.
+# Keys of a measurement's file.
 _COSTS = ("base_s", "per_token_s", "per_request_s")
 _PROMPT_COST = "per_prompt_token_s"
 _MEASURED = "measured"
@@ -26,10 +26,10 @@ _MEASURED = "measured"
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """What a step costs.
+    """Time of a step.
 
     Attributes:
-        base_s: C, the cost of any step, seconds.
+        base_s: C, fixed time of any step, seconds.
         per_token_s: t_l, seconds per resident KV token.
         per_request_s: t_r, seconds per running request.
     """
@@ -39,27 +39,27 @@ class StepTime:
     per_request_s: float = 0.0
 
     def seconds(self, load_tokens: int, requests: int, speed: float = 1.0) -> float:
-        """How long one worker needs; one of half the speed needs twice as long."""
+        """Return the time that one worker needs; half the speed takes twice as long."""
         work_s = self.base_s + self.per_token_s * load_tokens + self.per_request_s * requests
         return work_s / speed
 
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """Power of one worker against its utilization u = L_g / max L (arXiv 2601.17855)."""
+    """Power of one worker by its utilization u = L_g / max L (arXiv 2601.17855)."""
 
     idle_w: float = 100.0
     max_w: float = 400.0
     exponent: float = 0.7
 
     def watts(self, utilization: Share) -> Share:
-        """Power during a step, ``P_idle + (P_max - P_idle) * u ** exponent``; u from 0 to 1."""
+        """Return the power, ``P_idle + (P_max - P_idle) * u ** exponent``; u is from 0 to 1."""
         watts: Share = self.idle_w + (self.max_w - self.idle_w) * utilization**self.exponent
         return watts
 
 
 def parse_step_time(text: str) -> StepTime:
-    """Read ``C,t_l[,t_r]`` in seconds.
+    """Parse ``C,t_l[,t_r]`` in seconds.
 
     Raises:
         ConfigError: not two or three numbers, or a step that takes no time.
@@ -71,16 +71,16 @@ def parse_step_time(text: str) -> StepTime:
 
 
 def load_step_time(text: str) -> StepTime:
-    """Read ``C,t_l[,t_r]``, or the file of a measurement.
+    """Parse ``C,t_l[,t_r]``, or read the file of a measurement.
 
     Args:
-        text: numbers, or the path of a JSON object that has ``base_s``, ``per_token_s``, perhaps
-            ``per_request_s`` and ``per_prompt_token_s``, which is not read here, and in
-            ``measured`` whatever else there is to say, as ``tests/gpu/measure.py`` writes it.
+        text: numbers, or the path of a JSON object with ``base_s`` and ``per_token_s``. Optional
+            keys: ``per_request_s``; ``per_prompt_token_s``, which is ignored here; ``measured`` for
+            any further data, as ``tests/gpu/measure.py`` writes it.
 
     Raises:
-        ConfigError: no file has this name, and it is not two or three numbers either.
-        InputError: the file is no such object; names the key and the value.
+        ConfigError: neither an existing file nor two or three numbers.
+        InputError: the file is no such object; the message names the key and the value.
     """
     if not _is_file(Path(text)) and _begins_with_a_number(text):
         return parse_step_time(text)
@@ -114,10 +114,10 @@ def _measured_costs(text: str) -> list[float]:
 
 
 def load_step_cost(text: str) -> StepCost:
-    """As ``load_step_time``, with a cost per prompt token for a fourth number.
+    """Like ``load_step_time``, with a cost per prompt token as a fourth number.
 
     Raises:
-        ConfigError, InputError: see there.
+        ConfigError, InputError: as in ``load_step_time``.
     """
     if _begins_with_a_number(text) and not _is_file(Path(text)):
         return parse_step_cost(text)
@@ -125,7 +125,7 @@ def load_step_cost(text: str) -> StepCost:
 
 
 def parse_step_cost(text: str) -> StepCost:
-    """Read ``d0,d1[,db[,dp]]`` in seconds.
+    """Parse ``d0,d1[,db[,dp]]`` in seconds.
 
     Raises:
         ConfigError: not two to four numbers, or a step that takes no time.
@@ -165,10 +165,10 @@ def _is_file(path: Path) -> bool:
 
 
 def numbers(option: str, text: str) -> list[float]:
-    """Read finite numbers separated by commas.
+    """Parse finite numbers separated by commas.
 
     Raises:
-        ConfigError: something else; names the option.
+        ConfigError: other text; names the option.
     """
     try:
         values = [float(part) for part in text.split(",")]

@@ -1,1 +1,1 @@
-"""``evenstep replay``: a workload sent over real HTTP, and what came of it."""
+"""``evenstep replay``: send a workload over real HTTP and measure the answers."""

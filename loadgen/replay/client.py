@@ -1,4 +1,4 @@
-"""The load generator: a workload against an OpenAI-compatible server, over real HTTP."""
+"""Load generator: sends a workload to an OpenAI-compatible server over real HTTP."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SCRAPE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go."""
+    """Destination of the requests."""
 
     url: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 async def get_json(client: HttpClient, target: Target, path: str) -> object:
-    """What the server answers, or None if that is no JSON or an HTTP error.
+    """Return the server's JSON answer; None for other content or an HTTP error.
 
     Raises:
         UpstreamError: the server cannot be reached.
@@ -51,7 +51,7 @@ async def get_json(client: HttpClient, target: Target, path: str) -> object:
 
 
 async def scrape(client: HttpClient, target: Target) -> Scrape | None:
-    """Read the counters that an Evenstep router shows; None if there are none to be had."""
+    """Read the counters of an Evenstep router; None if there are none."""
     try:
         async with asyncio.timeout(SCRAPE_TIMEOUT_S):
             response = await client.request("GET", target.url, "/metrics", target.headers)
@@ -66,13 +66,13 @@ class Replayer:
     """Sends one workload once.
 
     Args:
-        client: carries the requests.
-        target: the server.
-        workload: what to send.
+        client: HTTP client.
+        target: server.
+        workload: requests to send.
         time_scale: wall seconds per engine second, for arrival times.
         warmup: fraction of the requests that completes before the steady window begins.
-        on_end: called after every request that ended.
-        clock: wall seconds.
+        on_end: callback after every ended request.
+        clock: clock, wall seconds.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class Replayer:
         self._scrapes: dict[str, asyncio.Task[Scrape | None]] = {}
 
     async def run(self, stop: asyncio.Event) -> tuple[Run, Scrapes]:
-        """Send everything and wait for all answers.
+        """Send all requests and wait for all answers.
 
         Args:
-            stop: when set, nothing more is sent and open streams are closed.
+            stop: event that stops the sending and closes open streams.
         """
         workload = self._workload
         self._queue = zip(workload.requests, workload.bodies(), strict=True)
@@ -225,7 +225,7 @@ async def _http_error(response: Response) -> str:
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
-    """Do the work unless told to stop, and say whether it was stopped."""
+    """Run ``work`` until ``stop`` is set; return whether it was stopped."""
     working = asyncio.ensure_future(work)
     stopping = asyncio.create_task(stop.wait())
     try:

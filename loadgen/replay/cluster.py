@@ -1,4 +1,4 @@
-"""What the router counted during a replay: load, imbalance, energy, from its own /metrics."""
+"""The router's counters during a replay: load, imbalance, energy, from its own /metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StepTime:
 
     @classmethod
     def parse(cls, text: str) -> StepTime:
-        """Read ``C,t_l``; a third value, t_r, plays no part in the idle share.
+        """Parse ``C,t_l``; a third value, t_r, does not affect the idle share.
 
         Raises:
             ConfigError: not two or three numbers.
@@ -60,14 +60,14 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """The counters at one moment, per group and pool state."""
+    """Counters at one moment, per group and pool state."""
 
     groups: Mapping[str, Totals] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Scrapes:
-    """The counters at the four turning points of a run; None where one was not reached."""
+    """Counters at the four turning points of a run; None where one was not reached."""
 
     start: Scrape | None = None
     warm: Scrape | None = None
@@ -76,7 +76,7 @@ class Scrapes:
 
 
 def parse_metrics(text: str) -> Scrape:
-    """Read the router's counters from a Prometheus exposition; other metrics are passed over."""
+    """Parse the router's counters from a Prometheus exposition; ignore other metrics."""
     lines = [line for line in text.splitlines() if line.startswith(tuple(COUNTERS))]
     groups: dict[str, dict[str, dict[str, float]]] = {}
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
@@ -93,10 +93,10 @@ def _totals(pools: Mapping[str, Mapping[str, float]]) -> Totals:
 
 
 def cluster_report(scrapes: Scrapes, step_time: StepTime | None) -> Report | None:
-    """Figures of the group that made the run's tokens, or None if there are none.
+    """Summarize the group that generated the run's tokens; None without counters.
 
-    Averages are over the whole run and over its steady part, in each over all steps and over those
-    that ended with requests waiting in the pool.
+    There are averages over the whole run and over its steady part; each over all steps, and over
+    the steps that ended with requests waiting in the pool.
     """
     if scrapes.start is None or scrapes.end is None:
         return None
@@ -141,11 +141,11 @@ def _window(
 
 
 def figures(totals: StepTotals, step_time: StepTime | None) -> Report:
-    """Averages of some steps; None where nothing was counted.
+    """Return averages over some steps; None where nothing was counted.
 
     Args:
         totals: sums over those steps.
-        step_time: gives the modelled idle share; without it that is None.
+        step_time: parameters of the modelled idle share; without them it is None.
     """
     idle = None
     if step_time is not None and totals.step_s > 0 and totals.steps > 0:

@@ -1,4 +1,4 @@
-"""``evenstep replay``: a trace against a router or an engine, measured at the client."""
+"""``evenstep replay``: send a trace to a router or an engine, measured at the client."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ JsonFile = Annotated[str | None, json_option("write the report; - is stdout")]
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """The command line of ``evenstep replay``, checked."""
+    """Command line of ``evenstep replay``, checked."""
 
     target: Target
     trace: Trace
@@ -212,7 +212,7 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """An event that Ctrl-C or SIGTERM sets instead of ending the process."""
+    """Yield an event that Ctrl-C or SIGTERM sets instead of ending the process."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:

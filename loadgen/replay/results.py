@@ -1,7 +1,7 @@
-"""What a replay measured, as one JSON-able report: the keys of ``vllm bench serve`` and our own.
+"""Measurements of a replay as one JSON-able report: keys of ``vllm bench serve``, and our own.
 
-Pure: requests as the client saw them come in, figures go out. Wall seconds are divided by the time
-scale here and nowhere else, so that every reported time is in engine seconds.
+The module is pure: results of requests in, figures out. Wall seconds are divided by the time scale
+only here, so every reported time is in engine seconds.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Report = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """One request that ended; times in wall seconds since the start of the run.
+    """One ended request; times in wall seconds since the start of the run.
 
     Attributes:
-        output_tokens: as the engine's usage event counts them.
-        scheduled_s: when it should have been sent; latency counts from here.
+        output_tokens: number of tokens in the engine's usage event.
+        scheduled_s: time at which it was due; latency counts from here.
         first_s: arrival of the first content; None if there was none.
-        gaps_s: between consecutive arrivals of content.
-        status: of the HTTP answer, None without one.
-        error: None for a request that completed with the right number of tokens.
+        gaps_s: gaps between consecutive arrivals of content.
+        status: HTTP status, None without an answer.
+        error: error message; None for a complete request with the right number of tokens.
     """
 
     prompt_tokens: int
@@ -53,7 +53,6 @@ class Window:
 
     @property
     def length_s(self) -> float:
-        """Wall seconds."""
         return self.end_s - self.start_s
 
 
@@ -62,11 +61,11 @@ class Run:
     """Everything that happened to the requests of one replay.
 
     Attributes:
-        results: every request that ended, however it did.
-        planned: requests that were asked for.
-        sent: requests that left the client; those without a result never came to an end.
-        whole: from the first sending to the last end.
-        steady: from the end of the warm-up to the last sending; None for a run too short for one.
+        results: result of every ended request, failed or not.
+        planned: number of requests in the workload.
+        sent: number of sent requests; those without a result never ended.
+        whole: span from the first sending to the last end.
+        steady: span from the end of the warm-up to the last sending; None for too short a run.
         start_unix_s: wall clock (seconds since 1970) at the start.
     """
 
@@ -81,14 +80,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How the requests were made; everything here is repeated in the report.
+    """Conditions of the run; the report repeats all of them.
 
     Attributes:
-        rate_per_s: of Poisson arrivals, per engine second.
-        concurrency: of a closed loop.
-        max_tokens: the cap that every request carried; None where lengths were revealed.
-        goodput_ms: bounds per metric of ``GOODPUT_METRICS`` that make a request a good one.
-        versions: of what took part, by name.
+        rate_per_s: rate of Poisson arrivals, per engine second.
+        concurrency: number of clients of a closed loop.
+        max_tokens: cap of every request; None where lengths were revealed.
+        goodput_ms: bounds of a good request, by metric of ``GOODPUT_METRICS``.
+        versions: versions of the programs, by name.
     """
 
     model: str
@@ -110,7 +109,7 @@ class Conditions:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The percentile of ascending values, linear between neighbours, as numpy has it by default.
+    """Return the percentile of ascending values, linear between neighbours, as numpy's default.
 
     Raises:
         ValueError: no values.
@@ -124,7 +123,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def parse_goodput(text: str | None) -> dict[str, float]:
-    """Read bounds such as ``ttft:500,tpot:50`` (milliseconds).
+    """Parse bounds such as ``ttft:500,tpot:50`` (milliseconds).
 
     Raises:
         ConfigError: an unknown metric, or a bound that is no positive number.
@@ -148,7 +147,7 @@ def parse_goodput(text: str | None) -> dict[str, float]:
 
 
 def summarize(run: Run, conditions: Conditions) -> Report:
-    """The report on one run, without the figures of the cluster."""
+    """Return the report on one run, without the figures of the cluster."""
     done = [result for result in run.results if result.error is None]
     scale = conditions.time_scale
     return {
@@ -287,7 +286,7 @@ def _steady(done: Sequence[RequestResult], window: Window | None, scale: float) 
 
 
 def _tokens_within(result: RequestResult, window: Window) -> float:
-    """Tokens that arrived in a window, the second to the last one spread evenly over their span."""
+    """Estimate the tokens in a window: the second to last token spread evenly over their span."""
     if result.first_s is None:
         return 0.0
     inside = float(window.start_s <= result.first_s < window.end_s)

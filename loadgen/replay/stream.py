@@ -1,4 +1,4 @@
-"""A streamed completion, read as cheaply as it can be: JSON is parsed in the last events only."""
+"""A streamed completion, read cheaply: only the last events are parsed as JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ DATA = b"data:"
 DONE = b"[DONE]"
 CONTENT = b'"text"'
 ABSENT = (b"", b"null")
-# An event is parsed only if it may be the usage or an error. Inside JSON strings quotes are
-# escaped, so generated text can never contain these; the end mark it can, hence the line check.
+# An event is parsed only if it may be the usage or an error. Quotes inside JSON strings are
+# escaped, so generated text never contains the quoted marks. It can contain the end mark, hence the
+# line check.
 REMARKABLE = (b'"completion_tokens"', b'"error"', DONE)
 
 
@@ -30,15 +31,15 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class CompletionStream:
-    """Takes the body's bytes as they arrive, whole events or not.
+    """Parser of a body that arrives in arbitrary pieces.
 
     Attributes:
-        first_s: when the first content arrived.
-        gaps_s: between arrivals of content; an arrival may carry several events, an event
+        first_s: arrival of the first content.
+        gaps_s: gaps between arrivals of content; an arrival may carry several events, an event
             several tokens.
-        output_tokens: from the usage event; None until then.
-        done: the end mark arrived.
-        error: what an error event said, or what was wrong with an event.
+        output_tokens: number of tokens in the usage event; None until then.
+        done: whether the end mark arrived.
+        error: message of an error event, or the problem with an event.
     """
 
     __slots__ = ("_last_s", "_rest", "done", "error", "first_s", "gaps_s", "output_tokens")
@@ -53,7 +54,7 @@ class CompletionStream:
         self._rest = b""
 
     def feed(self, chunk: bytes, now_s: float) -> None:
-        """Take the next bytes, which arrived at ``now_s``."""
+        """Parse the next bytes, which arrived at ``now_s``."""
         if self._rest:
             chunk = self._rest + chunk
             self._rest = b""
@@ -102,7 +103,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def error_message(body: bytes) -> str:
-    """The message of an OpenAI error body, or the start of whatever it is."""
+    """Return the message of an OpenAI error body, or the start of any other body."""
     try:
         outer = msgspec.json.decode(body, type=_ErrorBody)
         if bytes(outer.error) not in ABSENT:

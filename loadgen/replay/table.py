@@ -1,4 +1,4 @@
-"""The report of a replay as a table for the terminal."""
+"""Report of a replay as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATENCIES = (
 
 
 def replay_table(report: Report) -> RenderableType:
-    """Tables of what was sent, latencies and the cluster's figures, then notes."""
+    """Return tables of the requests, the latencies and the cluster's figures, then notes."""
     return Group(_overview(report), _latencies(report), *_cluster(report), *_notes(report))
 
 

@@ -1,4 +1,4 @@
-"""What a replay sends, and when: arrivals, prompts, request bodies; all of it from a seed."""
+"""Workload of a replay: arrivals, prompts, request bodies; all of it from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Literal
 from loadgen.traces.trace import Trace, TraceRequest
 from router.core.errors import ConfigError
 
-# Three digits each, so that a prompt is one slice of a string; a vocabulary of bytes has them too.
+# All have three digits, so a prompt is one slice of a string. A byte vocabulary has them too.
 _TOKEN_IDS = (100, 228)
 _ID_WIDTH = len("100,")
 _BANK_TOKENS = 1 << 16
@@ -20,12 +20,12 @@ _BANK_TOKENS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When requests arrive.
+    """Arrival process of the requests.
 
     Attributes:
-        kind: closed: a number of clients that each wait for their answer; poisson: at a rate,
-            whatever the answers do; trace: at the trace's own times.
-        value: clients of a closed loop, or requests per engine second of poisson; else 0.
+        kind: closed: clients that each wait for their answer; poisson: a rate, independent of the
+            answers; trace: the trace's own times.
+        value: number of clients of a closed loop, or requests per engine second of poisson; else 0.
     """
 
     kind: Literal["closed", "poisson", "trace"]
@@ -33,7 +33,7 @@ class Arrivals:
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:
-        """Read ``closed:N``, ``poisson:RATE`` or ``trace``.
+        """Parse ``closed:N``, ``poisson:RATE`` or ``trace``.
 
         Raises:
             ConfigError: none of these.
@@ -51,12 +51,12 @@ class Arrivals:
         )
 
     def __str__(self) -> str:
-        """As it is written on the command line."""
+        """Return the text for the command line."""
         return self.kind if self.kind == "trace" else f"{self.kind}:{self.value:g}"
 
 
 def checked_time_scale(scale: float) -> float:
-    """The scale itself.
+    """Check and return a time scale.
 
     Raises:
         ConfigError: not above 0.
@@ -76,12 +76,12 @@ def _positive(text: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in the order of their sending.
+    """Requests in the order of sending.
 
     Attributes:
         cap_tokens: ``max_tokens`` of every request, unless lengths are revealed.
-        reveal_lengths: ask for each request's own length, for engines that cannot read the hidden
-            one; the router then knows lengths too.
+        reveal_lengths: whether ``max_tokens`` is each request's own length, for engines that cannot
+            read the hidden one; the router then sees lengths too.
     """
 
     requests: Sequence[TraceRequest]
@@ -92,11 +92,11 @@ class Workload:
     reveal_lengths: bool = False
 
     def expected_tokens(self, request: TraceRequest) -> int:
-        """Output tokens that the engine must return."""
+        """Return the number of output tokens that the engine must send."""
         return min(request.output_tokens, self.cap_tokens)
 
     def bodies(self) -> Iterator[bytes]:
-        """The requests' bodies, made one by one."""
+        """Yield the bodies of the requests."""
         prompts = _prompts(self.requests, self.seed)
         for request, prompt in zip(self.requests, prompts, strict=True):
             yield b'{"prompt":[%b],%b' % (prompt, json.dumps(self._rest(request)).encode()[1:])
@@ -119,16 +119,17 @@ class Workload:
 def plan(
     trace: Trace, arrivals: Arrivals, count: int | None, seed: int
 ) -> tuple[TraceRequest, ...]:
-    """Choose requests and give each its arrival in engine seconds; none in a closed loop.
+    """Select requests and set their arrivals in engine seconds; none in a closed loop.
 
     Args:
-        trace: to choose from.
-        arrivals: the trace's own times take its earliest requests, the others a sample.
-        count: how many; None takes as many as the trace has.
-        seed: of the sample and of Poisson arrivals.
+        trace: trace to select from.
+        arrivals: arrival process; the trace's own times take its earliest requests, others a
+            sample.
+        count: number of requests; None: as many as the trace has.
+        seed: seed of the sample and of Poisson arrivals.
 
     Raises:
-        InputError: the trace's own times are asked for, and it has none or too few.
+        InputError: the trace has no arrival times of its own, or too few, and they were requested.
     """
     if arrivals.kind == "trace":
         return trace.earliest(count)
@@ -145,7 +146,7 @@ def plan(
 
 
 def _prompts(requests: Sequence[TraceRequest], seed: int) -> Iterator[bytes]:
-    """Random token ids, comma-separated; no two prompts begin alike but by chance."""
+    """Yield random token ids, comma-separated; two prompts share a prefix only by chance."""
     rng = random.Random(f"{seed} prompts")
     longest = max((request.prompt_tokens for request in requests), default=0)
     ids = rng.choices(range(*_TOKEN_IDS), k=_BANK_TOKENS + longest)

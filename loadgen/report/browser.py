@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do through its DevTools protocol over two pipes."""
+"""A headless Chromium, controlled through its DevTools protocol over two pipes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from router.core.errors import EvenstepError
 
 ADVICE = "no Chromium here: on Debian, apt-get install chromium"
-# No sandbox as root, where Chromium refuses one; pages are our own.
+# Chromium refuses its sandbox as root; the pages are our own.
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -35,11 +35,11 @@ _PIPES = (3, 4)
 
 
 class BrowserError(EvenstepError):
-    """Chromium ended, refused something, or took too long."""
+    """Chromium ended, refused a command, or took too long."""
 
 
 def find() -> str | None:
-    """Path of a Chromium; None: there is none."""
+    """Return the path of a Chromium; None: not installed."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
 
@@ -48,8 +48,8 @@ class Page:
 
     Args:
         commands: file descriptor that Chromium reads.
-        answers: file descriptor that it writes.
-        timeout_s: bound on everything that it is asked.
+        answers: file descriptor that Chromium writes.
+        timeout_s: time limit of every command.
     """
 
     def __init__(self, commands: int, answers: int, timeout_s: float = 60.0) -> None:
@@ -66,10 +66,10 @@ class Page:
         self.call("Page.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command of the protocol, and its result.
+        """Send one command of the protocol, and return its result.
 
         Raises:
-            BrowserError: it was refused, or not answered in time.
+            BrowserError: Chromium refused it, or did not answer in time.
         """
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
@@ -98,14 +98,14 @@ class Page:
         return told
 
     def heard(self, *events: str) -> list[dict[str, Any]]:
-        """What has been told of these events since they were enabled, with their parameters."""
+        """Return the parameters of these events received since the last ``open``."""
         return [told["params"] for told in self._events if told.get("method") in events]
 
     def open(self, url: str) -> None:
-        """Go to an address, and wait until its files are loaded.
+        """Open an address, and wait until its files are loaded.
 
         Raises:
-            BrowserError: there is nothing, or it was not in time.
+            BrowserError: the page does not exist, or did not load in time.
         """
         self._events.clear()
         failed = self.call("Page.navigate", url=url).get("errorText")
@@ -116,7 +116,7 @@ class Page:
             self._events.append(self._next(deadline))
 
     def size(self, width: int, height: int, scale: float = 1.0) -> None:
-        """Size of the view in CSS pixels, and pixels for each of them."""
+        """Set the size of the view in CSS pixels, and the device pixels per CSS pixel."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -126,15 +126,15 @@ class Page:
         )
 
     def prefer(self, **features: str) -> None:
-        """What the system prefers, as in ``prefers_color_scheme="dark"``."""
+        """Set the system's preferences, as in ``prefers_color_scheme="dark"``."""
         asked = [{"name": n.replace("_", "-"), "value": v} for n, v in features.items()]
         self.call("Emulation.setEmulatedMedia", features=asked)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression in the page, or of what it promises.
+        """Return the value of an expression in the page; wait for a promise.
 
         Raises:
-            BrowserError: it threw something.
+            BrowserError: the expression threw an error.
         """
         answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
@@ -145,10 +145,10 @@ class Page:
         return answer["result"].get("value")
 
     def wait_for(self, expression: str, timeout_s: float = 60.0) -> Any:
-        """Wait until an expression is true in the page, and say its value.
+        """Wait until an expression is true in the page, and return its value.
 
         Raises:
-            BrowserError: it was not in time.
+            BrowserError: it did not become true in time.
         """
         deadline = time.monotonic() + timeout_s
         while not (value := self.evaluate(expression)):
@@ -158,7 +158,6 @@ class Page:
         return value
 
     def press(self, key: str, code: str = "", *, text: str = "", shift: bool = False) -> None:
-        """Press a key and let it go."""
         numbers = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowRight": 39}
         common = {"key": key, "code": code or key, "modifiers": 8 * shift}
         common["windowsVirtualKeyCode"] = numbers.get(key, 0)
@@ -167,14 +166,14 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Write what is shown as PNG; the whole page, or the part in view."""
+        """Write a screenshot as PNG; of the whole page, or of the part in view."""
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))
 
 
 @contextlib.contextmanager
 def browsing(program: str, timeout_s: float = 60.0) -> Iterator[Page]:
-    """A Chromium with one empty tab, until the block ends.
+    """Run a Chromium with one empty tab until the block ends.
 
     Raises:
         BrowserError: it does not start.
@@ -182,7 +181,7 @@ def browsing(program: str, timeout_s: float = 60.0) -> Iterator[Page]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        # The shell moves the pipes to where Chromium looks for them, whatever their numbers here.
+        # The shell moves the pipes to the descriptors that Chromium expects.
         moved = f'exec "$@" {_PIPES[0]}<&{theirs_in} {_PIPES[1]}>&{theirs_out}'
         process = subprocess.Popen(
             ["bash", "-c", moved, "bash", program, *_FLAGS, f"--user-data-dir={profile}"],

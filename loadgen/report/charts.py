@@ -1,4 +1,4 @@
-"""Pictures of studies, for the width of a README. Needs the extra ``plots``."""
+"""Charts of studies, for the width of a README. Needs the extra ``plots``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Line:
 
 
 def panels(count: int, rows: int = 1, height: float = 4.2) -> tuple[Figure, list[Axes]]:
-    """A figure of the README's width with panels side by side."""
+    """Create a figure of the README's width with panels side by side."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.0, height * rows), dpi=DPI, layout="constrained")
@@ -40,7 +40,7 @@ def panels(count: int, rows: int = 1, height: float = 4.2) -> tuple[Figure, list
 
 
 def draw_line(axes: Axes, line: Line) -> None:
-    """One curve with its 95 % intervals as bars."""
+    """Draw one curve with its 95 % intervals as bars."""
     points = [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if y is not None]
     axes.errorbar(
         [x for x, _ in points],
@@ -57,7 +57,7 @@ def draw_line(axes: Axes, line: Line) -> None:
 
 
 def finish(axes: Axes, x_label: str, y_label: str, title: str = "") -> None:
-    """Labels, grid and frame."""
+    """Add labels, grid and frame."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_title(title, fontsize=11)
@@ -67,11 +67,11 @@ def finish(axes: Axes, x_label: str, y_label: str, title: str = "") -> None:
 
 
 def legend(axes: Axes) -> None:
-    """Names of the curves."""
+    """Add the names of the curves."""
     axes.legend(frameon=False, fontsize=9)
 
 
 def save(figure: Figure, path: Path, caption: str) -> None:
-    """Write a PNG with a line on its conditions; without a date, so that it repeats itself."""
+    """Write a PNG with a caption; without a date, so equal figures give equal files."""
     figure.supxlabel(caption, fontsize=9, color="0.35")
     figure.savefig(path, format="png", metadata={"Software": None})

@@ -17,19 +17,18 @@ _T_95 = (
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its 95 % interval, mean - half_width to mean + half_width; one value has none."""
+    """A mean with its 95 % interval, mean ± half_width; a single value has none."""
 
     mean: float
     half_width: float | None
 
     @property
     def surely_not_zero(self) -> bool:
-        """The interval leaves zero out."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and interval by Student's t; the values are independent, at least one."""
+    """Return mean and interval by Student's t; needs independent values, at least one."""
     count = len(values)
     if count < 2:
         return Estimate(fmean(values), None)
@@ -38,9 +37,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(one: Sequence[float], other: Sequence[float]) -> Estimate:
-    """Relative difference of pairs (of one seed each), one / other - 1.
+    """Return the relative difference of pairs (of one seed each), one / other - 1.
 
-    Nothing is as much as nothing, and anything else is more than it by the whole: 1.
+    Where ``other`` is zero, the difference is 0 for a zero and ±1 for anything else.
     """
     return estimate([_difference(a, b) for a, b in zip(one, other, strict=True)])
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 INCHES = (12.0, 4.8)
 DPI = 100
-# Power is drawn as the mean of as many points as this over the whole axis.
+# Power is averaged over intervals; this many cover the whole axis.
 POWER_POINTS = 150
 
 
@@ -28,10 +28,10 @@ class Panel:
     """One run to draw.
 
     Attributes:
-        name: of the policy.
-        figure: what is printed beside the name.
-        record: every step, in order; at least one.
-        steady: first and last step of the averages' window; None for none.
+        name: name of the policy.
+        figure: text beside the name.
+        record: all steps, in order; at least one.
+        steady: first and last step of the averages' window; None: no window.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Panel:
 
 
 def require_matplotlib() -> None:
-    """Make sure that pictures can be drawn.
+    """Check that pictures can be drawn.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -54,7 +54,7 @@ def require_matplotlib() -> None:
 
 
 def draw_loads(path: Path, panels: Sequence[Panel], caption: str) -> None:
-    """KV tokens of every worker over the steps, one panel a run, all on one scale (PNG)."""
+    """Draw the KV tokens of every worker over the steps, a panel per run, on one scale (PNG)."""
     figure = _figure()
     every_axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, panel in zip(every_axes, panels, strict=True):
@@ -72,7 +72,7 @@ def draw_loads(path: Path, panels: Sequence[Panel], caption: str) -> None:
 
 
 def draw_power(path: Path, panels: Sequence[Panel], caption: str) -> None:
-    """Mean power of a worker over engine seconds, one curve a run (PNG)."""
+    """Draw the mean power of a worker over engine seconds, one curve per run (PNG)."""
     figure = _figure()
     axes = figure.subplots()
     longest_s = max(sum(row.step_s for row in panel.record) for panel in panels)
@@ -91,7 +91,7 @@ def draw_power(path: Path, panels: Sequence[Panel], caption: str) -> None:
 def _smooth_power(
     record: Sequence[StepRecord], interval_s: float
 ) -> tuple[list[float], list[float]]:
-    """Power averaged over consecutive intervals, at the middle of each."""
+    """Return the power averaged over consecutive intervals, at the middle of each."""
     ends_s = accumulate(row.step_s for row in record)
     buckets: dict[int, list[StepRecord]] = {}
     for end_s, row in zip(ends_s, record, strict=True):

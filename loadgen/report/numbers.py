@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def number(value: object, digits: int = 4) -> str:
-    """A figure with its significant digits; a dash for None."""
+    """Format a figure with its significant digits; a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, int):

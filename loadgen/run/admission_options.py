@@ -15,7 +15,7 @@ from router.core.errors import ConfigError
 
 
 def parse_admission(option: str, text: str) -> AdmissionSettings:
-    """Read a policy's name, or its settings as the plug-in has them, ``{"policy": …}``.
+    """Parse a policy's name, or its settings in the plug-in's form, ``{"policy": …}``.
 
     Raises:
         ConfigError: neither; names the option.
@@ -28,7 +28,7 @@ def admission_settings(option: str, mapping: Mapping[str, object]) -> AdmissionS
     """Check settings.
 
     Raises:
-        ConfigError: they cannot be used; names the option and the nearest that can.
+        ConfigError: invalid settings; the message names the option and the nearest valid name.
     """
     try:
         return read_admission(mapping)
@@ -37,10 +37,10 @@ def admission_settings(option: str, mapping: Mapping[str, object]) -> AdmissionS
 
 
 def parse_object(option: str, text: str) -> dict[str, object]:
-    """Read a JSON object.
+    """Parse a JSON object.
 
     Raises:
-        ConfigError: it is none; names the option.
+        ConfigError: other text; names the option.
     """
     try:
         found = json.loads(text)
@@ -53,7 +53,7 @@ def parse_object(option: str, text: str) -> dict[str, object]:
 
 @contextmanager
 def told_warnings() -> Iterator[None]:
-    """Tell the user what policies warn of, each once and without its place in the code."""
+    """Print the policies' warnings, each once and without its place in the code."""
     with warnings.catch_warnings():
         warnings.simplefilter("once", UserWarning)
         warnings.showwarning = _tell

@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a dataclass, each annotated as typer wants it."""
+"""Commands whose options are the fields of a dataclass with typer's annotations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Options = TypeVar("Options")
 
 
 def command_of(options: type[Options]) -> Callable[[Callable[[Options], None]], Command]:
-    """Make a function of options a command that typer reads off their fields."""
+    """Make a function of options a command; typer reads the options from the fields."""
 
     def made(function: Callable[[Options], None]) -> Command:
         @wraps(function)

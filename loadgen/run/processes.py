@@ -1,4 +1,4 @@
-"""Programs as child processes that never outlive their block, ``evenstep`` above all."""
+"""Programs as child processes that end with their block; mostly ``evenstep``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 
 class Child:
-    """A program in a process group of its own, ended with its ``with`` block.
+    """A program in its own process group, ended with its ``with`` block.
 
     Args:
-        arguments: subcommand and options of ``evenstep``, or of ``program``.
-        log: takes its output.
-        program: another one's path.
+        arguments: subcommand and options of ``evenstep``, or arguments of ``program``.
+        log: file for its output.
+        program: path of another program; None: ``evenstep``.
     """
 
     def __init__(self, arguments: Sequence[str], log: Path, program: str | None = None) -> None:
@@ -46,7 +46,7 @@ class Child:
             with _held_signals() as before:
                 self._process = self._spawn(before)
         except BaseException:
-            # An interrupt that was held comes here, when the process is known and can be ended.
+            # A held interrupt arrives here, when the process is known and can be ended.
             if self._process is not None:
                 self.end()
             raise
@@ -73,14 +73,14 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Exit code; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def until(self, ready: Callable[[], T | None], timeout_s: float) -> T:
-        """Wait until ``ready`` returns something.
+        """Wait until ``ready`` returns a value.
 
         Raises:
-            EvenstepError: the process ended, or did not get ready in time.
+            EvenstepError: the process ended, or was not ready in time.
         """
         deadline_s = time.monotonic() + timeout_s
         while (found := ready()) is None:
@@ -93,7 +93,7 @@ class Child:
         return found
 
     def check(self) -> None:
-        """See that it runs.
+        """Check that it runs.
 
         Raises:
             EvenstepError: it has ended.
@@ -102,7 +102,7 @@ class Child:
             raise EvenstepError(f"{self._name} ended with {self.exit_code}: {self.last_words}")
 
     def finish(self, timeout_s: float) -> int:
-        """Wait for its end and return its exit code; after ``timeout_s`` it is interrupted."""
+        """Wait for its end and return its exit code; interrupt it after ``timeout_s``."""
         process = self._started
         try:
             return process.wait(timeout_s)
@@ -111,7 +111,7 @@ class Child:
         return process.wait()
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it: by a signal, and when that does not help in time, by force."""
+        """End it by a signal; kill it if it does not end in time."""
         process = self._started
         try:
             if process.poll() is None:
@@ -135,13 +135,12 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The last line of its output."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
 def free_ports(count: int) -> int:
-    """The first of so many consecutive ports that nobody uses.
+    """Return the first of ``count`` consecutive free ports.
 
     Raises:
         ConfigError: there are none.
@@ -165,7 +164,7 @@ def _is_free(port: int) -> bool:
 
 @contextlib.contextmanager
 def _held_signals() -> Iterator[set[signal.Signals]]:
-    """Signals that end the demo wait until the block has ended; yields the mask of before."""
+    """Hold the signals that end the demo until the block has ended; yield the previous mask."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = cast("set[signal.Signals]", signal.pthread_sigmask(signal.SIG_BLOCK, numbers))
     try:
@@ -176,7 +175,7 @@ def _held_signals() -> Iterator[set[signal.Signals]]:
 
 @contextlib.contextmanager
 def signals_as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a block as Ctrl-C does, so that its children are ended too."""
+    """Let SIGTERM and SIGHUP end a block as Ctrl-C does, so that its children end too."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What the commands that simulate have in common on their command lines."""
+"""Options that the simulating commands share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
 
 
 def flag(name: str, help_text: str, metavar: str | None = None, least: float | None = None) -> Any:
-    """An option with its help, the name of its value and the least one."""
+    """Return an option with its help, the name of its value and its minimum."""
     return typer.Option(name, help=help_text, metavar=metavar, min=least)
 
 
@@ -39,10 +39,10 @@ JsonFlag = Annotated[str | None, json_option("Write the result; - is stdout.")]
 
 
 def length_source(trace: str | None, lengths: str | None) -> LengthSource:
-    """What ``--trace`` and ``--lengths`` give, the first bundled trace if neither is there.
+    """Return the lengths of ``--trace`` or ``--lengths``; by default of the first bundled trace.
 
     Raises:
-        ConfigError: both are there, or a law that is none.
+        ConfigError: both are given, or an unknown law.
         InputError: no such trace.
     """
     if lengths is None:

@@ -1,6 +1,6 @@
-"""Published trace formats: CSV and JSON lines, plain or gzipped, recognised by their content.
+"""Published trace formats: CSV and JSON lines, plain or gzipped, detected by content.
 
-A new format is one row of ``FORMATS``. Recordings are known as well.
+A new format is one row of ``FORMATS``. Recordings are detected too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from loadgen.traces.gzipped import Bytes, opened
 from loadgen.traces.recordings import is_recording, recorded_requests
 from router.core.errors import InputError
 
-# Ten times the longest context that any model offers; what is above is no length.
+# Ten times the longest context of any model; a larger number is no length.
 MAX_TOKENS = 100_000_000
 
 Row = Mapping[str, object]
@@ -57,7 +57,7 @@ def _milliseconds(field: object) -> float:
 
 
 def _date(field: object) -> float:
-    """Seconds since 1970; without a zone it is UTC. Digits after the microseconds are cut off."""
+    """Return seconds since 1970; the default zone is UTC, digits after microseconds are cut off."""
     stamp = datetime.fromisoformat(str(field).strip())
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
 
@@ -68,7 +68,7 @@ class Format:
 
     Attributes:
         arrival: column of the arrival time, None for lengths only.
-        to_seconds: turns a field of that column into seconds on the trace's own clock.
+        to_seconds: function from a field of that column to seconds on the trace's own clock.
     """
 
     name: str
@@ -79,15 +79,15 @@ class Format:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that a file must have; it may have others."""
+        """Columns that a file must have; further ones are allowed."""
         lengths = (self.prompt, self.output)
         return lengths if self.arrival is None else (self.arrival, *lengths)
 
     def read(self, row: Row) -> TraceRequest:
-        """Read one row.
+        """Parse one row.
 
         Raises:
-            ValueError: a field is missing, or nothing that can stand there.
+            ValueError: a missing or invalid field.
         """
         output_tokens = _count(row, self.output, at_least=0)
         return TraceRequest(
@@ -97,7 +97,7 @@ class Format:
         )
 
 
-# The first row whose columns a file has wins, so the one with more columns stands first.
+# The first match wins, so the format with more columns stands first.
 FORMATS = (
     Format("BurstGPT", "Request tokens", "Response tokens", "Timestamp"),
     Format("length sample", "Request tokens", "Response tokens"),
@@ -108,10 +108,11 @@ FORMATS = (
 
 
 def read_requests(path: Path) -> tuple[str, list[TraceRequest], int]:
-    """Read a trace file; see ``traces.load_trace``.
+    """Read a trace file for ``trace.load_trace``.
 
     Returns:
-        Name of the format, usable requests in the file's order, rows without output tokens.
+        Name of the format, usable requests in the file's order, number of rows without output
+            tokens.
     """
     with opened(path, "trace file") as file:
         if is_recording(file):
@@ -125,9 +126,10 @@ def read_requests(path: Path) -> tuple[str, list[TraceRequest], int]:
 
 
 def _recorded(path: Path, file: Bytes) -> Iterator[TraceRequest]:
-    """Engine requests; those of one request have shared its output evenly.
+    """Yield the engine requests of a recording.
 
-    A client may ask for any number of them and get none: those without output are left out.
+    Those of one client request share its output evenly. A client may request any number of outputs
+    and get none: requests without output are left out.
     """
     for line in recorded_requests(file, str(path)):
         if max(line.prompt_tokens, line.output_tokens) > MAX_TOKENS:
@@ -153,7 +155,7 @@ def _published(path: Path, file: Bytes) -> tuple[str, list[TraceRequest]]:
 def _table(
     path: Path, lines: Iterator[tuple[int, str]]
 ) -> tuple[Format, Iterable[tuple[int, Row]]]:
-    """The format and the numbered rows, from the numbered lines."""
+    """Return the format and the numbered rows, from the numbered lines."""
     number, first = next(((n, line) for n, line in lines if line.strip()), (0, ""))
     if not first:
         raise InputError(f"{path}: is empty; give a CSV file with a header and rows, or JSON lines")

@@ -18,14 +18,14 @@ Bytes = io.BufferedReader | gzip.GzipFile
 
 @contextmanager
 def opened(path: Path, kind: str) -> Iterator[Bytes]:
-    """The bytes of a file, unpacked.
+    """Open a file for reading, unpacked.
 
     Args:
-        path: the file.
-        kind: what it should be, for messages.
+        path: file.
+        kind: expected kind of file, for messages.
 
     Raises:
-        InputError: it cannot be read, also by whoever reads within the block.
+        InputError: the file cannot be read; this includes errors of reads within the block.
     """
     try:
         with path.open("rb") as raw:

@@ -1,4 +1,4 @@
-"""Recordings as files: read whole, or their requests as a trace."""
+"""Recordings as files: read whole, or only their requests, as a trace."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from loadgen.traces.gzipped import Bytes, opened
 from router.recording.lines import LineReader, Recording, RequestLine, read
 
 _BEGINNING = b'{"recording":'
-# Stands for the rest of a gzipped file that breaks off.
+# Stands for the rest of a truncated gzip file.
 _BROKEN_OFF = b"{"
 
 
 def load_recording(path: Path) -> Recording:
-    """Read a recording, plain or gzipped; it may break off anywhere.
+    """Read a recording, plain or gzipped; it may be truncated anywhere.
 
     Raises:
-        InputError: it cannot be read, or is none.
+        InputError: the file cannot be read, or is no recording.
     """
     with opened(path, "recording") as file:
         return read(_lines(file), str(path))
 
 
 def is_recording(file: Bytes) -> bool:
-    """Whether it begins like one; nothing is read of it."""
+    """Whether the file begins like a recording; consumes nothing."""
     return file.peek(len(_BEGINNING)).startswith(_BEGINNING)
 
 
 def recorded_requests(file: Bytes, name: str) -> Iterator[RequestLine]:
-    """The requests of a recording, in the order of their ends.
+    """Yield the requests of a recording, in the order of their ends.
 
     Raises:
-        InputError: see ``recording.LineReader.read``.
+        InputError: as in ``recording.LineReader.read``.
     """
     for line in LineReader(name).read(_lines(file)):
         if isinstance(line, RequestLine):

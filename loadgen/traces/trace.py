@@ -1,4 +1,4 @@
-"""Request traces: lengths and arrival times; ``trace_files`` reads the published formats."""
+"""Request traces: lengths and arrival times; ``files`` reads the published formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.core.errors import InputError
 __all__ = ["BUNDLED", "Trace", "TraceRequest", "load_trace"]
 
 _DATA = Path(__file__).parent / "data"
-# Names that stand for a file wherever one is asked for; origin and licence: data/ATTRIBUTION.md.
+# Names that are accepted in place of a file; origin and licence: data/ATTRIBUTION.md.
 BUNDLED: Mapping[str, Path] = MappingProxyType(
     {
         "burstgpt": _DATA / "burstgpt_lengths_8000.csv.gz",
@@ -28,9 +28,9 @@ class Trace:
     """The usable requests of one file, in its order.
 
     Attributes:
-        name: the file's name.
-        format: which row of ``trace_files.FORMATS`` the columns matched, or "recording".
-        skipped_failures: rows without output tokens, which stand for failed requests.
+        name: name of the file.
+        format: name of the matching row of ``files.FORMATS``, or "recording".
+        skipped_failures: number of rows without output tokens, which stand for failed requests.
     """
 
     name: str
@@ -40,17 +40,17 @@ class Trace:
 
     @property
     def max_output_tokens(self) -> int:
-        """The longest output: a cap that cuts nothing."""
+        """Length of the longest output: a cap that cuts nothing."""
         return max(request.output_tokens for request in self.requests)
 
     def sample(self, count: int, seed: int) -> tuple[TraceRequest, ...]:
         """Draw requests without their arrival times.
 
-        No row is drawn twice while there are enough of them; else with replacement.
+        Rows are drawn without replacement while there are enough of them, else with replacement.
 
         Args:
-            count: how many.
-            seed: the same seed draws the same requests in the same order.
+            count: number of requests.
+            seed: seed; the same seed draws the same requests in the same order.
         """
         rng = random.Random(seed)
         rows = self.requests
@@ -58,13 +58,13 @@ class Trace:
         return tuple(TraceRequest(row.prompt_tokens, row.output_tokens) for row in drawn)
 
     def earliest(self, count: int | None = None) -> tuple[TraceRequest, ...]:
-        """The first requests in order of arrival, timed from the first one.
+        """Return the first requests in order of arrival, timed from the first one.
 
         Args:
-            count: how many; None takes all.
+            count: number of requests; None: all.
 
         Raises:
-            InputError: the trace has no arrival times, or fewer requests than asked for.
+            InputError: the trace has no arrival times, or fewer than ``count`` requests.
         """
         timed = [(row.arrival_s, row) for row in self.requests if row.arrival_s is not None]
         if not timed:
@@ -88,12 +88,12 @@ def load_trace(source: Path | str = "burstgpt") -> Trace:
     """Read a trace.
 
     Args:
-        source: a file in one of ``trace_files.FORMATS`` or a recording, plain or gzipped, or a
-            name of ``BUNDLED``.
+        source: file in one of ``files.FORMATS`` or a recording, plain or gzipped, or a name of
+            ``BUNDLED``.
 
     Raises:
-        InputError: the file cannot be read or a row is broken; names the file, the row (as a
-            line number) and the mend.
+        InputError: the file cannot be read or a row is broken; the message names the file, the row
+            (as a line number) and the remedy.
     """
     path = BUNDLED.get(source, Path(source)) if isinstance(source, str) else source
     trace_format, requests, skipped = read_requests(path)

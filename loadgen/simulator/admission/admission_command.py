@@ -90,7 +90,7 @@ _FreeTokens = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class AdmissionOptions:
-    """The command line of ``evenstep simulate admission``."""
+    """Command line of ``evenstep simulate admission``."""
 
     policy: _Policy = DEFAULT
     settings: _Settings = "{}"
@@ -114,10 +114,10 @@ class AdmissionOptions:
     json_file: JsonFlag = None
 
     def config(self) -> AdmissionConfig:
-        """What they say.
+        """Build the configuration from the options.
 
         Raises:
-            ConfigError: something that makes no sense; names the option.
+            ConfigError: invalid option; named in the message.
         """
         prediction = Prediction.parse(self.predict)
         return AdmissionConfig(

@@ -1,4 +1,4 @@
-"""What a simulation of admission is measured by."""
+"""Measurements of an admission simulation."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ WARMUP_SHARE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
-    """From the end of the warm-up to the end of the last request.
+    """Figures from the end of the warm-up to the end of the last request.
 
     Attributes:
-        evictions_per_1k: requests that lost their memory, in a thousand that arrive; one request
-            may lose it several times.
-        throughput_tok_s: output tokens per second that were not thrown away.
-        throughput_req_s: requests that ended per second.
-        latency_mean_s, latency_p99_s, latency_max_s: from a request's arrival to its end.
-        ttft_mean_s, ttft_p99_s: from a request's arrival to its first token.
-        completed: requests that ended, of all that came.
-        refused: requests turned away by limits of the queue, of all that came.
-        preemptions: evictions, those in the warm-up included.
+        evictions_per_1k: number of evictions per thousand arrivals; a request may be evicted
+            several times.
+        throughput_tok_s: output tokens per second, without discarded ones.
+        throughput_req_s: ended requests per second.
+        latency_mean_s, latency_p99_s, latency_max_s: time from a request's arrival to its end.
+        ttft_mean_s, ttft_p99_s: time from a request's arrival to its first token.
+        completed: number of ended requests, of all arrivals.
+        refused: number of requests refused by queue limits, of all arrivals.
+        preemptions: number of evictions, including the warm-up.
         kv_used_mean, kv_used_max: share of the KV memory held, over time.
-        step_mean_s: duration of a step.
-        end_s: when the last request ended.
+        step_mean_s: mean duration of a step.
+        end_s: time at which the last request ended.
         parameters: everything that the result depends on.
     """
 
@@ -51,23 +51,22 @@ class AdmissionResult:
     parameters: dict[str, object]
 
     def report(self) -> dict[str, object]:
-        """As it is written to a file."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 @dataclass(slots=True)
 class _Counts:
-    """At the end of the warm-up."""
+    """Counters at the end of the warm-up."""
 
     tokens: int = 0
     preemptions: int = 0
 
 
 class AdmissionRecorder:
-    """Notes a simulation as it runs.
+    """Records a simulation as it runs.
 
     Args:
-        requests: that come; known by their place in the order of arrival.
+        requests: all requests, in order of arrival; the index identifies a request.
         capacity_tokens: KV memory.
     """
 
@@ -84,12 +83,12 @@ class AdmissionRecorder:
         self._busy_s = 0.0
 
     def began(self, now_s: float, tokens: int, preemptions: int) -> None:
-        """A step begins; what has been generated and evicted so far."""
+        """Record the start of a step, with the tokens generated and the evictions so far."""
         if self._at_warmup is None and now_s >= self.warmup_s:
             self._at_warmup = _Counts(tokens, preemptions)
 
     def step(self, seconds: float, used_tokens: int) -> None:
-        """A step that takes so long, with so much memory held."""
+        """Record the duration of a step and the memory held in it."""
         if self._at_warmup is None:
             return
         self._steps += 1
@@ -98,23 +97,21 @@ class AdmissionRecorder:
         self.hold(seconds, used_tokens)
 
     def hold(self, seconds: float, used_tokens: int) -> None:
-        """So much memory is held for so long, whether anybody computes or not."""
+        """Record memory held for some time, with or without computation."""
         if self._at_warmup is not None:
             self._held_token_s += seconds * used_tokens
 
     def first_token(self, request: int, now_s: float) -> None:
-        """A request has its first token; only the first time counts."""
+        """Record a request's first token; repetitions after an eviction do not count."""
         if np.isnan(self._first_s[request]):
             self._first_s[request] = now_s
 
     def ended(self, request: int, now_s: float) -> None:
-        """A request has its last token."""
         self._end_s[request] = now_s
 
     def result(
         self, now_s: float, tokens: int, preemptions: int, parameters: dict[str, object]
     ) -> AdmissionResult:
-        """All figures, at the end of the run."""
         before = self._at_warmup or _Counts()
         counted = self._arrival_s >= self.warmup_s
         latency_s = (self._end_s - self._arrival_s)[counted]

@@ -1,4 +1,4 @@
-"""The result of a simulation of admission as a table for the terminal."""
+"""Result of an admission simulation as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ROWS = (
 
 
 def admission_table(result: AdmissionResult) -> RenderableType:
-    """The figures, and what they depend on."""
+    """Return a table of the figures, with their conditions."""
     used = result.parameters
     table = Table("", str(used["policy"]), box=None, pad_edge=False)
     for label, key, scale in _ROWS:

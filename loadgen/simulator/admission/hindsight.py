@@ -1,15 +1,15 @@
-"""The least total latency there is, as hindsight knows it (HiGHS), and what an engine comes to.
+"""Least possible total latency, known in hindsight (HiGHS), and the total of a given engine.
 
-For a few requests on an engine of little memory, each of whose steps takes a unit of time. Total
-latency is the sum of the steps from each request's arrival to its end. The program is that of arXiv
-2502.07115, Appendix B.1, which counts as ``loadgen.emulator.engine``: a request of prompt s and
-output o that begins with step p holds s, s + 1, …, s + o - 1 tokens in the steps p, …, p + o - 1,
-and is not interrupted. By (1) of that paper it holds s + o one step longer: it is a request of
-output o + 1 here, and its latency one step less.
+The problem: a few requests on an engine with little memory, whose steps take one unit of time each.
+Total latency is the sum of the steps from each request's arrival to its end. The program is that of
+arXiv 2502.07115, Appendix B.1. It counts as ``loadgen.emulator.engine`` does: a request of prompt s
+and output o that begins with step p holds s, s + 1, …, s + o - 1 tokens in the steps p, …, p + o -
+1, without interruption. By (1) of that paper it holds s + o one step longer: that is a request of
+output o + 1 here, and its latency is one step less.
 
-No engine comes to less on which an evicted request begins anew: the runs that end are such a
-schedule. Where evicted requests keep their tokens it may, since there, in steps that all take as
-long, recomputing costs nothing: an eviction is a pause.
+The optimum is a lower bound for every engine that restarts evicted requests: the runs that reach
+their end form such a schedule. It is no bound where evicted requests keep their tokens: all steps
+take the same time, so recomputing costs nothing and an eviction is a pause.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from loadgen.simulator.admission.simulation import EndlessError
 from router.core.forecast.step_cost import Floats, Ints
 from router.core.policies.bfio.exact_model import Rows, run_highs
 
-# Totals are whole numbers: what is less than one above the bound is the optimum.
+# Totals are integers: a value less than one above the bound is optimal.
 _OPTIONS = {"mip_rel_gap": 0.0, "mip_abs_gap": 0.9}
 _MOST_FRUITLESS = 10_000
 
@@ -40,7 +40,7 @@ class Job:
     """A request.
 
     Attributes:
-        arrived: the first step that it can be part of, at least 0.
+        arrived: first step that it can be part of, at least 0.
         prompt_tokens: s, at least 1.
         output_tokens: o, at least 1.
 
@@ -62,8 +62,8 @@ class Hindsight:
     """A best schedule.
 
     Attributes:
-        total_steps: its total latency.
-        begins: the step with which each job begins, in the order of the jobs.
+        total_steps: total latency.
+        begins: first step of each job, in the order of the jobs.
     """
 
     total_steps: int
@@ -71,7 +71,7 @@ class Hindsight:
 
 
 def optimum(jobs: Sequence[Job], kv_tokens: int) -> Hindsight:
-    """Solve the program to its end; quick for about ten jobs of about ten tokens.
+    """Solve the program to optimality; fast for about ten jobs of about ten tokens.
 
     Raises:
         ValueError: no jobs, or one that the memory could never hold.
@@ -93,13 +93,13 @@ def optimum(jobs: Sequence[Job], kv_tokens: int) -> Hindsight:
 def policy_engine(
     settings: AdmissionSettings, kv_tokens: int, *, restart: bool, seed: int = 0
 ) -> Engine:
-    """A new engine without other bounds than its memory.
+    """Create an engine that only its memory limits.
 
     Args:
-        settings: its admission policy.
-        kv_tokens: its memory.
-        restart: evicted requests begin anew; those that ``alpha_beta`` clears always do.
-        seed: of who is cleared, as in simulations.
+        settings: settings of its admission policy.
+        kv_tokens: KV memory.
+        restart: whether evicted requests restart; those that ``alpha_beta`` clears always do.
+        seed: seed of the clearing, as in simulations.
     """
     clearing = clearing_of(settings)
     return Engine(
@@ -111,7 +111,7 @@ def policy_engine(
 
 
 def total_steps(engine: Engine, jobs: Sequence[Job]) -> int:
-    """Total latency of jobs on a new engine, whose policy is told their true lengths.
+    """Return the total latency of jobs on a new engine whose policy sees their true lengths.
 
     Raises:
         EndlessError: the same jobs are evicted again and again.
@@ -136,7 +136,7 @@ def total_steps(engine: Engine, jobs: Sequence[Job]) -> int:
 def _step(engine: Engine, now: int) -> Sequence[EngineRequest]:
     schedule = engine.schedule(now)
     if schedule.preempted and not engine.running:
-        # Nobody enters as all are cleared: that is no step.
+        # After a clearing of all requests no request enters: that does not count as a step.
         engine.schedule(now)
     return engine.advance(now + 1)
 
@@ -153,14 +153,14 @@ def _request(number: int, job: Job) -> EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """Columns x_vp: how many jobs of kind v begin with step p; alike jobs are one kind.
+    """Columns x_vp: number of jobs of kind v that begin with step p; equal jobs are one kind.
 
     Attributes:
         kinds: the V different jobs.
-        counts: shape (V,), how many of each.
+        counts: shape (V,), number of jobs of each kind.
         kind_of, begins: shape (N,), v and p of each column.
-        until: steps. Some best schedule is never idle after the last arrival, so it ends with the
-            last of them plus all outputs.
+        until: number of steps. Some best schedule is never idle after the last arrival, so it ends
+            by the last arrival plus all outputs.
     """
 
     kinds: Sequence[Job]
@@ -189,11 +189,11 @@ class _Program:
 
     @property
     def latencies(self) -> Ints:
-        """Shape (N,), steps from arrival to end."""
+        """Steps from arrival to end, shape (N,)."""
         return self.begins + self._of_jobs("output_tokens") - self._of_jobs("arrived")
 
     def lp(self, kv_tokens: int) -> highspy.HighsLp:
-        """All begin once, and the memory suffices in each step."""
+        """Build the program: each job begins once, and the memory suffices in each step."""
         lp, rows, size = highspy.HighsLp(), Rows(), len(self.begins)
         lp.num_col_ = size
         lp.col_cost_ = self.latencies.astype(np.float64)

@@ -1,4 +1,4 @@
-"""What a policy is told of output lengths in a simulation."""
+"""Predictions of output lengths for the policy of a simulation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MOST_SIGMA = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Where predicted lengths come from.
+    """Source of predicted lengths.
 
     Attributes:
-        kind: exact: clients give the true length as their hint; lognormal: the length times
-            exp(sigma z), z standard normal; cap: all that is known is the longest output of the
-            scenario; quantile: of the lengths that were seen to end.
+        kind: exact: clients send the true length as their hint; lognormal: the length times
+            exp(sigma z), z standard normal; cap: only the scenario's longest output is known;
+            quantile: a quantile of the lengths of ended requests.
         value: sigma, or the quantile.
     """
 
@@ -32,7 +32,7 @@ class Prediction:
 
     @classmethod
     def parse(cls, text: str) -> Prediction:
-        """Read ``exact``, ``cap``, ``quantile:Q`` or ``lognormal:SIGMA``.
+        """Parse ``exact``, ``cap``, ``quantile:Q`` or ``lognormal:SIGMA``.
 
         Raises:
             ConfigError: none of these.
@@ -56,23 +56,23 @@ class Prediction:
         )
 
     def __str__(self) -> str:
-        """As it is written on the command line."""
+        """Return the text for the command line."""
         return f"{self.kind}:{self.value}" if self.kind in ("quantile", "lognormal") else self.kind
 
     @property
     def setting(self) -> str:
-        """As policies call it."""
+        """Value of a policy's setting ``predict``."""
         if self.kind == "quantile":
             return str(self)
         return "cap" if self.kind == "cap" else "hint"
 
     def hints(self, output_tokens: Ints, cap_tokens: int, seed: int) -> list[int | None]:
-        """What clients say of the lengths of their outputs.
+        """Return the clients' hints on their output lengths; None: no hint.
 
         Args:
-            output_tokens: shape (N,), the true ones.
-            cap_tokens: that no output exceeds, and no hint.
-            seed: of the errors.
+            output_tokens: true lengths, shape (N,).
+            cap_tokens: upper bound on outputs and hints.
+            seed: seed of the errors.
         """
         if self.kind in ("cap", "quantile"):
             return [None] * len(output_tokens)

@@ -1,7 +1,7 @@
-"""What one engine under KV pressure is simulated on: its memory, its step time, its requests.
+"""Scenarios of one engine under KV pressure: memory, step time, requests.
 
-The engines and lengths of arXiv 2502.07115 (chat70b), of arXiv 2504.11320 (vidur8b, example2), and
-long reasoning on a larger engine (reason32b).
+They are the engines and lengths of arXiv 2502.07115 (chat70b) and of arXiv 2504.11320 (vidur8b,
+example2), and long reasoning on a larger engine (reason32b).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _REDRAWS = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requests:
-    """Requests in the order of their arrival, N of them; every shape is (N,).
+    """N requests in order of arrival; every shape is (N,).
 
     Attributes:
-        arrival_s: in ascending order, from 0 on.
-        prompt_tokens: at least 1.
-        output_tokens: at least 1.
-        kinds: the type of each.
+        arrival_s: arrival times, ascending from 0.
+        prompt_tokens: prompt lengths, at least 1.
+        output_tokens: output lengths, at least 1.
+        kinds: type of each request.
     """
 
     arrival_s: Floats
@@ -40,26 +40,26 @@ class Requests:
 
 
 class Source(Protocol):
-    """Of requests."""
+    """Source of requests."""
 
     @property
     def cap_tokens(self) -> int:
-        """Output tokens that no request exceeds."""
+        """Upper bound on the output tokens of a request."""
         ...
 
     def draw(self, rate: float, count: int, seed: int) -> Requests:
-        """The same arguments make the same requests; lengths do not depend on the rate."""
+        """Draw requests: equal for equal arguments; lengths do not depend on the rate."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Lengths by mean and median; none longer than the limit.
+    """Truncated lognormal lengths, by mean and median.
 
     Attributes:
-        mean: of the lengths as they are drawn.
-        median: of the law before it was truncated and scaled to the mean.
-        limit: tokens.
+        mean: mean of the drawn lengths.
+        median: median of the law before truncation and scaling.
+        limit: upper bound, tokens.
     """
 
     mean: float
@@ -67,7 +67,7 @@ class Lognormal:
     limit: int
 
     def draw(self, rng: np.random.Generator, count: int) -> Ints:
-        """So many; what exceeds the limit is drawn again, and all are scaled to the mean."""
+        """Draw lengths: draw again those above the limit, then scale all to the mean."""
         sigma = math.sqrt(2 * math.log(self.mean / self.median))
         drawn = rng.lognormal(math.log(self.median), sigma, count)
         for _ in range(_REDRAWS):
@@ -82,18 +82,16 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class LognormalSource:
-    """Prompts and outputs of lognormal lengths that arrive as a Poisson process."""
+    """Prompts and outputs of lognormal lengths; Poisson arrivals."""
 
     prompts: Lognormal
     outputs: Lognormal
 
     @property
     def cap_tokens(self) -> int:
-        """See ``Source``."""
         return self.outputs.limit
 
     def draw(self, rate: float, count: int, seed: int) -> Requests:
-        """See ``Source.draw``."""
         rng = np.random.default_rng([seed, 0])
         prompts, outputs = self.prompts.draw(rng, count), self.outputs.draw(rng, count)
         return Requests(_poisson(rate, count, seed), prompts, outputs, np.zeros_like(prompts))
@@ -104,7 +102,7 @@ class Kind:
     """A type (l, l') of arXiv 2504.11320: l' + 1 steps, which hold l, l + 1, … l + l' tokens.
 
     Attributes:
-        share: of the arrivals, against the other types'.
+        share: weight of the type among the arrivals.
         prompt_tokens: l.
         decode_steps: l'; on an engine it returns l' + 1 tokens, the first with its prompt.
     """
@@ -116,17 +114,15 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class TypedSource:
-    """Requests of a few types that arrive as Poisson processes."""
+    """Requests of a few types; Poisson arrivals."""
 
     types: tuple[Kind, ...]
 
     @property
     def cap_tokens(self) -> int:
-        """See ``Source``."""
         return max(kind.decode_steps for kind in self.types) + 1
 
     def draw(self, rate: float, count: int, seed: int) -> Requests:
-        """See ``Source.draw``."""
         shares = np.array([kind.share for kind in self.types])
         rng = np.random.default_rng([seed, 0])
         kinds = rng.choice(len(self.types), count, p=shares / shares.sum())
@@ -137,9 +133,10 @@ class TypedSource:
 
 @dataclass(frozen=True, slots=True)
 class EvenSource:
-    """Example 2 of arXiv 2504.11320: equal requests, as many in each second, and an uneven start.
+    """Example 2 of arXiv 2504.11320: equal requests at a constant rate, after an uneven start.
 
-    Three come at 0 and six at 1 s; then three decode as six wait, with which the example begins.
+    Three arrive at 0 and six at 1 s. Then three decode while six wait, which is the example's
+    start.
     """
 
     prompt_tokens: int = 1
@@ -148,11 +145,10 @@ class EvenSource:
 
     @property
     def cap_tokens(self) -> int:
-        """See ``Source``."""
         return self.decode_steps + 1
 
     def draw(self, rate: float, count: int, seed: int) -> Requests:
-        """See ``Source.draw``; nothing is random."""
+        """Return the requests; nothing is random."""
         first = np.repeat(np.arange(len(self.start)), self.start)[:count]
         later = np.arange(count - len(first)) // rate + len(self.start)
         arrival_s = np.concatenate([first, np.floor(later)]).astype(np.float64)
@@ -165,15 +161,15 @@ class Scenario:
     """One engine and its requests.
 
     Attributes:
-        name: on the command line.
-        summary: one line on it.
+        name: name on the command line.
+        summary: description in one line.
         kv_tokens: C, its KV memory.
-        cost: of its steps.
-        source: of its requests.
-        rate: requests per second, where none is given.
-        requests: how many, where nobody says.
-        slots: requests that run at once.
-        chunk: tokens that a step computes at most.
+        cost: cost of its steps.
+        source: source of its requests.
+        rate: default rate, requests per second.
+        requests: default number of requests.
+        slots: number of requests that run at once.
+        chunk: upper bound on the tokens of a step.
     """
 
     name: str
@@ -239,10 +235,10 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType({each.name: each for each i
 
 
 def scenario_of(name: str) -> Scenario:
-    """By its name.
+    """Look up a scenario.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: an unknown name.
     """
     if name not in SCENARIOS:
         known = known_names(name, list(SCENARIOS))

@@ -1,7 +1,7 @@
-"""One engine under KV pressure in virtual time: the emulated engine, and a policy that admits.
+"""One engine under KV pressure in virtual time: the emulated engine and an admission policy.
 
-Requests come at their times, are refused where vLLM's limits of the queue say so, wait, and run on
-``loadgen.emulator.engine`` until the last one has ended. A step takes as long as its cost says.
+Requests arrive at their times. vLLM's queue limits may refuse them; the others wait and run on
+``loadgen.emulator.engine`` until the last one ends. A step takes the time of the scenario's cost.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from loadgen.simulator.admission.predictions import Prediction
 from loadgen.simulator.admission.scenarios import Requests, Scenario
 from router.core.errors import ConfigError, InputError
 
-# So many times the output of all requests was thrown away; or the memory, while none ended.
+# Bound on discarded tokens: this multiple of all outputs, or of the memory while none ends.
 _ENDLESS = 20
 _RATES_PER_S = (1e-6, 1e6)
 _REQUESTS = (1, 5_000_000)
 
 
 class EvictionKind(StrEnum):
-    """What a request that returns has left of its output; one that was cleared has nothing."""
+    """What a preempted request keeps of its output; a cleared one keeps nothing."""
 
     KEEP = "keep"
     RESTART = "restart"
 
 
 class Order(StrEnum):
-    """What a step computes first; Sarathi does as vLLM, in the smaller chunks of its scenario."""
+    """What a step computes first; Sarathi is vLLM's order with smaller chunks."""
 
     VLLM = "vllm"
     SARATHI = "sarathi"
@@ -46,24 +46,24 @@ class Order(StrEnum):
 
 
 class EndlessError(InputError):
-    """The same requests are evicted again and again, and none ever ends, or hardly any."""
+    """The same requests are evicted again and again, and hardly any ever ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """vLLM's, beyond which its API server refuses a request with a 503.
+    """vLLM's queue limits; its API server refuses a request beyond them with a 503.
 
     Attributes:
-        requests: ``--max-num-queued-reqs``, the most that wait and run; None: no limit.
-        tokens: ``--max-num-queued-tokens``, prompt tokens of requests without a first token, at
-            which no other is taken; None: no limit.
+        requests: ``--max-num-queued-reqs``, limit on waiting and running requests; None: no limit.
+        tokens: ``--max-num-queued-tokens``, limit on prompt tokens of requests without a first
+            token; once reached, no request is accepted; None: no limit.
     """
 
     requests: int | None = None
     tokens: int | None = None
 
     def refuse(self, requests: int, prompt_tokens: int) -> bool:
-        """Whether another request is refused, beside so many and their prompts."""
+        """Whether a new request is refused, given those inside and their prompt tokens."""
         if self.requests is not None and requests + 1 > self.requests:
             return True
         return self.tokens is not None and prompt_tokens >= self.tokens
@@ -74,16 +74,17 @@ class AdmissionConfig:
     """One simulation.
 
     Attributes:
-        settings: the policy and its settings.
+        settings: admission policy and its settings.
         scenario: engine and requests.
-        rate: requests per second; that of the scenario when None.
-        requests: how many; as many as the scenario has when None.
-        prediction: what the policy knows of output lengths.
-        block_tokens: granularity of the KV memory.
-        free_tokens: KV tokens that cost no time (arXiv 2504.11320, section 2.3, piecewise linear).
+        rate: requests per second; None: the scenario's.
+        requests: number of requests; None: the scenario's.
+        prediction: the policy's knowledge of output lengths.
+        block_tokens: block size of the KV memory.
+        free_tokens: number of KV tokens without time cost (arXiv 2504.11320, section 2.3, piecewise
+            linear).
 
     Raises:
-        ConfigError: numbers that make no sense; names the option.
+        ConfigError: an invalid number; names the option.
     """
 
     settings: AdmissionSettings
@@ -124,26 +125,22 @@ class AdmissionConfig:
 
     @property
     def arrival_rate(self) -> float:
-        """Requests per second."""
         return self.scenario.rate if self.rate is None else self.rate
 
     @property
     def count(self) -> int:
-        """Requests that come."""
         return self.scenario.requests if self.requests is None else self.requests
 
     def step_s(self, batch: Batch) -> float:
-        """How long a step takes."""
         costly = max(0.0, batch.kv_tokens - self.free_tokens)
         return self.scenario.cost.step_s(Batch(costly, batch.requests, batch.prompt_tokens))
 
     @property
     def effective_eviction(self) -> EvictionKind:
-        """Of this policy."""
+        """Eviction in force: a clearing policy always restarts."""
         return EvictionKind.RESTART if clearing_of(self.settings) else self.eviction
 
     def engine(self) -> Engine:
-        """A new one."""
         scenario, settings = self.scenario, self.settings
         restart = self.effective_eviction is EvictionKind.RESTART
         rng = np.random.default_rng([self.seed, 3])
@@ -159,7 +156,6 @@ class AdmissionConfig:
         )
 
     def described(self) -> dict[str, object]:
-        """Everything that the result depends on."""
         scenario = self.scenario
         return asdict(self.settings) | {
             "scenario": scenario.name,
@@ -184,7 +180,7 @@ class AdmissionConfig:
 def simulate_admission(config: AdmissionConfig) -> AdmissionResult:
     """Run one simulation to the end of its last request.
 
-    The same configuration gives the same result, and the requests are the same for every policy.
+    The same configuration gives the same result. The requests are the same for every policy.
 
     Raises:
         ConfigError: a request that the memory could never hold.
@@ -204,7 +200,7 @@ class _Simulation:
         self._coming = _engine_requests(requests, config)
         self._next = next(self._coming, None)
         self._taken: list[EngineRequest] = []
-        # Without a first token, and so in prefill as vLLM counts.
+        # Prompt tokens of requests without a first token: in prefill, as vLLM counts.
         self._prompt_tokens = 0
         self._unbegun: dict[str, EngineRequest] = {}
         self._beginning: dict[str, EngineRequest] = {}
@@ -232,7 +228,7 @@ class _Simulation:
         self._taken.clear()
 
     def _take(self, until_s: float) -> None:
-        """Take or refuse who comes before then, as those are counted who are inside now."""
+        """Accept or refuse the arrivals before ``until_s``; limits apply to the current counts."""
         engine = self._engine
         while self._next is not None and self._next.arrived_s < until_s:
             request, self._next = self._next, next(self._coming, None)
@@ -274,9 +270,9 @@ class _Simulation:
             )
 
     def _hold(self, schedule: Schedule) -> None:
-        """Nothing to compute: go on when the policy says, or at the next arrival.
+        """With nothing to compute, skip to the policy's wake time or the next arrival.
 
-        At once if all were cleared, since in such a step nobody enters.
+        After a clearing of all requests it returns at once: no request enters in such a step.
         """
         if schedule.preempted:
             return

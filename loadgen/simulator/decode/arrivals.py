@@ -1,4 +1,4 @@
-"""Requests in the order of their arrival, in virtual time: the same ones for every policy."""
+"""Requests in order of arrival, in virtual time; the same ones for every policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RATES_PER_S = (1e-9, 1e6)
 
 
 class Job(NamedTuple):
-    """One request as the simulator knows it, its output length included; numbers are unique."""
+    """One request with its output length; numbers are unique."""
 
     number: int
     prompt_tokens: int
@@ -29,12 +29,12 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When requests arrive.
+    """Arrival process of the requests.
 
     Attributes:
-        kind: full: as many wait as are to be kept waiting; poisson: at a rate; trace: at the
-            trace's own times.
-        rate_per_s: of poisson.
+        kind: full: a constant number of waiting requests; poisson: a rate; trace: the trace's own
+            times.
+        rate_per_s: rate of poisson.
     """
 
     FORMS: ClassVar[str] = "full|poisson:RATE|trace"
@@ -44,7 +44,7 @@ class Arrivals:
 
     @classmethod
     def parse(cls, text: str) -> Arrivals:
-        """Read ``full``, ``poisson:RATE`` or ``trace``.
+        """Parse ``full``, ``poisson:RATE`` or ``trace``.
 
         Raises:
             ConfigError: none of these.
@@ -67,34 +67,34 @@ class Arrivals:
         return cls("poisson", rate_per_s)
 
     def __str__(self) -> str:
-        """As it is written on the command line."""
+        """Return the text for the command line."""
         return f"poisson:{self.rate_per_s:g}" if self.kind == "poisson" else self.kind
 
 
 class Stream(Protocol):
-    """Requests that come, each given out once."""
+    """A stream of requests; it returns each request once."""
 
     def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
-        """Those that have come since they were asked for last.
+        """Return the requests that have arrived since the last call.
 
         Args:
-            now_s: the time.
-            waiting: requests that wait already.
-            inside: requests that wait or run already.
+            now_s: current time.
+            waiting: number of requests that already wait.
+            inside: number of requests that already wait or run.
         """
         ...
 
     def next_s(self) -> float:
-        """When the next one comes if the system is empty; infinite: none will."""
+        """Return the next arrival time for an empty system; infinite: no more requests."""
         ...
 
 
 class FullStream:
-    """So many requests wait at any time.
+    """Stream that keeps a constant number of requests waiting.
 
     Args:
-        lengths: endless.
-        kept: how many.
+        lengths: endless iterator of lengths.
+        kept: number of waiting requests.
     """
 
     def __init__(self, lengths: Iterator[tuple[int, int]], kept: int) -> None:
@@ -102,21 +102,19 @@ class FullStream:
         self._kept = kept
 
     def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
-        """See ``Stream.due``."""
         drawn = islice(self._lengths, max(0, self._kept - waiting))
         return [Job(number, *lengths, now_s) for number, lengths in drawn]
 
     def next_s(self) -> float:
-        """See ``Stream.next_s``."""
         return 0.0
 
 
 class ClosedStream:
-    """So many requests wait or run at any time, as with clients that each wait for their answer.
+    """Stream that keeps a constant number of requests inside, like clients that await answers.
 
     Args:
-        lengths: endless.
-        clients: how many.
+        lengths: endless iterator of lengths.
+        clients: number of requests that wait or run.
     """
 
     def __init__(self, lengths: Iterator[tuple[int, int]], clients: int) -> None:
@@ -124,20 +122,18 @@ class ClosedStream:
         self._clients = clients
 
     def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
-        """See ``Stream.due``."""
         drawn = islice(self._lengths, max(0, self._clients - inside))
         return [Job(number, *lengths, now_s) for number, lengths in drawn]
 
     def next_s(self) -> float:
-        """See ``Stream.next_s``."""
         return 0.0
 
 
 class TimedStream:
-    """Requests that come at their own times.
+    """Stream of requests with their own arrival times.
 
     Args:
-        jobs: in order of arrival.
+        jobs: requests in order of arrival.
     """
 
     def __init__(self, jobs: Iterable[Job]) -> None:
@@ -145,7 +141,6 @@ class TimedStream:
         self._next = next(self._jobs, None)
 
     def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
-        """See ``Stream.due``."""
         due = []
         while self._next is not None and self._next.arrival_s <= now_s:
             due.append(self._next)
@@ -153,22 +148,21 @@ class TimedStream:
         return due
 
     def next_s(self) -> float:
-        """See ``Stream.next_s``."""
         return math.inf if self._next is None else self._next.arrival_s
 
 
 def open_stream(arrivals: Arrivals, source: LengthSource, kept: int, seed: int) -> Stream:
-    """A new stream; the same arguments make the same requests.
+    """Create a stream; the same arguments give the same requests.
 
     Args:
-        arrivals: when they come.
-        source: of their lengths.
-        kept: requests kept waiting, with full arrivals.
-        seed: of lengths and of Poisson arrivals.
+        arrivals: arrival process.
+        source: source of the lengths.
+        kept: number of requests kept waiting, with full arrivals.
+        seed: seed of lengths and of Poisson arrivals.
 
     Raises:
-        ConfigError: a trace's own times are asked for, and there is no trace.
-        InputError: its trace has no arrival times.
+        ConfigError: arrivals at a trace's own times, but no trace.
+        InputError: the trace has no arrival times.
     """
     drawn = _draws(source, np.random.default_rng([seed, 0]))
     if arrivals.kind == "full":

@@ -1,7 +1,7 @@
 """Barrier-synchronized decode in virtual time (arXiv 2601.17855, section 2).
 
-Step k: (1) requests arrive, where there are prefill workers with their prompts computed; (2) the
-router's own pool, look-ahead, rounds and policy decide; (3) every request that runs takes one step,
+Step k: (1) requests arrive; with prefill workers, after the computation of their prompts; (2) the
+router's own pool, look-ahead, rounds and policy decide; (3) every running request takes one step,
 which lasts C + max_g (t_l L_g + t_r n_g). Requests that end with it leave, and their slots are free
 at step k + 1.
 """
@@ -31,14 +31,14 @@ def simulate(
     stream: Stream | None = None,
     keep_records: bool = False,
 ) -> DecodeResult:
-    """Run one simulation; the same configuration gives the same result, decision times aside.
+    """Run one simulation; equal configurations give equal results, except for decision times.
 
     Args:
-        config: what is simulated.
-        clock: seconds, to time the decisions with; None: they are not timed.
-        policy: in place of a new one of the configured name.
-        stream: in place of a new one as configured.
-        keep_records: keep every step in the result.
+        config: configuration.
+        clock: clock for decision times, seconds; None: decisions are not timed.
+        policy: policy in place of the configured one.
+        stream: stream in place of the configured one.
+        keep_records: whether the result keeps every step.
 
     Raises:
         ConfigError: a prompt that the memory of a prefill worker cannot hold.
@@ -84,7 +84,7 @@ class _Simulation:
         )
 
     def _step(self, step: int) -> bool:
-        """One barrier step; False if there is nothing to do any more."""
+        """Take one barrier step; return False when no work is left."""
         idle_s = self._rest()
         if idle_s is None:
             return False
@@ -115,17 +115,17 @@ class _Simulation:
             self._prefill.first_token(job, self._now_s, counts=start_step >= self._config.warmup)
 
     def _waiting(self) -> int:
-        """Requests that wait for a slot: in the pool, or in the engines where none is used."""
+        """Number of requests that wait for a slot: in the pool, or else in the engines."""
         if self._config.dispatch is Dispatch.POOL:
             return self._front.waiting
         return self._front.waiting + int(self._engines.queued.sum())
 
     def _inside(self) -> int:
-        """Requests that wait or run, wherever they are."""
+        """Number of requests that wait or run, anywhere."""
         return self._front.waiting + int((self._engines.queued + self._engines.running).sum())
 
     def _rest(self) -> float | None:
-        """Skip to the next arrival if nobody is there; None if none will come."""
+        """Skip to the next arrival if the system is empty; None if no request will come."""
         if self._front.waiting or not self._engines.empty:
             return 0.0
         next_s = self._stream.next_s()

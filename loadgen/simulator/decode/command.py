@@ -36,7 +36,7 @@ from router.core.forecast.step_cost import WorkProfile
 from router.core.policies.table import POLICIES
 from router.core.types import Dispatch
 
-# With these, sums of tokens stay far from what 64 bits hold.
+# Within these bounds, sums of tokens stay far below the limits of 64 bits.
 _MOST_DRIFT = 1000
 _MOST_BETA = 1_000_000
 
@@ -140,7 +140,7 @@ _Seeds = Annotated[int, flag("--seeds", "Runs of each policy, with seeds from --
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """The command line of ``evenstep simulate decode``; defaults are those of ``serve``."""
+    """Command line of ``evenstep simulate decode``; defaults are those of ``serve``."""
 
     policy: _Policy = SERVE["policy"]
     trace: TraceFlag = None
@@ -176,10 +176,10 @@ class DecodeOptions:
     json_file: JsonFlag = None
 
     def configs(self) -> list[DecodeConfig]:
-        """What they say, of each policy.
+        """Build the configuration of each policy from the options.
 
         Raises:
-            ConfigError: something that makes no sense; names the option.
+            ConfigError: invalid option; named in the message.
             InputError: no such trace, or step time.
         """
         as_they_are = {

@@ -20,36 +20,34 @@ _ALIKE = 0.001  # smaller differences are not worth a note
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Runs of policies; the first policy is the baseline of the others.
+    """Runs of several policies; the first policy is the baseline.
 
     Attributes:
-        runs: by policy, one a seed, of the same seeds.
+        runs: results by policy, one per seed; all policies have the same seeds.
     """
 
     runs: Mapping[str, Sequence[DecodeResult]]
 
     @property
     def baseline(self) -> str:
-        """What the others are compared with."""
         return next(iter(self.runs))
 
     @property
     def others(self) -> list[str]:
-        """Those that are compared with it."""
         return list(self.runs)[1:]
 
     def mean(self, policy: str, key: str) -> Estimate | None:
-        """Mean of a figure over the seeds; None where a run has none."""
+        """Return the mean of a figure over the seeds; None where a run has none."""
         values = self._each(policy, key)
         return estimate(values) if values else None
 
     def difference(self, policy: str, key: str) -> Estimate | None:
-        """Relative difference from the baseline, of paired seeds."""
+        """Return the relative difference from the baseline, with paired seeds."""
         one, other = self._each(policy, key), self._each(self.baseline, key)
         return paired(one, other) if one and other else None
 
     def notes(self) -> list[str]:
-        """Warnings that a policy admitted shorter prompts than the other, which flatters it."""
+        """Return warnings where a policy admitted shorter prompts, which flatters it."""
         found = []
         for policy in self.others:
             prompt = self.difference(policy, _PROMPT)
@@ -62,7 +60,6 @@ class Comparison:
         return found
 
     def report(self) -> Report:
-        """As it is written to a file, with the report of every run."""
         reports = {name: [run.report() for run in runs] for name, runs in self.runs.items()}
         first = reports[self.baseline][0]
         keys = [key for key in first if key != "parameters"]
@@ -87,7 +84,7 @@ class Comparison:
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
-    """The figures of all policies side by side, and the notes on them."""
+    """Return a table of all policies side by side, with notes."""
     baseline, others = comparison.baseline, comparison.others
     against = [f"{policy} against {baseline}" for policy in others]
     table = Table("", *comparison.runs, *against, box=None, pad_edge=False)

@@ -1,4 +1,4 @@
-"""What one simulation is made of."""
+"""Configuration of one simulation."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from router.core.forecast.step_cost import WorkProfile
 from router.core.policies.table import POLICIES
 from router.core.types import Dispatch
 
-# The defaults of ``evenstep serve``, which are those of a simulation too.
+# The defaults of ``evenstep serve``; simulations share them.
 SERVE: Mapping[str, Any] = MappingProxyType(
     {name: each.default for name, each in BalancingSettings.model_fields.items()}
 )
-# The conditions of arXiv 2601.17855, section 6, where they are not those of ``serve``.
+# The conditions of arXiv 2601.17855, section 6, where they differ from those of ``serve``.
 PAPER: Mapping[str, Any] = MappingProxyType(
     {"deadline_steps": 0, "overcommit": 0, "knowledge": Knowledge("none")}
 )
 _KEPT_WAITING = 128
 _MANY = 1_000_000_000
-# The least and the most: what lies beyond is a slip, and would overflow or fill the memory.
+# Least and greatest values. A value beyond is a mistake, and would overflow or fill the memory.
 _RANGES: dict[str, tuple[int, int]] = {
     "workers": (1, 1_000_000),
     "slots": (1, 1_000_000),
@@ -60,34 +60,34 @@ class DecodeConfig:
     """One simulation of barrier-synchronized decode.
 
     Attributes:
-        policy: a name of ``POLICIES``.
-        lengths: where requests get their lengths.
+        policy: name from ``POLICIES``.
+        lengths: source of the requests' lengths.
         workers: G.
-        slots: B, requests that a worker runs at once.
-        pool: with full arrivals, requests kept waiting; else candidates that a policy sees, the
-            oldest of a queue without bound.
-        steps: barrier steps simulated.
-        warmup: of these, left out of the averages.
-        seed: of lengths, arrivals, random policies and missed ends.
-        dispatch: from the central pool, or at once on arrival to queues in the engines.
-        dispatch_delay: steps from a decision to the engine.
-        overcommit: requests that may queue in each engine before a slot is free; None: as many as
-            the measured slot bubble asks for.
+        slots: B, number of requests that a worker runs at once.
+        pool: number of requests kept waiting, with full arrivals; else number of candidates that a
+            policy sees, the oldest of an unbounded queue.
+        steps: number of barrier steps.
+        warmup: number of first steps left out of the averages.
+        seed: seed of lengths, arrivals, random policies and missed ends.
+        dispatch: dispatch from the central pool, or on arrival to queues in the engines.
+        dispatch_delay: number of steps from a decision to the engine.
+        overcommit: number of requests that may queue in each engine before a slot is free; None:
+            set from the measured slot bubble.
         starvation_s: patience of a waiting request, in simulated seconds.
-        deadline_steps: the same in steps, in its place; 0: endless.
+        deadline_steps: patience in steps, in place of ``starvation_s``; 0: endless.
         horizon, discount, tie_weight, lead_tokens: H, gamma, mu and the lead; None: by the rule.
-        knowledge: what is known of coming ends.
-        profile: what requests cost; a cost per running request comes from ``step_time``.
-        known_profile: what the policy takes them to cost; None: what they do.
-        kv_tokens: KV memory of a worker, for the usage that views show; 0: usage is not shown.
-        prefill: workers that compute prompts for these; None: nobody does, or they do themselves.
-        size_error: of a waiting request's prompt as policies see it, the sigma of a lognormal
-            factor of mean 1; 0: they see the exact size.
+        knowledge: knowledge of coming ends.
+        profile: cost of requests; the cost per running request comes from ``step_time``.
+        known_profile: cost that the policy assumes; None: the true one.
+        kv_tokens: KV memory of a worker, for the usage in views; 0: no usage in views.
+        prefill: prefill workers for these; None: prompts are free, or the workers compute them.
+        size_error: sigma of a lognormal factor of mean 1 on the prompt sizes that policies see; 0:
+            exact sizes.
 
     Fields that ``serve`` has too have its defaults.
 
     Raises:
-        ConfigError: settings that make no sense; names the option.
+        ConfigError: invalid setting; names the option.
     """
 
     policy: str
@@ -141,21 +141,21 @@ class DecodeConfig:
 
     @property
     def patience(self) -> float:
-        """Of a waiting request, in steps where they are given, else in seconds."""
+        """Patience of a waiting request, in steps where they are given, else in seconds."""
         if self.deadline_steps is None:
             return self.starvation_s
         return self.deadline_steps or math.inf
 
     @property
     def true_profile(self) -> WorkProfile:
-        """What requests cost, in KV tokens' worth: ``step_time``'s cost per request included."""
+        """Cost of requests in KV tokens' worth, including ``step_time``'s cost per request."""
         if self.step_time.per_request_s == 0:
             return self.profile
         request_tokens = self.step_time.per_request_s / self.step_time.per_token_s
         return replace(self.profile, request_tokens=request_tokens)
 
     def described(self) -> dict[str, object]:
-        """Everything that a result depends on, but for the parameters that the rule chose."""
+        """Return everything that a result depends on, except the parameters that the rule chose."""
         known = self.known_profile or self.true_profile
         return {
             "policy": self.policy,
@@ -183,7 +183,7 @@ class DecodeConfig:
             _check_most(flag(name), value, most)
 
     def _check_sizes(self) -> None:
-        """What is made of several values, or is part of one."""
+        """Check products and parts of settings."""
         _check_most("--workers times --slots", self.workers * self.slots, _MOST_AT_ONCE)
         time = self.step_time
         _check_most("--step-time: any of its seconds", max(asdict(time).values()), _MOST_SECONDS)
@@ -230,13 +230,13 @@ class DecodeConfig:
 
 
 def usual_pool(arrivals: Arrivals) -> int:
-    """Requests kept waiting, which are the load; with other arrivals ``serve``'s pool size."""
+    """Return the default pool: the load with full arrivals, else ``serve``'s pool size."""
     seen: int = SERVE["pool_size"]
     return _KEPT_WAITING if arrivals.kind == "full" else seen
 
 
 def flag(name: str) -> str:
-    """The option of ``evenstep simulate decode`` that sets a field."""
+    """Return the option of ``evenstep simulate decode`` that sets a field."""
     return "--lead" if name == "lead_tokens" else f"--{name.replace('_', '-')}"
 
 

@@ -1,8 +1,8 @@
-"""Engines of all workers as arrays over (worker, slot): what runs, what is queued, what it weighs.
+"""Engines of all workers as arrays over (worker, slot): running and queued requests, and work.
 
-KV that another engine has is fetched as in vLLM: for all that are queued, once a slot is free.
+KV on another engine is fetched as in vLLM: for all queued requests, once a slot is free.
 
-Nothing moves from step to step: a request's first and last step are known when it starts, and its
+No state moves from step to step: a request's first and last step are known when it starts, and its
 tokens at any step follow from these.
 """
 
@@ -24,14 +24,14 @@ _FAR = 1 << 40  # a step that never comes
 
 
 class Start(NamedTuple):
-    """A request that begins to run, and the step from which its slot was free (-1: always)."""
+    """A request that starts to run, and the step from which its slot was free (-1: always)."""
 
     job: Job
     free_since: int
 
 
 class Residence(NamedTuple):
-    """A request that runs, from its first step to its last."""
+    """A request in a slot, from its first step to its last."""
 
     job: Job
     slot: int
@@ -40,17 +40,18 @@ class Residence(NamedTuple):
 
 
 class Engines:
-    """Workers of so many slots each; requests queue in order before a full one.
+    """Workers with a fixed number of slots; requests queue in order before a full one.
 
     Args:
         workers: G.
-        slots: B, requests that a worker runs at once.
-        profile: what requests cost.
-        fetch: begins to fetch a request's KV at a time; returns when it is there. None: prompts
-            are computed here.
+        slots: B, number of requests that a worker runs at once.
+        profile: cost of requests.
+        fetch: function that starts the fetch of a request's KV at a time and returns its end; None:
+            prompts are computed here.
 
     Attributes:
-        running, queued: requests of each worker, shape (G,); on their way counts as queued.
+        running, queued: number of requests of each worker, shape (G,); requests in transit are
+            queued.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Engines:
 
     @property
     def waiting(self) -> list[int]:
-        """Those of ``queued`` that have reached the engine."""
+        """Number of queued requests that have reached the engine, per worker."""
         here: list[int] = self.queued.tolist()
         for _, worker, _ in self._on_way:
             here[worker] -= 1
@@ -92,17 +93,16 @@ class Engines:
 
     @property
     def empty(self) -> bool:
-        """Nothing runs, is queued, or is on its way."""
         return not (self.running.any() or self.queued.any())
 
     def send(self, job: Job, worker: int, arrives_step: int) -> None:
-        """Send a request to a worker, whose engine it reaches at a step; steps never decrease."""
+        """Send a request to a worker; it arrives at a step. Steps never decrease."""
         self._on_way.append((arrives_step, worker, job))
         self.queued[worker] += 1
         self._queued_tokens[worker] += job.prompt_tokens
 
     def begin(self, step: int, now_s: float) -> list[Start]:
-        """Start what has reached an engine and finds a slot."""
+        """Start the requests that have reached an engine with a free slot."""
         self._receive(step, now_s)
         started, residences = [], []
         for worker in [worker for worker, queue in enumerate(self._queues) if queue]:
@@ -115,11 +115,11 @@ class Engines:
         return started
 
     def first_tokens(self, step: int) -> list[Residence]:
-        """Those for whom the step yields the first token."""
+        """Return the requests that get their first token in this step."""
         return self._firsts.pop(step, [])
 
     def finish(self, step: int) -> list[Residence]:
-        """Free the slots of those for whom the step is the last one, and tell who they were."""
+        """Free the slots of requests whose last step this is, and return these requests."""
         ended = self._ends.pop(step, [])
         slots = [residence.slot for residence in ended]
         self._prompt[slots] = 0
@@ -133,21 +133,21 @@ class Engines:
         return ended
 
     def tokens(self, step: int) -> Ints:
-        """KV tokens of the requests that run, as the step begins; shape (G,)."""
+        """KV tokens of running requests at the start of the step, shape (G,)."""
         return self._sum(self._tokens(step))
 
     def known_tokens(self, step: int) -> Ints:
-        """The same with the prompts of those that are queued or on their way."""
+        """Return ``tokens`` plus the prompts of requests queued or in transit, shape (G,)."""
         return self.tokens(step) + self._queued_tokens
 
     def decoding(self, step: int) -> int:
-        """Requests for whom the step yields a token."""
+        """Return the number of requests that get a token in this step."""
         if self._profile.prefill_beta == 0:
             return int(self.running.sum())
         return int(np.count_nonzero(self._first <= step))
 
     def work(self, step: int) -> Floats:
-        """KV tokens' worth of work of the step; shape (G,)."""
+        """Return the work of the step in KV tokens' worth, shape (G,)."""
         profile = self._profile
         if profile.plain:
             return self.tokens(step) + profile.request_tokens * self.running
@@ -156,10 +156,10 @@ class Engines:
         return total
 
     def foreseen(self, step: int, cap_tokens: int) -> Foreseen:
-        """The requests that run, are queued or on their way, as they are before a step.
+        """Return all requests (running, queued, in transit) as they are before a step.
 
         Args:
-            step: the coming one.
+            step: coming step.
             cap_tokens: ``max_tokens`` of every request.
         """
         runs = np.flatnonzero(self._end >= 0)
@@ -190,7 +190,7 @@ class Engines:
         )
 
     def _receive(self, step: int, now_s: float) -> None:
-        """Queue what has reached an engine with its KV, and have the rest fetched."""
+        """Queue the requests that have reached an engine with their KV; start the other fetches."""
         arriving = self._queues if self._fetch is None else self._elsewhere
         while self._on_way and self._on_way[0][0] <= step:
             _, worker, job = self._on_way.popleft()
@@ -236,7 +236,7 @@ class Engines:
         return self._held(self._prompt, _decoded(step, self._first))
 
     def _held(self, prompt: Ints, decoded: Ints) -> Ints:
-        """With what they have grown by, which with a drift is not what they have generated."""
+        """Return the tokens held; with a drift, they do not grow by one per generated token."""
         if self._profile.growth != 1:
             decoded = np.rint(self._profile.growth * decoded).astype(np.int64)
         held: Ints = prompt + decoded
@@ -255,7 +255,7 @@ class Engines:
 
 
 def _decoded(step: int, first: Ints) -> Ints:
-    """Steps that yielded a token, one each."""
+    """Return the number of steps that yielded a token, one each."""
     steps: Ints = np.maximum(0, step - first)
     return steps
 

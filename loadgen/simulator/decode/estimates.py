@@ -1,4 +1,4 @@
-"""Prompt sizes as a router sees them that has not been told the exact ones."""
+"""Prompt sizes as a router estimates them without exact counts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from loadgen.simulator.decode.arrivals import Job
 
 
 def seen_prompt_tokens(job: Job, sigma: float, seed: int) -> int:
-    """A prompt's size with an error, the same whenever it is asked for; at least 1.
+    """Return a prompt's size with an error, at least 1; the same at every call.
 
-    Live, sizes are estimated from bytes of text by a ratio of sums, so that the mean is right.
+    The live router estimates sizes from bytes of text by a ratio of sums, so the mean is right.
 
     Args:
-        job: whose prompt it is.
-        sigma: of the logarithm of the lognormal factor, whose mean is 1; 0: the exact size.
-        seed: of the simulation.
+        job: request.
+        sigma: sigma of the lognormal factor, whose mean is 1; 0: the exact size.
+        seed: seed of the simulation.
     """
     if sigma == 0:
         return job.prompt_tokens

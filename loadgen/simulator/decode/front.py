@@ -1,4 +1,4 @@
-"""The router of a simulation: the live pool, look-ahead, rounds and policies, in steps."""
+"""Router of a simulation: the live pool, look-ahead, rounds and policies, in steps."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ GROUP = "default"
 
 
 class Front:
-    """Requests from their arrival to their dispatch.
+    """Handles requests from arrival to dispatch.
 
     Args:
-        config: what is simulated.
-        engines: where requests go.
-        recorder: what decisions and waits are told to.
-        policy: in place of a new one of the configured name.
-        clock: to time the decisions with.
+        config: configuration.
+        engines: destination of the requests.
+        recorder: recorder of decisions and waits.
+        policy: policy in place of the configured one.
+        clock: clock for decision times.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class Front:
         self._jobs: dict[str, tuple[Job, int]] = {}  # and the step of its arrival
         self._ids = [f"w{index:04}" for index in range(config.workers)]
         self._index = {worker_id: index for index, worker_id in enumerate(self._ids)}
-        # As replay sends it: one cap for all, which cuts nothing.
+        # One cap for all, as replay sends it; it cuts nothing.
         self._cap_tokens = config.lengths.max_output_tokens or NO_CAP
         self._look_ahead = _look_ahead(config) if POLICIES[config.policy].looks_ahead else None
 
     @property
     def waiting(self) -> int:
-        """Requests that wait here, seen by the policy or not."""
+        """Number of requests that wait here, visible to the policy or not."""
         return len(self._jobs)
 
     @property
     def parameters(self) -> Report:
-        """Those that are in force at last and were not given, the look-ahead's among them."""
+        """Final parameters that were not configured, including the look-ahead's."""
         chosen: Report = {"overcommit": self._overcommit.requests}
         if self._look_ahead is None:
             names = ("horizon", "discount", "tie_weight", "lead_tokens", "skill")
@@ -88,7 +88,7 @@ class Front:
         }
 
     def arrive(self, job: Job, step: int, now_s: float) -> None:
-        """A request comes; those that the policy cannot see yet keep their order."""
+        """Add an arrival; requests that the policy cannot see yet keep their order."""
         seen_tokens = seen_prompt_tokens(job, self._config.size_error, self._config.seed)
         request = Request(
             str(job.number),
@@ -101,7 +101,7 @@ class Front:
         heapq.heappush(self._behind, (job.priority, job.number, request))
 
     def decide(self, step: int, now_s: float) -> None:
-        """Assign who waits to who has room, and send them there."""
+        """Assign waiting requests to workers with free capacity, and send them."""
         instant = self._config.dispatch is Dispatch.INSTANT
         while self._behind and (instant or not self._pool.full):
             self._pool.add(heapq.heappop(self._behind)[2])
@@ -110,7 +110,7 @@ class Front:
         self._recorder.left_waiting(len(self._jobs))
 
     def started(self, count: int) -> None:
-        """So many requests have their first step, which shows what of the slots stands empty."""
+        """Record the number of first steps, which shows the empty slots."""
         if not self._jobs:
             return
         seen, slots = self._totals, self._config.workers * self._config.slots
@@ -123,7 +123,7 @@ class Front:
         self._overcommit.review(self._totals, slots)
 
     def learn(self, ended: Sequence[Residence]) -> None:
-        """A step has passed, and these have ended with it."""
+        """Pass a step and its ended requests to the look-ahead."""
         if self._look_ahead is None:
             return
         cap = self._cap_tokens
@@ -134,12 +134,12 @@ class Front:
         self._look_ahead.advance()
 
     def close(self, step: int) -> None:
-        """Count the waits of those that still wait."""
+        """Record the waits of requests that still wait."""
         for _, arrived_step in self._jobs.values():
             self._recorder.waited(step, step - arrived_step)
 
     def _clocked(self, step: int, now_s: float) -> float:
-        """The time as the deadline counts it."""
+        """Return the time in the unit of the deadline."""
         return now_s if self._config.deadline_steps is None else step
 
     def _round(self, step: int, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What prefill workers are measured by: parts of the TTFT, KV that is kept, time that is lost."""
+"""Measurements of prefill workers: parts of the TTFT, kept KV, lost time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from statistics import fmean
 
 @dataclass(slots=True)
 class Passage:
-    """A request's way to its first step, in seconds of virtual time.
+    """A request's times up to its first step, in seconds of virtual time.
 
     Attributes:
-        begun_s: a prefill worker begins with its prompt.
-        ready_s: the prompt is computed.
-        fetch_s: a decode worker begins to fetch the KV.
-        fetched_s: the KV is there.
+        begun_s: start of the prompt at a prefill worker.
+        ready_s: end of the prompt's computation.
+        fetch_s: start of the fetch by a decode worker.
+        fetched_s: end of the fetch.
     """
 
     arrival_s: float
@@ -25,7 +25,7 @@ class Passage:
     fetched_s: float = 0.0
 
     def parts_s(self, first_token_s: float) -> tuple[float, ...]:
-        """The TTFT in parts, in the order of ``PrefillResult``."""
+        """Return the parts of the TTFT, in the order of ``PrefillResult``."""
         times = (self.arrival_s, self.begun_s, self.ready_s, self.fetch_s, self.fetched_s)
         ends = (*times[1:], first_token_s)
         return tuple(end - start for start, end in zip(times, ends, strict=True))
@@ -33,19 +33,21 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class PrefillResult:
-    """Averages after the warm-up; the first five add up to the mean TTFT, of the same requests.
+    """Averages after the warm-up; the first five add up to the mean TTFT of the same requests.
 
     Attributes:
-        prefill_queue_mean_s: from the arrival to the first step of the prompt.
-        prefill_mean_s: until the prompt is computed.
-        handoff_wait_mean_s: until a decode worker begins to fetch the KV.
-        kv_transfer_mean_s: until it has it.
-        first_step_mean_s: until the first token: a slot, the next step's beginning, the step.
-        prefill_kept_mean_tokens, prefill_kept_max_tokens: KV of computed prompts that is kept until
-            it has been fetched, of all prefill workers.
-        prefill_busy_share: of the prefill workers' time, in steps.
-        prefill_stalled_share: of the prefill workers' time, without memory for a prompt that waits.
-        prefill_waiting_at_end: requests whose prompts were not computed yet.
+        prefill_queue_mean_s: time from the arrival to the first step of the prompt.
+        prefill_mean_s: time from there to the end of the prompt's computation.
+        handoff_wait_mean_s: time from there to the start of the fetch by a decode worker.
+        kv_transfer_mean_s: time from there to the end of the fetch.
+        first_step_mean_s: time from there to the first token: a slot, the start of a step, the
+            step.
+        prefill_kept_mean_tokens, prefill_kept_max_tokens: KV of computed prompts kept until its
+            fetch, of all prefill workers.
+        prefill_busy_share: share of the prefill workers' time in steps.
+        prefill_stalled_share: share of the prefill workers' time without memory for a waiting
+            prompt.
+        prefill_waiting_at_end: number of requests whose prompts were not computed yet.
     """
 
     prefill_queue_mean_s: float | None
@@ -63,19 +65,18 @@ class PrefillResult:
     def of(
         cls, parts_s: Sequence[tuple[float, ...]], meter: KeptMeter, waiting: int
     ) -> PrefillResult:
-        """Averages of requests' parts (``Passage.parts_s``), what was metered, and who is left."""
+        """Average the requests' parts (``Passage.parts_s``), and add the other figures."""
         queue_s, prefill_s, wait_s, transfer_s, step_s = (
             map(fmean, zip(*parts_s, strict=True)) if parts_s else (None,) * 5
         )
         return cls(queue_s, prefill_s, wait_s, transfer_s, step_s, *meter.figures(), waiting)
 
     def report(self) -> dict[str, object]:
-        """As it is written to a file."""
         return asdict(self)
 
 
 class KeptMeter:
-    """KV tokens kept by all prefill workers, and how they spend their time.
+    """Meter of the KV tokens kept by all prefill workers, and of the workers' time.
 
     Args:
         workers: P.
@@ -88,25 +89,24 @@ class KeptMeter:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what has been: the warm-up is over."""
         self._most_tokens = self._tokens
         self._since_s = self._now_s
         self._token_s = self._busy_s = self._stalled_s = 0.0
 
     def keep(self, tokens: int) -> None:
-        """So many more tokens are kept from now on; fewer if below 0."""
+        """Change the number of kept tokens by ``tokens``; below 0 it decreases."""
         self._tokens += tokens
         self._most_tokens = max(self._most_tokens, self._tokens)
 
     def advance(self, now_s: float, busy: int, stalled: int) -> None:
-        """Time has passed, in which so many workers were in a step or lacked memory for one."""
+        """Advance the time, during which workers were in a step or lacked memory for one."""
         elapsed_s, self._now_s = now_s - self._now_s, now_s
         self._token_s += elapsed_s * self._tokens
         self._busy_s += elapsed_s * busy
         self._stalled_s += elapsed_s * stalled
 
     def figures(self) -> tuple[float, int, float, float]:
-        """Mean and most tokens kept, shares of the time in steps and without memory."""
+        """Return mean and maximum of kept tokens; shares of time in steps, without memory."""
         elapsed_s = (self._now_s - self._since_s) or 1.0
         worker_s = elapsed_s * self._workers
         shares = self._busy_s / worker_s, self._stalled_s / worker_s

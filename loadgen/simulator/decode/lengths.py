@@ -1,4 +1,4 @@
-"""Where the simulator's requests get their lengths: a trace, or the laws of the theorems."""
+"""Lengths of the simulator's requests: from a trace, or from the laws of the theorems."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class LengthSource(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is written on the command line."""
+        """Text for the command line."""
         ...
 
     @property
     def max_output_tokens(self) -> int | None:
-        """A cap that cuts nothing; None where lengths have no bound."""
+        """Smallest cap that cuts no output; None where lengths are unbounded."""
         ...
 
     def draw(self, rng: np.random.Generator, count: int) -> Lengths:
-        """Prompt and output tokens of so many requests, at least 1 each."""
+        """Draw the prompt and output tokens of ``count`` requests, at least 1 each."""
         ...
 
 
@@ -41,8 +41,8 @@ class TraceLengths:
     """Rows of a trace, drawn with replacement.
 
     Attributes:
-        trace: whose rows they are.
-        prompts, outputs: shape (rows,).
+        trace: the trace.
+        prompts, outputs: lengths of its rows, shape (rows,).
     """
 
     trace: Trace
@@ -51,23 +51,19 @@ class TraceLengths:
 
     @classmethod
     def of(cls, trace: Trace) -> TraceLengths:
-        """The lengths of a trace."""
         prompts = np.array([row.prompt_tokens for row in trace.requests], dtype=np.int64)
         outputs = np.array([row.output_tokens for row in trace.requests], dtype=np.int64)
         return cls(trace, prompts, outputs)
 
     @property
     def name(self) -> str:
-        """See ``LengthSource``."""
         return self.trace.name
 
     @property
     def max_output_tokens(self) -> int | None:
-        """See ``LengthSource``."""
         return self.trace.max_output_tokens
 
     def draw(self, rng: np.random.Generator, count: int) -> Lengths:
-        """See ``LengthSource.draw``."""
         rows = rng.integers(len(self.prompts), size=count)
         return self.prompts[rows], self.outputs[rows]
 
@@ -86,8 +82,8 @@ def _uniform(rng: np.random.Generator, max_tokens: float, count: int) -> Ints:
 
 _Law = Callable[[np.random.Generator, float, int], Ints]
 
-# Prompt law, output law. In arXiv 2601.17855 prompts are bounded, outputs alike in Theorem 1 and
-# geometric in Theorems 2 and 3.
+# Prompt law, output law. In arXiv 2601.17855 prompts are bounded; outputs are equal in Theorem 1
+# and geometric in Theorems 2 and 3.
 LAWS: Mapping[str, tuple[_Law, _Law, str]] = MappingProxyType(
     {
         "geometric": (_geometric, _geometric, "MEAN_IN,MEAN_OUT"),
@@ -103,8 +99,8 @@ class LawLengths:
     """Prompts by one law, outputs by another, all independent; the shortest is 1 token.
 
     Attributes:
-        law: a name of ``LAWS``.
-        prompt_tokens, output_tokens: what the laws are about: mean, maximum, or the length.
+        law: name from ``LAWS``.
+        prompt_tokens, output_tokens: parameters of the laws: mean, maximum, or the length.
     """
 
     law: str
@@ -113,10 +109,10 @@ class LawLengths:
 
     @classmethod
     def parse(cls, text: str) -> LawLengths:
-        """Read ``LAW:IN,OUT``.
+        """Parse ``LAW:IN,OUT``.
 
         Raises:
-            ConfigError: unknown law, or numbers that cannot be.
+            ConfigError: an unknown law, or invalid numbers.
         """
         law, _, values = text.partition(":")
         numbers = values.split(",")
@@ -128,16 +124,13 @@ class LawLengths:
 
     @property
     def name(self) -> str:
-        """See ``LengthSource``."""
         return f"{self.law}:{self.prompt_tokens:g},{self.output_tokens:g}"
 
     @property
     def max_output_tokens(self) -> int | None:
-        """See ``LengthSource``."""
         return None if LAWS[self.law][1] is _geometric else int(self.output_tokens)
 
     def draw(self, rng: np.random.Generator, count: int) -> Lengths:
-        """See ``LengthSource.draw``."""
         of_prompts, of_outputs, _ = LAWS[self.law]
         return (
             of_prompts(rng, self.prompt_tokens, count),

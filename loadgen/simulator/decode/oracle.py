@@ -1,4 +1,4 @@
-"""What is known of coming ends, the future included: that is possible in a simulator only."""
+"""Knowledge of coming ends, including the future, which only a simulator knows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Kind = Literal["auto", "none", "cap", "survival", "oracle"]
 
 @dataclass(frozen=True, slots=True)
 class Foreseen(Running):
-    """Running requests whose ends are known; only the simulator can make one.
+    """Running requests with known ends; only the simulator can make one.
 
     Attributes:
-        remaining: shape (n,), steps that each request will still run, the coming one included.
-        held_tokens: shape (n,), KV tokens held during the coming step: with a drift, others than
-            those generated.
+        remaining: number of steps that each request will still run, including the coming one, shape
+            (n,).
+        held_tokens: KV tokens held during the coming step, shape (n,); with a drift it differs from
+            the generated ones.
     """
 
     remaining: Ints
@@ -31,37 +32,35 @@ class Foreseen(Running):
 
     @property
     def tokens(self) -> Ints:
-        """KV tokens held during the coming step."""
         return self.held_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Drift(WorkProfile):
-    """Growth as Theorem 3 has it, of the load alone: a step yields one token, however large it is.
+    """Growth as in Theorem 3, of the load alone: a step yields one token, whatever the drift.
 
-    Live, a request grows by more than a token because a step yields more, and ends the sooner.
+    Live, a request grows by more than a token because a step yields more, and so it ends sooner.
     """
 
     @property
     def step_tokens(self) -> float:
-        """Always one."""
         return 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class OracleSignal:
-    """Ends as they will be, but for some that are never seen coming.
+    """True ends, except for a share that is never predicted.
 
     Attributes:
         missed: fraction of the requests that seem never to end; drawn once per request.
-        seed: of that draw.
+        seed: seed of that draw.
     """
 
     missed: float = 0.0
     seed: int = 0
 
     def predict(self, running: Running, horizon: int) -> Ends:
-        """See ``Signal.predict``; needs a ``Foreseen``."""
+        """Return the ends; needs a ``Foreseen``."""
         if not isinstance(running, Foreseen):
             raise TypeError("an oracle needs the simulator's requests")
         if self.missed == 0:
@@ -72,11 +71,11 @@ class OracleSignal:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What a look-ahead is told.
+    """Knowledge of a look-ahead.
 
     Attributes:
-        kind: an oracle, or what ``serve`` has; simulated engines report no probabilities.
-        missed: fraction of the ends that an oracle does not see.
+        kind: an oracle, or a signal of ``serve``; simulated engines report no probabilities.
+        missed: fraction of the ends that an oracle misses.
     """
 
     kind: Kind = "none"
@@ -84,7 +83,7 @@ class Knowledge:
 
     @classmethod
     def parse(cls, text: str) -> Knowledge:
-        """Read ``auto``, ``none``, ``cap``, ``survival``, ``oracle`` or ``miss:P``.
+        """Parse ``auto``, ``none``, ``cap``, ``survival``, ``oracle`` or ``miss:P``.
 
         Raises:
             ConfigError: none of these.
@@ -106,18 +105,17 @@ class Knowledge:
         return cls("oracle", missed)
 
     def __str__(self) -> str:
-        """As it is written on the command line."""
+        """Return the text for the command line."""
         return f"miss:{self.missed:g}" if self.missed else self.kind
 
     def signal(self, profile: WorkProfile, seed: int) -> Signal:
-        """A new signal of this kind."""
         if self.kind == "oracle":
             return OracleSignal(self.missed, seed)
         return SIGNALS[self.kind](profile)
 
 
 def _uniform(ids: Ints, seed: int) -> Floats:
-    """A number in [0, 1) for each id, the same whenever it is asked for (SplitMix64)."""
+    """Return a number in [0, 1) for each id, the same at every call (SplitMix64)."""
     with np.errstate(over="ignore"):
         mixed = (ids.astype(np.uint64) + np.uint64(seed) * np.uint64(0x632BE59BD9B4E019)) * (
             np.uint64(0x9E3779B97F4A7C15)

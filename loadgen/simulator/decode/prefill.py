@@ -1,9 +1,9 @@
 """Workers that compute prompts for the decode workers, in virtual time.
 
-A prompt waits in the router until a prefill worker is about to run out of work and has memory; of
-these it goes to the one with the fewest outstanding prompt tokens, as live. There the emulated
-engine computes it in chunks, several prompts a step, each worker stepping by itself. Its KV stays
-until a decode worker has fetched it; while the memory is full nothing more is computed.
+A prompt waits in the router until a prefill worker is about to run out of work and has memory. It
+goes to the one of these with the fewest outstanding prompt tokens, as in the live router. The
+emulated engine computes it there in chunks, several prompts a step; each worker steps alone. Its KV
+stays until a decode worker has fetched it. A worker with full memory computes nothing more.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _MOST_TOKENS = 10**15
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Prefill workers, and the way of KV from them to the decode workers.
+    """Prefill workers, and the KV transfer to the decode workers.
 
     Attributes:
         workers: P.
-        chunk: prompt tokens that a worker computes in a step at most.
-        kv_tokens: KV memory of each; 0: without bound.
-        transfer: what it takes to fetch KV.
+        chunk: upper bound on the prompt tokens of a worker's step.
+        kv_tokens: KV memory of each; 0: unbounded.
+        transfer: duration of a KV transfer.
 
     Raises:
-        ConfigError: settings that make no sense; names the option.
+        ConfigError: invalid setting; names the option.
     """
 
     workers: int
@@ -75,10 +75,10 @@ def parse_prefill(
     kv_tokens: int | None,
     transfer_time: str | None,
 ) -> PrefillConfig | None:
-    """Read the options of prefill workers; None where there are none.
+    """Parse the options of prefill workers; None without such workers.
 
     Raises:
-        ConfigError: an option that makes no sense, or has nothing to act on.
+        ConfigError: an invalid option, or one without effect.
     """
     given = {
         "--prefill-step-time": step_time,
@@ -99,15 +99,15 @@ def parse_prefill(
 
 
 class _Worker:
-    """One prefill worker: its engine, and the step that it is in.
+    """One prefill worker: its engine and its current step.
 
     Attributes:
-        left_tokens: prompt tokens that it still has to compute, those of the step included.
+        left_tokens: number of prompt tokens to compute, including those of the current step.
     """
 
     def __init__(self, config: PrefillConfig) -> None:
         memory = config.kv_tokens or _NO_BOUND
-        # A prompt takes a token of a step at least, so that slots are never what is short.
+        # A prompt takes at least one token of a step, so a step never runs out of slots.
         self.engine = Engine(config.chunk, memory, chunk=config.chunk, lease_s=math.inf)
         self.left_tokens = 0
         self.stepping = False
@@ -122,19 +122,18 @@ class _Worker:
 
     @property
     def takes_more(self) -> bool:
-        """Whether the router gives it another prompt; see ``PrefillWorker``."""
+        """Whether the router sends another prompt; the rule of ``PrefillWorker``."""
         left, kept = self.left_tokens, self.engine.kept
         if left >= self._backlog_tokens:
             return False
         return not (left or len(kept)) or kept.tokens + left < self._share_tokens
 
     def take(self, job: Job) -> None:
-        """Give it a prompt."""
         self.engine.add(EngineRequest(str(job.number), job.prompt_tokens, 1, keeps_kv=True))
         self.left_tokens += job.prompt_tokens
 
     def begin(self, now_s: float) -> Step | None:
-        """Begin a step; None where there is nothing to compute, or no memory for it."""
+        """Begin a step; None without work, or without memory for it."""
         if self.stepping or not self.engine.unfinished:
             return None
         step = self._group.begin(now_s)
@@ -142,7 +141,7 @@ class _Worker:
         return step if self.stepping else None
 
     def end(self, step: Step, now_s: float) -> list[EngineRequest]:
-        """End the step; returns those whose prompt is computed."""
+        """End the step; return the requests whose prompt is computed."""
         self.stepping = False
         self.left_tokens -= step.parts[0].schedule.prefill_tokens
         (ended,) = self._group.finish(step, now_s)
@@ -150,14 +149,14 @@ class _Worker:
 
 
 class Prefill:
-    """The requests of a stream, each given out once its prompt is computed: a ``Stream`` itself.
+    """A ``Stream`` that returns the requests of another one when their prompts are computed.
 
     Args:
-        config: the workers.
-        source: requests as they arrive.
+        config: prefill workers.
+        source: stream of arriving requests.
 
     Attributes:
-        meter: of what the workers keep and do.
+        meter: meter of the workers' KV and time.
     """
 
     def __init__(self, config: PrefillConfig, source: Stream) -> None:
@@ -178,17 +177,16 @@ class Prefill:
 
     @property
     def inside(self) -> int:
-        """Requests whose prompts are not computed yet."""
         return self._coming + len(self._queue) + len(self._computing)
 
     def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
-        """See ``Stream.due``: those whose prompts have been computed, in that order."""
+        """Return the requests whose prompts have been computed since, in that order."""
         self._run(now_s, waiting)
         ready, self._ready = self._ready, []
         return ready
 
     def next_s(self) -> float:
-        """See ``Stream.next_s``; nobody fetches anything meanwhile that is not on its way."""
+        """Return the time of the next computed prompt, if no further fetch begins until then."""
         while not self._ready:
             at_s = self._next_event_s()
             if at_s == math.inf:
@@ -197,7 +195,7 @@ class Prefill:
         return self._now_s
 
     def fetch(self, job: Job, now_s: float) -> float:
-        """A decode worker begins to fetch a request's KV; returns when it has it."""
+        """Start the fetch of a request's KV by a decode worker; return its end."""
         passage = self._passages[job.number]
         passage.fetch_s = now_s
         passage.fetched_s = now_s + self._config.transfer.seconds(job.prompt_tokens)
@@ -205,13 +203,12 @@ class Prefill:
         return passage.fetched_s
 
     def first_token(self, job: Job, now_s: float, *, counts: bool) -> None:
-        """A request has its first token; whether it is part of the averages."""
+        """Record a request's first token; ``counts`` adds it to the averages."""
         passage = self._passages.pop(job.number)
         if counts:
             self._parts_s.append(passage.parts_s(now_s))
 
     def result(self) -> PrefillResult:
-        """All averages."""
         return PrefillResult.of(self._parts_s, self.meter, self.inside)
 
     def _next_event_s(self) -> float:
@@ -223,7 +220,7 @@ class Prefill:
         return min(coming_s, self._events[0][0])
 
     def _run(self, until_s: float, waiting: int) -> None:
-        """Let everything happen up to a time, and what comes until then arrive."""
+        """Run all events up to a time, and let requests arrive until then."""
         for job in self._source.due(until_s, waiting + self.inside + len(self._ready)):
             self._coming += 1
             self._at(job.arrival_s, partial(self._arrive, job))
@@ -232,7 +229,7 @@ class Prefill:
         self._pass(until_s)
 
     def _happen(self, at_s: float) -> None:
-        """What happens at one time happens before any worker begins a step at that time."""
+        """Run all events of one time; only then may workers begin a step."""
         self._pass(at_s)
         while self._events and self._events[0][0] == at_s:
             heapq.heappop(self._events)[2]()
@@ -263,7 +260,7 @@ class Prefill:
         heapq.heappush(self._queue, (job.priority, job.number, job))
 
     def _give(self) -> None:
-        """Give those who wait in the router to the workers that take more."""
+        """Send waiting prompts to the workers that take more."""
         while self._queue:
             able = [worker for worker in self._workers if worker.takes_more]
             if not able:

@@ -1,4 +1,4 @@
-"""What a simulation is measured by (definitions: arXiv 2601.17855, section 6.1)."""
+"""Measurements of a simulation (definitions: arXiv 2601.17855, section 6.1)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Report = dict[str, object]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRecords:
-    """What each step after the warm-up was like; S steps.
+    """Records of the S steps after the warm-up.
 
     Attributes:
-        seconds: shape (S,), duration of each step.
-        idle_s: shape (S,), time without any request before each step.
-        loads: shape (S, G), KV tokens that run.
-        tokens: shape (S,), output tokens that the step yielded.
-        waiting: shape (S,), requests that went on waiting in the router.
+        seconds: duration of each step, shape (S,).
+        idle_s: time without any request before each step, shape (S,).
+        loads: KV tokens of running requests, shape (S, G).
+        tokens: number of output tokens of the step, shape (S,).
+        waiting: number of requests that stayed in the router, shape (S,).
     """
 
     seconds: Floats
@@ -36,17 +36,17 @@ class StepRecords:
 
     @property
     def imbalance_tokens(self) -> Ints:
-        """Shape (S,): G max L - sum L of each step."""
+        """G max L - sum L of each step, shape (S,)."""
         imbalance: Ints = self.loads.shape[1] * self.loads.max(axis=1) - self.loads.sum(axis=1)
         return imbalance
 
     def power_w(self, power: PowerModel) -> Floats:
-        """Shape (S, G): power of each worker, at the utilization L_g / max L."""
+        """Return the power of each worker at the utilization L_g / max L, shape (S, G)."""
         peak = self.loads.max(axis=1, keepdims=True)
         return power.watts(self.loads / np.maximum(1, peak))
 
     def energy_j(self, power: PowerModel) -> float:
-        """Of all workers, the time without requests included."""
+        """Return the energy of all workers, including the time without requests."""
         idle_w = power.idle_w * self.loads.shape[1]
         return float(self.power_w(power).sum(axis=1) @ self.seconds + idle_w * self.idle_s.sum())
 
@@ -56,24 +56,25 @@ class DecodeResult:
     """Averages over the steps after the warm-up.
 
     Attributes:
-        avg_imbalance_tokens: G max L - sum L.
+        avg_imbalance_tokens: mean of G max L - sum L.
         throughput_tok_s: output tokens per second.
-        tpot_mean_s: (finish - start) / output tokens, of requests that start and finish after the
-            warm-up.
-        ttft_mean_s, ttft_p99_s: from a request's arrival to its first token, of those that start
+        tpot_mean_s: mean of (finish - start) / output tokens, of requests that start and finish
             after the warm-up.
-        energy_j: of all workers.
+        ttft_mean_s, ttft_p99_s: time from a request's arrival to its first token, of requests that
+            start after the warm-up.
+        energy_j: energy of all workers.
         mean_load_tokens, max_load_tokens: KV tokens of a worker, of the fullest worker.
-        mean_admitted_prompt_tokens: prompts of the requests that started.
-        max_pool_wait_steps: longest wait in the router, of those that still wait at the end too.
-        slot_bubble_steps: steps that a slot stood free while requests waited, per refill meanwhile.
-        decision_ms_p50, decision_ms_p99: time that a decision took; None without a clock.
-        steps: after the warm-up.
-        completed: requests that finished after the warm-up.
-        waiting_at_end: requests that still waited in the router.
+        mean_admitted_prompt_tokens: mean prompt length of the started requests.
+        max_pool_wait_steps: longest wait in the router, including requests that wait at the end.
+        slot_bubble_steps: number of steps that a slot stood free while requests waited, per refill
+            meanwhile.
+        decision_ms_p50, decision_ms_p99: duration of a decision; None without a clock.
+        steps: number of steps after the warm-up.
+        completed: number of requests that finished after the warm-up.
+        waiting_at_end: number of requests that still waited in the router.
         parameters: everything that the result depends on.
-        prefill: of prefill workers, None without any.
-        records: every step, where asked for.
+        prefill: figures of prefill workers, None without any.
+        records: records of every step, on request.
     """
 
     avg_imbalance_tokens: float
@@ -97,17 +98,16 @@ class DecodeResult:
     records: StepRecords | None = field(default=None, compare=False)
 
     def report(self) -> Report:
-        """As it is written to a file; without the records."""
         keys = [each.name for each in fields(self) if each.name not in ("prefill", "records")]
         prefill = self.prefill.report() if self.prefill else {}
         return {key: getattr(self, key) for key in keys} | prefill
 
 
 class Recorder:
-    """Notes a simulation as it runs.
+    """Records a simulation as it runs.
 
     Args:
-        warmup: steps that are left out.
+        warmup: number of steps to leave out.
     """
 
     def __init__(self, warmup: int) -> None:
@@ -124,26 +124,24 @@ class Recorder:
         self._completed = 0
 
     def step(self, seconds: float, idle_s: float, loads: Ints, tokens: int, waiting: int) -> None:
-        """One step; see ``StepRecords``."""
+        """Record one step; the values are those of ``StepRecords``."""
         self._steps.append((seconds, idle_s, tokens, waiting))
         self._loads.append(loads)
 
     def decided(self, step: int, seconds: float) -> None:
-        """A decision took so long."""
         if step >= self._warmup:
             self._decision_s.append(seconds)
 
     def left_waiting(self, count: int) -> None:
-        """So many requests wait after the step's decision; told once a step, before ``started``."""
+        """Record the requests still waiting after the decision; once a step, before ``started``."""
         self._busy.append(self._busy[-1] + (count > 0))
 
     def waited(self, step: int, steps: int) -> None:
-        """A request waited in the router until a step."""
+        """Record a request's wait in the router."""
         if step >= self._warmup:
             self._longest_wait = max(self._longest_wait, steps)
 
     def started(self, step: int, starts: Sequence[Start]) -> None:
-        """Requests start at a step."""
         if step < self._warmup:
             return
         busy = self._busy
@@ -153,13 +151,11 @@ class Recorder:
                 self._bubbles.append(busy[step] - busy[free_since])
 
     def first_tokens(self, residences: Sequence[Residence], now_s: float) -> None:
-        """Requests get their first token."""
         for job, _, start_step, _ in residences:
             if start_step >= self._warmup:
                 self._ttft_s.append(now_s - job.arrival_s)
 
     def finished(self, step: int, residences: Sequence[Residence], now_s: float) -> None:
-        """Requests get their last token."""
         if step < self._warmup:
             return
         self._completed += len(residences)
@@ -168,7 +164,6 @@ class Recorder:
                 self._tpot_s.append((now_s - start_s) / job.output_tokens)
 
     def records(self) -> StepRecords:
-        """The steps after the warm-up."""
         seconds, idle_s, tokens, waiting = zip(*self._steps[self._warmup :], strict=True)
         return StepRecords(
             seconds=np.array(seconds),
@@ -186,7 +181,7 @@ class Recorder:
         *,
         keep_records: bool,
     ) -> DecodeResult:
-        """All averages.
+        """Return all averages.
 
         Raises:
             InputError: the requests ended within the warm-up.

@@ -1,4 +1,4 @@
-"""The result of a simulation as a table for the terminal."""
+"""Result of a simulation as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PREFILL_ROWS = (
 
 
 def decode_table(result: DecodeResult) -> RenderableType:
-    """The figures, and what they depend on."""
+    """Return a table of the figures, with their conditions."""
     used = result.parameters
     table = Table("", str(used["policy"]), box=None, pad_edge=False)
     _add(table, ROWS, result)

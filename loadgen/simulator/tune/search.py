@@ -1,4 +1,4 @@
-"""Searches the best H, gamma, mu and lead of BF-IO by short simulations."""
+"""Search for the best H, gamma, mu and lead of BF-IO by short simulations."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LONGEST_HORIZON = 200
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a simulation is told; see ``router.core.forecast.parameters.Parameters``.
+    """Parameters of one simulation; see ``router.core.forecast.parameters.Parameters``.
 
     Attributes:
         horizon: H, in steps.
         discount: gamma.
         tie_weight: mu, in 1/tokens.
-        lead_tokens: None: by the rule.
+        lead_tokens: lead; None: by the rule.
     """
 
     horizon: int
@@ -35,7 +35,7 @@ class Setting:
     lead_tokens: float | None = None
 
     def flags(self, lead_flag: str = "--lead") -> str:
-        """As ``evenstep simulate decode`` takes them; ``serve`` has a longer name for the lead."""
+        """Return the options for ``simulate decode``; ``serve`` has another flag for the lead."""
         lead = "" if self.lead_tokens is None else f" {lead_flag} {self.lead_tokens:g}"
         return (
             f"--horizon {self.horizon} --discount {self.discount:g} "
@@ -45,10 +45,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one simulation gave: imbalance in tokens, throughput in tokens per second.
+    """Result of one simulation: imbalance in tokens, throughput in tokens per second.
 
     Attributes:
-        used: what was in force, the lead included.
+        used: parameters in force, including the lead.
     """
 
     imbalance_tokens: float
@@ -63,12 +63,12 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        best: of the least mean imbalance over the seeds of the search.
-        tried: mean imbalance in tokens by setting, over the last seeds that it was tried with.
-        rule_trials, best_trials: of seeds that the search has not seen, pairwise the same.
+        best: setting of the least mean imbalance over the seeds of the search.
+        tried: mean imbalance in tokens by setting, over its last set of seeds.
+        rule_trials, best_trials: trials with seeds outside the search, the same for both.
     """
 
     best: Setting
@@ -82,10 +82,10 @@ class Search:
     """Coarse grid, refinement around the best, then a comparison with the rule on fresh seeds.
 
     Attributes:
-        measure: simulates.
-        seeds: in the search; as many others are taken for the comparison.
-        foresees: ends are foreseen in some way, so horizons above 0 are tried too.
-        tell: is told how far it is.
+        measure: function that simulates.
+        seeds: number of seeds of the search; the comparison uses as many others.
+        foresees: whether ends are predicted at all; then horizons above 0 are tried too.
+        tell: callback for progress messages.
     """
 
     measure: Measure
@@ -95,7 +95,6 @@ class Search:
     _trials: dict[tuple[Setting, int], Trial] = field(default_factory=dict)
 
     def run(self) -> Tuned:
-        """Search."""
         tried = self._means(coarse(self.foresees), 1, "coarse grid")
         kept = sorted(tried, key=tried.__getitem__)[:_KEPT]
         finer = self._means(kept, self.seeds, "the best of it")
@@ -132,7 +131,7 @@ class Search:
 
 
 def coarse(foresees: bool) -> list[Setting]:
-    """The first grid; without foresight every horizon above 0 loses, and only mu is searched."""
+    """Return the first grid; without predictions every horizon above 0 loses, so only mu varies."""
     blind = [Setting(0, 1.0, mu) for mu in _BLIND_TIE_WEIGHTS]
     if not foresees:
         return blind
@@ -145,10 +144,10 @@ def coarse(foresees: bool) -> list[Setting]:
 
 
 def near(setting: Setting, lead_tokens: float) -> list[Setting]:
-    """One step from a setting in each direction.
+    """Return the settings one step away in each direction.
 
     Args:
-        setting: where to start.
+        setting: start.
         lead_tokens: its lead.
     """
     ratio = 2.0 if setting.horizon == 0 else 3.0

@@ -75,12 +75,12 @@ def tune(
 
 
 def tune_config(config: DecodeConfig, seeds: int, tell: Tell) -> Tuned:
-    """Search for one workload; deterministic.
+    """Search the parameters for one workload; deterministic.
 
     Args:
-        config: the workload; its parameters and its seed are replaced.
-        seeds: of the search.
-        tell: is told how far it is.
+        config: workload; the search replaces its parameters and its seed.
+        seeds: number of seeds of the search.
+        tell: callback for progress messages.
     """
 
     def measure(setting: Setting | None, seed: int) -> Trial:
@@ -96,7 +96,7 @@ def tune_config(config: DecodeConfig, seeds: int, tell: Tell) -> Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The best against the rule on seeds that the search has not seen.
+    """Comparison of the best with the rule on fresh seeds.
 
     Attributes:
         imbalance, throughput: relative differences, best / rule - 1, of paired seeds.
@@ -107,7 +107,6 @@ class Verdict:
 
     @classmethod
     def of(cls, tuned: Tuned) -> Verdict:
-        """Compare."""
         metrics = ("imbalance_tokens", "throughput_tok_s")
         differences = [
             paired(_each(tuned.best_trials, name), _each(tuned.rule_trials, name))
@@ -117,7 +116,7 @@ class Verdict:
 
     @property
     def change(self) -> bool:
-        """The best has surely less imbalance than the rule."""
+        """Whether the best has significantly less imbalance than the rule."""
         return self.imbalance.mean < 0 and self.imbalance.surely_not_zero
 
 
@@ -126,7 +125,7 @@ def _each(trials: Sequence[Trial], name: str) -> list[float]:
 
 
 def verdict_table(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> Table:
-    """The rule and the best as rows, and what to do about it."""
+    """Return a table of the rule and the best, with advice."""
     table = Table("", "H", "gamma", "mu", "lead", "imbalance", "tok/s", box=None, pad_edge=False)
     for name, trials in (("the rule", tuned.rule_trials), ("the best", tuned.best_trials)):
         used = trials[-1].used
@@ -139,7 +138,7 @@ def verdict_table(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> Table
 
 
 def advice(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> list[str]:
-    """What the figures mean, and the flags to pass."""
+    """Return the meaning of the figures, and the flags to use."""
     count = len(tuned.rule_trials)
     lines = [
         f"Difference: mean of {count} fresh seeds, paired, with its 95 % interval. {STATEMENT}"
@@ -158,7 +157,7 @@ def _share(difference: Estimate) -> str:
 
 
 def report(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> dict[str, object]:
-    """Everything that was found, JSON-able."""
+    """Return all results, JSON-able."""
     return {
         "statement": STATEMENT,
         "conditions": {name: value for name, value in config.described().items() if name != "seed"},
