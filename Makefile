@@ -5,7 +5,9 @@ PYTHON ?= python3.11 python3.12 python3.13 python3
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci
-PURE := router/core/* engine_patches/admission/* loadgen/diagnose/analysis/*
+PURE := router/core/* engine_patches/admission/* loadgen/diagnose/analysis/* $(addprefix router/, \
+    access/keys.py access/limits.py http/counts.py http/head.py http/limits.py http/refusal.py \
+    recording/lines.py recording/recorder.py observe/observed.py)
 
 .NOTPARALLEL:
 .PHONY: help venv engine prometheus up demo figures gpu test test-fast test-engine test-planes soak check format docs bench bench-router clean

@@ -14,7 +14,11 @@ from pathlib import Path
 import router.core.policies
 from router.core.policies.table import POLICIES
 
-_PROGRAM = ("router.core.policies.bfio.",)
+# Other policies use the rest of that package, too.
+_PROGRAM = tuple(
+    f"router.core.policies.bfio.{name}"
+    for name in ("policy", "compiled", "filling", "kernels", "local_search", "search", "solver")
+)
 _LOOKING = tuple(
     f"router.core.forecast.{name}"
     for name in ("end_signals", "forecast", "look_ahead", "parameters", "survival")
@@ -34,7 +38,7 @@ _ADMISSION = tuple(
     f"loadgen.simulator.admission.{name}"
     for name in ("admission_results", "predictions", "scenarios", "simulation")
 )
-_OTHER_SIMULATIONS = ("loadgen.simulator.admission.", "loadgen.simulator.tune.")
+_OTHER_SIMULATIONS = ("loadgen.simulator.admission", "loadgen.simulator.tune")
 _ADMITTING = (
     *_ADMISSION,
     *(f"loadgen.emulator.{name}" for name in ("engine", "handoff", "queues", "schedule")),
@@ -56,9 +60,10 @@ _LIVE = (
 # Chains of servers: what places them, and what simulates them.
 _CHAINS = ("router.core.placement.", "loadgen.chains.")
 _CHAINED = (*_CHAINS, "router.core.policies.", "router.core.types")
+_POLICIES = "router.core.policies.table"
 # What only talks, or is not part of a simulation.
 _ASIDE = (
-    *("cli", "command", "table"),
+    *("cli", "command", ".logs", ".table", "_table"),
     *(".instances", ".calibration", ".exact", ".exact_model"),
 )
 
@@ -103,12 +108,20 @@ def fingerprint(depends_on: Sequence[object], code: Code) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def modules_of(code: Code) -> dict[str, Path]:
+    """Modules that a run goes through, among those that are imported, and their files."""
+    return {
+        name: path
+        for name, path in sorted(_sources().items())
+        if name.startswith(code.prefixes) and not name.startswith(code.unused)
+    }
+
+
 @cache
 def _sum(code: Code) -> str:
     digest = hashlib.sha256()
-    for name, path in sorted(_sources().items()):
-        if name.startswith(code.prefixes) and not name.startswith(code.unused):
-            digest.update(f"{name}\n{_bare(path)}\n".encode())
+    for name, path in modules_of(code).items():
+        digest.update(f"{name}\n{_bare(path)}\n".encode())
     return digest.hexdigest()
 
 
@@ -123,7 +136,9 @@ def _sources() -> dict[str, Path]:
         path = getattr(module, "__file__", None)
         if path:
             found[name] = Path(path)
-    return {name: path for name, path in found.items() if not name.endswith(_ASIDE)}
+    return {
+        name: path for name, path in found.items() if name == _POLICIES or not name.endswith(_ASIDE)
+    }
 
 
 @cache

@@ -16,7 +16,7 @@ import loadgen.chains.command
 from loadgen.chains.command import ChainsOptions
 from loadgen.chains.config import Blocks, ChainsConfig
 from loadgen.figures.chain_cases import LOWER, RESPONSE, ChainCase, Computed, worst_ratio
-from loadgen.figures.fingerprints import decode_code, fingerprint
+from loadgen.figures.fingerprints import decode_code, fingerprint, modules_of
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.studies import STUDIES, chain_blocks, chain_caches, chain_policies
@@ -97,6 +97,22 @@ def test_runs_are_named_by_all_that_they_depend_on() -> None:
     assert len(names) == 2 * len(trials)
     assert not "router.core.placement.gca".startswith(case.code.unused)
     assert "router.core.placement.gca".startswith(decode_code("bfio", prefill_workers=False).unused)
+
+
+@pytest.mark.parametrize(
+    ("policy", "module", "counts"),
+    [
+        ("jsq", "table", True),
+        ("jsq", "bfio.policy", False),
+        ("balance_route", "bfio.subsets", True),
+        ("balance_route", "bfio.solver", False),
+        ("bfio", "bfio.solver", True),
+        ("bfio", "bfio.calibration", False),
+    ],
+)
+def test_code_that_a_decode_run_goes_through(policy: str, module: str, counts: bool) -> None:
+    names = modules_of(decode_code(policy, prefill_workers=False))
+    assert (f"router.core.policies.{module}" in names) == counts
 
 
 def test_quick_runs_are_fewer_and_shorter() -> None:
