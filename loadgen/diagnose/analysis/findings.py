@@ -91,7 +91,7 @@ class Waiting:
 
     @property
     def even_share(self) -> float:
-        """Share by which the mean load is below the fullest worker's: an upper bound on idle_share."""
+        """Share by which the mean load is below the fullest one's: bounds idle_share from above."""
         if not self.max_load_tokens:
             return 0.0
         return max(0.0, 1 - self.mean_load_tokens / self.max_load_tokens)

@@ -35,6 +35,8 @@ WORTH_A_SWITCH = 0.02
 
 
 class Word(Enum):
+    """Verdicts."""
+
     BALANCING_PAYS = "balancing_pays"
     ALREADY_EVEN = "already_even"
     CHEAP_ATTENTION = "cheap_attention"
