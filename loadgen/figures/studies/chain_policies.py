@@ -33,9 +33,7 @@ _WAYS: Mapping[str, tuple[str, Dispatch]] = MappingProxyType(
     }
 )
 LOADS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
-_RATE = (
-    1.0  # requests/s that blocks are placed for; gives several chains, unlike the paper's 0.2
-)
+_RATE = 1.0  # requests/s that blocks are placed for; gives several chains, unlike the paper's 0.2
 _REQUESTS = 10_000
 _BOUNDS = (
     Column("jffc, s", RESPONSE),
