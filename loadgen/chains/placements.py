@@ -111,7 +111,7 @@ def _sums(values: Floats, width: int) -> Floats:
 
 
 def _longest_s(placement: Placement) -> float:
-    """Time in the fastest servers per block that could together hold all blocks: [29], Theorem 2."""
+    """Time in the fastest servers (per block) that could hold all blocks: [29], Theorem 2."""
     pairs = [
         (server.time_s(len(held)) / len(held), len(held))
         for server, held in zip(placement.servers, placement.held, strict=True)
