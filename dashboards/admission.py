@@ -1,4 +1,4 @@
-"""Admission: who waits where, what full memory costs, prompts that other workers compute."""
+"""Admission: waiting requests, the cost of full memory, and prompts computed elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions: how the policy decides, how long it takes, and what it looks at."""
+"""Decisions: how the policy decides, how long it takes, and its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Energy: what the fleet draws, and what a token costs."""
+"""Energy: power of the fleet, and energy per token."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ from dashboards.panel import (
 
 _IMBALANCE = "evenstep_imbalance_tokens_total"
 _TOGETHER = ratio("evenstep_together_steps_total", "evenstep_contested_steps_total")
-# Where workers do not step together nothing is lost.
+# Workers that do not step together lose nothing.
 _LOST = Query(
     f"{rate(_IMBALANCE)} / ({rate(_IMBALANCE)} + {rate('evenstep_load_tokens_total')}) "
     f"unless {_TOGETHER} < 0.9",
 )
 
 _CPU = "process_cpu_seconds_total"
-# Engines tell of their processes too.
+# Engines export metrics of their processes, too.
 _ROUTERS = "and on (job, instance) evenstep_build_info"
 
 GLANCE = Row(

@@ -1,7 +1,7 @@
-"""Write the JSON of every dashboard beside this file; ``docs.generate`` does so too.
+"""Write the JSON of every dashboard beside this file; ``docs.generate`` does so, too.
 
-python -m dashboards.generate            # write what has changed
-python -m dashboards.generate --check    # write nothing; exit 1 if a file is not up to date
+python -m dashboards.generate            # write changed files
+python -m dashboards.generate --check    # write nothing; exit 1 if a file is out of date
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def stale() -> dict[Path, str]:
-    """The files that do not hold what their board says, and what they should hold."""
+    """Out-of-date files with the text that their boards give."""
     texts = {FOLDER / f"{board.name}.json": render(board) for board in BOARDS}
     return differing(texts)
 
 
 def differing(texts: Mapping[Path, str]) -> dict[Path, str]:
-    """Of these files with their texts those that hold something else, or are not there."""
+    """The entries whose file is missing or has another text."""
     return {path: text for path, text in texts.items() if _content(path) != text}
 
 
 def write(stale_files: Mapping[Path, str]) -> None:
-    """Write these texts, and say so."""
+    """Write these texts, and print the paths."""
     for path, text in stale_files.items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.name}")
 
 
 def main() -> None:
-    """See the module."""
+    """Generate or check all dashboards."""
     changed = stale()
     if "--check" in sys.argv[1:]:
         names = ", ".join(path.name for path in changed)

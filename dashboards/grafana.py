@@ -1,4 +1,4 @@
-"""Boards as Grafana reads them, by Grafana's own types (grafana-foundation-sdk)."""
+"""Boards in Grafana's format, by Grafana's own types (grafana-foundation-sdk)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _siblings() -> dashboard.DashboardLink:
 
 
 def _choice(name: str, label: str, query: str) -> dashboard.QueryVariable:
-    """A list to choose from, all of it at first."""
+    """A variable with several choices; initially all."""
     return (
         dashboard.QueryVariable(name)
         .label(label)

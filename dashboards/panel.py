@@ -1,6 +1,6 @@
-"""What a dashboard says: rows of panels, and the PromQL that their metrics are asked with.
+"""Contents of a dashboard: rows of panels, and PromQL queries of their metrics.
 
-Nothing here knows Grafana's JSON; ``dashboards/grafana.py`` writes it.
+Nothing here depends on Grafana's JSON; ``dashboards/grafana.py`` writes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WORKER = GROUP + ',worker=~"$worker"'
 WORKER_LEGEND = "{{worker}} (rank {{rank}})"
 ENGINE_LEGEND = "{{instance}} engine {{engine}}"
 
-# Units as Grafana names them.
+# Units by their names in Grafana.
 Unit = Literal[
     "short", "s", "percentunit", "bytes", "binBps", "reqps", "ops", "watt", "joule", "bool_on_off"
 ]
@@ -22,7 +22,7 @@ Unit = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One PromQL expression, and what its series are called: labels in double braces."""
+    """One PromQL expression with the legend of its series; labels stand in double braces."""
 
     expression: str
     legend: str = "{{group}}"
@@ -33,10 +33,10 @@ class Panel:
     """One picture.
 
     Attributes:
-        title: what is drawn, with its unit where Grafana has no name for it.
-        description: what it means and what to do about it, for somebody who sees it first.
-        unit: of all its queries.
-        queries: what is drawn.
+        title: quantity, with its unit where Grafana has no name for it.
+        description: meaning and advice, for a first-time reader.
+        unit: unit of all its queries.
+        queries: queries to draw.
         kind: lines over time, lines that add up, or the latest value in large type.
         width: columns of 24.
     """
@@ -62,10 +62,10 @@ class Board:
     """One dashboard.
 
     Attributes:
-        name: of its file, and the end of its identifier in Grafana.
-        title: for people.
-        description: which questions it answers.
-        rows: from top to bottom.
+        name: file name, and end of its identifier in Grafana.
+        title: title for people.
+        description: questions that it answers.
+        rows: rows from top to bottom.
     """
 
     name: str
@@ -81,12 +81,12 @@ def rate(name: str, by: str = "group", where: str = GROUP) -> str:
 
 
 def ratio(counter: str, per: str, by: str = "group") -> str:
-    """A counter's increase by that of another one; no value while neither moves."""
+    """A counter's increase over another's; no value while neither moves."""
     return f"{rate(counter, by)} / {rate(per, by)}"
 
 
 def mean(histogram: str) -> str:
-    """The average of what a histogram has seen."""
+    """The mean of a histogram's observations."""
     return ratio(f"{histogram}_sum", f"{histogram}_count")
 
 
@@ -102,7 +102,7 @@ def quantiles(histogram: str) -> tuple[Query, ...]:
 
 
 def of_group(name: str, fold: str = "sum") -> str:
-    """A gauge of groups or workers, folded to one value per group."""
+    """A gauge of groups or workers, aggregated to one value per group."""
     return f"{fold} by (group) ({name}{{{GROUP}}})"
 
 

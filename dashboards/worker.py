@@ -1,4 +1,4 @@
-"""Workers one by one: what they carry, and how well the router knows it."""
+"""Workers one by one: their loads, and how well the router knows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dashboards.panel import (
     rate,
 )
 
-# A worker that is given requests as any other has no value.
+# A worker with a closed breaker exports no value.
 _EJECTED = f"evenstep_worker_breaker{{{WORKER}}} or 0 * evenstep_worker_up{{{WORKER}}}"
 
 LOADS = Row(

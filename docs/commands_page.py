@@ -1,4 +1,4 @@
-"""The page of all commands, from the table and the functions by which they run."""
+"""The page of all commands, from their table and functions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _section(name: str) -> str:
 
 
 def _description(function: Callable[..., None]) -> str:
-    """The docstring; what it marks as not to be wrapped becomes a block of code."""
+    """The docstring; paragraphs marked as not wrapped become code blocks."""
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
     return "".join(map(_paragraph, paragraphs))
 
@@ -74,7 +74,7 @@ def _rows(function: Callable[..., None]) -> Iterator[tuple[str, str, str]]:
 
 
 def _row(parameter: Any, typed: inspect.Parameter) -> tuple[str, str, str]:
-    """One option or argument: how it is written, its default, its help."""
+    """One option or argument: its form, its default, its help."""
     kind, info = get_args(typed.annotation)[:2]
     value = parameter.metavar or _value(kind)
     if not isinstance(info, OptionInfo):
@@ -87,7 +87,7 @@ def _row(parameter: Any, typed: inspect.Parameter) -> tuple[str, str, str]:
 
 
 def _help(parameter: Any, info: OptionInfo) -> Iterator[str]:
-    """The help, and what else may be given."""
+    """The help, with limits, repetition and environment variable."""
     yield info.help or ""
     limits = [
         f"{word} {number(limit)}"
@@ -110,7 +110,7 @@ def _default(parameter: Any, typed: inspect.Parameter) -> str:
 
 
 def _value(kind: Any) -> str:
-    """What stands for a value that has no word of its own: its choices, else its type."""
+    """Placeholder of a value without one of its own: its choices, else its type."""
     plain_kinds = [each for each in get_args(kind) if each is not NoneType] or [kind]
     first = plain_kinds[0]
     if isinstance(first, type) and issubclass(first, Enum):
@@ -119,7 +119,7 @@ def _value(kind: Any) -> str:
 
 
 def _settings(function: Callable[..., None]) -> str:
-    """Which settings the command takes as flags too; their page says the rest."""
+    """Settings that the command also takes as flags; their page has the details."""
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     names = [each.name for each in parameters if _is_setting(each)]
     if not names:
@@ -134,7 +134,7 @@ def _flags(names: Iterable[str]) -> str:
 
 
 def _is_setting(parameter: inspect.Parameter) -> bool:
-    """Whether ``with_flags`` has made it of a setting: its help begins with what that is."""
+    """Whether ``with_flags`` made it from a setting: its help begins with the setting's."""
     field = ServeSettings.model_fields.get(parameter.name)
     if field is None or field.description is None:
         return False

@@ -1,7 +1,7 @@
 """Write the generated pages beside this file, and the dashboards.
 
-python -m docs.generate            # write what has changed
-python -m docs.generate --check    # write nothing; exit 1 if a file is not up to date
+python -m docs.generate            # write changed files
+python -m docs.generate --check    # write nothing; exit 1 if a file is out of date
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PAGES = {
 
 
 def stale() -> dict[Path, str]:
-    """The generated files that do not hold what the code says, and what they should hold."""
+    """Out-of-date generated files with their new text."""
     pages = {FOLDER / name: text() for name, text in _PAGES.items()}
     return dashboards.differing(pages) | dashboards.stale()
 
 
 def main() -> None:
-    """See the module."""
+    """Generate or check all files."""
     changed = stale()
     if "--check" in sys.argv[1:]:
         names = ", ".join(path.name for path in changed)

@@ -1,4 +1,4 @@
-"""Pieces of Markdown that GitHub and mkdocs read alike."""
+"""Pieces of Markdown that GitHub and mkdocs render alike."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ def code(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """The text with nothing in it that Markdown or HTML would take for its own."""
+    """The text with all Markdown and HTML escaped."""
     return _entities(text).replace("*", "\\*")
 
 
 def number(value: float) -> str:
-    """A number without a fraction that is zero, with commas between thousands."""
+    """A number without a zero fraction, with commas between thousands."""
     return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def default(value: object) -> str:
-    """A default as one would write it."""
+    """A default in readable form."""
     if isinstance(value, bool):
         return code(str(value).lower())
     if isinstance(value, float) and value.is_integer():

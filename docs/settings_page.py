@@ -51,7 +51,7 @@ def settings_text() -> str:
 
 
 def _section(group: type[BaseSettings]) -> str:
-    """The settings of one class; heading and first sentence are its file's."""
+    """The settings of one class; heading and first sentence come from its module."""
     described = sys.modules[group.__module__].__doc__ or ""
     title, _, text = described.strip().partition(": ")
     path = f"{group.__module__.replace('.', '/')}.py"
@@ -70,7 +70,7 @@ def _row(name: str, field: FieldInfo) -> Iterator[str]:
 
 
 def _values(name: str, field: FieldInfo) -> str:
-    """What the setting may be: its choices or its range with unit, else what a flag takes."""
+    """Allowed values: choices, a range with its unit, or else the flag's placeholder."""
     bounds = {type(each).__name__: each for each in field.metadata}
     if {"Ge", "Le"} <= bounds.keys():
         between = f"{number(bounds['Ge'].ge)} to {number(bounds['Le'].le)}"

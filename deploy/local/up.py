@@ -3,8 +3,8 @@
     python -m deploy.local.up                    # everything on free ports of 127.0.0.1
     python -m deploy.local.up --port 8000 --policy round_robin
 
-Nothing is installed: states and logs lie in a temporary folder. Debian's Prometheus is laid beside
-the engine if there is none; where that fails the rest goes on, and it is said how to get it.
+Nothing is installed: states and logs go to a temporary folder. Without a Prometheus, Debian's is
+unpacked beside the engine. If that fails, the rest goes on and a message explains how to get it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from loadgen.run.processes import Child, free_ports, signals_as_interrupts
 from router.core.errors import EvenstepError
 
 RULES = Path(__file__).resolve().parents[1] / "prometheus" / "rules.yml"
-READY_S = 180.0  # at its very first start the router compiles its solver
+READY_S = 180.0  # At its very first start the router compiles its solver.
 
 
 class Stack(contextlib.ExitStack):
-    """The processes, in the order in which they were started; they end with its block.
+    """The processes in the order of their start; they end with the context.
 
     Args:
-        folder: for logs and states.
+        folder: folder for logs and states.
 
     Attributes:
-        parts: by name.
+        parts: processes by name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,13 +59,13 @@ class Stack(contextlib.ExitStack):
         child.until(lambda: _answers(url) or None, READY_S)
 
     def check(self) -> None:
-        """Raises EvenstepError if a process has ended by itself."""
+        """Raise EvenstepError if a process has ended by itself."""
         for child in self.parts.values():
             child.check()
 
 
 def up(options: argparse.Namespace, stack: Stack) -> None:
-    """Start everything and say where it is.
+    """Start everything and print the URLs.
 
     Raises:
         EvenstepError: a part does not run, or there are no free ports.
@@ -87,25 +87,25 @@ def up(options: argparse.Namespace, stack: Stack) -> None:
     print("dashboards  import dashboards/*.json into a Grafana that reads this Prometheus")
     print(f"logs        {stack.folder}")
     print("\nSend traffic, in another terminal:")
-    # More than there are slots, so that requests wait and there is something to choose.
+    # More clients than slots, so that requests wait and the policy has a choice.
     print(f"  .venv/bin/evenstep replay --url {url} --arrivals closed:400 --requests 50000")
     print("\nCtrl-C ends everything.", flush=True)
 
 
 def _start_fleet(options: argparse.Namespace, stack: Stack) -> dict[str, Any]:
-    # Two ports a worker for its stream, one for its HTTP, one for faults.
+    # Two ports per worker for its stream, one for its HTTP, one for faults.
     port = free_ports(3 * options.workers + 1)
     started = stack.folder / "fleet.json"
     flags = ("--port", str(port), "--workers", str(options.workers), "--json", str(started))
     stack.start("fleet", ("emulate", *flags), f"http://127.0.0.1:{port}/health")
-    # It answers a moment before it has written.
+    # The fleet answers a moment before it has written the file.
     stack.parts["fleet"].until(lambda: started.exists() or None, READY_S)
     said: dict[str, Any] = json.loads(started.read_text(encoding="utf-8"))
     return said
 
 
 def _start_prometheus(stack: Stack, router: str, engines: Sequence[str]) -> str | None:
-    """Its URL; None where there is no Prometheus."""
+    """Start Prometheus and return its URL; None if there is no Prometheus."""
     program = lay("prometheus")
     if program is None:
         return None
@@ -146,7 +146,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace, stack: Stack) -> int:
-    """Start everything, and watch it until it is interrupted or something fails."""
+    """Start everything, and watch it until an interrupt or a failure."""
     try:
         up(options, stack)
         while True:

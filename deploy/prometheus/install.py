@@ -1,9 +1,9 @@
-"""Lay Debian's Prometheus beside the CPU engine, without installing it: no service, no root.
+"""Unpack Debian's Prometheus beside the CPU engine, without installing it: no service, no root.
 
     python -m deploy.prometheus.install    # unpack it if it is not there; print its folder
 
-One that is on the PATH goes before. Debian and its kin only; elsewhere install Prometheus 2.42 or
-newer as your system does.
+A Prometheus on the PATH has priority. Works on Debian and its derivatives; elsewhere install
+Prometheus 2.42 or newer with your system's packages.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ ADVICE = "install prometheus (Debian: apt-get install prometheus), or run make p
 
 
 def folder() -> Path:
-    """Where it is unpacked."""
+    """Folder of the unpacked package."""
     return cache_folder() / "prometheus"
 
 
 def find(program: str) -> str | None:
-    """Path of ``prometheus`` or ``promtool``: on the PATH, else where this file has put it."""
+    """Path of ``prometheus`` or ``promtool``: from the PATH, else the unpacked one."""
     own = folder() / "usr" / "bin" / program
     return shutil.which(program) or (str(own) if is_complete(folder()) else None)
 
@@ -62,7 +62,7 @@ def _succeeds(cwd: Path, *command: str) -> bool:
 
 
 def lay(*programs: str) -> str | None:
-    """Path of the first of these, all unpacked before if one is missing; None, and says why."""
+    """Path of the first program, unpacking all if one is missing; None, and prints why."""
     if None in map(find, programs):
         try:
             ensure(folder(), unpack)
@@ -73,7 +73,7 @@ def lay(*programs: str) -> str | None:
 
 
 def main() -> int:
-    """Print the folder of ``prometheus`` and ``promtool``, made first if need be."""
+    """Print the folder of ``prometheus`` and ``promtool``, unpacking them if necessary."""
     program = lay("prometheus", "promtool")
     if program is None:
         return 1

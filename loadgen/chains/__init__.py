@@ -1,1 +1,1 @@
-"""Chains of unequal servers in virtual time; "Serving Chain-structured Jobs …", section 4."""
+"""Simulation of unequal servers in chains; "Serving Chain-structured Jobs …", section 4."""

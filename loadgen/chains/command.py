@@ -115,10 +115,10 @@ class ChainsOptions:
     json_file: JsonFlag = None
 
     def config(self) -> ChainsConfig:
-        """What they say.
+        """The simulation that the options describe.
 
         Raises:
-            ConfigError: something that makes no sense; names the option.
+            ConfigError: an invalid option; the message names it.
             InputError: no such trace, or one without arrival times.
         """
         scenario = self._scenario()

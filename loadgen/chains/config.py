@@ -1,4 +1,4 @@
-"""What one simulation of chains is made of, and the chains that come of it."""
+"""Settings of one simulation of chains, and the chains that follow from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RANGES = {
 
 
 class Blocks(StrEnum):
-    """Who places blocks."""
+    """Placement of blocks."""
 
     GBP_CR = "gbp_cr"
     PETALS = "petals"
@@ -40,7 +40,7 @@ class Blocks(StrEnum):
 
 
 class Allocation(StrEnum):
-    """How memory becomes slots: ahead, for chains, or for each request as it begins."""
+    """How memory becomes slots: reserved ahead for chains, or per request at its start."""
 
     GCA = "gca"
     DISJOINT = "disjoint"
@@ -65,24 +65,25 @@ class ChainsConfig:
     Attributes:
         scenario: servers and model.
         policies: names of ``POLICIES``, compared on the same requests.
-        rate: lambda in requests per second, for which blocks are placed; None: the scenario's.
-        load: requests come at this share of what all chains complete; None: at ``rate``.
-        target_load: rho, the highest share of their rate that chains are planned for.
-        blocks: who places them.
-        allocation: of memory to chains; None: as is usual with that placement.
+        rate: lambda, arrival rate in requests per second that the placement assumes; None: the
+            scenario's.
+        load: arrival rate as a share of the rate of all chains; None: arrivals at ``rate``.
+        target_load: rho, highest planned utilization of the chains.
+        blocks: placement of blocks.
+        allocation: allocation of memory to chains; None: the usual one of the placement.
         reserved: c, slots kept free for each block; None: tuned, or the placement's own.
-        tune_by: what c is tuned by.
-        requests: in each repeat.
-        warmup: of these, left out of the averages.
-        repeats: with other requests, on the same servers.
-        seed: of everything drawn.
-        arrivals: the law of the gaps between requests.
-        service: the law of their work.
-        measured: what those of a trace take.
-        dispatch: when policies choose; of several, those that have no such form keep the pool.
+        tune_by: criterion by which c is tuned.
+        requests: number of requests in each repeat.
+        warmup: number of first requests left out of the averages.
+        repeats: number of repeats, with other requests on the same servers.
+        seed: seed of everything drawn.
+        arrivals: law of the gaps between requests.
+        service: law of the requests' work.
+        measured: gaps and work of a trace, for the laws that use one.
+        dispatch: form of dispatch; among several policies, those without this form keep the pool.
 
     Raises:
-        ConfigError: settings that make no sense; names the option.
+        ConfigError: an invalid setting; the message names the option.
     """
 
     scenario: Scenario
@@ -130,7 +131,7 @@ class ChainsConfig:
 
     @property
     def planned_rate(self) -> float:
-        """Requests per second that blocks are placed for."""
+        """Arrival rate in requests per second that the placement assumes."""
         return self.scenario.rate if self.rate is None else self.rate
 
     @property
@@ -139,13 +140,12 @@ class ChainsConfig:
         return self.allocation or _USUAL[self.blocks]
 
     def dispatch_of(self, policy: str) -> Dispatch:
-        """Among several, one that has no such form of dispatch has the other."""
+        """The form of dispatch of a policy; among several, one without this form has the other."""
         offered = POLICIES[policy].dispatch if policy in POLICIES else ()
         lone = len(self.policies) == 1
         return self.dispatch if lone or self.dispatch in offered else Dispatch.POOL
 
     def work(self, repeat: int, rate: float) -> Work:
-        """The requests of one repeat."""
         seed = self.seed * _RANGES["repeats"][1] + repeat
         return draw_work(rate, self.requests, seed, self.arrivals, self.service, self.measured)
 
@@ -173,9 +173,9 @@ class Composed:
     """Servers that are ready to serve.
 
     Attributes:
-        placement: which blocks lie where.
-        chains: fastest first; none where requests find their own ways.
-        reserved_slots: c, kept free for each block as blocks were placed.
+        placement: placement of the blocks.
+        chains: chains, fastest first; empty if each request chooses its own path.
+        reserved_slots: c, slots kept free for each block at the placement.
     """
 
     placement: Placement
@@ -184,7 +184,7 @@ class Composed:
 
     @property
     def total_rate(self) -> float:
-        """Requests per second that all chains complete; those of GCA where there are none."""
+        """Requests per second that all chains complete; without chains, those of GCA."""
         return total_rate(self.chains or gca(self.placement))
 
 

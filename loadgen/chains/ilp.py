@@ -1,8 +1,8 @@
-"""The fewest job servers for a total rate, proven by HiGHS: what GCA is compared with.
+"""The fewest job servers for a total rate, proven optimal by HiGHS; a baseline for GCA.
 
 Program (7) of "Serving Chain-structured Jobs with Large Memory Footprints" for a placement and the
-chains that GCA finds in it ("Optimal ILP" in section 4.1.2): as few slots in all as complete so
-many requests per second, within the memory that blocks leave.
+chains that GCA finds in it ("Optimal ILP" in section 4.1.2). It minimizes the total number of slots
+that complete a rate within the memory that blocks leave.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from router.core.policies.bfio.exact_model import Rows, run_highs
 def fewest_slots(
     chains: Sequence[Chain], placement: Placement, total_rate: float
 ) -> tuple[Chain, ...]:
-    """The same chains with other slots, those with none left out.
+    """The same chains with optimal numbers of slots; chains with no slot are left out.
 
     Args:
-        chains: of GCA.
-        placement: whose memory they share.
-        total_rate: requests per second that all slots complete, at least.
+        chains: chains of GCA.
+        placement: placement whose memory they share.
+        total_rate: least rate of all slots together, requests per second.
 
     Raises:
         InputError: no slots complete so many.

@@ -1,7 +1,7 @@
-"""Where others put blocks: PETALS, BPRR, and the whole model on every server that can hold it.
+"""Baseline placements: PETALS, BPRR, and the whole model on every server that can hold it.
 
-As "Serving Chain-structured Jobs with Large Memory Footprints" describes them in section 4.1.3 and
-4.2.3, its references [6] and [29] for what it leaves open.
+They follow sections 4.1.3 and 4.2.3 of "Serving Chain-structured Jobs with Large Memory
+Footprints", and its references [6] and [29] for details.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from router.core.placement.model import Chain, Model, Placement, Server
 PETALS_SLOTS = 2
 """PETALS keeps memory for 4,096 tokens in each block: two requests of the paper's length."""
 
-_UNSERVED_S = 1e9  # of a block that no server holds: far above what any server takes
+_UNSERVED_S = 1e9  # Time of a block that no server holds: far above any server's.
 
 
 def petals(model: Model, servers: Sequence[Server], reserved: int = PETALS_SLOTS) -> Placement:
-    """Servers join one after the other, each where the model is slowest at that time.
+    """PETALS: servers join one by one, each where the model has the least throughput so far.
 
-    A server takes the blocks whose throughputs, in ascending order, are the least, compared one by
-    one; its own throughput is then added to theirs.
+    A server takes the window of blocks with the least throughputs, compared one by one in ascending
+    order. Its own throughput is then added to theirs.
 
     Args:
-        model: what is placed.
-        servers: in the order of their joining.
+        model: model to place.
+        servers: servers in the order of joining.
         reserved: slots kept free for each block.
     """
     room = rooms(model, Fleet.of(servers), reserved).tolist()
@@ -50,18 +50,19 @@ def bprr(
 ) -> tuple[Placement, int]:
     """Conservative greedy block placement, of "block placement and request routing" [29].
 
-    Each server keeps memory for all requests that may be there at once, so many blocks does it
-    hold; fastest first, each takes the blocks that need service most: where the time per block of
-    the servers there, shared among them, is the longest in sum.
+    Each server keeps memory for all concurrent requests; the rest limits its blocks. Servers choose
+    fastest first. Each takes the window of blocks with the greatest need: the largest sum of the
+    time per block, shared by the servers that already hold the block.
 
     Args:
-        model: what is placed.
-        servers: in any order.
-        rate: requests per second; they and their time on a path say how many are there at once.
-        reserved: how many are there at once; None: by the rate, as far as there is memory.
+        model: model to place.
+        servers: servers in any order.
+        rate: requests per second; with the time on a path it gives the number of concurrent
+            requests.
+        reserved: number of concurrent requests; None: by the rate, as far as memory allows.
 
     Returns:
-        The placement, and the requests that memory is kept for.
+        The placement, and the number of requests that memory is kept for.
     """
     if reserved is not None:
         return _conservative(model, servers, reserved), reserved
@@ -76,7 +77,7 @@ def bprr(
 
 
 def whole(model: Model, servers: Sequence[Server]) -> tuple[Placement, tuple[Chain, ...]]:
-    """The model on each server that can hold it beside a request; each of these is a chain."""
+    """The model on each server that can hold it with a request; each such server is a chain."""
     able = (rooms(model, Fleet.of(servers), 1) == model.blocks).tolist()
     held = [range(model.blocks if one else 0) for one in able]
     placement = _covering(model, servers, held)
@@ -105,12 +106,12 @@ def _conservative(model: Model, servers: Sequence[Server], reserved: int) -> Pla
 
 
 def _sums(values: Floats, width: int) -> Floats:
-    """Of so many in a row, from each one on."""
+    """Sums of every ``width`` consecutive values."""
     return np.convolve(values, np.ones(width), mode="valid")
 
 
 def _longest_s(placement: Placement) -> float:
-    """Time in the servers, fastest first, until they could hold all blocks: [29], Theorem 2."""
+    """Time in the fastest servers (per block) that could hold all blocks: [29], Theorem 2."""
     pairs = [
         (server.time_s(len(held)) / len(held), len(held))
         for server, held in zip(placement.servers, placement.held, strict=True)

@@ -1,4 +1,4 @@
-"""What simulations of chains are measured by: means over repeats, with their 95 % intervals."""
+"""Results of simulations of chains: means over repeats, with their 95 % intervals."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Report = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class PolicyResult:
-    """One policy.
+    """Result of one policy.
 
     Attributes:
-        policy: its name.
-        dispatch: when it chose.
+        policy: name of the policy.
+        dispatch: form of dispatch that it used.
         response: mean response time of each repeat, in seconds.
         response_p99_s, waiting_s, service_s: means over repeats; waiting and service are means.
     """
@@ -40,11 +40,11 @@ class PolicyResult:
 
     @property
     def mean(self) -> Estimate:
-        """Of the response time."""
+        """Mean response time with its interval."""
         return estimate(self.response)
 
     def report(self) -> Report:
-        """As it is written to a file."""
+        """JSON-able form."""
         return {
             "response_mean_s": self.mean.mean,
             "response_mean_ci_s": self.mean.half_width,
@@ -59,12 +59,12 @@ class ChainsResult:
     """All policies on the same requests.
 
     Attributes:
-        config: what was simulated.
+        config: settings of the simulation.
         composed: the servers.
-        rate: requests per second that came.
-        policies: in the order that was asked for.
-        bounds: on the mean response time of jffc, for Poisson arrivals and exponential work
-            (Theorem 3.7); None where requests find their own ways.
+        rate: arrival rate, requests per second.
+        policies: results in the given order of policies.
+        bounds: bounds on the mean response time of jffc, for Poisson arrivals and exponential work
+            (Theorem 3.7); None if each request chooses its own path.
     """
 
     config: ChainsConfig
@@ -75,15 +75,15 @@ class ChainsResult:
 
     @property
     def stable(self) -> bool:
-        """They complete more than comes; where there are no chains, those of GCA would."""
+        """Whether the service rate exceeds the arrival rate; without chains, that of GCA counts."""
         return self.rate < self.composed.total_rate
 
     def against_first(self, policy: PolicyResult) -> Estimate:
-        """Relative difference of its mean response time from the first policy's, paired."""
+        """Relative difference of the mean response time from the first policy's, paired."""
         return paired(policy.response, self.policies[0].response)
 
     def report(self) -> Report:
-        """As it is written to a file; figures of the first policy stand at the top."""
+        """JSON-able form, with the first policy's figures at the top."""
         bounds = asdict(self.bounds) if self.bounds else dict.fromkeys(("lower_s", "upper_s"))
         return {
             **self.policies[0].report(),
@@ -126,7 +126,7 @@ def compare(config: ChainsConfig) -> ChainsResult:
     """Simulate every policy on the same requests.
 
     Raises:
-        EvenstepError: see ``composed``.
+        EvenstepError: an error of ``composed``.
     """
     ready = composed(config)
     rate = config.planned_rate if config.load is None else config.load * ready.total_rate

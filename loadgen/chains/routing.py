@@ -1,9 +1,9 @@
-"""Requests on their own ways: each takes the fastest path that has memory for it as it begins.
+"""Routing without fixed chains: each request takes the fastest path that has memory at its start.
 
-How PETALS and BPRR serve, which compose no chains ahead ("Serving Chain-structured Jobs with Large
-Memory Footprints", section 4.1.3). Here who finds no path waits in one queue, first come first
-served, and paths are chosen knowing all free memory: PETALS's clients do not know it, and wait at
-servers that are full. So both do better here than they would.
+PETALS and BPRR serve like this and compose no chains ahead ("Serving Chain-structured Jobs with
+Large Memory Footprints", section 4.1.3). Here a request without a path waits in one FIFO queue, and
+the choice of paths knows all free memory. Clients of PETALS do not know it and wait at full
+servers. So both do better here than in practice.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Path:
     """Servers that hold all blocks together.
 
     Attributes:
-        used: of each server the pairs of a request and a block that a request takes of it.
-        service_s: mean time that a request spends on it.
+        used: (server, pairs) for each server; pairs of a request and a block that a request uses
+            there.
+        service_s: mean time of a request on the path.
     """
 
     used: tuple[tuple[int, int], ...]
@@ -38,10 +39,10 @@ class Path:
 
 
 class Paths:
-    """The fastest path by what memory is free.
+    """The fastest path for the free memory.
 
     Args:
-        placement: which blocks lie where.
+        placement: placement of the blocks.
     """
 
     def __init__(self, placement: Placement) -> None:
@@ -50,10 +51,11 @@ class Paths:
         self._known: dict[tuple[int, ...], Path | None] = {}
 
     def fastest(self, free: Sequence[int]) -> Path | None:
-        """The fastest one, if there is any.
+        """The fastest path; None if no path has memory.
 
         Args:
-            free: of each server the pairs of a request and a block for which it has memory.
+            free: for each server, the number of pairs of a request and a block that it has memory
+                for.
         """
         key = tuple(free)
         if key in self._known:
@@ -83,7 +85,7 @@ class Paths:
 
 
 def _hops(placement: Placement) -> list[tuple[int, int, int, float]]:
-    """From one block to another, by which server, in what time; in the order of the first."""
+    """Hops (first block, next block, server, time in s), in the order of the first block."""
     ends = {held.stop for held in placement.held if held}
     return [
         (begin, held.stop, at, server.time_s(held.stop - begin))
@@ -94,7 +96,7 @@ def _hops(placement: Placement) -> list[tuple[int, int, int, float]]:
 
 
 def simulate_routing(placement: Placement, work: Work) -> Served:
-    """Serve all requests to the last, each on the fastest path that is free as it begins.
+    """Serve all requests, each on the fastest path that is free as it starts.
 
     Raises:
         InputError: no path has memory for a single request.

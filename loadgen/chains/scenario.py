@@ -1,7 +1,7 @@
-"""What is served on what: servers of two speeds, round trips by a law, lengths, the model.
+"""A scenario: servers of two speeds, a law of round trips, lengths and a model.
 
 "Serving Chain-structured Jobs with Large Memory Footprints", section 4.1.1. The paper takes round
-trips from the RIPE Atlas European network; here they come from a law, ``RoundTrips``: synthetic.
+trips from the RIPE Atlas European network; here ``RoundTrips`` draws them from a synthetic law.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _GB = 10**9
 
 @dataclass(frozen=True, slots=True)
 class RoundTrips:
-    """Times between the orchestrator and a server: lognormal, cut at both ends. Synthetic.
+    """Synthetic times between the orchestrator and a server: lognormal, clipped at both ends.
 
     Attributes:
-        median_s, sigma: of the law; tens of ms, as between hosts of one continent.
-        least_s, most_s: what lies beyond is taken to be these.
-        overhead_s: added at each pass, for serialization; PETALS's is 18 ms.
+        median_s, sigma: parameters of the law; tens of ms, as between hosts of one continent.
+        least_s, most_s: limits to which values are clipped.
+        overhead_s: time added to each pass for serialization; 18 ms in PETALS.
     """
 
     median_s: float = 0.02
@@ -36,7 +36,7 @@ class RoundTrips:
     overhead_s: float = 0.018
 
     def draw(self, rng: np.random.Generator, count: int) -> list[float]:
-        """Round trips to so many servers, the overhead included."""
+        """Draw round trips to a number of servers, with the overhead."""
         drawn = self.median_s * np.exp(self.sigma * rng.standard_normal(count))
         passes: list[float] = (drawn.clip(self.least_s, self.most_s) + self.overhead_s).tolist()
         return passes
@@ -47,9 +47,9 @@ class Gpu:
     """A kind of GPU, or of slices of one.
 
     Attributes:
-        memory_bytes: for blocks and caches.
-        flop_per_s: that prefill reaches.
-        bytes_per_s: that decode reads.
+        memory_bytes: memory for blocks and caches.
+        flop_per_s: operations per second that prefill reaches.
+        bytes_per_s: bytes per second that decode reads.
     """
 
     memory_bytes: int
@@ -59,18 +59,18 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Servers and a model; the paper's defaults where nothing else is said.
+    """Servers and a model; defaults are the paper's.
 
     Attributes:
-        model: what is served.
+        model: model to serve.
         fast, slow: kinds of servers.
-        servers: J.
-        fast_share: eta, of the servers that are fast; at least one where it is above 0.
-        prompt_tokens, output_tokens: means, l_in and l_out.
+        servers: J, number of servers.
+        fast_share: eta, share of fast servers; above 0 at least one server is fast.
+        prompt_tokens, output_tokens: l_in and l_out, mean lengths.
         rate: lambda, requests per second.
-        block_flop: that a block computes for a token.
-        block_overhead_s: t_o, that a block takes beside its work, over a request's whole life.
-        round_trips: their law.
+        block_flop: operations of a block per token.
+        block_overhead_s: t_o, overhead of a block over a request's whole life.
+        round_trips: law of the round trips.
     """
 
     model: Model
@@ -98,7 +98,7 @@ class Scenario:
         return self.block_overhead_s + prefill_s + decode_s
 
     def drawn(self, seed: int) -> list[Server]:
-        """The servers: which are fast, and how far each is.
+        """Draw the servers: which are fast, and how far each is.
 
         A request passes a server once per output token, so tau^c is that many round trips.
         """
@@ -117,7 +117,7 @@ class Scenario:
         ]
 
     def request_s(self, prompt_tokens: float, output_tokens: float) -> float:
-        """Time of a request by its lengths, on average servers: what its work is measured by."""
+        """Time of a request on average servers: the measure of its work."""
         share = self._fast_ones / self.servers
         per_block_s = share * self.block_s(self.fast, prompt_tokens, output_tokens) + (
             1 - share
@@ -131,7 +131,7 @@ class Scenario:
 
     @property
     def _hops(self) -> float:
-        """Servers in a chain of average ones that keep one slot for each block."""
+        """Number of average servers in a chain that keeps one slot for each block."""
         per_block = self.model.block_bytes + self.model.slot_bytes
         held = fmean(
             [self.fast.memory_bytes // per_block] * self._fast_ones
@@ -174,7 +174,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
 
 
 def scenario_of(name: str) -> Scenario:
-    """By name.
+    """The scenario of that name.
 
     Raises:
         ConfigError: there is none.

@@ -1,4 +1,4 @@
-"""What became of requests."""
+"""Times of simulated requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Served:
     """Times of each request, in the order of arrival.
 
     Attributes:
-        waiting_s: shape (R,), from its arrival to its beginning.
-        service_s: shape (R,), from its beginning to its end.
+        waiting_s: shape (R,), from arrival to start.
+        service_s: shape (R,), from start to end.
     """
 
     waiting_s: Floats
@@ -21,9 +21,9 @@ class Served:
 
     @property
     def response_s(self) -> Floats:
-        """Shape (R,), from its arrival to its end."""
+        """Shape (R,), from arrival to end."""
         return self.waiting_s + self.service_s
 
     def after(self, warmup: int) -> Served:
-        """Without the first ones."""
+        """The times without those of the first requests."""
         return Served(self.waiting_s[warmup:], self.service_s[warmup:])

@@ -1,4 +1,4 @@
-"""Requests through chains, event by event: who goes where is decided by the router's policies."""
+"""Event-driven simulation of requests on chains, with the router's policies."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from router.core.policies.table import POLICIES, PolicySettings
 from router.core.state.worker import UNBOUNDED
 from router.core.types import Dispatch, Request, WorkerView
 
-# These choose by what they see alone: in a state seen before, they choose as before.
+# These choose by the views alone, so a choice can be remembered per state.
 BY_VIEWS_ALONE = frozenset({"fcfs", "jffc", "jsq", "least_tokens", "sa_jsq", "sed"})
 _MOST_REMEMBERED = 500_000
-_COUNT_BITS = 24  # of a chain's requests in the number that stands for a state
+_COUNT_BITS = 24  # bits of a chain's number of requests in the key of a state
 _ANY = Request("any", "default", prompt_tokens=1)
 
 
@@ -32,20 +32,20 @@ def simulate_chains(
     dispatch: Dispatch = Dispatch.POOL,
     seed: int = 0,
 ) -> Served:
-    """Serve all requests to the last.
+    """Serve all requests.
 
-    From the pool, a request waits in one queue until a chain has a free slot; at once, it is given
-    to a chain as it comes, and waits there. Either way the first to come is the first to begin.
+    From the pool, requests wait in one queue until a chain has a free slot. With dispatch at once,
+    a request goes to a chain on arrival and waits there. Both serve first come, first served.
 
     Args:
-        chains: where requests may go.
-        policy: a name of ``POLICIES``.
+        chains: chains to choose from.
+        policy: name from ``POLICIES``.
         work: the requests.
-        dispatch: when the policy chooses.
-        seed: of the policy's own draws.
+        dispatch: form of dispatch.
+        seed: seed of the policy's own draws.
 
     Raises:
-        ConfigError: such a policy is not for chains, or not for this form of dispatch.
+        ConfigError: the policy is not for chains, or not for this form of dispatch.
     """
     check_policy(policy, dispatch)
     made = POLICIES[policy].make(PolicySettings(seed=seed))
@@ -62,7 +62,7 @@ def simulate_chains(
 
 
 def check_policy(policy: str, dispatch: Dispatch) -> None:
-    """See that a policy can serve chains.
+    """Check that a policy can serve chains.
 
     Raises:
         ConfigError: it cannot.
@@ -84,11 +84,11 @@ def check_policy(policy: str, dispatch: Dispatch) -> None:
 
 
 class _State:
-    """How many requests each chain has, and the policy's choice in that state.
+    """Number of requests on each chain, and the policy's choice in that state.
 
     Attributes:
-        units: what one request more in each chain adds to the number that stands for a state.
-        chosen: choices that are known, by that number.
+        units: increments of a state's key, one per chain, for one more request.
+        chosen: known choices by key.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class _State:
         self.chosen: dict[int, int] = {}
 
     def choose(self, key: int) -> int:
-        """The chain of the next request, by the policy."""
+        """The policy's chain for the next request."""
         mask = (1 << _COUNT_BITS) - 1
         counts = [(key >> _COUNT_BITS * at) & mask for at in range(len(self._chains))]
         views = [self._view(at, count) for at, count in enumerate(counts)]
@@ -139,7 +139,7 @@ def _from_pool(
     arrival_s: list[float],
     size: list[float],
 ) -> tuple[list[float], list[float]]:
-    """One queue: whoever is first in it goes where the policy says as soon as a slot is free."""
+    """One FIFO queue; its first request goes to the policy's chain as soon as a slot is free."""
     waiting_s, service_s = [0.0] * len(size), [0.0] * len(size)
     ends: list[tuple[float, int]] = []
     queue: deque[int] = deque()
@@ -175,10 +175,10 @@ def _at_once(
     arrival_s: list[float],
     size: list[float],
 ) -> tuple[list[float], list[float]]:
-    """A queue for each chain. Who comes waits until the slot that is free first, in that order.
+    """A FIFO queue per chain: a request takes the slot that becomes free first.
 
-    So each chain is known by the ends of the requests in its slots and of those that wait, and a
-    request's beginning is known as it comes.
+    The end times of earlier requests determine a chain's state, so a request's start is known on
+    arrival.
     """
     waiting_s, service_s = [0.0] * len(size), [0.0] * len(size)
     ends: list[tuple[float, int]] = []

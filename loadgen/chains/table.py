@@ -14,7 +14,7 @@ from loadgen.report.numbers import number
 
 
 def chains_table(result: ChainsResult) -> RenderableType:
-    """Chains, policies, and what they depend on."""
+    """Chains, policies, and what their results depend on."""
     return Group(_chains(result), Text(), _policies(result), *map(Text, _notes(result)))
 
 

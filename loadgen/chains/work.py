@@ -1,4 +1,4 @@
-"""Requests in the order of their arrival, and how much work each is: the same for every policy."""
+"""Requests by arrival, each with its amount of work: the same for every policy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from router.core.forecast.step_cost import Floats
 
 
 class Arrivals(Enum):
-    """When requests come: at random, or with the gaps of a trace, stretched to the same rate."""
+    """Law of arrivals: Poisson, or the gaps of a trace, scaled to the same rate."""
 
     POISSON = "poisson"
     TRACE = "trace"
 
 
 class Service(Enum):
-    """How much work a request is: exponential, or by the lengths of a trace's requests."""
+    """Law of a request's work: exponential, or by the lengths of a trace's requests."""
 
     EXPONENTIAL = "exponential"
     TRACE = "trace"
@@ -28,11 +28,11 @@ class Service(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Requests, the first to come first.
+    """Requests in the order of arrival.
 
     Attributes:
         arrival_s: shape (R,), ascending.
-        size: shape (R,), of each in means: a chain takes its mean service time times this.
+        size: shape (R,), work relative to the mean; service takes a chain's mean time times this.
     """
 
     arrival_s: Floats
@@ -45,7 +45,7 @@ class Measured:
 
     Attributes:
         gaps: shape (N,), from each request to the next, and from the last to the first.
-        sizes: shape (N,).
+        sizes: shape (N,), work of each request.
     """
 
     gaps: Floats
@@ -53,15 +53,15 @@ class Measured:
 
     @classmethod
     def of(cls, trace: Trace, scenario: Scenario, *, timed: bool = True) -> Measured:
-        """What a trace's requests are in a scenario.
+        """Gaps and work of a trace in a scenario.
 
         Args:
             trace: the requests.
-            scenario: that says how long each would take.
-            timed: whether their gaps are needed; if not, they are all alike.
+            scenario: scenario that gives each request's service time.
+            timed: whether gaps are needed; if not, they are all equal.
 
         Raises:
-            InputError: it has no arrival times, and they are needed.
+            InputError: gaps are needed, but the trace has no arrival times.
         """
         rows = trace.earliest() if timed else trace.requests
         sizes = np.array([scenario.request_s(row.prompt_tokens, row.output_tokens) for row in rows])
@@ -69,7 +69,7 @@ class Measured:
         return cls(gaps, sizes / sizes.mean())
 
     def drawn(self, rng: np.random.Generator, count: int) -> tuple[Floats, Floats]:
-        """Gaps and sizes of that many in a row, from one drawn at random on and round."""
+        """Consecutive gaps and sizes from a random row on, cyclic."""
         rows = (int(rng.integers(len(self.gaps))) + np.arange(count)) % len(self.gaps)
         return self.gaps[rows], self.sizes[rows]
 
@@ -82,15 +82,15 @@ def draw_work(
     service: Service = Service.EXPONENTIAL,
     measured: Measured | None = None,
 ) -> Work:
-    """Requests; the same seed makes the same ones, only closer together at a higher rate.
+    """Draw requests; at a higher rate the same seed gives the same ones, closer together.
 
     Args:
         rate: mean requests per second.
-        count: how many.
-        seed: of everything drawn.
-        arrivals: the law of their gaps.
-        service: the law of their sizes.
-        measured: what the laws of a trace take; if both are, rows stay whole.
+        count: number of requests.
+        seed: seed of everything drawn.
+        arrivals: law of the gaps.
+        service: law of the sizes.
+        measured: trace values for laws of kind ``TRACE``; if both are, gap and size stay paired.
     """
     gaps = np.random.default_rng([seed, 1]).exponential(size=count)
     size = np.random.default_rng([seed, 2]).exponential(size=count)
@@ -102,7 +102,7 @@ def draw_work(
 
 
 def _gaps(times_s: Floats) -> Floats:
-    """From each time to the next, with mean 1; after the last it is that mean."""
+    """Gaps between times, with mean 1; the last gap is the mean."""
     spans = np.diff(times_s)
     mean_s = float(spans.mean()) if spans.any() else 1.0
     return np.append(spans / mean_s, 1.0)

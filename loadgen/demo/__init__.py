@@ -1,1 +1,1 @@
-"""``evenstep demo``: the parts put together, policies side by side."""
+"""``evenstep demo``: an emulated fleet behind a router, several policies side by side."""

@@ -1,4 +1,4 @@
-"""How slow and how long a demo's runs should be, from a short trial on the machine at hand."""
+"""Time scale and number of requests of a demo's runs, from a short trial on this machine."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ FIRST_SCALE = 2.0
 SCALE_MAX = 32.0
 TRIALS = 2
 TRIAL_REQUESTS = 1500
-# Lateness is the wall time that a machine takes at a step's end, whatever the step's length. The
-# runs may be this much later than the trial and still be in time.
+# Lateness is wall time that the machine adds at a step's end, whatever the step's length. Margin of
+# the runs over the trial.
 MARGIN = 1.4
-# Baselines take longer for the same requests than the policy that is tried.
+# Baselines take longer for the same requests than the policy of the trial.
 SLOWER = 1.25
 FEWEST_REQUESTS = 500
-# With fewer, the long prompts that BF-IO puts off weigh too much: its load stays below the others'.
+# With fewer, the long prompts that BF-IO postpones distort the comparison: its load stays lower.
 ENOUGH_REQUESTS = 5000
 MOST_REQUESTS = 12000
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a trial showed.
+    """Result of a trial.
 
     Attributes:
-        lateness_p99: of steps in the steady window, as a fraction of their length.
-        throughput_tok_s: there, per engine second.
-        step_s: mean length of a step there, engine seconds.
-        overhead_s: wall seconds that starting and ending took.
+        lateness_p99: lateness of the steady window's steps, as a fraction of their length.
+        throughput_tok_s: throughput of that window, per engine second.
+        step_s: mean step time of that window, engine seconds.
+        overhead_s: wall seconds for starting and ending.
     """
 
     time_scale: float
@@ -43,7 +43,7 @@ class Trial:
 
     @property
     def scale_needed(self) -> float:
-        """The time scale at which runs should be in time; never one faster than was tried."""
+        """Time scale at which runs should keep up; never faster than the trial's."""
         if self.lateness_p99 <= LATENESS_LIMIT:
             return self.time_scale
         needed = self.time_scale * self.lateness_p99 / LATENESS_LIMIT * MARGIN
@@ -56,13 +56,13 @@ def calibrate(
     fleet: Fleet,
     clock: Callable[[], float],
 ) -> list[Trial]:
-    """Try the machine; again if it was late, since one hiccup of a shared machine is no measure.
+    """Try the machine, again if it was late: one hiccup of a shared machine is no measure.
 
     Args:
-        execute: does a run.
-        plan: what to try; its number of requests is replaced.
+        execute: function that executes a run.
+        plan: run to try; its number of requests is replaced.
         fleet: the fleet.
-        clock: wall seconds.
+        clock: clock in wall seconds.
 
     Raises:
         EvenstepError: a run failed.
@@ -78,7 +78,7 @@ def calibrate(
 
 
 def least_late(trials: Sequence[Trial]) -> Trial:
-    """The trial that speaks for the machine."""
+    """The trial that represents the machine."""
     return min(trials, key=lambda trial: trial.lateness_p99)
 
 
@@ -96,12 +96,12 @@ def _trial(outcome: Outcome, fleet: Fleet, elapsed_s: float) -> Trial:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What one run may take.
+    """Limits of one run.
 
     Attributes:
-        wall_s: starting and ending included.
-        mean_output: tokens of a request.
-        cap_tokens: the longest, which every run must wait for at its end.
+        wall_s: wall time, with starting and ending.
+        mean_output: mean output tokens of a request.
+        cap_tokens: longest output; every run waits for such a request at its end.
     """
 
     wall_s: float
@@ -109,15 +109,15 @@ class Allowance:
     cap_tokens: int
 
     def requests(self, trial: Trial, time_scale: float) -> int:
-        """How many requests a run can complete."""
+        """Number of requests that a run can complete."""
         engine_s = (self.wall_s - trial.overhead_s) / time_scale - self._drain_s(trial)
         affordable = int(engine_s / self._request_s(trial))
         return min(max(affordable, FEWEST_REQUESTS), MOST_REQUESTS)
 
     def time_scale(self, trial: Trial) -> float:
-        """The scale that is needed, or the largest that leaves enough requests for averages.
+        """The needed scale, or the largest one that leaves enough requests for averages.
 
-        It is never faster than was tried: what the machine does then is not known.
+        It is never faster than the trial's: the machine's behaviour there is unknown.
         """
         engine_s = ENOUGH_REQUESTS * self._request_s(trial) + self._drain_s(trial)
         affordable = (self.wall_s - trial.overhead_s) / engine_s

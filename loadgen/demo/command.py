@@ -1,4 +1,4 @@
-"""``evenstep demo``: policies side by side on emulated workers, from nothing to a picture."""
+"""``evenstep demo``: policies side by side on emulated workers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from router.core.types import Dispatch
 # Cuts 2.6 % of the sample's outputs; without a cap each run would wait for one request at its end.
 CAP_TOKENS = 400
 PLOTTING_S = 5.0
-# A replay that takes longer is interrupted, and what had not ended counts as lost.
+# A longer replay is interrupted; its open requests count as lost.
 RUN_TIMEOUT_S = 600.0
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -67,7 +67,7 @@ JsonFile = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the command line says about length; None: to be chosen."""
+    """Durations from the command line; None: the demo chooses."""
 
     seconds: float
     requests: int | None
@@ -78,10 +78,10 @@ class Demo:
     """All runs of one demo.
 
     Args:
-        fleet: of every run.
-        folder: takes everything that is written.
-        console: is told what goes on.
-        clock: wall seconds.
+        fleet: fleet of every run.
+        folder: folder for all output.
+        console: console for progress messages.
+        clock: clock in wall seconds.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Demo:
     def run(
         self, plans: Sequence[RunPlan], trace: Trace, budget: Budget
     ) -> tuple[list[DemoRun], list[Trial]]:
-        """Calibrate where something is left to choose, then do every plan.
+        """Calibrate unless both choices are given, then execute every plan.
 
         Raises:
             EvenstepError: a process did not start, or a replay reported nothing.
@@ -121,7 +121,7 @@ class Demo:
         return self._all(plans, requests, scale), trials
 
     def draw(self, runs: Sequence[DemoRun]) -> list[Path]:
-        """Pictures of the best baseline and of BF-IO, or of whichever there is."""
+        """Pictures of the best baseline and of BF-IO, as far as they ran."""
         chosen = [run for run in (best_baseline(runs), subject(runs)) if run is not None]
         panels = [_panel(run) for run in chosen]
         scale = runs[0].outcome.plan.time_scale
@@ -136,7 +136,7 @@ class Demo:
         return paths
 
     def photograph(self, plan: RunPlan) -> Sequence[Path]:
-        """Pictures of the status page in a run like this one; none if there can be none."""
+        """Pictures of the status page during another run of the plan; empty without a browser."""
         try:
             return page.photograph(plan, self._fleet, self._folder)
         except browser.BrowserError as error:
@@ -182,7 +182,7 @@ def demo(
     budget = Budget(seconds, requests, scale)
     console = Console(stderr=json_file == STDOUT)
     session = Demo(Fleet(), _folder(out), console, time.monotonic)
-    writable(json_file)  # only now: it may be in the folder that was just made
+    writable(json_file)  # Checked only now: the file may be in the new folder.
     trace = load_trace()
     try:
         with signals_as_interrupts():
@@ -211,7 +211,7 @@ def _plans(policies: str, seed: int) -> list[RunPlan]:
         RunPlan(name, form, requests=0, cap_tokens=CAP_TOKENS, seed=seed, time_scale=1.0)
         for name in dict.fromkeys(names)
         for form in Dispatch
-        # BF-IO chooses from a pool; one request at a time leaves it nothing to choose.
+        # BF-IO chooses from a pool; dispatch at once leaves it no choice.
         if form in POLICIES[name].dispatch and (name != SUBJECT or form is Dispatch.POOL)
     ]
 

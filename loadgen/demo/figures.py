@@ -1,4 +1,4 @@
-"""Figures of a demo run, from the fleet's own record of its steps: the ground truth."""
+"""Figures of a demo run, from the fleet's own step record: the ground truth."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from loadgen.emulator.record import StepRecord
 from loadgen.model.step_time import parse_step_time
 from loadgen.replay.results import Report, Window, percentile
 
-# How late a step may end, as a fraction of its length, for a fleet to count as being in time.
+# Lateness of a step's end, as a fraction of its length, up to which a fleet counts as in time.
 LATENESS_LIMIT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Averages over some steps of a fleet; times in engine seconds.
+    """Averages over a fleet's steps; times in engine seconds.
 
     Attributes:
         imbalance_tokens: mean of G max L - sum L.
         idle_share: modelled, t_l times the imbalance over G times the step time.
-        slots_used: mean share of slots with a request in them.
-        lateness_p99: of the steps' ends, as a fraction of their length.
+        slots_used: mean share of slots that hold a request.
+        lateness_p99: 99th percentile of the lateness, as a fraction of the step's length.
     """
 
     steps: int
@@ -42,7 +42,7 @@ class StepFigures:
 
 
 def step_figures(record: Sequence[StepRecord], fleet: Fleet) -> StepFigures | None:
-    """Averages over steps; None for none."""
+    """Averages over steps; None without steps."""
     if not record:
         return None
     seconds = sum(row.step_s for row in record)
@@ -70,7 +70,7 @@ def step_figures(record: Sequence[StepRecord], fleet: Fleet) -> StepFigures | No
 
 
 def steady_window(outcome: Outcome) -> Window | None:
-    """The replay's steady window in wall seconds since 1970; None for a run too short for one."""
+    """The replay's steady window in wall seconds since 1970; None if the run is too short."""
     steady = cast(Report | None, outcome.report["steady"])
     if steady is None:
         return None
@@ -80,7 +80,7 @@ def steady_window(outcome: Outcome) -> Window | None:
 
 
 def steady_steps(outcome: Outcome) -> list[StepRecord]:
-    """The steps that ended in the steady window."""
+    """Steps that ended in the steady window."""
     window = steady_window(outcome)
     if window is None:
         return []

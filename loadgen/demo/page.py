@@ -1,4 +1,4 @@
-"""The demo's last picture: the status page, while one more run goes on behind it."""
+"""The demo's last pictures: the status page during one more run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from loadgen.demo.run import Fleet, RunPlan, replay_arguments, serving
 from loadgen.report.browser import ADVICE, BrowserError, browsing, find
 from loadgen.run.processes import Child, free_ports
 
-# What there is to see at the end of it; the first seconds, in which the fleet fills, are left out.
+# Visible history of the page; the first seconds, in which the fleet fills, are left out.
 SEEN_S = 20.0
 FILLING_S = 4.0
-# That, with its processes' starts and ends.
+# The same with start and end of the processes.
 LASTS_S = 35.0
-# Of the emulator's power model: its workers draw the least while they wait, too.
+# Levels of the emulator's power model: its workers draw the least while they wait, too.
 EMULATED_POWER = ("--power-levels", "100,100,400")
-# More than are served meanwhile: the replay is to outlast the looking.
+# More than the run can serve: the replay must outlast the pictures.
 _REQUESTS = 20_000
 _WIDTH, _HEIGHT = 1360, 900
 
 
 def photograph(plan: RunPlan, fleet: Fleet, folder: Path) -> Sequence[Path]:
-    """Pictures of the page, light and dark.
+    """Take pictures of the page, light and dark.
 
-    The run is one more, since a browser takes time from what is measured.
+    They need a run of their own, since a browser takes CPU time from measured runs.
 
     Raises:
         BrowserError: there is no Chromium, or it does not show the page.

@@ -1,4 +1,4 @@
-"""The demo's runs as a summary for files and a table for the terminal."""
+"""The demo's runs as a summary for files and as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from loadgen.report.numbers import number
 Columns = Mapping[str, "Callable[[DemoRun], object]"]
 
 SUBJECT = "bfio"
-# Fewer steps than this say little: it is about how long a request of the cap's length runs.
+# About the duration of a request of the cap's length; averages over fewer steps mean little.
 ENOUGH_STEPS = 200
-# Relative difference between the mean prompts of two windows.
+# Relative difference between the mean prompts of two windows that is worth a warning.
 UNLIKE = 0.03
 STATEMENT = "Emulated by the paper's step-time model: shows that it works, not a GPU's gain."
 
@@ -32,8 +32,8 @@ class DemoRun:
     """A run with its figures.
 
     Attributes:
-        steady: over the steady window, from the fleet's record; None for a run too short for one.
-        whole: over every step of the run.
+        steady: averages over the steady window; None if the run is too short.
+        whole: averages over every step of the run.
     """
 
     outcome: Outcome
@@ -42,30 +42,29 @@ class DemoRun:
 
     @classmethod
     def of(cls, outcome: Outcome, fleet: Fleet) -> DemoRun:
-        """Work out the figures of a run."""
+        """Compute the figures of a run."""
         steady = step_figures(steady_steps(outcome), fleet)
         return cls(outcome, steady, step_figures(outcome.record, fleet))
 
     @property
     def name(self) -> str:
-        """Policy and dispatch."""
         return self.outcome.plan.name
 
     @property
     def throughput_tok_s(self) -> float:
-        """By the fleet's record, which a machine that is late at times does not distort."""
+        """Throughput by the fleet's record, which a late machine does not distort."""
         figures = self.steady or self.whole
         return 0.0 if figures is None else figures.throughput_tok_s
 
     @property
     def admitted_tokens(self) -> float | None:
-        """Mean prompt in the steady window."""
+        """Mean prompt length in the steady window."""
         window = cast(Report | None, self.outcome.report.get("steady"))
         return None if window is None else cast(float, window["mean_admitted_prompt_tokens"])
 
 
 def best_baseline(runs: Sequence[DemoRun]) -> DemoRun | None:
-    """The fastest run of another policy than the subject, in whichever dispatch."""
+    """The fastest run of a policy other than BF-IO, in either form of dispatch."""
     others = [run for run in runs if run.outcome.plan.policy != SUBJECT]
     return max(others, key=lambda run: run.throughput_tok_s, default=None)
 
@@ -78,12 +77,12 @@ def subject(runs: Sequence[DemoRun]) -> DemoRun | None:
 def summary(
     runs: Sequence[DemoRun], trials: Sequence[Trial], fleet: Fleet, conditions: Report
 ) -> Report:
-    """Everything that was done and found, JSON-able.
+    """All conditions and results as JSON-able values.
 
     Args:
-        runs: in the order of their doing.
-        trials: of the calibration.
-        fleet: of every run.
+        runs: runs in the order of execution.
+        trials: trials of the calibration.
+        fleet: fleet of every run.
         conditions: further conditions of all runs.
     """
     return {
@@ -155,13 +154,13 @@ def _milliseconds(run: DemoRun, key: str) -> float:
 
 
 def warnings(runs: Sequence[DemoRun]) -> list[str]:
-    """What a reader must know before trusting the figures."""
+    """Warnings about figures that are not reliable."""
     own = [f"{run.name}: {warning}" for run in runs for warning in _run_warnings(run)]
     return own + _unlike_work(subject(runs), best_baseline(runs))
 
 
 def _unlike_work(run: DemoRun | None, baseline: DemoRun | None) -> list[str]:
-    """In a short window one policy may have admitted the long prompts that another has not."""
+    """In a short window the policies may have admitted prompts of unlike lengths."""
     if run is None or baseline is None:
         return []
     ours, theirs = run.admitted_tokens, baseline.admitted_tokens
@@ -193,7 +192,7 @@ def _run_warnings(run: DemoRun) -> Iterator[str]:
 
 
 def demo_tables(runs: Sequence[DemoRun]) -> list[Table]:
-    """What the fleet did and what the clients saw, one row a run."""
+    """Tables of the fleet's and of the clients' view, one row per run."""
     return [_table(runs, FLEET_COLUMNS), _table(runs, CLIENT_COLUMNS)]
 
 

@@ -1,4 +1,4 @@
-"""One run of the demo: a fresh emulated fleet, a fresh router, one replay, each a process."""
+"""One run of the demo: a fresh emulated fleet, a fresh router and one replay, each a process."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from loadgen.run.processes import Child, free_ports
 from router.core.errors import EvenstepError
 from router.core.types import Dispatch
 
-# A router compiles its search at the first start of all.
+# At its very first start a router compiles its search.
 READY_TIMEOUT_S = 180.0
 HTTP_TIMEOUT_S = 2.0
-# Engine seconds: some 200 steps. The router's own 5 s would be most of a run, whose averages would
-# then lack the long prompts that BF-IO puts off.
+# Engine seconds: some 200 steps. The router's own 5 s would span most of a run, whose averages
+# would then lack the long prompts that BF-IO postpones.
 STARVATION_S = 1.5
 QUEUE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The fleet of every run, and how many requests are kept in the system.
+    """The fleet of every run, and the number of requests in the system.
 
     Attributes:
-        slots: requests that a worker runs at once.
-        pool: requests that wait for a slot.
+        slots: number of requests that a worker runs at once.
+        pool: number of requests that wait for a slot.
         step_time: C,t_l as ``evenstep emulate`` takes it.
-        stream_interval: tokens per streamed event.
+        stream_interval: number of tokens per streamed event.
     """
 
     workers: int = 8
@@ -45,18 +45,18 @@ class Fleet:
 
     @property
     def concurrency(self) -> int:
-        """Clients of the closed loop."""
+        """Number of clients of the closed loop."""
         return self.workers * self.slots + self.pool
 
     @property
     def ports(self) -> int:
-        """One per worker, the fault port, two per state stream, the router's."""
+        """Number of ports: one per worker, the fault port, two per state stream, the router's."""
         return 3 * self.workers + 2
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What one run does; time in engine seconds, ``time_scale`` in wall per engine second."""
+    """One run; times in engine seconds, ``time_scale`` in wall seconds per engine second."""
 
     policy: str
     dispatch: Dispatch
@@ -68,18 +68,18 @@ class RunPlan:
 
     @property
     def name(self) -> str:
-        """For files and tables."""
+        """Name for files and tables."""
         return f"{self.policy}-{self.dispatch.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run left behind.
+    """Output of a run.
 
     Attributes:
-        report: of the replay.
+        report: report of the replay.
         record: every step of the fleet.
-        record_file: where the record lies.
+        record_file: file of the record.
     """
 
     plan: RunPlan
@@ -89,18 +89,18 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """Every request completed."""
+        """Whether every request completed."""
         return self.report["completed"] == self.plan.requests
 
 
 def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outcome:
-    """Run a fleet, a router and a replay; all have ended on return.
+    """Run a fleet, a router and a replay; all processes have ended on return.
 
     Args:
         plan: the run.
         fleet: its fleet.
-        folder: takes record, report and logs.
-        timeout_s: when to interrupt the replay, whose open requests then count as lost.
+        folder: folder for record, report and logs.
+        timeout_s: time after which the replay is interrupted; its open requests count as lost.
 
     Raises:
         EvenstepError: a process did not start, or the replay reported nothing.
@@ -120,13 +120,13 @@ def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outc
 
 @contextlib.contextmanager
 def serving(plan: RunPlan, fleet: Fleet, files: Path, *flags: str) -> Iterator[str]:
-    """A fresh fleet behind a fresh router, whose URL it yields, until the block ends.
+    """Start a fresh fleet behind a fresh router, yield the router's URL, and end both.
 
     Args:
         plan: the run.
         fleet: its fleet.
-        files: what its record and its logs are called, without their suffixes.
-        flags: further ones of the router.
+        files: path of record and logs, without suffixes.
+        flags: further flags of the router.
 
     Raises:
         EvenstepError: a process did not start.
@@ -176,7 +176,7 @@ def _serve(plan: RunPlan, specs: Sequence[str], url: str) -> list[str]:
 
 
 def replay_arguments(plan: RunPlan, fleet: Fleet, url: str, report_file: Path) -> list[str]:
-    """The replay of a run, as it is typed."""
+    """Arguments of the replay's command."""
     return [
         "replay",
         *("--url", url, "--arrivals", f"closed:{fleet.concurrency}"),
@@ -195,7 +195,7 @@ def _json_file(path: Path) -> Any:
 
 
 def _all_up(url: str, workers: int) -> bool | None:
-    """True once the router has heard from every worker; None before."""
+    """True once every worker has reported its state to the router; None before."""
     try:
         health = httpx.get(f"{url}/health", timeout=HTTP_TIMEOUT_S, trust_env=False).json()
     except httpx.TransportError:

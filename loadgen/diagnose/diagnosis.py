@@ -1,4 +1,4 @@
-"""A recording's diagnosis: findings, verdict, prospects, energy; and all of it as JSON."""
+"""Diagnosis of a recording: findings, verdict, prospects, energy, and all of it as JSON."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ EXTRAPOLATED = "what a day of minutes like this one would come to"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Diagnosis:
-    """What a window shows.
+    """Result for one window.
 
     Attributes:
-        prospects: None where they would say nothing, or cannot be had: see ``verdict``.
+        prospects: None if simulation is needless or impossible; ``verdict`` gives the reason.
         energy: None without steps.
     """
 
@@ -36,21 +36,21 @@ class Diagnosis:
 
     @property
     def advice(self) -> Prospect | None:
-        """The policy to switch to, if that would pay."""
+        """The policy to switch to; None if no switch would pay."""
         if self.prospects is None or self.verdict.word is not Word.BALANCING_PAYS:
             return None
         return self.prospects.best
 
     @property
     def extra_tok_s(self) -> float | None:
-        """Tokens per second that it would win; None: no such advice."""
+        """Additional tokens per second with the advised policy; None without advice."""
         if self.advice is None:
             return None
         return self.advice.predicted.throughput_tok_s - self.found.waiting.throughput_tok_s
 
     @property
     def simulation_error(self) -> dict[str, float] | None:
-        """Simulated / measured - 1 of the policy in force; None: that is not known."""
+        """Simulated / measured - 1 for the policy in force; None: unknown."""
         current = None if self.prospects is None else self.prospects.current
         measured = self.found.waiting.figures
         if current is None or measured is None:
@@ -65,13 +65,13 @@ def diagnose_window(
     policies: Collection[str] = tuple(POLICIES),
     seed: int = 0,
 ) -> Diagnosis:
-    """Diagnose; the same window gives the same.
+    """Diagnose a window; the result is deterministic.
 
     Args:
-        window: of a recording.
-        price_per_kwh: of electricity.
-        policies: to simulate.
-        seed: of the simulations.
+        window: window of a recording.
+        price_per_kwh: electricity price.
+        policies: policies to simulate.
+        seed: seed of the simulations.
     """
     found = findings(window)
     verdict, seen = first_verdict(found), None
@@ -83,7 +83,7 @@ def diagnose_window(
 
 
 def report(diagnosis: Diagnosis, compared: Comparison | None = None) -> dict[str, Any]:
-    """Everything, JSON-able; what is not known is null."""
+    """The diagnosis as JSON-able values; null for unknown ones."""
     window, found, seen = diagnosis.window, diagnosis.found, diagnosis.prospects
     advice = diagnosis.advice
     return {

@@ -1,4 +1,4 @@
-"""Joules and money a day: what the minute would come to if every one were like it."""
+"""Energy and cost per day, extrapolated from the window."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """Of the group's workers, in their steps, per day.
+    """Energy per day of the group's workers during their steps.
 
     Attributes:
-        power_is: ``measured``; ``modelled`` by calibrated levels; ``unknown``, without either.
-        power_w: mean, of all workers together, in steps; None: unknown.
-        per_day_j: at the share of the time that the engines step.
-        waiting_per_day_j: of these, spent waiting for the fullest; None: without calibrated levels
-            nobody knows.
-        saved_share: share of the energy that the best policy would save for the same tokens;
-            modelled by calibrated levels, else by the P(u) of the paper. None: no switch would
-            pay. Below 0: it takes more.
+        power_is: ``measured``; ``modelled`` from calibrated levels; ``unknown`` without either.
+        power_w: mean power of all workers together in steps; None: unknown.
+        per_day_j: energy per day, at the engines' present share of time in steps.
+        waiting_per_day_j: part of it spent waiting for the fullest worker; None without calibrated
+            levels.
+        saved_share: share of the energy that the best policy would save for the same tokens; by
+            calibrated levels, else by the paper's P(u). None: no switch would pay. Negative: it
+            takes more.
         saved_per_day_j: the same in joules.
-        price_per_kwh: None: not given, and money is not known.
+        price_per_kwh: price; None: not given, so costs are unknown.
     """
 
     power_is: str
@@ -42,7 +42,7 @@ class Energy:
     price_per_kwh: float | None
 
     def money(self, joules: float | None) -> float | None:
-        """What joules cost; None: not known."""
+        """Cost of an energy; None: unknown."""
         if joules is None or self.price_per_kwh is None:
             return None
         return joules / JOULES_PER_KWH * self.price_per_kwh
@@ -51,13 +51,13 @@ class Energy:
 def energy(
     window: Window, found: Findings, prospects: Prospects | None, price_per_kwh: float | None
 ) -> Energy | None:
-    """Joules of the window, scaled to a day; None without steps.
+    """Energy of the window, scaled to a day; None without steps.
 
     Args:
-        window: with power, if somebody measured it.
-        found: its figures.
-        prospects: what the policies would do, if a switch would pay.
-        price_per_kwh: of electricity, in any currency.
+        window: window, with power if it was measured.
+        found: findings of the window.
+        prospects: simulated policies, if a switch would pay.
+        price_per_kwh: electricity price, in any currency.
     """
     if not window.steps:
         return None
@@ -86,7 +86,7 @@ def _times(share: float | None, amount: float | None) -> float | None:
 
 
 def _power(window: Window, idle_share: float | None) -> tuple[float | None, str]:
-    """Mean power in steps of all workers, and whether it is measured, modelled or unknown."""
+    """Mean power of all workers in steps, and whether it is measured, modelled or unknown."""
     measured_w = _measured_w(window)
     if measured_w is not None:
         return measured_w, "measured"
@@ -97,7 +97,7 @@ def _power(window: Window, idle_share: float | None) -> tuple[float | None, str]
 
 
 def _measured_w(window: Window) -> float | None:
-    """Mean power in steps; None unless nearly every worker told it at nearly every step."""
+    """Mean power in steps; None unless nearly every worker reported it at nearly every step."""
     known = ~np.isnan(window.power_w)
     if known.sum() < MOSTLY * window.counted.sum():
         return None
@@ -108,7 +108,7 @@ def _measured_w(window: Window) -> float | None:
 
 
 def _paper_w(window: Window) -> float:
-    """Mean power in steps of all workers, by the paper's P(u)."""
+    """Mean power of all workers in steps, by the paper's P(u)."""
     used = window.loads / np.maximum(1, window.peak_tokens)[:, np.newaxis]
     watts = np.where(window.counted, PowerModel().watts(used), 0.0).sum(axis=1)
     return float(watts @ window.step_s / window.step_s.sum())
@@ -119,7 +119,7 @@ def _mean_w(levels: PowerLevels, idle_share: float) -> float:
 
 
 def _relative(window: Window, found: Findings, prospects: Prospects) -> float:
-    """Energy per token with the best policy, against now, by the model."""
+    """Modelled energy per token with the best policy, relative to the present one."""
     best, now = prospects.best, found.waiting
     if window.levels is not None:
         assert now.idle_share is not None

@@ -1,9 +1,9 @@
-"""What each policy would have done with the recorded requests, by simulation.
+"""Simulation of each policy on the recorded requests.
 
-The same workers and slots, the step time that was fitted to the recorded steps, the requests that
-ended in the window. Those that end in a window are as those that arrive, if the load goes on as it
-is, so they are played in a circle: where requests waited, as many are kept in the system as were;
-else each arrives when it did, those from before the window at its end.
+The simulation uses the recorded workers and slots, the fitted step time, and the requests that
+ended in the window. If the load is steady, these are like the requests that arrive, so the
+simulation repeats them. Where requests waited, it keeps as many in the system as the recording had.
+Else each request arrives at its recorded time; those from before the window come at its end.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from loadgen.traces.trace import Trace, TraceRequest
 from router.core.policies.table import POLICIES
 from router.core.types import Dispatch
 
-# As ``evenstep serve`` by default: what it goes by, and when a request goes before all others.
+# Defaults of ``evenstep serve``: forecast, and waiting time after which a request goes first.
 _LOOKAHEAD = "survival"
 _STARVATION_S = 5.0
-# From a decision to the request's first step in an engine that does not wait for it.
+# Delay from a decision to the request's first step in an engine that does not wait for it.
 _DELAY_STEPS = 1
-# With shorter outputs a delay of a good step empties more than 2 % of the slots' time, and the
-# router has requests queue in the engines, few of them (``router.core.rounds.overcommit``).
+# With shorter outputs, a delay of one step empties more than 2 % of the slots' time. The router
+# then queues a few requests in the engines (``router.core.rounds.overcommit``).
 _SHORT_OUTPUT_TOKENS = 65
 _MOST_QUEUED = 2
-# Until the first requests, which all begin at once, no longer show.
+# Warm-up, until the simultaneous start of the first requests no longer shows.
 _WARMUP_LIVES = 4
 _WARMUP_STEPS = (300, 4000)
 _MEASURED_STEPS = (1500, 6000)
-# Of the steps, those in which requests wait: from here on the cluster is kept full, not at a rate.
+# Share of steps with waiting requests from which on the system is kept full.
 FULL_SHARE = 0.5
-# BF-IO chooses among those that wait: one at a time leaves it nothing to choose.
+# BF-IO chooses among waiting requests; assigning at once leaves it no choice.
 _POOL_ONLY = frozenset({"bfio"})
 
 
@@ -56,7 +56,7 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What the simulations have in common."""
+    """Common settings of the simulations."""
 
     window: Window
     mode: Mode
@@ -73,13 +73,13 @@ class _Setting:
 def prospects(
     window: Window, found: Findings, policies: Collection[str] = tuple(POLICIES), seed: int = 0
 ) -> Prospects:
-    """Simulate policies; the same window and seed give the same.
+    """Simulate policies; the result is deterministic.
 
     Args:
-        window: with completed requests.
-        found: its figures, with a fitted step time, known slots and a known idle share.
-        policies: names of ``POLICIES``, at least one; the one in force is simulated as well.
-        seed: of policies that draw at random.
+        window: window with completed requests.
+        found: its findings, with a fitted step time, known slots and a known idle share.
+        policies: names of ``POLICIES``, at least one; the one in force is always simulated.
+        seed: seed of policies that draw at random.
     """
     setting, measured = _setting(window, found), found.waiting.figures
     assert measured is not None
@@ -136,7 +136,7 @@ def _setting(window: Window, found: Findings) -> _Setting:
 
 
 def _overcommit(window: Window, load: Load) -> int:
-    """Requests that the router has queue in each engine: as it did, else as it would."""
+    """Number of requests that the router queues in each engine: as recorded, else by its rule."""
     if window.dispatch is Dispatch.POOL:
         return min(_MOST_QUEUED, round(float(window.queued.mean()) / load.workers))
     assert load.output_tokens is not None
@@ -183,7 +183,7 @@ def _stream(setting: _Setting) -> Stream:
 
 
 def _in_a_circle(window: Window) -> Iterator[Job]:
-    """The window's arrivals, again and again; those from before it at its end."""
+    """The window's arrivals, repeated without end; those from before it come at its end."""
     length_s = window.elapsed_s
     timed = sorted((at_s % length_s, lengths) for at_s, lengths in window.parts)
     numbers = count()

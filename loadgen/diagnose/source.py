@@ -1,4 +1,4 @@
-"""Where a recording comes from, if from no file: a running router's or observer's admin port."""
+"""Recordings from the admin port of a running router or observer."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from router.core.errors import ConfigError, InputError
 from router.recording.lines import Recording, read
 
 _CONNECT_S = 5.0
-# The stream may be silent for as long as nothing happens.
+# The stream is silent while nothing happens.
 _GRACE_S = 30.0
 
 
 def recording_from(url: str, seconds: float, key: str | None = None) -> Recording:
-    """Listen to a router or an observer.
+    """Record the stream of a router or an observer.
 
     Args:
-        url: of its admin port.
-        seconds: for how long.
-        key: that opens the port, if it wants one.
+        url: URL of the admin port.
+        seconds: duration.
+        key: API key of the port, if it requires one.
 
     Raises:
-        ConfigError: nobody listens there, or it is no admin port.
-        InputError: what came is no recording.
+        ConfigError: nothing listens there, or it is no admin port.
+        InputError: the stream is no recording.
     """
     address = f"{_base(url)}/recording"
     with _connected(address):
@@ -87,7 +87,7 @@ def _connected(address: str) -> Iterator[None]:
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines with their newlines; the last may lack its own."""
+    """Lines with their newlines; the last may lack one."""
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")

@@ -1,4 +1,4 @@
-"""A diagnosis for the terminal."""
+"""A diagnosis as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loadgen.report.numbers import number
 from router.core.types import Dispatch
 
 _COLUMNS = ("imbalance", "idle share", "tok/s", "step, ms")
-# Of ``Figures``, in its order.
+# In the order of the fields of ``Figures``.
 _FIGURES = (("imbalance, tokens", 1.0), ("idle share, %", 100.0), ("tok/s", 1.0), ("step, ms", 1e3))
 
 
@@ -77,7 +77,7 @@ def _policies(diagnosis: Diagnosis, seen: Prospects) -> Table:
     head = ("predicted (* in force)", *_COLUMNS, "J/token, model")
     table = Table(*head, box=None, pad_edge=False)
     measured = diagnosis.found.waiting.figures
-    assert measured is not None  # else nothing is simulated
+    assert measured is not None  # Otherwise nothing is simulated.
     table.add_row("measured now", *_cells(measured), style="bold")
     for each in seen.all:
         name = f"{each.name} *" if each.current else each.name

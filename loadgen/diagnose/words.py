@@ -1,4 +1,4 @@
-"""A diagnosis in words: questions that an operator asks, and their answers."""
+"""A diagnosis in words: an operator's questions and their answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNKNOWN_POWER = (
 
 
 def answers(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
-    """Questions, each with its answer; none where there are no steps."""
+    """Questions with their answers; empty without steps."""
     found = diagnosis.found
     if not found.steps:
         return
@@ -126,7 +126,7 @@ def _extra(diagnosis: Diagnosis, extra_tok_s: float) -> str:
 
 
 def energy_words(used: Energy) -> str:
-    """What a day takes, and what of it a switch would save."""
+    """Energy per day, and the share that a switch would save."""
     if used.power_w is None or used.per_day_j is None:
         parts = [_UNKNOWN_POWER]
     else:

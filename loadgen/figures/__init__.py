@@ -1,1 +1,1 @@
-"""``evenstep figures``: the paper's experiments simulated: tables, pictures, one JSON."""
+"""``evenstep figures``: simulations of the paper's experiments as tables, pictures, one JSON."""

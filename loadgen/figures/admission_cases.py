@@ -1,4 +1,4 @@
-"""One engine under KV pressure and an admission policy, as a trial."""
+"""A trial: one engine under KV pressure with an admission policy."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ENDLESS = "endless"
 class AdmissionCase:
     """One row of a study.
 
-    A run in which the same requests are evicted again and again, without an end, has ``endless`` 1
-    and no figures.
+    A run that evicts the same requests again and again without end has ``endless`` 1 and no
+    figures.
 
     Attributes:
-        key: unlike all others of the study.
-        options: as on the command line; the seed is replaced.
-        seeds: repetitions, with the seeds 0, 1, ...
+        key: unique key in the study.
+        options: options of the command; the seed is replaced.
+        seeds: number of repetitions, with the seeds 0, 1, ...
     """
 
     key: Key
@@ -42,22 +42,18 @@ class AdmissionCase:
 
     @property
     def command(self) -> str:
-        """What repeats the first seed."""
         return typed("evenstep simulate admission", self.differs)
 
     @property
     def differs(self) -> Mapping[str, object]:
-        """Options that are not the defaults."""
         return differing(self.options, "policy", "scenario")
 
     def depends_on(self, seed: int) -> list[object]:
-        """All that a run follows from, but the code."""
         return [replace(self.options, seed=seed).config().described()]
 
     def run(self, seed: int) -> Run:
-        """One simulation."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of pauses: they are what is shown
+            warnings.simplefilter("ignore", UserWarning)  # The study shows pauses.
             try:
                 result = simulate_admission(replace(self.options, seed=seed).config())
             except EndlessError:
@@ -65,7 +61,6 @@ class AdmissionCase:
         return {name: getattr(result, name) for name in _KEPT} | {ENDLESS: 0}
 
     def shortened(self) -> AdmissionCase:
-        """Fewer requests and seeds."""
         requests = max(_LEAST_REQUESTS, self.options.config().count // QUICK_SHARE)
         small = replace(self.options, requests=requests)
         return replace(self, options=small, seeds=min(self.seeds, QUICK_SEEDS))

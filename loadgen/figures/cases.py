@@ -1,4 +1,4 @@
-"""Decode workers behind one policy, as a trial: how it is typed, named and run."""
+"""A trial: decode workers behind one policy, with its command line and names."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from router.core.policies.table import POLICIES, PolicySettings
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
 PARAMETERS = tuple(each.name for each in fields(Parameters))
-# What is kept of a run, with the look-ahead's parameters and skill.
+# Kept metrics of a run, with the look-ahead's parameters and skill.
 _KEPT = (
     *("avg_imbalance_tokens", "throughput_tok_s", "tpot_mean_s", "ttft_mean_s", "ttft_p99_s"),
     *("energy_j", "mean_load_tokens", "max_load_tokens", "mean_admitted_prompt_tokens"),
     *("max_pool_wait_steps", "slot_bubble_steps", "steps", "completed", "waiting_at_end"),
 )
 _CHOSEN = (*PARAMETERS, "skill")
-# And of one with prefill workers.
+# Further metrics of a run with prefill workers.
 _PREFILL_METRICS = tuple(each.name for each in fields(PrefillResult))
 BEFORE_REFILL = "imbalance_before_refill_tokens"
 
@@ -44,9 +44,9 @@ class Case:
     """One row of a study.
 
     Attributes:
-        key: unlike all others of the study.
-        config: what is simulated; its seed is replaced.
-        seeds: repetitions, with the seeds 0, 1, ...
+        key: unique key in the study.
+        config: settings of the simulation; the seed is replaced.
+        seeds: number of repetitions, with the seeds 0, 1, ...
         before_refill: measure the imbalance before each refill of free slots as well.
         keep_records: keep every step of the first seed.
     """
@@ -59,34 +59,29 @@ class Case:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """See ``Trial``, as for the others."""
         prefill = _PREFILL_METRICS if self.config.prefill is not None else ()
         before = (BEFORE_REFILL,) if self.before_refill else ()
         return (*_KEPT, *_CHOSEN, *prefill, *before)
 
     @property
     def command(self) -> str | None:
-        """What repeats the first seed."""
         return command_line(self.config)
 
     @property
     def differs(self) -> Mapping[str, object]:
-        """Settings that are not the conditions of the paper."""
+        """Settings that differ from the paper's conditions."""
         return differing(self.config)
 
     @property
     def code(self) -> Code:
-        """Modules that a run goes through."""
         prefill_workers = self.config.prefill is not None
         return decode_code(self.config.policy, prefill_workers=prefill_workers)
 
     def depends_on(self, seed: int) -> list[object]:
-        """All that a run follows from, but the code."""
         shown = (self.before_refill or None, self.keep_records)
         return [settings(self.config), seed, *shown, _lengths_sum(self.config.lengths)]
 
     def run(self, seed: int) -> Run:
-        """One simulation."""
         config = replace(self.config, seed=seed)
         watched = BeforeRefill(POLICIES[config.policy].make(PolicySettings(seed=seed)))
         result = simulate(
@@ -107,7 +102,6 @@ class Case:
         return run
 
     def shortened(self) -> Case:
-        """Fewer steps and seeds."""
         steps = max(40, self.config.steps // QUICK_SHARE)
         warmup = min(self.config.warmup, steps // 4)
         small: DecodeConfig = replace(self.config, steps=steps, warmup=warmup)
@@ -115,10 +109,10 @@ class Case:
 
 
 class BeforeRefill:
-    """A policy whose workers are looked at before it fills their slots.
+    """A policy that records the imbalance before it fills the workers' slots.
 
     Args:
-        policy: decides.
+        policy: policy that decides.
 
     Attributes:
         imbalances: G max L - sum L at each decision, in tokens.
@@ -134,7 +128,6 @@ class BeforeRefill:
         workers: Sequence[WorkerView],
         outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
-        """See ``policy.Policy.assign``."""
         loads = [worker.load_tokens for worker in workers]
         self.imbalances.append(len(loads) * max(loads) - sum(loads))
         return self._policy.assign(waiting, workers, outlook)
@@ -147,14 +140,14 @@ def trace_lengths(name: str) -> TraceLengths:
 
 
 def settings(config: DecodeConfig) -> dict[str, object]:
-    """Everything that a result depends on, but for the seed."""
+    """All settings that a result depends on, except the seed."""
     everything = config.described() | {name: getattr(config, name) for name in PARAMETERS}
     del everything["seed"]
     return everything
 
 
 def differing(config: DecodeConfig) -> dict[str, object]:
-    """Settings that are not the conditions of the paper."""
+    """Settings that differ from the paper's conditions."""
     default = settings(DecodeConfig(policy="bfio", lengths=config.lengths, **PAPER))
     required = {"policy": config.policy, "lengths": config.lengths.name}
     found = {name: value for name, value in settings(config).items() if value != default.get(name)}
@@ -162,7 +155,7 @@ def differing(config: DecodeConfig) -> dict[str, object]:
 
 
 def command_line(config: DecodeConfig) -> str | None:
-    """What simulates it with the first seed; None where flags cannot say it."""
+    """Command that simulates the first seed; None if flags cannot express it."""
     if config.known_profile is not None:
         return None
     default = DecodeConfig(policy="bfio", lengths=config.lengths, pool=usual_pool(config.arrivals))

@@ -1,4 +1,4 @@
-"""Chains of servers, as trials: what is computed of a deployment, and what is simulated of it."""
+"""Trials of server chains: computed properties of a deployment, and simulations of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEPLOYMENTS = 20
 RESPONSE, TAIL = "response_mean_s", "response_p99_s"
 WAITING, SERVICE = "waiting_mean_s", "service_mean_s"
 LOWER, UPPER = "lower_s", "upper_s"
-# What is kept of a simulated run.
+# Kept metrics of a simulated run.
 _KEPT = (
     *(RESPONSE, TAIL, WAITING, SERVICE, LOWER, UPPER),
     *("reserved_slots", "rate", "total_rate"),
@@ -33,13 +33,12 @@ _NONE = "no_chain"
 class ChainCase:
     """Requests on a random deployment.
 
-    A deployment on which the placement finds no place for all blocks has ``no_chain`` 1 and no
-    figures.
+    A deployment without room for all blocks has ``no_chain`` 1 and no figures.
 
     Attributes:
-        key: unlike all others of the study.
-        options: as on the command line; the seed is replaced.
-        seeds: deployments with their requests, with the seeds 0, 1, ...
+        key: unique key in the study.
+        options: options of the command; the seed is replaced.
+        seeds: number of deployments with their requests, with the seeds 0, 1, ...
     """
 
     key: Key
@@ -50,25 +49,20 @@ class ChainCase:
 
     @property
     def command(self) -> str:
-        """What repeats the first deployment."""
         return typed("evenstep simulate chains", self.differs)
 
     @property
     def differs(self) -> Mapping[str, object]:
-        """Options that are not the defaults."""
         return differing(replace(self.options, repeats=1), "policy", "placement")
 
     @property
     def code(self) -> Code:
-        """All that places and simulates chains."""
         return chain_code()
 
     def depends_on(self, seed: int) -> list[object]:
-        """All that a run follows from, but the code."""
         return [dict(self.differs), seed]
 
     def run(self, seed: int) -> Run:
-        """One simulation."""
         try:
             report = compare(replace(self.options, repeats=1, seed=seed).config()).report()
         except InputError:
@@ -76,7 +70,6 @@ class ChainCase:
         return {name: report[name] for name in _KEPT} | {_NONE: 0}
 
     def shortened(self) -> ChainCase:
-        """Fewer requests and deployments."""
         requests, warmup = (n // QUICK_SHARE for n in (self.options.requests, self.options.warmup))
         small = replace(self.options, requests=requests, warmup=warmup)
         return replace(self, options=small, seeds=min(self.seeds, QUICK_SEEDS))
@@ -84,14 +77,14 @@ class ChainCase:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Numbers of a random deployment that follow without a simulation.
+    """Properties of a random deployment that need no simulation.
 
     Attributes:
-        key: unlike all others of the study.
-        function: of a module; takes a seed and ``arguments`` by their names, returns ``metrics``.
-        arguments: JSON-able.
-        metrics: what it returns; what is not finite counts as missing.
-        seeds: deployments, with the seeds 0, 1, ...
+        key: unique key in the study.
+        function: module-level function of a seed and ``arguments``; it returns ``metrics``.
+        arguments: JSON-able keyword arguments.
+        metrics: names of the returned values; values that are not finite count as missing.
+        seeds: number of deployments, with the seeds 0, 1, ...
     """
 
     key: Key
@@ -102,44 +95,41 @@ class Computed:
 
     @property
     def command(self) -> None:
-        """No command line says it."""
+        """There is no such command."""
 
     @property
     def differs(self) -> Mapping[str, object]:
-        """All that is told to the function."""
+        """All arguments of the function."""
         return self.arguments
 
     @property
     def code(self) -> Code:
-        """Placement, and where the function is."""
+        """The placement's code and the function's module."""
         return chain_code(self.function.__module__)
 
     def depends_on(self, seed: int) -> list[object]:
-        """All that a run follows from, but the code."""
         return [self.function.__qualname__, dict(self.arguments), seed]
 
     def run(self, seed: int) -> Run:
-        """The numbers of one deployment."""
         found = self.function(seed, **self.arguments)
         return {name: finite(value) for name, value in found.items()}
 
     def shortened(self) -> Computed:
-        """Fewer deployments."""
         return replace(self, seeds=min(self.seeds, QUICK_SEEDS))
 
 
 def deployment(seed: int, **changes: Any) -> tuple[Model, list[Server]]:
-    """The paper's model and servers, drawn.
+    """Draw servers for the paper's model.
 
     Args:
-        seed: of which servers are fast, and how far each is.
-        changes: of the fields of ``Scenario``.
+        seed: seed that decides which servers are fast, and how far each is.
+        changes: fields of ``Scenario`` to replace.
     """
     scenario = replace(BLOOM_176B, **changes)
     return scenario.model, scenario.drawn(seed)
 
 
 def worst_ratio(sample: Sample, one: str, other: str) -> float:
-    """The largest ratio of two metrics over the deployments that have both; 0 where none has."""
+    """Largest ratio of two metrics over the deployments that have both; 0 if none has."""
     pairs = zip(sample.values[one], sample.values[other], strict=True)
     return max((a / b for a, b in pairs if a is not None and b), default=0.0)

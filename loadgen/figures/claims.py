@@ -1,4 +1,4 @@
-"""What a study shows or fails to show, with the number it stands on."""
+"""Claims of a study, each a bound on a number."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from loadgen.report.numbers import number
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A bound and what was found.
+    """A bound and the number found.
 
     Attributes:
-        text: what is claimed, without the number.
-        found: the number; not a number counts as missed.
-        bound: limit of it.
-        at_most: the bound is the highest allowed, else the lowest.
-        remark: what else a reader must know.
+        text: the claim, without the number.
+        found: the number; NaN counts as missed.
+        bound: its limit.
+        at_most: whether the bound is an upper one.
+        remark: caveat for the reader.
     """
 
     text: str
@@ -29,11 +29,10 @@ class Claim:
 
     @property
     def met(self) -> bool:
-        """The bound holds."""
         return self.found <= self.bound if self.at_most else self.found >= self.bound
 
     def row(self) -> list[str]:
-        """As a row of a table: claim, bound, found, verdict."""
+        """A table row: claim, bound, found, verdict."""
         sign = "≤" if self.at_most else "≥"
         verdict = "met" if self.met else "**missed**"
         found = number(float(self.found), 3) + (f" ({self.remark})" if self.remark else "")
@@ -41,17 +40,17 @@ class Claim:
 
 
 def at_most(text: str, found: float, bound: float, remark: str = "") -> Claim:
-    """The number is not above the bound."""
+    """Claim that the number is not above the bound."""
     return Claim(text, found, bound, True, remark)
 
 
 def at_least(text: str, found: float, bound: float, remark: str = "") -> Claim:
-    """The number is not below the bound."""
+    """Claim that the number is not below the bound."""
     return Claim(text, found, bound, False, remark)
 
 
 def within(text: str, sample: Sample, metric: str, target: float, share: float) -> Claim:
-    """The mean of a metric differs by at most a share from a target."""
+    """Claim that a metric's mean differs by at most a share from a target."""
     found = sample.of(metric)
     mean = math.nan if found is None else found.mean
     spread = "" if found is None or found.half_width is None else f" ± {found.half_width:,.0f}"

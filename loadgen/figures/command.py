@@ -65,7 +65,7 @@ def _chosen(only: str) -> list[str]:
 
 
 def _study_all(names: list[str], bench: Bench, out: Path, console: Console) -> None:
-    read_document(out, quick=bench.quick)  # what is wrong is said before all the work
+    read_document(out, quick=bench.quick)  # Report errors before the long work.
     for name in names:
         _say(console, f"== {name}: {STUDIES[name].title}")
         outcomes = STUDIES[name].measure(bench)
@@ -83,7 +83,7 @@ def _say(console: Console, line: str) -> None:
 
 
 def _write(out: Path, name: str, outcomes: Outcomes, *, quick: bool) -> None:
-    """Put one study in the place of what an earlier run has left of it."""
+    """Replace what an earlier run wrote of one study."""
     earlier = read_document(out, quick=quick)
     found = (outcomes_of(earlier) if earlier else {}) | {name: outcomes}
     ordered = {each: found[each] for each in STUDIES if each in found}
@@ -94,5 +94,5 @@ def _write(out: Path, name: str, outcomes: Outcomes, *, quick: bool) -> None:
 
 
 def picture_name(name: str) -> str:
-    """Of a study's picture."""
+    """File name of a study's picture."""
     return f"{name}.png"

@@ -1,4 +1,4 @@
-"""Options of a command, as a dataclass, written as the command line that gives them again."""
+"""Options of a command, as a dataclass, and the command line that sets them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 
 def differing(options: Any, *always: str) -> dict[str, object]:
-    """Options that are not the defaults, as they are typed.
+    """Options that are not the defaults, by their names on the command line.
 
     Args:
-        options: a dataclass whose fields all have defaults.
-        always: fields that are shown all the same, first.
+        options: dataclass whose fields all have defaults.
+        always: fields that are always included, first.
     """
     default = type(options)()
     rest = [each.name for each in fields(options) if each.name not in always]
@@ -27,7 +27,7 @@ def _typed(value: object) -> object:
 
 
 def typed(command: str, given: Mapping[str, object]) -> str:
-    """A command with its options, each under the name of its field."""
+    """A command with its options, each named as its field."""
     flags = [
         f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given.items()
     ]

@@ -1,4 +1,4 @@
-"""Names finished runs by all that they depend on: settings, lengths, and the code that computes."""
+"""Fingerprints of finished runs, from all that they depend on: settings, lengths and code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOKING = tuple(
     f"router.core.forecast.{name}"
     for name in ("end_signals", "forecast", "look_ahead", "parameters", "survival")
 )
-# Prefill workers, whose engines are the emulated ones.
+# Prefill workers; their engines are the emulated ones.
 _PREFILLING = (
     *(
         "loadgen.simulator.decode.handoff",
@@ -33,7 +33,7 @@ _PREFILLING = (
     *("loadgen.emulator.", "engine_patches."),
 )
 _COMPUTE = ("router.", "loadgen.simulator.", "loadgen.model.step_time", *_PREFILLING)
-# One engine and who enters it, beside the emulated engine.
+# One engine and its admission, beside the emulated engine.
 _ADMISSION = tuple(
     f"loadgen.simulator.admission.{name}"
     for name in ("admission_results", "predictions", "scenarios", "simulation")
@@ -46,7 +46,7 @@ _ADMITTING = (
     "router.core.forecast.end_signals",
     *(f"router.core.forecast.{name}" for name in ("forecast", "step_cost", "survival")),
 )
-# What follows live engines; the simulator has its own.
+# Tracks live engines; the simulator has its own state.
 _LIVE = (
     *("router.config", "router.core.wire"),
     *(
@@ -57,11 +57,11 @@ _LIVE = (
         )
     ),
 )
-# Chains of servers: what places them, and what simulates them.
+# Chains of servers: placement and simulation.
 _CHAINS = ("router.core.placement.", "loadgen.chains.")
 _CHAINED = (*_CHAINS, "router.core.policies.", "router.core.types")
 _POLICIES = "router.core.policies.table"
-# What only talks, or is not part of a simulation.
+# Only output, or no part of a simulation.
 _ASIDE = (
     *("cli", "command", ".logs", ".table", "_table"),
     *(".instances", ".calibration", ".exact", ".exact_model"),
@@ -70,11 +70,11 @@ _ASIDE = (
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Modules that a simulation goes through.
+    """Modules that a simulation uses.
 
     Attributes:
-        prefixes: of their names.
-        unused: names, and beginnings of names, of those that it passes by all the same.
+        prefixes: prefixes of their names.
+        unused: names, and prefixes of names, that are excluded again.
     """
 
     prefixes: tuple[str, ...]
@@ -83,7 +83,7 @@ class Code:
 
 @cache
 def decode_code(policy: str, *, prefill_workers: bool) -> Code:
-    """Of the simulator of decode workers, by their policy and whether there are prefill workers."""
+    """Code of the decode simulator for a policy, with or without prefill workers."""
     unused = [*_LIVE, *_OTHER_SIMULATIONS, *_CHAINS]
     if policy != "bfio":
         unused += _PROGRAM
@@ -98,12 +98,12 @@ ADMISSION_CODE = Code(_ADMITTING)
 
 
 def chain_code(*modules: str) -> Code:
-    """Of chains of servers, with the modules that compute beside it."""
+    """Code of server chains, with further computing modules."""
     return Code((*_CHAINED, *modules), _PROGRAM)
 
 
 def fingerprint(depends_on: Sequence[object], code: Code) -> str:
-    """Of one run, by all that it follows from."""
+    """Fingerprint of one run."""
     text = json.dumps([*depends_on, _sum(code)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -126,7 +126,7 @@ def _sum(code: Code) -> str:
 
 
 def _sources() -> dict[str, Path]:
-    """Modules and their files; a policy's are found though they are not imported yet."""
+    """Modules and their files; policies are found without importing them."""
     folder = Path(next(iter(router.core.policies.__path__)))
     found = {
         ".".join(("router.core.policies", *path.relative_to(folder).with_suffix("").parts)): path

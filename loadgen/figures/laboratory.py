@@ -1,4 +1,4 @@
-"""Runs the trials of studies: several at a time, each once; what is finished is kept on disk."""
+"""Execution of the studies' trials: several in parallel, each once; results are kept on disk."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _Paths = Mapping[tuple[Key, int], Path]
 
 
 class Laboratory(Protocol):
-    """Where studies have their cases run."""
+    """Executes the cases of studies."""
 
     def run(self, trials: Sequence[Trial]) -> Outcomes:
-        """Run every repetition of every trial; in the order of the trials."""
+        """Run every repetition of every trial; outcomes keep the trials' order."""
         ...
 
 
@@ -37,10 +37,10 @@ class Bench:
     """A laboratory on this machine.
 
     Attributes:
-        folder: takes one file for each finished run.
-        processes: runs at a time.
-        quick: fewer steps and seeds, to see that it works: no figures to believe.
-        tell: is told how far it is.
+        folder: folder with one file per finished run.
+        processes: number of parallel runs.
+        quick: fewer steps and seeds, as a smoke test; the figures mean nothing.
+        tell: callback for progress.
     """
 
     folder: Path
@@ -49,7 +49,6 @@ class Bench:
     tell: Tell = lambda _: None
 
     def run(self, trials: Sequence[Trial]) -> Outcomes:
-        """See ``Laboratory.run``."""
         trials = [trial.shortened() if self.quick else trial for trial in trials]
         wanted = [(trial, seed) for trial in trials for seed in range(trial.seeds)]
         paths = {(trial.key, seed): self._path(trial, seed) for trial, seed in wanted}
@@ -94,7 +93,7 @@ class Bench:
 
 
 def _readable(trial: Trial, seed: int, paths: _Paths) -> bool:
-    """Whole: what was spoilt, by a crash of the machine for one, is missing."""
+    """Whether the files are whole; damaged ones, after a crash for example, count as missing."""
     try:
         return {*trial.metrics} <= _read(paths[trial.key, seed]).keys()
     except (OSError, ValueError, AttributeError):
@@ -118,5 +117,5 @@ def _sample(trial: Trial, runs: Sequence[Run]) -> Sample:
 
 
 def _rounded(value: float | None) -> float | None:
-    """As it is written: what is read again is the same."""
+    """The value as written, so that reading it again gives the same."""
     return value if value is None or isinstance(value, int) else float(f"{value:.{DIGITS}g}")

@@ -1,4 +1,4 @@
-"""All outcomes as one JSON, and what is shown of them as Markdown; either can be read again."""
+"""All outcomes as one JSON document and as Markdown; the JSON can be read again."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Document = dict[str, Any]
 
 
 def document(outcomes: Mapping[str, Outcomes], *, quick: bool = False) -> Document:
-    """Every number with the settings and the command that it comes from, JSON-able.
+    """Every number with its settings and its command, JSON-able.
 
     Args:
-        outcomes: by name of the study.
-        quick: they come from shortened runs.
+        outcomes: outcomes by name of the study.
+        quick: whether they come from shortened runs.
     """
     mark = {"quick": True} if quick else {}
     return {
@@ -78,7 +78,7 @@ def _case(key: list[str], sample: Sample) -> Document:
 
 
 def outcomes_of(document_: Document) -> dict[str, Outcomes]:
-    """What ``document`` was made of, without the steps of single runs."""
+    """The outcomes in a document, without the steps of single runs."""
     return {
         name: {
             tuple(case["key"]): Sample(case["values"], case["command"], case["differs"])
@@ -89,15 +89,15 @@ def outcomes_of(document_: Document) -> dict[str, Outcomes]:
 
 
 def read_document(folder: Path, *, quick: bool = False) -> Document | None:
-    """What an earlier run has left; None for nothing.
+    """The document of an earlier run; None if there is none.
 
     Args:
-        folder: where it is.
-        quick: it is to be completed by shortened runs.
+        folder: folder of the document.
+        quick: whether shortened runs will complete it.
 
     Raises:
-        InputError: the file is not one of these, cannot be shown by the studies as they are now,
-            or is quick where full runs are to be added, or the other way round.
+        InputError: the file is no such document, the present studies cannot show it, or one of file
+            and new runs is quick and the other is not.
     """
     path = folder / JSON_NAME
     if not path.exists():
@@ -118,7 +118,7 @@ def read_document(folder: Path, *, quick: bool = False) -> Document | None:
 
 
 def json_text(document_: Document) -> str:
-    """One line a case, so that changes show."""
+    """JSON with one line per case, for readable diffs."""
     studies = []
     for name, study in document_["studies"].items():
         head = {key: value for key, value in study.items() if key != "cases"}
@@ -133,7 +133,7 @@ def _compact(value: object) -> str:
 
 
 def score(outcomes: Mapping[str, Outcomes]) -> str:
-    """How many claims are met."""
+    """Number of claims that are met."""
     verdicts = [claim.met for name, found in outcomes.items() for claim in claims_of(name, found)]
     return f"{sum(verdicts)} of {len(verdicts)} claims are met."
 
@@ -146,14 +146,14 @@ def claims_table(outcomes: Mapping[str, Outcomes]) -> Table:
 
 
 def claims_of(name: str, outcomes: Outcomes) -> Sequence[Claim]:
-    """Those of one study."""
+    """Claims of one study."""
     return list(STUDIES[name].claims(outcomes))
 
 
 def markdown(
     outcomes: Mapping[str, Outcomes], pictures: Mapping[str, str], *, quick: bool = False
 ) -> str:
-    """All tables, with pictures by their file names; ``quick``: of shortened runs."""
+    """All tables, with pictures by file name; ``quick``: from shortened runs."""
     if quick:
         parts = ["# Simulated figures (quick: no results)", QUICK_STATEMENT]
     else:

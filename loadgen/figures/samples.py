@@ -15,13 +15,13 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The runs of one case, one a seed.
+    """The runs of one case, one per seed.
 
     Attributes:
-        values: by metric, one a seed; a metric that a run does not have is None.
-        command: what repeats them; None where the command line cannot say it.
-        differs: settings that are not the conditions of the paper.
-        records: every step of the first run, where asked for.
+        values: values by metric, one per seed; None for a metric that a run lacks.
+        command: command that repeats the first run; None if flags cannot express it.
+        differs: settings that differ from the paper's conditions.
+        records: every step of the first run, if kept.
     """
 
     values: Mapping[str, Sequence[float | None]]
@@ -30,16 +30,16 @@ class Sample:
     records: StepRecords | None = None
 
     def each(self, metric: str) -> list[float]:
-        """Of every seed that has it."""
+        """Values of every seed that has the metric."""
         return [value for value in self.values[metric] if value is not None]
 
     def of(self, metric: str) -> Estimate | None:
-        """Mean and interval; None where no run has it."""
+        """Mean and interval; None if no run has the metric."""
         values = self.each(metric)
         return estimate(values) if values else None
 
     def mean(self, metric: str) -> float:
-        """Mean over the seeds; not a number where no run has it."""
+        """Mean over the seeds; NaN if no run has the metric."""
         values = self.each(metric)
         return fmean(values) if values else math.nan
 

@@ -1,4 +1,4 @@
-"""What a study is, and the conditions that studies share (arXiv 2601.17855, section 6)."""
+"""The type of a study, and the studies' common conditions (arXiv 2601.17855, section 6)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ TRACE_NAMES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One question put to the simulator.
+    """One question to the simulator.
 
     Attributes:
-        title: what it is about.
-        conditions: how it was simulated, in a sentence or two.
-        measure: has its cases run.
-        tables: of the outcomes.
-        claims: checked on the outcomes; a claim that fails is shown as missed.
-        draw: writes a PNG to a path, and where there are more, beside it; None: no picture.
-        words: what the figures show, and what they do not; None: nothing to add.
+        title: subject of the study.
+        conditions: conditions of the simulation, in a sentence or two.
+        measure: function that has its cases run.
+        tables: function from outcomes to tables.
+        claims: function from outcomes to claims; a claim that fails is shown as missed.
+        draw: function that writes a PNG to a path, and further ones beside it; None: no picture.
+        words: interpretation of the figures and their limits; None: nothing to add.
     """
 
     title: str
@@ -49,15 +49,15 @@ def _way(policy: str, **changes: Any) -> Mapping[str, Any]:
 
 
 def oracle(missed: float = 0.0) -> Knowledge:
-    """All ends are seen coming, but for a fraction of the requests."""
+    """Knowledge of all ends, except those of a fraction of the requests."""
     return Knowledge("oracle", missed)
 
 
-# The paper's objective as printed; a tie weight that does no more than break ties.
+# The paper's objective as printed; the tie weight only breaks ties.
 PLAIN: Mapping[str, float] = MappingProxyType(
     {"discount": 1.0, "tie_weight": 1e-9, "lead_tokens": 0.0}
 )
-# Policies with what they are told, by the names that tables and keys use.
+# Policies with their information, by the names that tables and keys use.
 WAYS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "fcfs": _way("fcfs"),
@@ -84,8 +84,8 @@ def config(trace: str, way: str, **changes: Any) -> DecodeConfig:
     """A bundled trace under the paper's conditions: G=16, B=72, pool 128, 4,500 steps.
 
     Args:
-        trace: a name of ``TRACE_NAMES``.
-        way: a name of ``WAYS``.
-        changes: of the fields of ``DecodeConfig``.
+        trace: name from ``TRACE_NAMES``.
+        way: name from ``WAYS``.
+        changes: fields of ``DecodeConfig`` to replace.
     """
     return DecodeConfig(**{**PAPER, "lengths": trace_lengths(trace), **WAYS[way], **changes})

@@ -14,10 +14,10 @@ class Column:
     """A metric as a column.
 
     Attributes:
-        title: with the unit.
-        metric: a key of a sample's values.
-        unit: what the value is divided by.
-        digits: after the decimal point.
+        title: title with the unit.
+        metric: key of a sample's values.
+        unit: divisor of the value.
+        digits: number of digits after the decimal point.
     """
 
     title: str
@@ -26,7 +26,7 @@ class Column:
     digits: int = 2
 
     def cell(self, sample: Sample | None) -> str:
-        """Mean and interval; a dash where there is none."""
+        """Mean and interval; a dash if there is none."""
         found = None if sample is None else sample.of(self.metric)
         return "–" if found is None else shown(found, self.unit, self.digits)
 
@@ -45,7 +45,7 @@ BUBBLE = Column("slot bubble, steps", "slot_bubble_steps")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title line; the first columns are text, the others are figures."""
+    """Rows under a title line; the first columns are text, the others numbers."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -53,7 +53,7 @@ class Table:
     text_columns: int = 1
 
     def markdown(self) -> str:
-        """As GitHub shows it."""
+        """The table in GitHub's Markdown."""
         figures = len(self.header) - self.text_columns
         align = ["---"] * self.text_columns + ["---:"] * figures
         lines = ["| " + " | ".join(row) + " |" for row in [self.header, align, *self.rows]]
@@ -63,7 +63,7 @@ class Table:
 def metric_table(
     title: str, first: str, samples: Sequence[tuple[str, Sample | None]], columns: Sequence[Column]
 ) -> Table:
-    """One row a sample."""
+    """A table with one row per sample."""
     rows = [[name, *(column.cell(sample) for column in columns)] for name, sample in samples]
     return Table([first, *(column.title for column in columns)], rows, title)
 
@@ -77,7 +77,7 @@ def shown(found: Estimate, unit: float, digits: int) -> str:
 
 
 def chosen_parameters(sample: Sample) -> str:
-    """H, gamma, mu and lead that were in force at the end of the runs, or their ranges."""
+    """Range of H, gamma, mu and lead in force at the end of the runs."""
     if not sample.each("horizon"):
         return "–"
     return ", ".join(f"{name} {_range(sample.each(key), form)}" for name, key, form in _CHOSEN)

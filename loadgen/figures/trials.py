@@ -1,4 +1,4 @@
-"""What a laboratory runs: a simulation, and how often it is repeated."""
+"""The type of a trial: a simulation with its repetitions."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ class Trial(Protocol):
 
     @property
     def key(self) -> Key:
-        """Unlike all others of the study."""
+        """Unique key in the study."""
         ...
 
     @property
     def seeds(self) -> int:
-        """Repetitions, with the seeds 0, 1, ..."""
+        """Number of repetitions, with the seeds 0, 1, ..."""
         ...
 
     @property
     def metrics(self) -> Collection[str]:
-        """Keys that each run has; what else it has depends on what is simulated."""
+        """Keys that each run has; further keys depend on the simulation."""
         ...
 
     @property
     def command(self) -> str | None:
-        """What repeats the first seed; None where flags cannot say it."""
+        """Command that repeats the first seed; None if flags cannot express it."""
         ...
 
     @property
     def differs(self) -> Mapping[str, object]:
-        """Settings that are not the defaults of the simulation."""
+        """Settings that are not the simulation's defaults."""
         ...
 
     @property
     def code(self) -> Code:
-        """Modules that a run goes through."""
+        """Modules that a run uses."""
         ...
 
     def depends_on(self, seed: int) -> list[object]:
-        """All that a run follows from, but the code."""
+        """All that a run depends on, except the code."""
         ...
 
     def run(self, seed: int) -> Run:
-        """One simulation, JSON-able; ``records`` are the steps of one whose records are kept."""
+        """One simulation, JSON-able; ``records`` are the steps, if kept."""
         ...
 
     def shortened(self) -> Self:
-        """A ``QUICK_SHARE``-th of it, ``QUICK_SEEDS`` times at most."""
+        """A ``QUICK_SHARE``-th of it, with at most ``QUICK_SEEDS`` repetitions."""
         ...

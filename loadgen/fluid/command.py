@@ -1,4 +1,4 @@
-"""``evenstep fluid``: what one engine sustains by the fluid model, and with which thresholds."""
+"""``evenstep fluid``: what one engine sustains by the fluid model, and thresholds for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from loadgen.run.simulation_options import JsonFlag, flag
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 
-# Lengths and types with which sums stay exact, and the answer comes within seconds.
+# Limits within which sums stay exact and the answer takes seconds.
 _MAX_LENGTH = 1_000_000
 _MAX_TYPES = 1000
 _RATES = (1e-9, 1e9)
@@ -97,10 +97,10 @@ class FluidOptions:
     json_file: JsonFlag = None
 
     def question(self) -> Question:
-        """What they ask.
+        """The question that the options pose.
 
         Raises:
-            ConfigError: something that makes no sense; names the option.
+            ConfigError: an invalid option; the message names it.
             InputError: no such step time.
         """
         if not 1 <= self.steps <= _MAX_TOKENS:
@@ -192,7 +192,7 @@ def _cost(text: str) -> StepCost:
 
 
 def _counts(option: str, text: str | None, what: str, most: int) -> Thresholds:
-    """Whole numbers from 1 up, as many as there are of something."""
+    """Whole numbers from 1 up, one for each item."""
     if text is None:
         return ()
     counts = numbers(option, text)

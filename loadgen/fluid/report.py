@@ -1,4 +1,4 @@
-"""What ``evenstep fluid`` is asked and finds."""
+"""Question and answer of ``evenstep fluid``."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from engine_patches.admission.theory.thresholds import (
 from engine_patches.admission.theory.validity import Validity, nested_validity, wait_validity
 from router.commands.json_output import finite
 
-# Sums that are meant to be whole may be so much above, relatively.
+# Relative tolerance of sums that should be whole.
 ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.
+    """Input of the analysis.
 
     Attributes:
-        periods: the types with the rates of each period, one as a rule.
-        cost: of a step.
-        capacity_tokens: C; None: not told.
-        thresholds: of WAIT, to check; empty: none.
-        nested_thresholds: of Nested WAIT, to check; empty: none.
+        periods: types with their rates in each period; usually one period.
+        cost: cost of a step.
+        capacity_tokens: C; None: not given.
+        thresholds: thresholds of WAIT to check; may be empty.
+        nested_thresholds: thresholds of Nested WAIT to check; may be empty.
         segments: numbers of segments to compare.
-        steps, delta: for the buffers, see ``nested_memory``.
+        steps, delta: parameters of the buffers, as in ``nested_memory``.
     """
 
     periods: tuple[tuple[Flow, ...], ...]
@@ -61,18 +61,18 @@ class Question:
         )
 
     def cut(self, count: int) -> tuple[Segment, ...]:
-        """So many segments, at their worst."""
+        """The types in a number of segments, each at its worst."""
         return worst_of([equal_segments(flows, count) for flows in self.periods])
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Given thresholds.
+    """Check of given thresholds.
 
     Attributes:
-        policy: whose they are.
+        policy: policy of the thresholds.
         found: whether they are valid.
-        memory_tokens: what they need.
+        memory_tokens: memory that they need.
     """
 
     policy: str
@@ -82,14 +82,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found.
+    """Result of the analysis.
 
     Attributes:
-        question: what was asked.
-        equilibria: of each period.
-        wait: the least thresholds of WAIT; None: there are none.
-        checks: of given thresholds.
-        plans: of Nested WAIT, by the number of segments; None: no thresholds are valid.
+        question: the question.
+        equilibria: equilibrium of each period.
+        wait: least thresholds of WAIT; None: there are none.
+        checks: checks of given thresholds.
+        plans: plans of Nested WAIT by number of segments; None: no thresholds are valid.
     """
 
     question: Question
@@ -100,17 +100,15 @@ class Answer:
 
     @property
     def best(self) -> NestedPlan | None:
-        """The plan that needs the least memory."""
         plans = [plan for plan in self.plans.values() if plan is not None]
         return min(plans, key=lambda plan: plan.memory.tokens, default=None)
 
     def batch_tokens(self, thresholds: Sequence[int]) -> float:
-        """M_pi of WAIT."""
         flows = self.question.flows
         return combined(thresholds, [flow.everywhere for flow in flows]).kv_tokens
 
     def short_tokens(self, needed: float) -> float | None:
-        """By what the capacity falls short; None where it was not told."""
+        """Tokens that the capacity falls short by; None if it was not given."""
         capacity = self.question.capacity_tokens
         if capacity is None:
             return None
@@ -118,7 +116,7 @@ class Answer:
 
 
 def answered(question: Question) -> Answer:
-    """Find it."""
+    """Analyse a question."""
     cost = question.cost
     return Answer(
         question,
@@ -145,7 +143,7 @@ def _checks(question: Question) -> Iterator[Check]:
 
 
 def report(answer: Answer) -> dict[str, Any]:
-    """JSON-able; null for what is infinite, or not there."""
+    """JSON-able form; null for infinite or missing values."""
     question = answer.question
     best = answer.best
     wait_tokens = None if answer.wait is None else answer.batch_tokens(answer.wait)
@@ -219,7 +217,7 @@ def _check(answer: Answer, check: Check) -> dict[str, Any]:
 
 
 def verdict(condition: Condition) -> str:
-    """In a word."""
+    """One word for a condition."""
     if condition.edge:
         return "edge"
     return "holds" if condition.holds else "broken"

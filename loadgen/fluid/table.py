@@ -1,4 +1,4 @@
-"""What ``evenstep fluid`` finds, in words for the terminal."""
+"""Answer of ``evenstep fluid`` in words for the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine_patches.admission.theory.fluid import Equilibrium, Flow, sustainable
 from loadgen.fluid.report import ROUNDING, Answer, Check, verdict
 from loadgen.report.numbers import number
 
-# Types that are shown one by one.
+# Number of types that are listed one by one.
 _FEW = 20
 
 

@@ -1,7 +1,8 @@
-"""Where the model that plans are made by is too hopeful, in figures.
+"""Cautions where the planning model is too optimistic, with figures.
 
-It takes a request's time as the same however many share the chain: true while a decode step mostly
-reads weights, and while prompts leave the GPUs time. Both can be looked at.
+The model takes a request's time as independent of the number of requests on the chain. This holds
+while a decode step mostly reads weights, and while prompts leave the GPUs time. The cautions check
+both.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from loadgen.planner.planned import Plan, Question, prompt_rate, sustained_rate
 from loadgen.planner.vllm import Engine
 from router.core.placement.model import Chain
 
-# Of a decode step with full slots, over that with one request: from here on it is said.
+# Ratio of a decode step with full slots to one with a single request that is worth a caution.
 _SLOWER = 1.25
 
 
 def step_ratio(question: Question, chain: Chain) -> float:
-    """A decode step with all slots busy, over one with a single request."""
+    """Time of a decode step with full slots over that with a single request."""
 
     def step_s(requests: float) -> float:
         return sum(
@@ -29,7 +30,7 @@ def step_ratio(question: Question, chain: Chain) -> float:
 
 
 def cautions(plan: Plan, engines: Sequence[Engine]) -> Iterator[str]:
-    """In words, what to expect less of."""
+    """Sentences on where the plan promises too much."""
     question = plan.question
     yield from _too_long(question)
     bound = [

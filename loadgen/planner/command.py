@@ -28,7 +28,7 @@ from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError, InputError, PlacementError
 
 _MOST_RATE = 1e9
-# Columns of the presets' table, whatever the terminal has.
+# Width of the presets' table, on any terminal.
 _WIDE = 130
 
 
@@ -71,10 +71,10 @@ class PlanOptions:
     ] = False
 
     def question(self, config: PlanConfig) -> Question:
-        """What they ask.
+        """The question that the options pose.
 
         Raises:
-            ConfigError: a rate that is none, or something wrong in the file.
+            ConfigError: an invalid rate or file.
             InputError: a trace or config.json that cannot be used.
         """
         if not 0 < self.rate <= _MOST_RATE:
@@ -139,7 +139,7 @@ def _lengths(config: PlanConfig, given: str | None) -> Lengths:
 
 
 def _write(folder: Path, answer: Answer) -> Sequence[str]:
-    """Everything that is needed to run it; what is there already is replaced."""
+    """Write all files that a run needs, replacing earlier ones."""
     texts = {"router.toml": router_config(answer.engines)}
     for engine in answer.engines:
         for launch in engine.launches:
@@ -161,5 +161,5 @@ def _write(folder: Path, answer: Answer) -> Sequence[str]:
 
 
 def _left_over(folder: Path, written: Sequence[str]) -> list[str]:
-    """Scripts of a plan that was written there before."""
+    """Scripts of an earlier plan in the folder."""
     return sorted({file.name for file in folder.glob("chain-*.sh")} - {*written})

@@ -1,4 +1,4 @@
-"""The TOML file of ``evenstep plan``: servers, a model, lengths, and what times are made of."""
+"""The TOML file of ``evenstep plan``: servers, model, lengths, engine settings and times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from router.core.errors import ConfigError
 GB = 10**9
 MAX_SERVERS = 10_000
 
-# Above what exists, and below what bytes are counted in: 64 bits.
+# Above any real value; bytes still fit in 64 bits.
 _Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 _Gigabytes = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 _Tokens = Annotated[float, Field(ge=1, le=1e9, allow_inf_nan=False)]
@@ -33,16 +33,16 @@ class _Table(BaseModel):
 
 
 class ServerTable(_Table):
-    """One GPU, or several alike.
+    """One GPU, or several equal ones.
 
     Attributes:
-        name: with ``count``, of the first part of their names.
-        gpu: a preset; the next three override what it says.
+        name: name; with ``count`` above 1, prefix of their names.
+        gpu: name of a preset; the next three fields override its figures.
         memory_gb, bandwidth_gb_s, tflops: 10^9 bytes, 10^9 bytes/s, dense 10^12 operations/s.
-        rtt_s: round trip that a token makes to it, from the server before and back.
-        network_gbit_s: of the way to it; None: prompts' activations pass in no time.
-        host: machine that it is in; chains' engines listen there.
-        devices: of each, what CUDA_VISIBLE_DEVICES calls it; none: counted on their host.
+        rtt_s: round trip of a token from the server before and back.
+        network_gbit_s: network bandwidth to it; None: prompts' activations take no time.
+        host: its machine; the engines of chains listen there.
+        devices: names for CUDA_VISIBLE_DEVICES, one per GPU; empty: numbered on the host.
     """
 
     name: str = Field(min_length=1, pattern=r"^[\w.-]+$")
@@ -70,13 +70,13 @@ class ServerTable(_Table):
 
 
 class ModelTable(_Table):
-    """The model: its config.json, or the numbers.
+    """The model: its config.json, or its numbers.
 
     Attributes:
-        name: what ``vllm serve`` is given.
-        config: a Hugging Face config.json or a folder with one, relative to the TOML file.
-        weight_bits: in place of what config.json says, scales included.
-        blocks and the rest: see ``ModelNumbers``.
+        name: model argument of ``vllm serve``.
+        config: Hugging Face config.json or a folder with one, relative to the TOML file.
+        weight_bits: bits per weight with scales, in place of the value in config.json.
+        blocks and the rest: as in ``ModelNumbers``.
     """
 
     name: str = Field(min_length=1)
@@ -105,12 +105,12 @@ class ModelTable(_Table):
 
 
 class WorkloadTable(_Table):
-    """Lengths.
+    """Lengths of requests.
 
     Attributes:
-        trace: file or bundled name; its means, in place of the next two.
-        input_tokens, output_tokens: means.
-        slot_tokens: for which a slot has memory; None: the mean of input + output.
+        trace: file or bundled name; its means replace the next two fields.
+        input_tokens, output_tokens: mean lengths.
+        slot_tokens: tokens that a slot has memory for; None: the mean of input + output.
     """
 
     trace: str | None = None
@@ -120,16 +120,16 @@ class WorkloadTable(_Table):
 
 
 class EngineTable(_Table):
-    """How the engines run.
+    """Settings of the engines.
 
     Attributes:
-        gpu_memory_utilization: share of a GPU's memory that vLLM may take.
-        reserve_gb: of that, for activations, CUDA graphs and context.
-        kv_cache_dtype: of vLLM's ``--kv-cache-dtype``; those of 16 or 8 bits.
+        gpu_memory_utilization: share of a GPU's memory that vLLM may use.
+        reserve_gb: part of it for activations, CUDA graphs and context.
+        kv_cache_dtype: value of vLLM's ``--kv-cache-dtype``, of 16 or 8 bits.
         block_size: tokens in a block of the KV cache.
-        port: of the first chain on a host; further ones count on.
-        master_port: at which the hosts of the first chain meet; further ones count on.
-        load: rho, up to which chains are used at most when they are composed.
+        port: port of the first chain on a host; later ones count up.
+        master_port: rendezvous port of the first chain's hosts; later ones count up.
+        load: rho, highest planned utilization of the chains.
     """
 
     gpu_memory_utilization: _Share = 0.92
@@ -142,12 +142,12 @@ class EngineTable(_Table):
 
 
 class TimesTable(_Table):
-    """What times are made of, beside the GPUs' figures.
+    """Parameters of the times, in addition to the GPUs' figures.
 
     Attributes:
-        compute_efficiency, bandwidth_efficiency: share of the printed peaks that is reached.
-        block_overhead_s: of a request in each block, over its whole life.
-        hop_overhead_s: of a token at each server, beside the round trip.
+        compute_efficiency, bandwidth_efficiency: achieved share of the printed peaks.
+        block_overhead_s: overhead of a request in each block, over its whole life.
+        hop_overhead_s: overhead of a token at each server, in addition to the round trip.
     """
 
     compute_efficiency: _Share = 0.5
@@ -177,10 +177,10 @@ class Machine:
     """One GPU of the file.
 
     Attributes:
-        kind: its table's name.
-        device: what CUDA_VISIBLE_DEVICES calls it on its host.
-        sliced: it is a MIG slice.
-        name and the rest: see ``ServerTable``.
+        kind: name of its table.
+        device: its name for CUDA_VISIBLE_DEVICES on its host.
+        sliced: whether it is a MIG slice.
+        name and the rest: as in ``ServerTable``.
     """
 
     name: str
@@ -199,7 +199,7 @@ def load_config(path: Path) -> PlanConfig:
     """Read the file.
 
     Raises:
-        ConfigError: it cannot be read, or something in it is wrong; names the place and the mend.
+        ConfigError: an unreadable file or an invalid entry; names the place and the remedy.
     """
     values = read_toml(path)
     try:
@@ -209,10 +209,10 @@ def load_config(path: Path) -> PlanConfig:
 
 
 def machines(config: PlanConfig) -> tuple[Machine, ...]:
-    """Every GPU by itself, numbered where a table stands for several.
+    """Every single GPU, numbered where a table stands for several.
 
     Raises:
-        ConfigError: an unknown preset, or two with one name or one device.
+        ConfigError: an unknown preset, or two GPUs with one name or one device.
     """
     found: dict[str, Machine] = {}
     taken: dict[tuple[str, str], str] = {}
@@ -252,11 +252,11 @@ def _machine(table: ServerTable, name: str, device: int | str) -> Machine:
 
 
 def model_numbers(config: PlanConfig, folder: Path) -> ModelNumbers:
-    """What the file says of the model, or the config.json that it names.
+    """Numbers of the model, from the file or from the config.json that it names.
 
     Args:
         config: the file.
-        folder: where it lies.
+        folder: folder of the file.
 
     Raises:
         InputError: the config.json cannot be used.
@@ -292,7 +292,7 @@ _TABLES: dict[str, type[_Table]] = {
 
 def _explain(error: ErrorDetails) -> str:
     first, *rest = [str(part) for part in error["loc"]] or ["the file"]
-    # A list's tables are counted from 1, as a reader does.
+    # Number a list's tables from 1, for people.
     place = f"[{first}]" if first in _TABLES else first
     if rest and rest[0].isdigit():
         place, rest = f"{place} {int(rest[0]) + 1}", rest[1:]

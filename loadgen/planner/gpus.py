@@ -1,7 +1,7 @@
-"""Memory, bandwidth and speed of common GPUs and of their MIG slices, as their vendors print them.
+"""Memory, bandwidth and speed of common GPUs and of their MIG slices, as vendors print them.
 
-Speeds are dense 16-bit tensor operations (half of what is printed "with sparsity"), memory is the
-printed GB as 10^9 bytes. A driver shows up to 7 % more: who wants it states ``memory_gb``.
+Speeds are dense 16-bit tensor operations (half of those printed "with sparsity"). Memory is the
+printed GB as 10^9 bytes. A driver shows up to 7 % more; set ``memory_gb`` to use it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Gpu:
 
     Attributes:
         memory_gb: 10^9 bytes.
-        bandwidth_gb_s: of its memory.
+        bandwidth_gb_s: memory bandwidth.
         tflops: 10^12 dense 16-bit operations per second.
-        source: where the figures are printed.
-        sliced: it is a MIG slice.
+        source: document that prints the figures.
+        sliced: whether it is a MIG slice.
     """
 
     memory_gb: float
@@ -59,7 +59,7 @@ _WHOLE: Mapping[str, Gpu] = {
     "MI325X": Gpu(256, 6000, 1307.4, "AMD Instinct MI325X data sheet"),
 }
 
-# Of each GPU the profiles: compute slices, eighths of the memory, GB in the name.
+# Profiles of each GPU: compute slices, eighths of the memory, GB in the name.
 _PROFILES = {
     "A100-40GB": ((1, 1, 5), (2, 2, 10), (3, 4, 20), (4, 4, 20)),
     "A100-80GB-SXM": ((1, 1, 10), (1, 2, 20), (2, 2, 20), (3, 4, 40), (4, 4, 40)),
@@ -93,10 +93,10 @@ GPUS: Mapping[str, Gpu] = MappingProxyType({**_WHOLE, **dict(_slices())})
 
 
 def gpu(name: str) -> Gpu:
-    """The preset of that name, in any case.
+    """The preset of that name, case-insensitive.
 
     Raises:
-        ConfigError: there is none; names the nearest.
+        ConfigError: there is none; the message names the nearest.
     """
     found = {known.lower(): preset for known, preset in GPUS.items()}.get(name.lower())
     if found is None:
@@ -108,7 +108,7 @@ def gpu(name: str) -> Gpu:
 
 
 def _unknown(name: str) -> str:
-    """With the kinds of a GPU, where it has several: of an H200, say."""
+    """An error message; it lists the variants of a GPU that has several, like the H200."""
     model = name.lower().partition("-")[0].partition("/")[0]
     kinds = [known for known in _WHOLE if known.lower().startswith(f"{model}-")]
     if not kinds or "/" in name:

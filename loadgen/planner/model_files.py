@@ -1,8 +1,7 @@
-"""What a planner needs to know of a model, read from its Hugging Face config.json.
+"""A model's numbers for the planner, from its Hugging Face config.json.
 
-Counted are the weight matrices; biases and norms are left out (below a thousandth). Where layers
-differ (a few dense ones before experts, say) all count as the larger kind; what a model sees or
-hears with is not counted.
+Only weight matrices count; biases and norms are below a thousandth. Where layers differ (a few
+dense ones before experts), all count as the larger kind. Vision and audio parts do not count.
 """
 
 from __future__ import annotations
@@ -15,40 +14,40 @@ from typing import Any
 
 from router.core.errors import InputError
 
-# Their feed-forward part has two matrices; that of others three (a gate).
+# Feed-forward parts with two matrices; others have three, with a gate.
 _UNGATED = frozenset(
     (
         *("bloom", "bigcode", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox"),
         *("gptj", "mpt", "nemotron", "opt", "phi", "starcoder2"),
     )
 )
-# Their state is none that grows with the tokens, or only some layers have one.
+# State that does not grow with the tokens, or KV in some layers only.
 _NO_KV = (
     *("mamba", "rwkv", "ssm", "recurrent", "linear_attention", "linear_attn"),
     *("linear_num_key_heads", "conv_l_cache"),
 )
 MAX_BLOCKS = 10_000
-# Far above what any model has of anything, tokens included.
+# Far above any model's numbers, tokens included.
 _MOST = 10**9
-# Every layer says for itself how large it is.
+# Keys of models whose layers differ in size.
 _UNLIKE = ("block_configs", "num_key_value_heads_per_layer")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNumbers:
-    """A model as a row of like blocks.
+    """A model as a row of equal blocks.
 
     Attributes:
-        blocks: transformer layers.
-        block_bytes: weights of one.
-        read_bytes: weights of one that a single token needs: of its experts, say.
-        flops_per_token: of one block.
-        kv_bytes_per_token: of one block.
-        hidden_bytes: that pass from block to block for a token.
-        first_bytes: embeddings, where the first block is.
-        last_bytes: the output layer, where the last block is.
-        tied: these two are the same, and needed once where both are in one place.
-        max_tokens: the longest context that it was made for; None: not told.
+        blocks: number of transformer layers.
+        block_bytes: weights of a block.
+        read_bytes: weights of a block that a single token needs; fewer with experts.
+        flops_per_token: operations of a block per token.
+        kv_bytes_per_token: KV of a block per token.
+        hidden_bytes: activations of a token between blocks.
+        first_bytes: embeddings, stored with the first block.
+        last_bytes: output layer, stored with the last block.
+        tied: whether these two are the same; a server with both ends stores them once.
+        max_tokens: longest supported context; None: not given.
     """
 
     blocks: int
@@ -63,7 +62,7 @@ class ModelNumbers:
     max_tokens: int | None = None
 
     def end_bytes(self, first: bool, last: bool) -> int:
-        """What a server holds besides blocks, if it has the first one, the last one, or both."""
+        """Bytes that a server stores for the first block, the last one, or both."""
         if first and last and self.tied:
             return max(self.first_bytes, self.last_bytes)
         return first * self.first_bytes + last * self.last_bytes
@@ -76,11 +75,11 @@ def read_model(
 
     Args:
         path: file or folder.
-        weight_bits: of one weight in a block, scales included; None: as the file says.
-        kv_cache_dtype: ``auto`` (as the weights are computed in: 16 bits), or one of 8 bits.
+        weight_bits: bits per weight of a block with scales; None: as in the file.
+        kv_cache_dtype: ``auto`` (the type of the computation: 16 bits), or an 8-bit type.
 
     Raises:
-        InputError: it cannot be read, or is of no kind that is known; says what to give instead.
+        InputError: an unreadable file or unknown kind of model; names the keys to give instead.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -98,7 +97,7 @@ class _Reader:
     def __init__(self, config: Mapping[str, Any], file: str) -> None:
         self._outer = config
         self._file = file
-        # A model that also sees or hears keeps what it reads with inside; some keep parts apart.
+        # Multimodal models nest the text model's config; some split it into parts.
         inner = self._table(config, "text_config") or config
         parts = [self._table(inner, name) for name in ("attn_config", "ffn_config")]
         self._config = {key: value for part in (*parts, inner) for key, value in part.items()}
@@ -144,7 +143,7 @@ class _Reader:
         return 2 * hidden * size * (heads + kv_heads), 2 * kv_heads * size
 
     def _latent_attention(self, hidden: int, heads: int, latent: int) -> tuple[int, int]:
-        """Multi-head latent attention: one compressed vector and one rotated key a token."""
+        """Multi-head latent attention: one compressed vector and one rotated key per token."""
         rotated = self._whole("qk_rope_head_dim")
         plain = self._whole("qk_nope_head_dim")
         value = self._whole("v_head_dim")
@@ -155,7 +154,7 @@ class _Reader:
         return queries + keys + heads * value * hidden, latent + rotated
 
     def _kv_heads(self, heads: int) -> int:
-        # Falcon-7B tells a num_kv_heads as well, which counts in the later models only.
+        # Falcon-7B also has a num_kv_heads, which applies to the later models only.
         newer = self._get("new_decoder_architecture", default=False)
         if self._get("multi_query", default=False) and not newer:
             return 1
@@ -163,7 +162,7 @@ class _Reader:
         return self._some(*names, "num_attention_groups") or heads
 
     def _feed_forward(self, hidden: int) -> tuple[int, int]:
-        """Weights: all, and those that one token needs."""
+        """Feed-forward weights: all, and those that one token needs."""
         matrices = 2 if str(self._get("model_type", default="")) in _UNGATED else 3
         names = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
         inner = self._some(*names) or 4 * hidden
@@ -181,7 +180,7 @@ class _Reader:
         return always + experts * each, always + used * each
 
     def _bits(self) -> float:
-        """Of a weight in a block, with the scales that quantization adds."""
+        """Bits per weight of a block, with the scales of its quantization."""
         how = self._table(self._outer, "quantization_config")
         how = how or self._table(self._config, "quantization_config")
         if not how:
@@ -218,7 +217,7 @@ class _Reader:
         return value
 
     def _some(self, *names: str) -> int:
-        """0 if none of them is there."""
+        """The value of the first name that is present; else 0."""
         name = next((name for name in names if self._config.get(name) is not None), names[0])
         value = self._config.get(name, 0) or 0
         if type(value) is not int or not 0 <= value <= _MOST:
@@ -226,7 +225,7 @@ class _Reader:
         return value
 
     def _table(self, within: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        """Empty if there is none."""
+        """The object of that name; empty if there is none."""
         value = within.get(name) or {}
         if not isinstance(value, Mapping):
             raise self._wrong(f"{name} is {value!r:.50}, not an object")
@@ -242,5 +241,5 @@ class _Reader:
 def _bitsandbytes(how: Mapping[str, Any]) -> float:
     if not how.get("load_in_4bit") and not how.get("_load_in_4bit"):
         return 8.0
-    # A scale of 32 bits for 64 weights, or one of 8 whose own scales are shared by 256.
+    # One 32-bit scale per 64 weights, or an 8-bit one whose own scales 256 share.
     return 4 + (8 / 64 + 32 / (64 * 256) if how.get("bnb_4bit_use_double_quant") else 32 / 64)

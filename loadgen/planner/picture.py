@@ -7,7 +7,7 @@ from pathlib import Path
 from loadgen.planner.report import Answer, Memory
 from loadgen.report.charts import COLOURS, finish, panels, save
 
-# Servers that are drawn, and how high the picture is with so many.
+# Most servers in the picture, and its height with so many.
 _MOST = 60
 _INCHES = 0.28
 

@@ -1,4 +1,4 @@
-"""What ``evenstep plan`` is asked, and finds: chains, tuned for the arrival rate."""
+"""Question and plan of ``evenstep plan``: chains, tuned for the arrival rate."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from router.core.placement.exact import exact_response_s
 from router.core.placement.model import Chain, Placement, total_rate
 from router.core.placement.tuning import Composition, compose
 
-# Rounds in which servers at the ends are found out; then every server counts as an end.
+# Rounds for finding the servers at the ends; after them every server counts as an end.
 _ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked.
+    """Input of the planner.
 
     Attributes:
         footing: model, lengths, engines, times.
-        machines: in the file's order.
+        machines: GPUs in the file's order.
         rate: lambda, requests per second.
     """
 
@@ -38,9 +38,9 @@ class Option:
 
     Attributes:
         reserved_slots: c.
-        placement: where blocks lie.
-        chains: the fastest first.
-        bounds: on the mean response time.
+        placement: placement of the blocks.
+        chains: chains, fastest first.
+        bounds: bounds on the mean response time.
     """
 
     reserved_slots: int
@@ -50,24 +50,24 @@ class Option:
 
     @property
     def unstable_above(self) -> float:
-        """Requests per second from which on they pile up."""
+        """Arrival rate, in requests per second, from which on the queue grows without bound."""
         return total_rate(self.chains)
 
     @property
     def service_s(self) -> float:
-        """Mean over requests where all slots are busy."""
+        """Mean service time over requests while all slots are busy."""
         return sum(chain.slots for chain in self.chains) / self.unstable_above
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer.
+    """Result of the planner.
 
     Attributes:
-        question: what was asked.
-        disjoint: chains that share no server, which is what engines can run.
-        overlapping: the best where servers may serve several chains.
-        exact_s: mean response time of the disjoint ones; None: they have too many states.
+        question: the question.
+        disjoint: chains that share no server; engines can run these.
+        overlapping: the best option if servers may serve several chains.
+        exact_s: mean response time of the disjoint chains; None: too many states.
     """
 
     question: Question
@@ -77,12 +77,12 @@ class Plan:
 
     @property
     def stable(self) -> bool:
-        """Whether engines keep up with the arrivals."""
+        """Whether the engines keep up with the arrivals."""
         return self.question.rate < self.disjoint.unstable_above
 
 
 def planned(question: Question) -> Plan:
-    """Find it.
+    """Plan chains.
 
     Raises:
         PlacementError: the servers cannot hold the model and one request.
@@ -95,7 +95,7 @@ def planned(question: Question) -> Plan:
 
 
 def disjoint(question: Question) -> Option:
-    """The best chains that share no server: by memory, or else those that sustain the most.
+    """The best chains that share no server: by memory, else those that sustain the most.
 
     Raises:
         PlacementError: the servers cannot hold the model and one request.
@@ -109,7 +109,7 @@ def disjoint(question: Question) -> Option:
 
 
 def most_sustained(question: Question) -> float:
-    """Requests per second below which there are chains that are fast enough, whatever is asked.
+    """Highest arrival rate, in requests per second, that some chains sustain.
 
     Raises:
         PlacementError: the servers cannot hold the model and one request.
@@ -118,12 +118,12 @@ def most_sustained(question: Question) -> float:
 
 
 def _boundless(question: Question) -> Option:
-    """As many chains as there can be."""
+    """As many chains as possible."""
     return _option(replace(question, rate=math.inf), overlapping=False)
 
 
 def prompt_rate(question: Question, chain: Chain) -> float:
-    """Requests per second whose prompts keep the slowest stage busy all the time."""
+    """Requests per second whose prompts alone saturate the slowest stage."""
     return 1 / max(
         blocks * question.footing.prompt_s(question.machines[server])
         for server, blocks in zip(chain.servers, chain.blocks, strict=True)
@@ -131,7 +131,7 @@ def prompt_rate(question: Question, chain: Chain) -> float:
 
 
 def sustained_rate(question: Question, option: Option) -> float:
-    """Requests per second of all chains, each by its slots or its prompts, whichever is less."""
+    """Requests per second of all chains, each limited by its slots or its prompts."""
     return sum(
         min(chain.slots * chain.service_rate, prompt_rate(question, chain))
         for chain in option.chains
@@ -139,7 +139,7 @@ def sustained_rate(question: Question, option: Option) -> float:
 
 
 def _option(question: Question, overlapping: bool) -> Option:
-    """Compose, each time with the ends of before charged, until no other server is an end."""
+    """Compose chains; repeat with all earlier ends charged until no other server is an end."""
     free_ends = question.footing.model.end_bytes(True, True) == 0
     firsts: set[int] = set()
     lasts: set[int] = set()

@@ -1,4 +1,4 @@
-"""What would make a plan feasible that is not: fewer requests, shorter ones, more servers."""
+"""Remedies for an infeasible plan: fewer requests, shorter ones, more servers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from loadgen.planner.config import Machine
 from loadgen.planner.planned import Question, disjoint, most_sustained, sustained_rate
 from router.core.errors import PlacementError
 
-# With more servers than this only the rate is looked at, since each trial takes long.
+# With more servers only the rate is examined, since each trial takes long.
 _MOST_SERVERS = 32
 _MOST_MORE = 64
-# Shares of the lengths that are tried.
+# Steps in which lengths are reduced.
 _SHARES = 64
 
 
 def remedies(question: Question, *, fits: bool) -> list[str]:
-    """In words, each enough by itself.
+    """Sentences, each a sufficient remedy.
 
     Args:
-        question: what is not feasible.
-        fits: the servers can hold the model.
+        question: question without a feasible plan.
+        fits: whether the servers can hold the model.
     """
     found = []
     if fits:
@@ -43,7 +43,7 @@ def feasible(question: Question) -> bool:
 def _shorter(question: Question) -> Iterator[str]:
     if not feasible(_with_share(question, 1)):
         return
-    # The more is cut off, the better: the least cut is looked for.
+    # Feasibility grows with the cut, so search for the least one.
     cut = _least(lambda cut: feasible(_with_share(question, _SHARES - cut)), _SHARES - 1)
     if cut is not None:
         lengths = _with_share(question, _SHARES - cut).footing.lengths
@@ -74,7 +74,7 @@ def _more_like(question: Question, machine: Machine) -> int | None:
 
 
 def _least(enough: Callable[[int], bool], most: int) -> int | None:
-    """The least number from 1 up that is enough, if one up to ``most`` is; doubled, then halved."""
+    """Least sufficient number from 1 up to ``most``, by doubling and bisection; None: none."""
     low, high = 0, 1
     while not enough(high):
         if high == most:

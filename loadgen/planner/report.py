@@ -15,13 +15,13 @@ from router.commands.json_output import finite
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A plan, and all that is said of it.
+    """A plan with everything derived from it.
 
     Attributes:
-        plan: which chains.
-        model_name: what ``vllm serve`` is given.
-        engines: the disjoint chains, as they run.
-        remedies: what would make it feasible; empty if it is.
+        plan: the plan.
+        model_name: model argument of ``vllm serve``.
+        engines: engines of the disjoint chains.
+        remedies: remedies for an infeasible plan; empty if it is feasible.
     """
 
     plan: Plan
@@ -31,19 +31,18 @@ class Answer:
 
     @property
     def unused(self) -> list[Machine]:
-        """Servers in no chain."""
         used = {server for chain in self.plan.disjoint.chains for server in chain.servers}
         machines = self.plan.question.machines
         return [machine for index, machine in enumerate(machines) if index not in used]
 
     @property
     def cautions(self) -> list[str]:
-        """What to expect less of."""
+        """Sentences on where the plan promises too much."""
         return list(cautions(self.plan, self.engines))
 
     @property
     def memory(self) -> list[Memory]:
-        """Of each server in a chain, by chain and stage."""
+        """Memory of each server in a chain, by chain and stage."""
         return [
             _memory(self, engine, stage)
             for engine in self.engines
@@ -53,15 +52,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a server holds as vLLM loads it.
+    """Memory of a server under vLLM.
 
     Attributes:
-        engine: its chain.
-        machine: which one it is.
-        blocks: that it computes.
-        weights_bytes: of these, and of embeddings and output layer if they are its.
-        kv_bytes: of the chain's slots.
-        usable_bytes: that both together must fit in.
+        engine: name of its chain.
+        machine: the server.
+        blocks: number of blocks that it computes.
+        weights_bytes: weights of its blocks, and of embeddings and output layer if it stores them.
+        kv_bytes: KV of the chain's slots.
+        usable_bytes: memory for both together.
     """
 
     engine: Engine
@@ -89,7 +88,7 @@ def _memory(answer: Answer, engine: Engine, stage: int) -> Memory:
 
 
 def report(answer: Answer) -> dict[str, Any]:
-    """JSON-able; null for what is infinite. The top level is what engines run."""
+    """JSON-able form; null for infinite values. The top level describes the engines' chains."""
     plan = answer.plan
     question = plan.question
     lengths, model = question.footing.lengths, question.footing.model

@@ -18,7 +18,7 @@ from loadgen.planner.vllm import Engine
 from loadgen.report.numbers import number
 from router.core.placement.model import Chain
 
-# Lines of one table.
+# Most lines of one table.
 _MOST_ROWS = 24
 _BAR = 32
 
@@ -78,7 +78,7 @@ def _chains(answer: Answer) -> Table:
 
 
 def _stages(engine: Engine) -> str:
-    """Who holds how many, like ones in a row together."""
+    """Stages with their blocks; neighbours that are equal share an entry."""
     stages = zip(engine.stages, engine.chain.blocks, strict=True)
     shown = []
     for (_, blocks), run in groupby(stages, key=lambda stage: (stage[0].kind, stage[1])):

@@ -1,9 +1,9 @@
-"""How long a request is with a server, from what GPUs can do: footnote 11 of the paper.
+"""Times of a request on a server, from its GPU's figures: footnote 11 of the paper.
 
-"Serving Chain-structured Jobs with Large Memory Footprints": prompts are bound by compute, decode
-steps by reading a block's weights, and either is proportional to the blocks. Beside the paper a
-decode step also reads the request's own KV. vLLM passes every token through every stage, so a
-request's round trips to a server are as many as its output tokens.
+"Serving Chain-structured Jobs with Large Memory Footprints": compute bounds prompts, reading a
+block's weights bounds decode steps, and both are proportional to the blocks. In addition to the
+paper, a decode step reads the request's own KV. vLLM passes every token through every stage, so a
+request makes as many round trips to a server as it has output tokens.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from loadgen.planner.config import GB, EngineTable, Machine, TimesTable
 from loadgen.planner.model_files import ModelNumbers
 from router.core.placement.model import Model, Server
 
-# Of one server, each for one request in one block: 2,500 requests in 80 blocks, more than any runs.
+# Most (request, block) pairs of one server: 2,500 requests in 80 blocks, more than any runs.
 _MOST_BLOCK_SLOTS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of requests.
+    """Lengths of requests.
 
     Attributes:
-        input_tokens, output_tokens: means.
-        slot_tokens: for which a slot has memory.
-        source: where they are from, in words.
+        input_tokens, output_tokens: mean lengths.
+        slot_tokens: tokens that a slot has memory for.
+        source: origin of the lengths, in words.
     """
 
     input_tokens: float
@@ -37,11 +37,11 @@ class Lengths:
 
     @property
     def context_tokens(self) -> float:
-        """Mean over a request's decode steps."""
+        """Mean context over a request's decode steps."""
         return self.input_tokens + self.output_tokens / 2
 
     def scaled(self, share: float) -> Lengths:
-        """The same, shorter or longer."""
+        """The lengths times a factor."""
         return Lengths(
             self.input_tokens * share,
             max(1.0, self.output_tokens * share),
@@ -52,12 +52,12 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """What servers are planned for.
+    """Fixed inputs of the planner.
 
     Attributes:
-        model: in numbers.
-        lengths: of its requests.
-        engine, times: see there.
+        model: numbers of the model.
+        lengths: lengths of its requests.
+        engine, times: the file's tables.
     """
 
     model: ModelNumbers
@@ -72,14 +72,15 @@ class Footing:
 
     @property
     def kv_block_bytes(self) -> int:
-        """Of one of these in one block of the model."""
+        """Bytes of such a KV block in one block of the model."""
         return math.ceil(self.engine.block_size * self.model.kv_bytes_per_token)
 
     def placed_model(self, memory_bytes: int) -> Model:
-        """What is placed.
+        """The model to place.
 
         Args:
-            memory_bytes: of the largest server; slots are not smaller than makes sense there.
+            memory_bytes: memory of the largest server; it limits from below how small a slot may
+                be.
         """
         numbers = self.model
         slot_bytes = self.slot_kv_blocks * self.kv_block_bytes
@@ -87,22 +88,22 @@ class Footing:
         return Model(numbers.blocks, numbers.block_bytes, max(slot_bytes, least))
 
     def usable_bytes(self, machine: Machine) -> int:
-        """For weights and KV."""
+        """Memory for weights and KV."""
         engine = self.engine
         share = machine.memory_gb * engine.gpu_memory_utilization - engine.reserve_gb
         return max(0, int(share * GB))
 
     def server(self, machine: Machine, memory_bytes: int) -> Server:
-        """One GPU with the means of its times."""
+        """One GPU with its mean times."""
         return Server(machine.name, memory_bytes, self._hop_s(machine), self._block_s(machine))
 
     def prompt_s(self, machine: Machine) -> float:
-        """In which a prompt is computed in one block, without the overhead."""
+        """Time to compute a prompt in one block, without the overhead."""
         work = self.lengths.input_tokens * self.model.flops_per_token
         return work / (machine.tflops * 1e12 * self.times.compute_efficiency)
 
     def token_s(self, machine: Machine, requests: float) -> float:
-        """Of a decode step in one block, with so many requests in it: weights and their KV."""
+        """Time of a decode step in one block, which reads weights and the requests' KV."""
         kv = requests * self.lengths.context_tokens * self.model.kv_bytes_per_token
         bandwidth = machine.bandwidth_gb_s * GB * self.times.bandwidth_efficiency
         return (self.model.read_bytes + kv) / bandwidth
@@ -123,7 +124,7 @@ class Footing:
 def charged(
     footing: Footing, machines: Sequence[Machine], firsts: set[int], lasts: set[int]
 ) -> list[Server]:
-    """Servers, less the memory of embeddings and output layer where the ends may lie."""
+    """Servers, with embeddings and output layer subtracted where the ends may lie."""
     return [
         footing.server(
             machine,

@@ -1,10 +1,10 @@
 """Chains as ``vllm serve`` commands.
 
-A pipeline-parallel instance of vLLM is a chain that shares no GPU with another one: stage by stage
-``VLLM_PP_LAYER_PARTITION`` says how many layers each holds. All stages have the same number of
-blocks in their KV cache, the least that any of them has memory for, so that a chain's slots are
-those of its tightest server; ``--kv-cache-memory-bytes`` is one figure for every stage, and those
-with fewer layers take less of it.
+A pipeline-parallel instance of vLLM is a chain that shares no GPU with another one.
+``VLLM_PP_LAYER_PARTITION`` lists the layers of each stage. All stages have the same number of
+blocks in their KV cache, limited by the stage with the least memory, so a chain has as many slots
+as its tightest server. ``--kv-cache-memory-bytes`` is one value for all stages; those with fewer
+layers use less of it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from router.core.placement.model import Chain
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One command, on one host.
+    """One command on one host.
 
     Attributes:
-        host: where it runs.
-        environment: set for it.
-        arguments: of ``vllm``, ``serve`` first.
-        node, nodes: which of those that make the chain together.
+        host: host that runs it.
+        environment: its environment variables.
+        arguments: arguments of ``vllm``, ``serve`` first.
+        node, nodes: index and number of the chain's commands.
     """
 
     host: str
@@ -40,16 +40,16 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A chain that runs.
+    """A running chain.
 
     Attributes:
-        name: of the worker that it is to the router.
-        chain: what it is made of.
+        name: name of its worker in the router.
+        chain: the chain.
         stages: its servers, in order.
-        port: of its first server's host, where it listens.
-        kv_cache_bytes: of a stage, at most.
-        max_model_len: tokens of one request, at most.
-        launches: commands, that of the head last, since it needs the others.
+        port: port on the first server's host.
+        kv_cache_bytes: most KV bytes of a stage.
+        max_model_len: most tokens of one request.
+        launches: commands; the head's is last, since it needs the others.
     """
 
     name: str
@@ -62,17 +62,17 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """Where the router finds it."""
+        """URL for the router."""
         host = self.stages[0].host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
 def engines(plan: Plan, model_name: str) -> tuple[Engine, ...]:
-    """The disjoint chains, the fastest first.
+    """The disjoint chains as engines, fastest first.
 
     Args:
-        plan: which chains.
-        model_name: what ``vllm serve`` is given.
+        plan: plan with the chains.
+        model_name: model argument of ``vllm serve``.
     """
     question = plan.question
     meeting = question.footing.engine.master_port
@@ -105,7 +105,7 @@ def kv_cache_bytes(footing: Footing, chain: Chain) -> int:
 
 
 def max_model_len(footing: Footing, chain: Chain) -> int:
-    """The longest request that the chain has memory for, or the model was made for."""
+    """Longest request that fits in the chain's memory and the model's context."""
     held = chain.slots * footing.slot_kv_blocks * footing.engine.block_size
     return min(held, footing.model.max_tokens or held)
 
@@ -142,7 +142,7 @@ def _launches(
 
 
 def _nodes(stages: Sequence[Machine]) -> list[list[Machine]]:
-    """Stages that one command starts: vLLM wants as many on each node, in the order of stages."""
+    """Stages per command: vLLM requires the same number on each node, in the stages' order."""
     nodes = [list(run) for _, run in groupby(stages, key=lambda machine: machine.host)]
     if len({len(node) for node in nodes}) > 1:
         nodes = [[machine] for machine in stages]
@@ -150,7 +150,7 @@ def _nodes(stages: Sequence[Machine]) -> list[list[Machine]]:
 
 
 def script(engine: Engine, launch: Launch) -> str:
-    """A shell script for one command; what it is given further goes to vLLM."""
+    """A shell script for one command; it passes its own arguments on to vLLM."""
     lines = ["#!/bin/sh", *(f"# {line}" for line in _comments(engine, launch))]
     lines += [f"export {name}={shlex.quote(v)}" for name, v in launch.environment.items()]
     serve, model, *flags = launch.arguments

@@ -1,4 +1,4 @@
-"""After a switch: what an earlier diagnosis predicted, against what is measured now."""
+"""A diagnosis made before a policy switch, compared with a measurement made after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from loadgen.diagnose.analysis.findings import Figures, Findings
 from router.core.errors import InputError
 
-# Requests are the same in their means up to chance; beyond this the load has changed.
+# Request means differ by chance; a larger difference means that the load has changed.
 SAME_LOAD = 0.15
 
 
@@ -18,9 +18,9 @@ class Change:
     """One figure.
 
     Attributes:
-        before: measured by the earlier diagnosis.
-        predicted: by it, of the policy that is in force now.
-        measured: now.
+        before: value that the earlier diagnosis measured.
+        predicted: value that it predicted for the policy in force now.
+        measured: value measured now.
     """
 
     before: float
@@ -29,29 +29,26 @@ class Change:
 
     @property
     def predicted_gain(self) -> float:
-        """What was to change."""
         return self.predicted - self.before
 
     @property
     def measured_gain(self) -> float:
-        """What has changed."""
         return self.measured - self.before
 
     @property
     def gain_error(self) -> float | None:
-        """Predicted gain / measured gain - 1; None: nothing has changed."""
+        """Predicted gain / measured gain - 1; None if nothing has changed."""
         return self.predicted_gain / self.measured_gain - 1 if self.measured_gain else None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Every figure of a policy, before and after.
+    """All figures of a policy, before and after the switch.
 
     Attributes:
-        before, policy: the policy of then (None: unknown) and of now.
-        changes: by the names of ``Figures``.
-        load: what else has changed by more than chance, in words: the prediction was for another
-            load then.
+        before, policy: policy before the switch (None: unknown), and now.
+        changes: changes by field name of ``Figures``.
+        load: sentences on load changes beyond chance; the prediction assumed the earlier load.
     """
 
     before: str | None
@@ -63,17 +60,17 @@ class Comparison:
 def compare(
     earlier: Mapping[str, Any], found: Findings, in_force: tuple[str, str] | None, name: str
 ) -> Comparison:
-    """Prediction against measurement.
+    """Compare an earlier prediction with the present measurement.
 
     Args:
-        earlier: what ``evenstep diagnose --json`` wrote before the switch.
-        found: now.
-        in_force: policy and dispatch of now; None: unknown, and taken to be what was advised.
-        name: of the earlier one's file.
+        earlier: report that ``evenstep diagnose --json`` wrote before the switch.
+        found: present findings.
+        in_force: policy and dispatch in force; None: unknown, taken to be the advised ones.
+        name: file name of the earlier report.
 
     Raises:
-        InputError: no diagnosis, none that predicted anything of this policy, or nothing was
-            measured now to compare with.
+        InputError: the file is no diagnosis, it predicted nothing for this policy, or the present
+            measurement has no figures.
     """
     now = found.waiting.figures
     if now is None:

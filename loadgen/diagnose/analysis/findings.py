@@ -1,4 +1,4 @@
-"""What was measured in the window of a recording, in numbers."""
+"""Measurements of a recording's window."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from router.core.forecast.step_cost import Floats, Ints
 from router.core.state.barrier import is_barrier
 from router.core.types import Dispatch
 
-# Memory this full admits next to nobody: a prompt and its output take a few percent.
+# Hardly any request fits above this: a prompt with its output takes a few percent of the memory.
 NEARLY_FULL = 0.85
-# Between a slot's becoming free and its next request there is a step or two: no sign of any want.
+# A free slot gets its next request a step or two later; that is no shortage.
 TRANSIT_STEPS = 2
-# Timed by the engines at most steps, or not at all.
+# Engines either time nearly all steps or none.
 MOSTLY = 0.9
-# Standard errors above what the steps show, beyond which the cost of a token surely does not lie.
+# Standard errors above the fitted slope: an upper bound on the cost of a token.
 _SURE = 4.0
 
 
@@ -29,13 +29,13 @@ class Barrier:
     """Whether ranks step together.
 
     Attributes:
-        together_share: of the steps in which two workers or more had something to run, those that
-            all of these made together; None: there was no such step.
-        stepping_share: of the time, how much the engines spent in steps.
-        fitted: the step's time by the load of the fullest worker; None: it does not follow it.
-        per_token_most_s: what a token costs at the most, by the same steps; None: nobody knows.
-        attention_share: of a mean step, what the fullest worker's tokens cost: t_l max L / dt;
-            None: no ``fitted``.
+        together_share: share of the steps with two or more busy workers that all busy workers made
+            together; None: no such step.
+        stepping_share: share of the time that engines spent in steps.
+        fitted: step time as a function of the fullest worker's load; None: no such relation.
+        per_token_most_s: upper bound on a token's cost from the same steps; None: unknown.
+        attention_share: cost of the fullest worker's tokens as a share of a mean step, t_l max L /
+            dt; None without ``fitted``.
     """
 
     together_share: float | None
@@ -46,19 +46,19 @@ class Barrier:
 
     @property
     def there(self) -> bool | None:
-        """Ranks wait for each other; None: not known."""
+        """Whether ranks wait for each other; None: unknown."""
         return is_barrier(self.together_share)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a policy is judged by: averages over steps.
+    """Figures that a policy is judged by: averages over steps.
 
     Attributes:
         imbalance_tokens: G max L - sum L.
-        idle_share: of the workers' time in steps, what they wait for the fullest.
+        idle_share: share of the workers' step time spent waiting for the fullest worker.
         throughput_tok_s: output tokens per second in steps, one token per running request and step.
-        step_s: a step.
+        step_s: mean step time.
     """
 
     imbalance_tokens: float
@@ -69,16 +69,16 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How much of each step is waiting for the fullest worker.
+    """How much of each step workers wait for the fullest one.
 
     Attributes:
-        idle_share: None: not known.
+        idle_share: share of the workers' step time spent waiting; None: unknown.
         idle_share_is: ``measured`` by the engines, or ``modelled``: t_l (G max L - sum L) over G
-            times the step's time; None: not known.
+            times the step time; None: unknown.
         imbalance_tokens: G max L - sum L, mean over steps.
-        mean_load_tokens, max_load_tokens: of a worker, of the fullest, means over steps.
-        step_s: mean time of a step.
-        throughput_tok_s: see ``Figures``.
+        mean_load_tokens, max_load_tokens: mean load of a worker and of the fullest worker.
+        step_s: mean step time.
+        throughput_tok_s: as in ``Figures``.
     """
 
     idle_share: float | None
@@ -91,14 +91,14 @@ class Waiting:
 
     @property
     def even_share(self) -> float:
-        """By how much the mean load is below the fullest one's: no idle share is larger."""
+        """Share by which the mean load is below the fullest one's: bounds idle_share from above."""
         if not self.max_load_tokens:
             return 0.0
         return max(0.0, 1 - self.mean_load_tokens / self.max_load_tokens)
 
     @property
     def figures(self) -> Figures | None:
-        """These, where the idle share is known."""
+        """The figures of the policy in force; None without an idle share."""
         if self.idle_share is None:
             return None
         return Figures(self.imbalance_tokens, self.idle_share, self.throughput_tok_s, self.step_s)
@@ -109,20 +109,20 @@ class Load:
     """How busy the cluster is.
 
     Attributes:
-        workers: that count, in the median step.
-        slots: of a worker, mean; None: not told.
-        slots_used: share of the slots with a request in them; None: ``slots`` is.
-        waiting: engine requests that wait, in the router and the engines, mean over steps.
-        waiting_share: of the steps, those in which more wait than slots are free; without
-            ``slots``, than are about to enter anyway.
-        inside: engine requests that wait or run, mean over steps.
-        arrivals_s: requests that ended per second.
-        second_half: tokens of the window's second half against those of the first; None: there
-            are none in the first.
-        completed: requests with their whole answer.
-        failed: those without.
-        prompt_tokens, output_tokens: of an engine request of the completed ones, means; None:
-            there are none.
+        workers: number of counted workers in the median step.
+        slots: mean number of slots of a worker; None: not reported.
+        slots_used: share of the slots that hold a request; None without ``slots``.
+        waiting: mean number of engine requests waiting in the router and the engines.
+        waiting_share: share of the steps with more waiting requests than free slots; without
+            ``slots``, than requests about to enter.
+        inside: mean number of engine requests that wait or run.
+        arrivals_s: requests per second, counted as they end.
+        second_half: tokens of the window's second half over those of its first; None: none in the
+            first.
+        completed: number of requests with a whole answer.
+        failed: number of the others.
+        prompt_tokens, output_tokens: mean lengths of the engine requests of completed ones; None:
+            none completed.
     """
 
     workers: int
@@ -141,14 +141,14 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Whether KV memory, rather than slots, is what is short.
+    """Whether KV memory, rather than slots, is the bottleneck.
 
     Attributes:
-        kv_tokens: of a worker, mean; None: not told.
-        used_mean, used_max: share of it; None: not told.
-        preemptions: in all; per_request: for each completed request.
-        held_share: of the slots, those that stand empty while requests wait which memory or
-            admission keeps out; None: not known.
+        kv_tokens: mean capacity of a worker; None: not reported.
+        used_mean, used_max: shares of it in use; None: not reported.
+        preemptions: total number; per_request: number per completed request.
+        held_share: share of the slots that are empty while memory or admission keeps requests
+            waiting; None: unknown.
     """
 
     kv_tokens: float | None
@@ -161,7 +161,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that was measured."""
+    """All measurements of a window."""
 
     steps: int
     elapsed_s: float
@@ -172,7 +172,7 @@ class Findings:
 
 
 def findings(window: Window) -> Findings:
-    """Measure; a window without steps gives zeros and None."""
+    """Measure a window; without steps the values are zeros and None."""
     barrier = _barrier(window)
     load = _load(window)
     return Findings(
@@ -213,7 +213,7 @@ def _barrier(window: Window) -> Barrier:
 
 
 def _most(peak_tokens: Ints, step_s: Floats) -> float | None:
-    """The upper end of the slope of a line through the steps; None: the loads are all alike."""
+    """Upper bound on the slope of a line through the steps; None if all loads are equal."""
     count = len(peak_tokens)
     x, y = peak_tokens - _mean(peak_tokens), step_s - _mean(step_s)
     spread = float(x @ x)
@@ -285,13 +285,13 @@ def _slots(window: Window) -> Floats:
 
 
 def _free(window: Window) -> Floats:
-    """Shape (S, G): slots without a request; of workers that do not count, none."""
+    """Shape (S, G): free slots; 0 for workers that do not count."""
     free: Floats = np.where(window.counted, _slots(window) - window.running, 0.0)
     return free
 
 
 def _transit(window: Window) -> float:
-    """Requests that are under way to a free slot at any time."""
+    """Number of requests on their way to a free slot at any time."""
     requests = len(window.requests) * window.slots_per_request
     return TRANSIT_STEPS * requests / max(1, window.steps)
 
@@ -312,12 +312,12 @@ def _memory(window: Window, load: Load) -> Memory:
 
 
 def _held_share(window: Window, kv_tokens: Floats, load: Load) -> float | None:
-    """Slots that stand empty although somebody waits who could be in them.
+    """Share of the slots that KV memory keeps empty while requests wait.
 
-    Whoever waits in the router may be kept from workers whose memory is nearly full; from others a
-    slow router keeps him, which is another want. Whoever waits in an engine is held by that one,
-    whose name a recording does not have: by one whose memory is nearly full, or by any if none has
-    its slots full.
+    For requests waiting in the router, only free slots of workers with nearly full memory count:
+    elsewhere a slow router is the cause. A request waiting in an engine is held by that engine. A
+    recording does not name the engine, so free slots of workers with nearly full memory count. If
+    every worker has free slots, all free slots count.
     """
     if load.slots_used is None or not window.steps:
         return None

@@ -1,4 +1,4 @@
-"""What each policy would have done with the recorded requests."""
+"""Results that each policy would have had with the recorded requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from loadgen.diagnose.analysis.findings import Figures
 from router.core.types import Dispatch
 
-# What is simulated may win by chance; the product's own policy is named if it is as good.
+# A simulated lead may be chance; the product's own policy is advised if it is as good.
 _AS_GOOD = 0.005
 
 Mode = Literal["full", "arrivals"]
@@ -19,12 +19,12 @@ class Prospect:
     """A policy on the recorded requests.
 
     Attributes:
-        policy, dispatch: who goes where, and when.
-        current: it is the one that was in force.
-        simulated: its figures.
-        predicted: what was measured, times simulated(this) / simulated(current); where nobody
-            knows what was in force, as simulated.
-        energy_j_per_token: by the model P(u) of the paper.
+        policy, dispatch: policy, and whether it assigns from the pool or at once.
+        current: whether it was in force.
+        simulated: its simulated figures.
+        predicted: measured figures times simulated(this) / simulated(current); ``simulated`` if the
+            policy in force is unknown.
+        energy_j_per_token: energy by the paper's power model P(u).
     """
 
     policy: str
@@ -36,19 +36,19 @@ class Prospect:
 
     @property
     def name(self) -> str:
-        """For tables."""
         return f"{self.policy}, {self.dispatch.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class Prospects:
-    """All policies, each in the better of its forms of dispatch, the one in force in its own.
+    """All policies, each in its better form of dispatch; the one in force in its own form.
 
     Attributes:
-        mode: whether the cluster was kept as full as it was, or requests came at their times.
-        requests: how many were played in a circle.
-        steps: simulated with each policy, after a warm-up.
-        all: the most tokens per second first.
+        mode: ``full`` keeps the number of requests in the system constant; ``arrivals`` replays
+            arrival times.
+        requests: number of requests that the simulation repeats.
+        steps: number of steps simulated with each policy, after a warm-up.
+        all: policies by falling throughput.
     """
 
     mode: Mode
@@ -58,17 +58,17 @@ class Prospects:
 
     @property
     def current(self) -> Prospect | None:
-        """The one in force, if it is known."""
+        """The policy in force; None: unknown."""
         return next((each for each in self.all if each.current), None)
 
     def of(self, policy: str) -> Prospect | None:
-        """A policy's: in the form that was in force, else in its better one."""
+        """The prospect of a policy: in the form in force, else in its better form."""
         found = [each for each in self.all if each.policy == policy]
         return min(found, key=lambda each: not each.current, default=None)
 
     @property
     def best(self) -> Prospect:
-        """The one to switch to; bfio, unless another is surely better."""
+        """The policy to advise: bfio unless another is clearly better."""
         first, own = self.all[0], self.of("bfio")
         if own is None:
             return first

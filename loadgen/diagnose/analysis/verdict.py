@@ -1,4 +1,4 @@
-"""Does balancing matter here? One word, and why."""
+"""Verdict whether balancing matters on this cluster, with the reasons."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from enum import Enum
 from loadgen.diagnose.analysis.findings import Findings, Load, Memory
 from loadgen.diagnose.analysis.prospects import Prospects
 
-# A line through fewer steps, and averages over what changes with every request, say nothing.
+# Fits over fewer steps and averages over fewer requests are too noisy.
 LEAST_STEPS = 200
 LEAST_REQUESTS = 50
-# Who has been watched this long and did next to nothing is not busy.
+# A cluster that steps this seldom over this long is not busy.
 LEAST_SECONDS = 20.0
 SELDOM_STEPPING = 0.5
-# A request that is preempted is computed again; with memory to spare there is none.
+# A preempted request is computed again; with enough memory there are no preemptions.
 PREEMPTIONS_PER_REQUEST = 0.02
-# Slots that memory keeps empty although somebody waits: more than the want of a step or two.
+# Share of slots that memory keeps empty, beyond the step or two that a refill takes.
 HELD_SLOTS = 0.05
-# A prediction is of a load that goes on as it is; between its halves a minute may differ by less.
+# Predictions assume a steady load; chance changes the halves of a minute by less than this.
 STEADY = 0.8
-# With half of the slots free and nobody waiting, any worker takes any request.
+# With half of the slots free and no request waiting, any worker takes any request.
 FREE_SLOTS = 0.5
 SELDOM = 0.05
-# What perfect balance could win is the idle share; less is within a minute's chance.
+# The idle share bounds the gain of perfect balance; a smaller one is within a minute's noise.
 IDLE_EVEN = 0.02
-# What tokens cost of a step: with less, loads of which one is twice the other cost 5 %.
+# Attention's share of a step: below this, twice the load costs about 5 % of a step.
 ATTENTION_CHEAP = 0.1
-# A simulator that misses the policy in force by more foretells nothing of the others.
+# A simulator this far off for the policy in force predicts nothing for the others.
 FAR_OFF = 0.3
-# What a switch must win of the tokens per second: less is within the chance of a minute.
+# Least gain in tokens/s that is worth a switch; less is within a minute's noise.
 WORTH_A_SWITCH = 0.02
 
 
 class Word(Enum):
-    """The verdict."""
+    """Verdicts."""
 
     BALANCING_PAYS = "balancing_pays"
     ALREADY_EVEN = "already_even"
@@ -56,12 +56,12 @@ class Verdict:
 
 
 def first_verdict(found: Findings) -> Verdict | None:
-    """Why nothing need be simulated, or cannot be; None: policies may differ here."""
+    """The verdict that makes a simulation needless or impossible; None if policies may differ."""
     return next((verdict for judge in _JUDGES if (verdict := judge(found)) is not None), None)
 
 
 def final_verdict(found: Findings, prospects: Prospects) -> Verdict:
-    """Whether the best policy would be worth a switch, if that can be foretold."""
+    """Whether a switch to the best policy would pay, if the simulation can predict it."""
     off = _off(found, prospects)
     if abs(off) > FAR_OFF:
         reason = (
@@ -88,7 +88,7 @@ def final_verdict(found: Findings, prospects: Prospects) -> Verdict:
 
 
 def _off(found: Findings, prospects: Prospects) -> float:
-    """Simulated / measured - 1 of the policy in force, in tokens/s; 0 where it is not known."""
+    """Simulated / measured - 1 of the throughput of the policy in force; 0 if it is unknown."""
     if prospects.current is None:
         return 0.0
     return prospects.current.simulated.throughput_tok_s / found.waiting.throughput_tok_s - 1
@@ -122,7 +122,7 @@ def _one_worker(found: Findings) -> Verdict | None:
 
 
 def _idle_cluster(found: Findings) -> Verdict | None:
-    """Too few steps for anything else, in time enough for more."""
+    """Too few steps although the recording is long enough for more."""
     many = found.steps >= LEAST_STEPS or found.elapsed_s < LEAST_SECONDS
     if many or found.barrier.stepping_share >= SELDOM_STEPPING:
         return None
@@ -160,19 +160,19 @@ def _no_barrier(found: Findings) -> Verdict | None:
 
 
 def memory_short(memory: Memory) -> bool:
-    """KV memory, rather than slots, is what requests lack."""
+    """Whether KV memory, rather than slots, limits the requests."""
     held = memory.held_share is not None and memory.held_share >= HELD_SLOTS
     return held or memory.per_request >= PREEMPTIONS_PER_REQUEST
 
 
 def too_little(load: Load) -> bool:
-    """Most slots are free, and next to nobody waits."""
+    """Whether most slots are free and hardly any request waits."""
     used = load.slots_used
     return used is not None and used < 1 - FREE_SLOTS and load.waiting_share < SELDOM
 
 
 def unsteady(load: Load) -> bool:
-    """The load grew or fell while it was watched."""
+    """Whether the load grew or fell during the window."""
     return load.second_half is not None and not STEADY <= load.second_half <= 1 / STEADY
 
 
@@ -205,7 +205,7 @@ def _little_load(found: Findings) -> Verdict | None:
 
 
 def _even(found: Findings) -> Verdict | None:
-    """No simulation needed: perfect balance could win next to nothing."""
+    """No simulation needed: perfect balance would win almost nothing."""
     idle_share = _idle_most(found)
     if idle_share is None or idle_share >= IDLE_EVEN:
         return None
@@ -230,7 +230,7 @@ def _even(found: Findings) -> Verdict | None:
 
 
 def _idle_most(found: Findings) -> float | None:
-    """The idle share, or the most that it can be where it is not known; None: nobody knows."""
+    """The idle share, or its upper bound where it is unknown."""
     waiting, per_token_s = found.waiting, found.barrier.per_token_most_s
     if waiting.idle_share is not None:
         return waiting.idle_share
@@ -241,7 +241,7 @@ def _idle_most(found: Findings) -> float | None:
 
 
 def _unfitted(found: Findings) -> Verdict | None:
-    """Without the cost of a token no policy can be simulated."""
+    """No policy can be simulated without the cost of a token."""
     if found.barrier.fitted is not None:
         return None
     return Verdict(
@@ -265,7 +265,7 @@ def _few_requests(found: Findings) -> Verdict | None:
     return Verdict(Word.TOO_SHORT, tuple(missing)) if missing else None
 
 
-# The first that has something to say is right.
+# The first one that returns a verdict decides.
 _JUDGES: Sequence[Callable[[Findings], Verdict | None]] = (
     _no_steps,
     _one_worker,

@@ -1,4 +1,4 @@
-"""The part of a recording that is diagnosed: one group's steps as arrays, and its requests."""
+"""The diagnosed part of a recording: one group's steps as arrays, and its requests."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Which part of a recording; seconds of the clock.
+    """Part of a recording; seconds of the recording's clock.
 
     Attributes:
-        start_s: how much of its beginning is left out; it begins with its first line.
-        seconds: how long the part is; infinite: to the end.
+        start_s: time to skip from the first line on.
+        seconds: length of the part; infinite: to the end.
         time_scale: wall seconds per engine second, as in ``evenstep emulate``.
-        listened_s: how long it was listened to, where that is known; else its lines tell.
+        listened_s: time that the recorder listened; None: taken from the lines.
     """
 
     start_s: float = 0.0
@@ -46,11 +46,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """Another policy came into force.
+    """A change of the policy in force.
 
     Attributes:
         after_s: wall seconds since the start of the span.
-        policy, dispatch: that were in force until then.
+        policy, dispatch: policy and dispatch in force until then.
     """
 
     after_s: float
@@ -65,28 +65,28 @@ class Window:
     Steps that took no time, or in which no worker counts, are left out.
 
     Attributes:
-        group: its name.
-        others: the names of the recording's other groups.
+        group: name of the group.
+        others: names of the recording's other groups.
         source: ``serve`` or ``observe``.
-        policy, dispatch: that were in force; None: somebody else balanced.
-        changes: those of the policy in the span; the window begins with the last of them.
-        levels: calibrated power of a worker's GPUs.
-        workers: those of the group.
-        elapsed_s: how long the window is.
-        time_scale: see ``Span``.
-        end_s: shape (S,), when each step was over.
-        step_s: shape (S,), how long each step took.
+        policy, dispatch: policy and dispatch in force; None: another router balanced.
+        changes: policy changes in the span; the window begins with the last one.
+        levels: calibrated power levels of a worker's GPUs.
+        workers: workers of the group.
+        elapsed_s: length of the window.
+        time_scale: as in ``Span``.
+        end_s: shape (S,), end of each step.
+        step_s: shape (S,), duration of each step.
         loads: shape (S, G), KV tokens; 0 for workers that do not count.
-        counted: shape (S, G), whether a worker counts: it is up and says how it is.
-        running: shape (S, G), requests.
-        pool, queued: shape (S,), requests that waited in the router, and in the engines.
-        together: shape (S,), all workers with something to run made the step together.
-        waited_s: shape (S,), time waited for the fullest as engines timed it; NaN: not timed.
-        power_w: shape (S, G), NaN where not known.
-        preemptions: in all steps.
-        requests: those that ended in the window, in the order of their arrival; of their times
-            only those of arrival and end are of this clock.
-        complete: False if the recording breaks off within a line, or lines are missing.
+        counted: shape (S, G), whether a worker counts: it is up and reports its state.
+        running: shape (S, G), running requests.
+        pool, queued: shape (S,), requests waiting in the router, and in the engines.
+        together: shape (S,), whether all busy workers made the step together.
+        waited_s: shape (S,), time waited for the fullest worker, timed by engines; NaN: not timed.
+        power_w: shape (S, G), NaN where unknown.
+        preemptions: total over the steps.
+        requests: requests that ended in the window, by arrival; only their arrival and end use the
+            window's clock.
+        complete: whether the recording has all its lines; False also if it breaks off within one.
     """
 
     group: str
@@ -115,12 +115,11 @@ class Window:
 
     @property
     def steps(self) -> int:
-        """S."""
         return len(self.step_s)
 
     @property
     def completed(self) -> list[RequestLine]:
-        """Requests that have got their whole answer."""
+        """Requests with a whole answer."""
         return [
             each
             for each in self.requests
@@ -129,7 +128,7 @@ class Window:
 
     @property
     def parts(self) -> list[tuple[float, tuple[int, int]]]:
-        """What these became in the engines: arrival, and tokens of prompt and output."""
+        """Engine requests of the completed ones: arrival, and tokens of prompt and output."""
         return [
             (each.arrival_s, (each.prompt_tokens, output_tokens))
             for each in self.completed
@@ -138,7 +137,7 @@ class Window:
 
     @property
     def slots_per_request(self) -> float:
-        """Engine requests that one of these becomes, mean."""
+        """Mean number of engine requests per request."""
         return (
             sum(each.slots for each in self.requests) / len(self.requests) if self.requests else 1
         )
@@ -165,12 +164,12 @@ def window_of(recording: Recording, span: Span, group: str | None = None) -> Win
     """Cut a group's window out of a recording.
 
     Args:
-        recording: all of it.
-        span: which part.
-        group: whose; None: the one that ran the most.
+        recording: the whole recording.
+        span: part to cut out.
+        group: name of the group; None: the busiest one.
 
     Raises:
-        ConfigError: there is no such group, or nothing of the recording lies in the span.
+        ConfigError: there is no such group, or the recording has nothing in the span.
     """
     header = recording.header
     name = _busiest(recording) if group is None else _known(group, header)
@@ -206,7 +205,7 @@ def window_of(recording: Recording, span: Span, group: str | None = None) -> Win
 def _changes(
     recording: Recording, begin_s: float, end_s: float
 ) -> tuple[PolicyLine, tuple[PolicyChange, ...], float]:
-    """The policy at the end of a span, its changes in the span, and the time of the last one."""
+    """The policy at the end of a span, its changes in the span, and the time of the last change."""
     header, changes, since_s = recording.header, [], begin_s
     in_force = PolicyLine(0.0, header.policy, header.dispatch)
     for each in recording.changes:
@@ -220,7 +219,7 @@ def _changes(
 
 
 def _extent(recording: Recording, span: Span) -> tuple[float, float]:
-    """When the span begins and when it ends, as the recording counts."""
+    """Begin and end of the span on the recording's clock."""
     scale = span.time_scale
     ends_s = [(step.time_s, scale * step.step_s) for step in recording.steps]
     ends_s += [(request.ended_s, 0.0) for request in recording.requests]
@@ -242,7 +241,7 @@ def _arrival(request: RequestLine) -> float:
 
 
 def _busiest(recording: Recording) -> str:
-    """The group with the most tokens; of none, the first."""
+    """The group with the most tokens; without tokens, the first."""
     tokens = dict.fromkeys(recording.header.groups, 0)
     for step in recording.steps:
         tokens[step.group] += sum(filter(None, step.running))
@@ -271,7 +270,7 @@ def _dispatch(name: str | None) -> Dispatch | None:
 
 
 def _timed(request: RequestLine, begin_s: float, time_scale: float) -> RequestLine:
-    """With its arrival and its end in engine seconds since the window's start."""
+    """The request with arrival and end in engine seconds since the window's start."""
     return msgspec.structs.replace(
         request,
         arrival_s=(request.arrival_s - begin_s) / time_scale,
@@ -298,6 +297,6 @@ def _columns(steps: Sequence[StepLine], workers: int) -> dict[str, Any]:
 
 
 def _filled(rows: Sequence[Sequence[float | None]], shape: tuple[int, int]) -> Floats:
-    """Numbers with NaN for None."""
+    """An array with NaN for None."""
     values = [math.nan if value is None else value for row in rows for value in row]
     return np.array(values, dtype=np.float64).reshape(shape)

@@ -1,4 +1,4 @@
-"""All studies by name, in the order of their appearance: to add one, write a file and a row."""
+"""All studies by name, in the order of appearance; a new study is one file and one row."""
 
 from __future__ import annotations
 

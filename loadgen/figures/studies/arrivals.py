@@ -1,4 +1,4 @@
-"""Open arrivals: where token-aware routing already suffices, and where it does not."""
+"""Open arrivals: where token-aware routing suffices, and where it does not."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _measure(laboratory: Laboratory) -> Outcomes:
 
 
 def capacity_per_s(outcomes: Outcomes, trace: str) -> float:
-    """Requests per second that FCFS serves when enough are always waiting."""
+    """Requests per second that FCFS serves when the pool never runs empty."""
     output_tokens = float(trace_lengths(trace).outputs.mean())
     return outcomes[trace, "capacity"].mean("throughput_tok_s") / output_tokens
 
@@ -88,7 +88,7 @@ def _tables(outcomes: Outcomes) -> list[Table]:
 
 
 def _better(outcomes: Outcomes, trace: str, percent: int, metric: str) -> Sample:
-    """Least-tokens in the form of dispatch that has the lower metric."""
+    """Least-tokens in the form of dispatch with the lower metric."""
     forms = [outcomes[trace, str(percent), f"{_RIVAL}, {way.value}"] for way in Dispatch]
     return min(forms, key=lambda sample: sample.mean(metric))
 

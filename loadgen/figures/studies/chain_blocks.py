@@ -1,4 +1,4 @@
-"""Where blocks lie: the greedy placement beside random ones, Figure 3 of the paper on chains.
+"""Placement of blocks: greedy against random, Figure 3 of the paper on chains.
 
 The paper is "Serving Chain-structured Jobs with Large Memory Footprints", section 4.1.2.
 """
@@ -78,11 +78,11 @@ def _claims(outcomes: Outcomes) -> Iterator[Claim]:
 
 
 def compared(seed: int, memory: str, reserved: int) -> dict[str, float]:
-    """Job servers c K, over the arrival rate in requests/s, of GBP-CR and of random placements.
+    """Job servers c K over the arrival rate in requests/s, for GBP-CR and random placements.
 
     Args:
-        seed: of the deployment and of the random placements.
-        memory: ``EQUAL`` takes the larger servers' memory for all.
+        seed: seed of the deployment and of the random placements.
+        memory: ``EQUAL`` gives every server the memory of the larger ones.
         reserved: c.
     """
     model, servers = deployment(seed, servers=SERVERS)
@@ -113,7 +113,7 @@ def compared(seed: int, memory: str, reserved: int) -> dict[str, float]:
 def _chains_needed(
     order: Sequence[int], held: Sequence[int], times_s: Sequence[float], length: int, needed: float
 ) -> int | None:
-    """Chains, formed of servers in an order, until their rates suffice; None: they never do."""
+    """Number of chains, formed in order of servers, with the needed rate; None: never enough."""
     count, rate, blocks, service_s = 0, 0.0, 0, 0.0
     for server in order:
         blocks += held[server]

@@ -1,4 +1,4 @@
-"""Who gets the cache of placed blocks: greedy allocation beside others, Figure 4 of the paper.
+"""Cache allocation for placed blocks: greedy against others, Figure 4 of the paper.
 
 The paper is "Serving Chain-structured Jobs with Large Memory Footprints", section 4.1.2.
 """
@@ -34,14 +34,14 @@ COLUMNS = (
 
 
 def allocated(seed: int, share: int) -> dict[str, float | None]:
-    """Job servers, slots of chains, that complete a rate together; None where no number does.
+    """Job servers (slots of chains) that complete a rate together; None where none suffice.
 
     Args:
-        seed: of the deployment.
-        share: of what all chains of GCA complete, in percent: the rate that is needed.
+        seed: seed of the deployment.
+        share: needed rate, in percent of what all chains of GCA complete.
     """
     model, servers = deployment(seed, servers=SERVERS)
-    from loadgen.chains.ilp import fewest_slots  # HiGHS, which only this needs
+    from loadgen.chains.ilp import fewest_slots  # Needs HiGHS, as nothing else here.
 
     grouping = gbp_cr(model, servers, RESERVED, math.inf)
     chains = gca(grouping.placement)
@@ -56,7 +56,7 @@ def allocated(seed: int, share: int) -> dict[str, float | None]:
 
 
 def job_servers(chains: Sequence[Chain], slots: Sequence[int], needed: float) -> int | None:
-    """The fewest slots, the fastest chains' first, that complete a rate in requests/s."""
+    """Least number of slots, the fastest chains' first, that complete a rate in requests/s."""
     count, left = 0, needed
     pairs = sorted(zip(chains, slots, strict=True), key=lambda pair: pair[0].service_s)
     for chain, most in pairs:

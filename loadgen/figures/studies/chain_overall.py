@@ -1,4 +1,4 @@
-"""Blocks, cache and policy together beside PETALS and BPRR: Figure 8 of the paper on chains.
+"""Blocks, cache and policy together against PETALS and BPRR: Figure 8 of the paper on chains.
 
 The paper is "Serving Chain-structured Jobs with Large Memory Footprints", section 4.1.3.
 """
@@ -51,7 +51,7 @@ def _measure(laboratory: Laboratory) -> Outcomes:
 
 
 def against(outcomes: Outcomes, swept: str, value: str, other: Blocks) -> Estimate | None:
-    """Mean response time of ours / another's, over the deployments that both can serve."""
+    """Ratio of our mean response time to another's, over the deployments that both can serve."""
     samples = [outcomes[_key(swept, value, each)].values[RESPONSE] for each in (OURS, other)]
     ratios = [a / b for a, b in zip(*samples, strict=True) if a is not None and b is not None]
     return estimate(ratios) if ratios else None

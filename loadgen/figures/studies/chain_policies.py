@@ -1,7 +1,7 @@
-"""Who gets a request, chains being what they are: Figure 5 of the paper on chains.
+"""Policies on given chains: Figure 5 of the paper on chains.
 
 The paper is "Serving Chain-structured Jobs with Large Memory Footprints", section 4.1.2. Its other
-policies have a queue for each chain; two of them are shown with one queue for all as well.
+policies have a queue per chain; two of them are also shown with one queue for all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WAYS: Mapping[str, tuple[str, Dispatch]] = MappingProxyType(
     }
 )
 LOADS = (10, 20, 30, 40, 50, 60, 70, 80, 90)
-_RATE = 1.0  # that blocks are placed for: several chains, unlike at the paper's 0.2
+_RATE = 1.0  # requests/s that blocks are placed for; gives several chains, unlike the paper's 0.2
 _REQUESTS = 10_000
 _BOUNDS = (
     Column("jffc, s", RESPONSE),
@@ -79,7 +79,7 @@ def _tables(outcomes: Outcomes) -> list[Table]:
 
 
 def against(outcomes: Outcomes, load: int, way: str) -> Estimate:
-    """Mean response time of jffc / that of another way, deployment by deployment."""
+    """Ratio of jffc's mean response time to another way's, paired by deployment."""
     ours, other = (outcomes[_key(load, each)].each(RESPONSE) for each in (JFFC, way))
     return estimate([a / b for a, b in zip(ours, other, strict=True)])
 

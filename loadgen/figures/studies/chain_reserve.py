@@ -1,4 +1,4 @@
-"""How many slots to reserve when blocks are placed, and by what to choose: Figures 6 and 7.
+"""Number of slots to reserve at placement, and the criterion for it: Figures 6 and 7.
 
 The paper is "Serving Chain-structured Jobs with Large Memory Footprints", section 4.1.2.
 """
@@ -51,11 +51,11 @@ CHOICE_PICTURE = "chain_demand.png"
 
 
 def responded(seed: int, rate: float, reserved: int) -> dict[str, float | None]:
-    """Mean response time with so many slots reserved, and what promises it; None: unstable.
+    """Mean response time with reserved slots, and its predictors; None: unstable.
 
     Args:
-        seed: of the deployment and of the requests.
-        rate: of the arrivals, requests per second.
+        seed: seed of the deployment and of the requests.
+        rate: arrival rate, requests per second.
         reserved: c.
     """
     model, servers = deployment(seed)
@@ -98,7 +98,7 @@ def _row(outcomes: Outcomes, rate: float) -> list[tuple[str, Sample]]:
 
 
 def chosen(outcomes: Outcomes, rate: float, metric: str) -> list[int]:
-    """Where in ``RESERVED`` a metric is least, one a deployment; the first of equals."""
+    """Values of ``RESERVED`` that minimize a metric, one per deployment; the first of equals."""
     columns = [sample.values[metric] for _, sample in _row(outcomes, rate)]
     rows = [
         [math.inf if value is None else value for value in row]
@@ -108,7 +108,7 @@ def chosen(outcomes: Outcomes, rate: float, metric: str) -> list[int]:
 
 
 def beside_best(outcomes: Outcomes, rate: float, metric: str) -> list[float]:
-    """Simulated time where a metric is least, by the least simulated one; one a deployment."""
+    """Simulated time at a metric's minimum over the least simulated one, per deployment."""
     columns = [sample.values[SIMULATED] for _, sample in _row(outcomes, rate)]
     places = zip(chosen(outcomes, rate, metric), chosen(outcomes, rate, SIMULATED), strict=True)
     return [

@@ -1,7 +1,7 @@
-"""Chains under a real trace, which is burstier than the theory has it: Table 1 of the paper.
+"""Chains under a real trace, which is burstier than the theory assumes: Table 1 of the paper.
 
-The paper is "Serving Chain-structured Jobs with Large Memory Footprints", section 4.2; it measured
-PETALS itself on slices of three GPUs, which is not done here.
+The paper is "Serving Chain-structured Jobs with Large Memory Footprints", section 4.2. It measured
+PETALS itself on slices of three GPUs; this study does not.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COLUMNS = (
 
 
 def _ways(setting: str) -> list[str]:
-    """BLOOM-176B fits on no server whole."""
+    """Ways to serve a setting; no server holds BLOOM-176B whole."""
     return [way for way in _WAYS if way != _WHOLE or setting.startswith("Llama")]
 
 

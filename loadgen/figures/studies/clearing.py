@@ -1,4 +1,4 @@
-"""MC-SF beside the baselines of its paper: arXiv 2502.07115, Figure 5 and the search for alpha."""
+"""MC-SF against the baselines of its paper: arXiv 2502.07115, Figure 5 and the search for alpha."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RATES = (50, 10)
 _COUNTS = (2000, 4000, 6000, 8000, 10_000)
 _LATENCY = "latency_mean_s"
 _PAPER_RATIO: Mapping[int, float] = MappingProxyType({50: 3.0, 10: 8.0})
-# The smallest alpha without a loop in the paper, and those tried here.
+# The paper's smallest alpha without a loop, and the values tried here.
 _PAPER_ALPHA: Mapping[int, float] = MappingProxyType({50: 0.21, 10: 0.24})
 _ALPHAS = tuple(percent / 100 for percent in range(5, 17))
 _AS_PRECISE = 0.01
@@ -76,7 +76,7 @@ def _loops() -> Iterator[AdmissionCase]:
 
 
 def _slope(outcomes: Outcomes, rate: int, way: str) -> Estimate | None:
-    """Seconds of mean latency by which 1,000 more requests raise it; None where a run loops."""
+    """Seconds of mean latency that 1,000 more requests add; None if a run loops."""
     rows = [outcomes[str(rate), way, str(count)].values[_LATENCY] for count in _COUNTS]
     by_seed = [list(column) for column in zip(*rows, strict=True)]
     if any(value is None for column in by_seed for value in column):
@@ -86,7 +86,7 @@ def _slope(outcomes: Outcomes, rate: int, way: str) -> Estimate | None:
 
 
 def _ratio(outcomes: Outcomes, rate: int) -> float:
-    """Least slope of the six baselines, beside MC-SF's."""
+    """Least slope of the six baselines over MC-SF's."""
     found = [_slope(outcomes, rate, way) for way in _BASELINES]
     ours = _slope(outcomes, rate, _MC_SF)
     slopes = [each.mean for each in found if each is not None]
@@ -94,12 +94,12 @@ def _ratio(outcomes: Outcomes, rate: int) -> float:
 
 
 def _looping(outcomes: Outcomes, rate: int, alpha: float) -> int:
-    """Runs that never end."""
+    """Number of runs that never end."""
     return int(sum(outcomes[str(rate), "loop", f"{alpha:g}"].each(ENDLESS)))
 
 
 def loop_free_alpha(outcomes: Outcomes, rate: int) -> float:
-    """The least of those tried from which on no run loops; not a number: there is none."""
+    """Least tried alpha from which on no run loops; NaN if there is none."""
     looping = [alpha for alpha in _ALPHAS if _looping(outcomes, rate, alpha)]
     return min((a for a in _ALPHAS if a > max(looping, default=0)), default=math.nan)
 

@@ -1,4 +1,4 @@
-"""What it costs that no request waits for longer than W steps."""
+"""Cost of a deadline: no request waits for longer than W steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs that a decision takes steps to reach the engine, and what over-commit mends."""
+"""Cost of a delay between decision and engine, and how much over-commit recovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefill workers: computed prompts wait for a better assignment, and their KV waits with them."""
+"""Prefill workers: computed prompts, and their KV, wait for a better assignment."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _WORKERS, _SLOTS, _STEPS, _SEEDS = 8, 32, 2000, 10
 _PREFILL = PrefillConfig(4, PrefillTime(4.95e-3, 1e-5))
 PERCENT = (80, 90, 100, 110)
 OVERLOAD = 110
-_FULL = (100, OVERLOAD, None)  # None: always as many waiting
+_FULL = (100, OVERLOAD, None)  # None: the pool never runs empty
 BOUNDS = (14_336, 24_576, 49_152)
 SIZE_ERROR = 0.25
 _RIVAL = "least_tokens, pool"
 _RIVALS = ("least_tokens", "jsq")
-_SIZED = (OURS, _RIVAL)  # those that look at sizes
+_SIZED = (OURS, _RIVAL)  # policies that consider sizes
 _EARLIER: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "to 4 more than its slots": MappingProxyType({"overcommit": 4}),
@@ -60,7 +60,7 @@ def _measure(laboratory: Laboratory) -> Outcomes:
 
 
 def capacity_per_s(outcomes: Outcomes) -> float:
-    """Requests per second that BF-IO serves when enough are always waiting."""
+    """Requests per second that BF-IO serves when the pool never runs empty."""
     output_tokens = float(trace_lengths(_TRACE).outputs.mean())
     return outcomes[("capacity",)].mean("throughput_tok_s") / output_tokens
 
@@ -99,7 +99,7 @@ def _at_overload(outcomes: Outcomes, kind: str, form: str) -> Sample:
 
 
 def _held(outcomes: Outcomes, form: str) -> list[tuple[str, Sample]]:
-    """From the least memory to no bound."""
+    """Samples from the least memory to no bound."""
     bounded = [
         (f"{tokens:,} tokens a worker, {form}", _at_overload(outcomes, f"memory {tokens}", form))
         for tokens in BOUNDS
@@ -108,7 +108,7 @@ def _held(outcomes: Outcomes, form: str) -> list[tuple[str, Sample]]:
 
 
 def _earlier(outcomes: Outcomes) -> list[tuple[str, Sample]]:
-    """From the earliest binding to the latest."""
+    """Samples from the earliest binding to the latest."""
     bound = [(name, _at_overload(outcomes, name, OURS)) for name in reversed(list(_EARLIER))]
     return [*bound, (_LATEST, _at_overload(outcomes, "load", OURS))]
 
@@ -153,7 +153,7 @@ def _more(one: Sample, other: Sample, metric: str) -> str:
 
 
 def _better(outcomes: Outcomes, policy: str) -> Sample:
-    """A baseline in the form of dispatch that has less imbalance."""
+    """A baseline in the form of dispatch with less imbalance."""
     forms = [_at_overload(outcomes, "load", f"{policy}, {form.value}") for form in Dispatch]
     return min(forms, key=lambda sample: sample.mean(IMBALANCE.metric))
 

@@ -1,4 +1,4 @@
-"""Figure 4 of arXiv 2601.17855: how far to look ahead, with and without discount."""
+"""Figure 4 of arXiv 2601.17855: the look-ahead's horizon, with and without discount."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _tables(outcomes: Outcomes) -> list[Table]:
 
 
 def best(outcomes: Outcomes, trace: str, kind: str) -> tuple[int, float]:
-    """The horizon of the least imbalance, and that, in tokens."""
+    """The horizon with the least imbalance, and that imbalance in tokens."""
     found = {h: outcomes[trace, kind, str(h)].mean(IMBALANCE.metric) for h in HORIZONS}
     horizon = min(found, key=found.__getitem__)
     return horizon, found[horizon]

@@ -1,4 +1,4 @@
-"""Who enters an engine whose KV memory overflows: evictions, throughput and latency by policy."""
+"""Admission under KV pressure: evictions, throughput and latency by policy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _LOADS: Mapping[str, tuple[str, float]] = MappingProxyType(
     {_CHAT: ("chat70b", 11.0), _CALM: ("chat70b", 8.0), _REASON: ("reason32b", 1.5)}
 )
 _SEEDS = 10
-# Settings of arXiv 2502.07115, section 7: so many requests at these rates.
+# Settings of arXiv 2502.07115, section 7: number of requests and rates.
 _PAPER_REQUESTS = 10_000
 _RATES = (50, 10)
 _EXACT, _ERRING, _STARVING = "true lengths", "sigma 0.8, margin 10 %", "true lengths, no ageing"

@@ -1,9 +1,9 @@
-"""What it costs to ignore prefill where the decode workers prefill as well.
+"""Cost of ignoring prefill where the decode workers prefill as well.
 
-A prompt token computed costs as much time as beta KV tokens read. For a dense model of 8e9
-parameters a prompt token takes 2 * 8e9 FLOP; at half of an A100's 312 TFLOP/s that is 103 us, and
-a KV token read is 0.095 us (t_l of these studies, as fits to such a model on an A100 show): beta is
-about 1,000. beta = 100 stands for prompts of which nine tenths are found in the prefix cache.
+A computed prompt token costs as much time as beta KV tokens read. For a dense model of 8e9
+parameters it takes 2 * 8e9 FLOP, which is 103 us at half of an A100's 312 TFLOP/s. Reading a KV
+token takes 0.095 us (t_l of these studies, fitted to such a model on an A100), so beta is about
+1,000. beta = 100 stands for prompts with nine tenths in the prefix cache.
 """
 
 from __future__ import annotations

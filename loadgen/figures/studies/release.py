@@ -1,8 +1,9 @@
 """The authors' released code against ``balance_route`` here, by the release's own protocol.
 
-Its "BF-IO" is the greedy choice by F-scores (arXiv 2605.06113), not the integer program. It reveals
-4 G requests at a time, and averages from its start with empty workers until the last request is
-assigned. Its imbalance is taken after requests have ended and before their slots are filled again.
+The release's "BF-IO" is the greedy choice by F-scores (arXiv 2605.06113), not the integer program.
+It reveals 4 G requests at a time. Its averages run from the start with empty workers until the last
+request is assigned. It takes the imbalance after requests have ended and before their slots are
+refilled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from loadgen.figures.tables import IMBALANCE, THROUGHPUT, Column, Table
 REQUESTS = 60_000
 SLOTS = 72
 TOLERANCE = 0.10
-# (trace, G, way): imbalance in tokens and tok/s of the release run on the same lengths.
+# (trace, G, way): imbalance in tokens and tok/s of the release on the same lengths.
 RELEASE: Mapping[tuple[str, int, str], tuple[float, float | None]] = MappingProxyType(
     {
         ("burstgpt", 16, "fcfs"): (28.5e4, 8.05e4),
@@ -40,12 +41,12 @@ RELEASE: Mapping[tuple[str, int, str], tuple[float, float | None]] = MappingProx
 _THEIRS = Column("imbalance before refill, 10⁴ tokens", BEFORE_REFILL, 1e4)
 
 
-# At G=64 such a run is nearly all start; twice as many requests are shown beside it.
+# At G=64 such a run is nearly all start; the study also shows twice as many requests.
 LONGER = (("burstgpt", 64, "fcfs"), ("burstgpt", 64, GREEDY))
 
 
 def steps(trace: str, workers: int, requests: int = REQUESTS) -> int:
-    """About as many as it takes until the last of the requests is assigned."""
+    """Approximate number of steps until the last request is assigned."""
     output_tokens = float(trace_lengths(trace).outputs.mean())
     return round(requests * output_tokens / (workers * SLOTS))
 

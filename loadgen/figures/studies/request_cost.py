@@ -1,4 +1,4 @@
-"""What remains of the gain when each running request costs time of its own (t_r)."""
+"""Remaining gain when each running request adds a cost of its own (t_r) to a step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _measure(laboratory: Laboratory) -> Outcomes:
 
 
 def gain(outcomes: Outcomes, trace: str, cost: str, way: str) -> float:
-    """Throughput over that of FCFS at the same cost, less 1."""
+    """Relative throughput gain over FCFS at the same cost."""
     first = outcomes[trace, cost, "fcfs"]
     return outcomes[trace, cost, way].ratio(first, THROUGHPUT.metric) - 1
 

@@ -1,4 +1,4 @@
-"""The same from 16 to 256 workers (BurstGPT lengths)."""
+"""BF-IO and baselines from 16 to 256 workers (BurstGPT lengths)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKERS = (16, 32, 64, 128, 256)
 FEWER_SEEDS, MORE_SEEDS = 3, 10
 _WAYS = ("fcfs", GREEDY, GREEDY_ORACLE, NONE, ORACLE)
 _GREEDY_UP_TO = 64
-# (G, way): imbalance in tokens, tok/s; the first three to be met, the others of one short run.
+# (G, way): imbalance in tokens, tok/s; the first three are targets, the others one short run.
 REACHED: Mapping[tuple[int, str], tuple[float, float]] = MappingProxyType(
     {
         (32, "fcfs"): (83e4, 15.5e4),

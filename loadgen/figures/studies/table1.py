@@ -43,8 +43,8 @@ PRINTED: Mapping[str, tuple[float, ...]] = MappingProxyType(
         GREEDY_ORACLE: (1.65, 9.13, 12.5, 383),
     }
 )
-# What an earlier reproduction reached: imbalance in tokens, tok/s. The last two are upper limits of
-# the imbalance, for they are to be minimized.
+# Results of an earlier reproduction: imbalance in tokens, tok/s. The last two are upper limits of
+# the imbalance, which is to be minimized.
 REACHED: Mapping[tuple[str, str], tuple[float, float]] = MappingProxyType(
     {
         ("burstgpt", "fcfs"): (29e4, 8.2e4),
@@ -93,7 +93,7 @@ def _side_by_side(outcomes: Outcomes) -> Table:
 
 
 def _printed(outcomes: Outcomes) -> Table:
-    """BurstGPT lengths beside the paper's figures; its runs and ours differ in length."""
+    """BurstGPT lengths beside the paper's figures; the runs differ in length."""
     columns = (IMBALANCE, THROUGHPUT, TPOT)
     header = ["policy", *(f"{column.title}: here, printed" for column in columns)]
     rows = [

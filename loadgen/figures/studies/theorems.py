@@ -1,8 +1,8 @@
 """The scaling of Theorems 1 to 3 of arXiv 2601.17855: FCFS / BF-IO grows as sqrt(B log G).
 
-Prompts are uniform up to 1,000 tokens. Outputs: all alike (Theorem 1), geometric (2), and geometric
-with another growth per step than one token (3). BF-IO looks at the coming step only, as the
-theorems do.
+Prompts are uniform up to 1,000 tokens. Outputs are equal (Theorem 1), geometric (2), or geometric
+with a growth per step other than one token (3). As in the theorems, BF-IO considers the coming step
+only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def alike(self) -> bool:
-        """All outputs are of one length, so all requests end together."""
+        """Whether all outputs have one length, so that all requests end together."""
         return self.lengths.startswith("homogeneous")
 
 
@@ -92,7 +92,7 @@ def _measure(laboratory: Laboratory) -> Outcomes:
 
 
 def ratios(outcomes: Outcomes, setting: Setting, workers: int, slots: int) -> list[float]:
-    """Imbalance of FCFS by that of BF-IO, which counts as 1 token at least; one a seed."""
+    """Imbalance of FCFS over that of BF-IO (at least 1 token), one per seed."""
     first, ours = (
         outcomes[setting.name, str(workers), str(slots), policy].each(IMBALANCE.metric)
         for policy in ("fcfs", "bfio")
@@ -101,13 +101,13 @@ def ratios(outcomes: Outcomes, setting: Setting, workers: int, slots: int) -> li
 
 
 def slope(xs: Sequence[float], by_seed: Sequence[Sequence[float]]) -> Estimate:
-    """Exponent of x in a power law fitted to each seed's values; ``by_seed``: one row an x."""
+    """Exponent of a power law in x, fitted to each seed's values; ``by_seed``: one row per x."""
     rows = np.log(np.array(by_seed))
     return estimate([float(np.polyfit(np.log(xs), column, 1)[0]) for column in rows.T])
 
 
 def _slopes(outcomes: Outcomes, setting: Setting) -> tuple[Estimate, Estimate]:
-    """Against B at fixed G, and against log G at fixed B."""
+    """Exponents in B at fixed G, and in log G at fixed B."""
     by_slots = [ratios(outcomes, setting, AT_WORKERS, slots) for slots in SLOTS]
     by_workers = [ratios(outcomes, setting, workers, AT_SLOTS) for workers in WORKERS]
     return slope(SLOTS, by_slots), slope([math.log(w) for w in WORKERS], by_workers)

@@ -68,7 +68,7 @@ def _draw_power(outcomes: Outcomes, path: Path) -> None:
 
 
 def smooth_power(records: StepRecords, power: PowerModel, points: int) -> tuple[Floats, Floats]:
-    """Power averaged over equal parts of the time: middles of the parts in s, W of a worker."""
+    """Power averaged over equal parts of the time: their midpoints in s, W per worker."""
     ends_s = np.cumsum(records.seconds)
     part = np.minimum((ends_s / ends_s[-1] * points).astype(np.int64), points - 1)
     seconds = np.bincount(part, records.seconds, points)

@@ -41,14 +41,14 @@ _EXAMPLE_WAYS: Mapping[str, AdmissionOptions] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """Of section 6.
+    """A setting of section 6.
 
     Attributes:
-        scenario: its name.
-        rates: requests per second, as printed.
-        calm: half of what is stable.
-        requests: so many that the pauses at the end of a run hardly count.
-        nested: printed ratio of the thresholds of Nested WAIT; empty: lengths are known, WAIT.
+        scenario: name of the scenario.
+        rates: arrival rates, requests per second, as printed.
+        calm: half of the stable rate.
+        requests: number of requests; the pauses at the end of a run hardly count with so many.
+        nested: printed ratio of Nested WAIT's thresholds; empty: lengths are known, so WAIT.
     """
 
     scenario: str
@@ -58,7 +58,7 @@ class _Setting:
     nested: tuple[int, ...] = ()
 
     def flows(self, rate: float) -> list[Flow]:
-        """Its types."""
+        """Request types with their rates."""
         source = SCENARIOS[self.scenario].source
         assert isinstance(source, TypedSource)
         whole = sum(kind.share for kind in source.types)
@@ -69,7 +69,7 @@ class _Setting:
 
     @property
     def segments(self) -> list[int]:
-        """Output lengths at which the types end, but the last."""
+        """Output lengths at which the types end, except the last."""
         return [flow.decode_steps + 1 for flow in self.flows(1.0)][:-1]
 
 
@@ -119,7 +119,7 @@ def _ways(setting: _Setting, rate: float) -> dict[str, AdmissionOptions]:
 
 
 def _known(setting: _Setting, rate: float) -> Iterator[tuple[str, AdmissionOptions]]:
-    """WAIT: types are known as they come."""
+    """WAIT: types are known at arrival."""
     flows = setting.flows(rate)
     by_rule = [max(1, round(_SLOTS * flow.rate / rate / (flow.decode_steps + 1))) for flow in flows]
     cost = SCENARIOS[setting.scenario].cost
