@@ -62,12 +62,13 @@ class SentLog:
 
 
 def read_sent(path: Path) -> list[Sent]:
-    """Read every line of such a file.
+    """Read every line of such a file; one that is still being written is left out.
 
     Raises:
         InputError: the file cannot be read, or is not such a record.
     """
     try:
-        return [msgspec.json.decode(line, type=Sent) for line in path.read_bytes().splitlines()]
+        lines = path.read_bytes().splitlines(keepends=True)
+        return [msgspec.json.decode(line, type=Sent) for line in lines if line.endswith(b"\n")]
     except (OSError, msgspec.DecodeError) as error:
         raise InputError(f"cannot read {path}: {error}") from error

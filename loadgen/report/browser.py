@@ -38,6 +38,10 @@ class BrowserError(EvenstepError):
     """Chromium ended, refused a command, or took too long."""
 
 
+class NavigatedError(BrowserError):
+    """The page was left for another one before it answered."""
+
+
 def find() -> str | None:
     """Return the path of a Chromium; None: not installed."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -80,7 +84,9 @@ class Page:
         while (answer := self._next(deadline)).get("id") != self._number:
             self._events.append(answer)
         if "error" in answer:
-            raise BrowserError(f"Chromium refused {method}: {answer['error']['message']}")
+            reason = answer["error"]["message"]
+            kind = NavigatedError if "navigated" in reason else BrowserError
+            raise kind(f"Chromium refused {method}: {reason}")
         result: dict[str, Any] = answer["result"]
         return result
 
@@ -151,11 +157,12 @@ class Page:
             BrowserError: it did not become true in time.
         """
         deadline = time.monotonic() + timeout_s
-        while not (value := self.evaluate(expression)):
-            if time.monotonic() > deadline:
-                raise BrowserError(f"not so within {timeout_s:g} s: {expression}")
+        while time.monotonic() <= deadline:
+            with contextlib.suppress(NavigatedError):  # the next page may have it
+                if value := self.evaluate(expression):
+                    return value
             time.sleep(0.1)
-        return value
+        raise BrowserError(f"not so within {timeout_s:g} s: {expression}")
 
     def press(self, key: str, code: str = "", *, text: str = "", shift: bool = False) -> None:
         numbers = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowRight": 39}

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from loadgen.emulator.faults import Fault
@@ -170,3 +171,9 @@ def test_a_record_that_cannot_be_read(tmp_path: Path) -> None:
     for name in ("other", "nowhere"):
         with pytest.raises(InputError, match=name):
             read_sent(tmp_path / name)
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    path, line = tmp_path / "answers", msgspec.json.encode(Sent("a", 0, 1.0, 2.0, 200))
+    path.write_bytes(line + b"\n" + line[:9])
+    assert read_sent(path) == [Sent("a", 0, 1.0, 2.0, 200)]
