@@ -162,7 +162,7 @@ COMMANDS = {
     ),
     "figures": _Command(
         RESEARCH,
-        "loadgen.figures.command:figures",
+        "loadgen.figures.figures_command:figures",
         "Simulate the paper's experiments: tables, pictures, one JSON.",
         "evenstep figures --only table1 --out out/figures",
     ),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loadgen.figures.command import picture_name
-from loadgen.figures.report import claims_of, markdown, outcomes_of, score
+from loadgen.figures.figures_command import picture_name
+from loadgen.figures.figures_document import claims_of, markdown, outcomes_of, score
 from loadgen.figures.studies import STUDIES as ALL_STUDIES
 from tests.support.docs import README, section_of, text_of, words
 

@@ -20,10 +20,16 @@ import loadgen.simulator.decode.command
 from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
 from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
 from loadgen.figures.claims import at_least, at_most, within
-from loadgen.figures.command import figures
+from loadgen.figures.figures_command import figures
+from loadgen.figures.figures_document import (
+    document,
+    json_text,
+    markdown,
+    outcomes_of,
+    read_document,
+)
 from loadgen.figures.fingerprints import fingerprint
 from loadgen.figures.laboratory import Bench
-from loadgen.figures.report import document, json_text, markdown, outcomes_of, read_document
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.studies import STUDIES, theorems
 from loadgen.figures.studies.trajectories import smooth_power

@@ -13,7 +13,7 @@ from loadgen.figures.cases import Case, trace_lengths
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
-from loadgen.figures.studies.arrivals import FORMS, OURS
+from loadgen.figures.studies.arrivals_study import FORMS, OURS
 from loadgen.figures.study import Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Column, Table, metric_table
 from loadgen.report.charts import Line, draw_line, finish, legend, panels, save

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from loadgen.figures.laboratory import Bench
-from loadgen.figures.report import (
+from loadgen.figures.figures_document import (
     JSON_NAME,
     MARKDOWN_NAME,
     claims_of,
@@ -19,6 +18,7 @@ from loadgen.figures.report import (
     outcomes_of,
     read_document,
 )
+from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.studies import STUDIES
 from loadgen.report.load_pictures import require_matplotlib
