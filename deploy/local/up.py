@@ -23,8 +23,8 @@ from typing import Any
 import httpx
 
 from deploy.prometheus.install import ADVICE, lay
-from loadgen.demo.page import EMULATED_POWER
-from loadgen.run.processes import Child, free_ports, signals_as_interrupts
+from loadgen.demo.status_pictures import EMULATED_POWER
+from loadgen.run.child_processes import Child, free_ports, signals_as_interrupts
 from router.core.errors import EvenstepError
 
 RULES = Path(__file__).resolve().parents[1] / "prometheus" / "rules.yml"

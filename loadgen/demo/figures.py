@@ -10,7 +10,7 @@ from typing import cast
 from loadgen.demo.run import Fleet, Outcome
 from loadgen.emulator.record import StepRecord
 from loadgen.model.step_time import parse_step_time
-from loadgen.replay.results import Report, Window, percentile
+from loadgen.replay.replay_results import Report, Window, percentile
 
 # Lateness of a step's end, as a fraction of its length, up to which a fleet counts as in time.
 LATENESS_LIMIT = 0.1

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 
 from loadgen.emulator.record import StepRecord, read_record
-from loadgen.replay.results import Report
-from loadgen.run.processes import Child, free_ports
+from loadgen.replay.replay_results import Report
+from loadgen.run.child_processes import Child, free_ports
 from router.core.errors import EvenstepError
 from router.core.types import Dispatch
 

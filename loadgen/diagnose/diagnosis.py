@@ -6,12 +6,12 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadgen.diagnose.analysis.comparison import Comparison
+from loadgen.diagnose.analysis.before_after import Comparison
 from loadgen.diagnose.analysis.findings import Findings, findings
 from loadgen.diagnose.analysis.prospects import Prospect, Prospects
 from loadgen.diagnose.analysis.verdict import Verdict, Word, final_verdict, first_verdict
 from loadgen.diagnose.analysis.window import Window
-from loadgen.diagnose.energy import Energy, energy
+from loadgen.diagnose.energy_per_day import Energy, energy
 from loadgen.diagnose.simulated import prospects
 from router.core.policies.table import POLICIES
 

@@ -19,12 +19,12 @@ from loadgen.diagnose.analysis.findings import Figures, Findings, Load
 from loadgen.diagnose.analysis.prospects import Mode, Prospect, Prospects
 from loadgen.diagnose.analysis.window import Window
 from loadgen.model.step_time import PowerModel, StepTime
-from loadgen.simulator.decode.arrivals import ClosedStream, Job, Stream, TimedStream
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import DecodeConfig
-from loadgen.simulator.decode.lengths import TraceLengths
+from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.decode_results import StepRecords
+from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
-from loadgen.simulator.decode.results import StepRecords
+from loadgen.simulator.decode.request_streams import ClosedStream, Job, Stream, TimedStream
 from loadgen.traces.trace import Trace, TraceRequest
 from router.core.policies.table import POLICIES
 from router.core.types import Dispatch

@@ -8,7 +8,7 @@ from loadgen.diagnose.analysis.findings import Barrier, Load, Memory, Waiting
 from loadgen.diagnose.analysis.prospects import Prospects
 from loadgen.diagnose.analysis.verdict import Word, memory_short, too_little, unsteady
 from loadgen.diagnose.diagnosis import EXTRAPOLATED, Diagnosis
-from loadgen.diagnose.energy import JOULES_PER_KWH, Energy
+from loadgen.diagnose.energy_per_day import JOULES_PER_KWH, Energy
 
 HEADLINES = {
     Word.BALANCING_PAYS: "Balancing pays here.",

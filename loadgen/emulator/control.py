@@ -13,8 +13,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from loadgen.emulator import asgi
-from loadgen.emulator.faults import Fault
 from loadgen.emulator.generation import RejectedError
+from loadgen.emulator.injected_faults import Fault
 from loadgen.emulator.shapes import error_body
 from router.core.errors import EvenstepError
 

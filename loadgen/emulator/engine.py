@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from engine_patches.admission.ledger import Memory
-from loadgen.emulator.handoff import Fetch, KeptKv
+from loadgen.emulator.kv_handoff import Fetch, KeptKv
 from loadgen.emulator.queues import EngineOrder, Eviction, Queue
 from loadgen.emulator.schedule import Budget, Schedule
 from router.core.wire import request_token

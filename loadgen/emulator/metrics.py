@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from loadgen.emulator.emulated_worker import EmulatedWorker
 from loadgen.emulator.engine import Engine
 from loadgen.emulator.stepper import Lateness
-from loadgen.emulator.worker import EmulatedWorker
 
 
 def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:

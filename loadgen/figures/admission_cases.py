@@ -13,7 +13,7 @@ from loadgen.figures.samples import Key
 from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, SEEDS, Run
 from loadgen.simulator.admission.admission_command import AdmissionOptions
 from loadgen.simulator.admission.admission_results import AdmissionResult
-from loadgen.simulator.admission.simulation import EndlessError, simulate_admission
+from loadgen.simulator.admission.admission_simulation import EndlessError, simulate_admission
 
 _KEPT = tuple(each.name for each in fields(AdmissionResult) if each.name != "parameters")
 _LEAST_REQUESTS = 20

@@ -14,11 +14,11 @@ from loadgen.figures.fingerprints import Code, decode_code
 from loadgen.figures.samples import Key
 from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, SEEDS, Run
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import PAPER, DecodeConfig, flag, usual_pool
-from loadgen.simulator.decode.handoff import PrefillResult
-from loadgen.simulator.decode.lengths import LengthSource, TraceLengths
-from loadgen.simulator.decode.prefill import PrefillConfig
-from loadgen.simulator.decode.results import StepRecords
+from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig, flag, usual_pool
+from loadgen.simulator.decode.decode_results import StepRecords
+from loadgen.simulator.decode.length_sources import LengthSource, TraceLengths
+from loadgen.simulator.decode.prefill_results import PrefillResult
+from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.core.forecast.forecast import Outlook
 from router.core.forecast.parameters import Parameters

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from loadgen.chains.command import ChainsOptions
-from loadgen.chains.results import compare
+from loadgen.chains.chains_command import ChainsOptions
+from loadgen.chains.chains_results import compare
 from loadgen.chains.scenario import BLOOM_176B
 from loadgen.figures.commands import differing, typed
 from loadgen.figures.fingerprints import Code, chain_code

@@ -22,7 +22,7 @@ from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.studies import STUDIES
 from loadgen.report.load_pictures import require_matplotlib
-from loadgen.run.processes import signals_as_interrupts
+from loadgen.run.child_processes import signals_as_interrupts
 from router.core.errors import ConfigError, InputError
 
 _Out = Annotated[Path, typer.Option(metavar="DIR", help="Takes tables, pictures and the JSON.")]

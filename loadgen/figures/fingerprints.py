@@ -26,8 +26,8 @@ _LOOKING = tuple(
 # Prefill workers; their engines are the emulated ones.
 _PREFILLING = (
     *(
-        "loadgen.simulator.decode.handoff",
-        "loadgen.simulator.decode.prefill",
+        "loadgen.simulator.decode.prefill_results",
+        "loadgen.simulator.decode.prefill_workers",
         "router.core.state.prefill_worker",
     ),
     *("loadgen.emulator.", "engine_patches."),
@@ -36,12 +36,12 @@ _COMPUTE = ("router.", "loadgen.simulator.", "loadgen.model.step_time", *_PREFIL
 # One engine and its admission, beside the emulated engine.
 _ADMISSION = tuple(
     f"loadgen.simulator.admission.{name}"
-    for name in ("admission_results", "predictions", "scenarios", "simulation")
+    for name in ("admission_results", "admission_simulation", "predictions", "scenarios")
 )
 _OTHER_SIMULATIONS = ("loadgen.simulator.admission", "loadgen.simulator.tune")
 _ADMITTING = (
     *_ADMISSION,
-    *(f"loadgen.emulator.{name}" for name in ("engine", "handoff", "queues", "schedule")),
+    *(f"loadgen.emulator.{name}" for name in ("engine", "kv_handoff", "queues", "schedule")),
     "engine_patches.admission",
     "router.core.forecast.end_signals",
     *(f"router.core.forecast.{name}" for name in ("forecast", "step_cost", "survival")),

@@ -16,7 +16,7 @@ import numpy as np
 from loadgen.figures.fingerprints import fingerprint
 from loadgen.figures.samples import Key, Outcomes, Sample
 from loadgen.figures.trials import Run, Trial
-from loadgen.simulator.decode.results import StepRecords
+from loadgen.simulator.decode.decode_results import StepRecords
 
 DIGITS = 7
 

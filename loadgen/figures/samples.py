@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from loadgen.report.intervals import Estimate, estimate
-from loadgen.simulator.decode.results import StepRecords
+from loadgen.simulator.decode.decode_results import StepRecords
 
 Key = tuple[str, ...]
 

@@ -13,7 +13,7 @@ from loadgen.figures.claims import Claim
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.tables import Table
-from loadgen.simulator.decode.config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.oracle import Knowledge
 
 TRACE_NAMES: Mapping[str, str] = MappingProxyType(

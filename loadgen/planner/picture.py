@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadgen.planner.report import Answer, Memory
+from loadgen.planner.plan_report import Answer, Memory
 from loadgen.report.charts import COLOURS, finish, panels, save
 
 # Most servers in the picture, and its height with so many.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loadgen.planner.config import Machine
+from loadgen.planner.plan_file import Machine
 from loadgen.planner.times import Footing, charged
 from router.core.placement.bounds import ResponseBounds, chain_bounds
 from router.core.placement.exact import exact_response_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from loadgen.planner.config import Machine
+from loadgen.planner.plan_file import Machine
 from loadgen.planner.planned import Question, disjoint, most_sustained, sustained_rate
 from router.core.errors import PlacementError
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.planner.config import GB, EngineTable, Machine, TimesTable
 from loadgen.planner.model_files import ModelNumbers
+from loadgen.planner.plan_file import GB, EngineTable, Machine, TimesTable
 from router.core.placement.model import Model, Server
 
 # Most (request, block) pairs of one server: 2,500 requests in 80 blocks, more than any runs.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from loadgen.planner.config import Machine
+from loadgen.planner.plan_file import Machine
 from loadgen.planner.planned import Plan
 from loadgen.planner.times import Footing
 from router.core.placement.model import Chain

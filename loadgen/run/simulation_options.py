@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from loadgen.simulator.decode.lengths import LAWS, LawLengths, LengthSource, TraceLengths
+from loadgen.simulator.decode.length_sources import LAWS, LawLengths, LengthSource, TraceLengths
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.commands.json_output import json_option
 from router.core.errors import ConfigError

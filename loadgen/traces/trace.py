@@ -1,4 +1,4 @@
-"""Request traces: lengths and arrival times; ``files`` reads the published formats."""
+"""Request traces: lengths and arrival times; ``trace_files`` reads the published formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from loadgen.traces.files import TraceRequest, read_requests
+from loadgen.traces.trace_files import TraceRequest, read_requests
 from router.core.errors import InputError
 
 __all__ = ["BUNDLED", "Trace", "TraceRequest", "load_trace"]

@@ -16,10 +16,10 @@ import time
 from dataclasses import replace
 from itertools import product
 
-from loadgen.chains.config import Allocation, Blocks, ChainsConfig
-from loadgen.chains.results import ChainsResult, compare
+from loadgen.chains.chain_simulation import simulate_chains
+from loadgen.chains.chains_config import Allocation, Blocks, ChainsConfig
+from loadgen.chains.chains_results import ChainsResult, compare
 from loadgen.chains.scenario import BLOOM_176B
-from loadgen.chains.simulation import simulate_chains
 from loadgen.chains.work import draw_work
 from router.core.errors import EvenstepError
 from router.core.placement.model import total_rate

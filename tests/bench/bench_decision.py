@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import DecodeConfig
-from loadgen.simulator.decode.lengths import TraceLengths
+from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.traces.trace import load_trace
 from router.core.forecast.step_cost import Floats

@@ -27,7 +27,7 @@ import httpx
 from loadgen.demo.figures import steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, Outcome, RunPlan
 from loadgen.emulator.record import read_record
-from loadgen.run.processes import Child, free_ports
+from loadgen.run.child_processes import Child, free_ports
 from router.core.types import Dispatch
 
 PREFILLS, DECODES, SLOTS, POOL = 2, 8, 32, 96

@@ -23,14 +23,14 @@ from statistics import fmean
 from typing import Any
 
 from loadgen.demo.run import STARVATION_S
-from loadgen.emulator.prefill import parse_prefill_time
+from loadgen.emulator.prefill_settings import parse_prefill_time
 from loadgen.model.step_time import parse_step_time
-from loadgen.simulator.decode.arrivals import FullStream
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import DecodeConfig
-from loadgen.simulator.decode.lengths import TraceLengths
+from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
-from loadgen.simulator.decode.prefill import PrefillConfig
+from loadgen.simulator.decode.prefill_workers import PrefillConfig
+from loadgen.simulator.decode.request_streams import FullStream
 from loadgen.traces.trace import Trace, load_trace
 from router.core.types import Dispatch
 from tests.bench.bench_disaggregated import (

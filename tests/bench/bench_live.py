@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from loadgen.demo.command import CAP_TOKENS
+from loadgen.demo.demo_command import CAP_TOKENS
 from loadgen.demo.figures import steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, RunPlan, execute
-from loadgen.simulator.decode.arrivals import FullStream
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import DecodeConfig
-from loadgen.simulator.decode.lengths import TraceLengths
+from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.simulator.decode.request_streams import FullStream
 from loadgen.traces.trace import TraceRequest, load_trace
 from router.core.types import Dispatch
 

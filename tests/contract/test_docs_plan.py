@@ -7,7 +7,13 @@ import re
 import pytest
 from pydantic import BaseModel
 
-from loadgen.planner.config import EngineTable, ModelTable, ServerTable, TimesTable, WorkloadTable
+from loadgen.planner.plan_file import (
+    EngineTable,
+    ModelTable,
+    ServerTable,
+    TimesTable,
+    WorkloadTable,
+)
 from tests.support.docs import text_of
 
 PAGE = "docs/chains.md"

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.simulator.decode.arrivals import FullStream, Job
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import DecodeConfig
-from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.simulator.decode.request_streams import FullStream, Job
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
 from router.core.forecast.step_cost import WorkProfile
 from router.core.policies.table import POLICIES, PolicySettings

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from loadgen.emulator.fleet import EmulatedFleet
+from loadgen.emulator.emulated_fleet import EmulatedFleet
 from router.proxy.dialects import MESSAGES, RESPONSES, Dialect
 from router.proxy.usage import tokens_of
 from tests.support.emulated import client, emulated, openai_client

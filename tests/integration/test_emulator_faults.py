@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen.emulator.faults import FAULT_KINDS
-from loadgen.emulator.fleet import EmulatedFleet
+from loadgen.emulator.emulated_fleet import EmulatedFleet
+from loadgen.emulator.injected_faults import FAULT_KINDS
 from tests.support.emulated import TIMEOUT_S, client, control, emulated, eventually, reading
 
 ENDLESS = {"prompt": [1, 2, 3], "max_tokens": 90_000, "ignore_eos": True, "stream": True}

@@ -14,10 +14,10 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.engine import Engine
-from loadgen.emulator.fleet import EmulatedFleet
-from loadgen.emulator.handoff import TransferTime
-from loadgen.emulator.prefill import PrefillSettings, PrefillTime
+from loadgen.emulator.kv_handoff import TransferTime
+from loadgen.emulator.prefill_settings import PrefillSettings, PrefillTime
 from loadgen.model.step_time import StepTime
 from tests.support.emulated import QUICK, client, control, emulated, eventually, reading
 

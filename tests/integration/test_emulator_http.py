@@ -12,10 +12,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 
-from loadgen.emulator.app import WorkerApp
-from loadgen.emulator.fleet import EmulatedFleet
+from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.sent import SentLog
 from loadgen.emulator.stepper import Lateness
+from loadgen.emulator.worker_app import WorkerApp
 from loadgen.model.step_time import StepTime
 from tests.support.emulated import (
     TIMEOUT_S,

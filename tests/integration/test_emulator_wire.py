@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen.emulator.faults import Fault
-from loadgen.emulator.fleet import EmulatedFleet
+from loadgen.emulator.emulated_fleet import EmulatedFleet
+from loadgen.emulator.injected_faults import Fault
 from loadgen.emulator.sent import Sent, read_sent
 from router.core.errors import InputError
 from tests.support.emulated import TIMEOUT_S, client, emulated

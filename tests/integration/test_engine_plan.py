@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.planner.config import load_config, machines, model_numbers
+from loadgen.planner.plan_file import load_config, machines, model_numbers
 from loadgen.planner.planned import Question, planned
 from loadgen.planner.times import Footing, Lengths
 from loadgen.planner.vllm import Launch, engines

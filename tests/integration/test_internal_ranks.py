@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from loadgen.emulator.fleet import EmulatedFleet
+from loadgen.emulator.emulated_fleet import EmulatedFleet
 from tests.support.chaos import body, workers_of
 from tests.support.emulated import TIMEOUT_S, emulated
 from tests.support.round_robin import copy

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from loadgen.emulator.prefill import PrefillSettings
+from loadgen.emulator.prefill_settings import PrefillSettings
 from router.config.settings import ServeSettings
 from router.core.types import SnapshotReceived, WorkerSpec
 from router.observe.observer import Observer, group_report

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import loadgen.run.processes
+import loadgen.run.child_processes
 from loadgen.demo.run import Fleet, RunPlan, execute
-from loadgen.run.processes import Child, free_ports, signals_as_interrupts
+from loadgen.run.child_processes import Child, free_ports, signals_as_interrupts
 from router.core.errors import ConfigError, EvenstepError
 from router.core.types import Dispatch
 from tests.support.server import wait_until
@@ -97,7 +97,7 @@ def test_a_child_that_takes_too_long_is_interrupted(tmp_path: Path) -> None:
 def test_a_child_that_ignores_signals_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loadgen.run.processes, "GRACE_S", 0.1)
+    monkeypatch.setattr(loadgen.run.child_processes, "GRACE_S", 0.1)
     child, ready = emulator(tmp_path)
     with child:
         child.until(lambda: ready.exists() or None, 60)
@@ -114,7 +114,7 @@ def test_termination_is_an_interrupt() -> None:
 
 
 def test_free_ports_are_free_and_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loadgen.run.processes, "PORTS", range(18000, 18300))
+    monkeypatch.setattr(loadgen.run.child_processes, "PORTS", range(18000, 18300))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 18150))
         first = free_ports(20)
@@ -122,7 +122,7 @@ def test_free_ports_are_free_and_in_a_row(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_free_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loadgen.run.processes, "_is_free", lambda _port: False)
+    monkeypatch.setattr(loadgen.run.child_processes, "_is_free", lambda _port: False)
     with pytest.raises(ConfigError, match="no 3 consecutive free ports"):
         free_ports(3)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.replay.client import Replayer, Target
-from loadgen.replay.cluster import Scrapes
-from loadgen.replay.results import Run
+from loadgen.replay.replay_results import Run
+from loadgen.replay.replayer import Replayer, Target
+from loadgen.replay.router_counters import Scrapes
 from loadgen.replay.workload import Arrivals, Workload
 from loadgen.traces.trace import TraceRequest
 from router.engines.client import HttpClient

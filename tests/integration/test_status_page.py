@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from loadgen.demo.page import EMULATED_POWER
+from loadgen.demo.status_pictures import EMULATED_POWER
 from loadgen.report.browser import Page
 from tests.support.chromium import program, tab
 from tests.support.fleet import Fleet, running_fleet, worker_flags

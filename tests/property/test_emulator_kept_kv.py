@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.handoff import Fetch, KeptKv, TransferTime
+from loadgen.emulator.kv_handoff import Fetch, KeptKv, TransferTime
 
 KV_TOKENS = 60
 SLOTS = 3

@@ -5,7 +5,7 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.replay.results import percentile
+from loadgen.replay.replay_results import percentile
 from loadgen.replay.stream import CompletionStream
 from loadgen.traces.trace import Trace, TraceRequest
 

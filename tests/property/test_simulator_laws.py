@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.model.step_time import StepTime
-from loadgen.simulator.decode.arrivals import Job, TimedStream
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import PAPER, DecodeConfig
-from loadgen.simulator.decode.engines import Engines
-from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_engines import Engines
+from loadgen.simulator.decode.decode_results import DecodeResult
+from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import OracleSignal
-from loadgen.simulator.decode.results import DecodeResult
+from loadgen.simulator.decode.request_streams import Job, TimedStream
 from router.core.forecast.forecast import NO_CAP, Outlook, forecast
 from router.core.forecast.step_cost import WorkProfile
 from router.core.policies.table import POLICIES, PolicySettings

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.emulator.handoff import TransferTime
-from loadgen.emulator.prefill import PrefillTime
-from loadgen.simulator.decode.arrivals import Arrivals
+from loadgen.emulator.kv_handoff import TransferTime
+from loadgen.emulator.prefill_settings import PrefillTime
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import PAPER, DecodeConfig
-from loadgen.simulator.decode.lengths import LawLengths
-from loadgen.simulator.decode.prefill import PrefillConfig
-from loadgen.simulator.decode.results import DecodeResult
+from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_results import DecodeResult
+from loadgen.simulator.decode.length_sources import LawLengths
+from loadgen.simulator.decode.prefill_workers import PrefillConfig
+from loadgen.simulator.decode.request_streams import Arrivals
 from router.core.types import Dispatch
 from tests.property.test_simulator_laws import (
     MEANS,

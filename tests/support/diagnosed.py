@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.replay.cluster import parse_metrics
+from loadgen.replay.router_counters import parse_metrics
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.replays import replay_command
 from tests.support.round_robin import round_robin

@@ -13,9 +13,9 @@ import openai
 import zmq
 import zmq.asyncio
 
-from loadgen.emulator.fleet import EmulatedFleet
-from loadgen.emulator.prefill import PrefillSettings
-from loadgen.emulator.settings import EmulatorSettings
+from loadgen.emulator.emulated_fleet import EmulatedFleet
+from loadgen.emulator.emulator_settings import EmulatorSettings
+from loadgen.emulator.prefill_settings import PrefillSettings
 from loadgen.model.step_time import StepTime
 from router.core.types import Snapshot
 from router.core.wire import decode, full_endpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.chains.simulation import simulate_chains
+from loadgen.chains.chain_simulation import simulate_chains
 from loadgen.chains.work import Work, draw_work
 from router.core.placement.model import Chain, total_rate
 from router.core.types import Dispatch

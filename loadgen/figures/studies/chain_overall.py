@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from loadgen.chains.command import ChainsOptions
-from loadgen.chains.config import Blocks
+from loadgen.chains.chains_command import ChainsOptions
+from loadgen.chains.chains_config import Blocks
 from loadgen.figures.chain_cases import DEPLOYMENTS, RESPONSE, WAITING, ChainCase
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.laboratory import Laboratory

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from loadgen.chains.command import ChainsOptions
+from loadgen.chains.chains_command import ChainsOptions
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, SERVICE, UPPER, ChainCase
 from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.laboratory import Laboratory

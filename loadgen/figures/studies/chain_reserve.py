@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median_low
 from types import MappingProxyType
 
-from loadgen.chains.simulation import simulate_chains
+from loadgen.chains.chain_simulation import simulate_chains
 from loadgen.chains.work import draw_work
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, UPPER, Computed, deployment
 from loadgen.figures.claims import Claim, at_most

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from loadgen.chains.command import ChainsOptions
-from loadgen.chains.config import Blocks
+from loadgen.chains.chains_command import ChainsOptions
+from loadgen.chains.chains_config import Blocks
 from loadgen.chains.work import Arrivals, Service
 from loadgen.figures.chain_cases import RESPONSE, SERVICE, TAIL, WAITING, ChainCase
 from loadgen.figures.claims import Claim, at_most

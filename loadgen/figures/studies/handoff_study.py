@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from loadgen.emulator.prefill import PrefillTime
+from loadgen.emulator.prefill_settings import PrefillTime
 from loadgen.figures.cases import Case, trace_lengths
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.laboratory import Laboratory
@@ -18,9 +18,9 @@ from loadgen.figures.study import Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Column, Table, metric_table
 from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.report.intervals import paired
-from loadgen.simulator.decode.arrivals import Arrivals
-from loadgen.simulator.decode.config import DecodeConfig
-from loadgen.simulator.decode.prefill import PrefillConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.prefill_workers import PrefillConfig
+from loadgen.simulator.decode.request_streams import Arrivals
 from router.core.types import Dispatch
 
 _TRACE = "burstgpt"

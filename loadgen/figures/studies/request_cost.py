@@ -10,7 +10,7 @@ from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, Table
 from loadgen.model.step_time import StepTime
-from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from router.core.forecast.step_cost import WorkProfile
 
 REQUEST_TOKENS = 800

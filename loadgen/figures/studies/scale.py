@@ -22,7 +22,7 @@ from loadgen.figures.tables import (
 )
 from loadgen.figures.trials import SEEDS
 from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
-from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
 
 WORKERS = (16, 32, 64, 128, 256)
 FEWER_SEEDS, MORE_SEEDS = 3, 10

@@ -23,8 +23,8 @@ from loadgen.figures.tables import IMBALANCE, Table, shown
 from loadgen.figures.trials import SEEDS
 from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.report.intervals import Estimate, estimate
-from loadgen.simulator.decode.config import PAPER, DecodeConfig
-from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.length_sources import LawLengths
 from router.core.forecast.step_cost import WorkProfile
 
 

@@ -13,7 +13,7 @@ from loadgen.figures.study import NONE, ORACLE, Study, config
 from loadgen.figures.tables import ENERGY, IMBALANCE, THROUGHPUT, Table, metric_table
 from loadgen.model.step_time import PowerModel
 from loadgen.report.charts import COLOURS, DASHES, finish, legend, panels, save
-from loadgen.simulator.decode.results import StepRecords
+from loadgen.simulator.decode.decode_results import StepRecords
 from router.core.forecast.step_cost import Floats
 
 _WAYS = ("fcfs", "jsq", NONE, ORACLE)

@@ -17,8 +17,8 @@ from loadgen.figures.studies.kv_pressure import EVICTIONS, LATENCY, P99, TOKENS
 from loadgen.figures.study import Study
 from loadgen.figures.tables import Column, Table, metric_table
 from loadgen.simulator.admission.admission_command import AdmissionOptions
+from loadgen.simulator.admission.admission_simulation import EvictionKind, Order
 from loadgen.simulator.admission.scenarios import SCENARIOS, TypedSource
-from loadgen.simulator.admission.simulation import EvictionKind, Order
 
 _MOST_USED = Column("KV used, most %", "kv_used_max", 0.01, 1)
 _COLUMNS = (TOKENS, LATENCY, P99, EVICTIONS, _MOST_USED)

@@ -14,16 +14,16 @@ from loadgen.model.step_time import parse_step_cost
 from loadgen.run.admission_options import admission_settings, parse_object, told_warnings
 from loadgen.run.options import command_of
 from loadgen.run.simulation_options import JsonFlag, flag
-from loadgen.simulator.admission.admission_table import admission_table
-from loadgen.simulator.admission.predictions import Prediction
-from loadgen.simulator.admission.scenarios import SCENARIOS, Scenario, scenario_of
-from loadgen.simulator.admission.simulation import (
+from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,
     EvictionKind,
     Order,
     QueueLimits,
     simulate_admission,
 )
+from loadgen.simulator.admission.admission_table import admission_table
+from loadgen.simulator.admission.predictions import Prediction
+from loadgen.simulator.admission.scenarios import SCENARIOS, Scenario, scenario_of
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 

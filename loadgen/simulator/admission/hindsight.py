@@ -26,7 +26,7 @@ from engine_patches.admission import clearing_of, make_admission
 from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.queues import Eviction, PolicyOrder
-from loadgen.simulator.admission.simulation import EndlessError
+from loadgen.simulator.admission.admission_simulation import EndlessError
 from router.core.forecast.step_cost import Floats, Ints
 from router.core.policies.bfio.exact_model import Rows, run_highs
 

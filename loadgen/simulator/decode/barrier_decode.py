@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from loadgen.simulator.decode.arrivals import Stream, open_stream
-from loadgen.simulator.decode.config import DecodeConfig
-from loadgen.simulator.decode.engines import Engines, Residence
-from loadgen.simulator.decode.front import Front
-from loadgen.simulator.decode.prefill import Prefill
-from loadgen.simulator.decode.results import DecodeResult, Recorder
+from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.decode_engines import Engines, Residence
+from loadgen.simulator.decode.decode_results import DecodeResult, Recorder
+from loadgen.simulator.decode.prefill_workers import Prefill
+from loadgen.simulator.decode.request_streams import Stream, open_stream
+from loadgen.simulator.decode.simulated_router import Front
 from router.core.policies.protocol import Policy
 from router.core.types import Dispatch
 

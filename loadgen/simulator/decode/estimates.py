@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from loadgen.simulator.decode.arrivals import Job
+from loadgen.simulator.decode.request_streams import Job
 
 
 def seen_prompt_tokens(job: Job, sigma: float, seed: int) -> int:

@@ -25,9 +25,9 @@ from loadgen.run.simulation_options import (
     length_source,
 )
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import DecodeConfig
+from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.oracle import Knowledge
-from loadgen.simulator.tune.search import Search, Setting, Tell, Trial, Tuned
+from loadgen.simulator.tune.tune_search import Search, Setting, Tell, Trial, Tuned
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.forecast.look_ahead import SIGNALS

@@ -151,7 +151,7 @@ def test_exit_codes(
     def fail() -> None:
         raise error("[red]two\nlines[/red]")
 
-    replaced("loadgen.demo.command", "demo", fail)
+    replaced("loadgen.demo.demo_command", "demo", fail)
     assert run("demo") == (code, "", "error: [red]two lines[/red]\n")
 
 
@@ -168,7 +168,7 @@ def test_other_commands_get_their_arguments_as_they_are(
         """Send things."""
         got.append((url, json, fast))
 
-    replaced("loadgen.replay.command", "replay", replay)
+    replaced("loadgen.replay.replay_command", "replay", replay)
     assert run("replay", "--json", "-", "--url=u", "--fast", "--json", "x")[0] == 0
     assert got == [("u", ["-", "x"], True)]
     code, _, err = run("replay", "--ulr", "u")

@@ -15,8 +15,8 @@ from engine_patches.admission.settings import AdmissionSettings
 from engine_patches.admission.theory.buffers import decay_rate
 from engine_patches.admission.theory.outlook import Outlook
 from engine_patches.admission.theory.passing import SEGMENTS, Passing
+from loadgen.simulator.admission.admission_simulation import AdmissionConfig, simulate_admission
 from loadgen.simulator.admission.scenarios import scenario_of
-from loadgen.simulator.admission.simulation import AdmissionConfig, simulate_admission
 
 CAP = 1000
 CAPACITY = 10_000

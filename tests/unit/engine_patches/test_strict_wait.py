@@ -12,8 +12,8 @@ from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.policies.strict import LONGEST_PAUSE_S, StrictNestedWait, StrictWait
 from engine_patches.admission.protocol import Admission, Verdict, ledger_of
 from engine_patches.admission.settings import AdmissionError, AdmissionSettings
+from loadgen.simulator.admission.admission_simulation import AdmissionConfig, simulate_admission
 from loadgen.simulator.admission.scenarios import scenario_of
-from loadgen.simulator.admission.simulation import AdmissionConfig, simulate_admission
 
 ROOM = Memory(10_000, 0, 100)
 

@@ -6,13 +6,13 @@ from dataclasses import asdict
 
 import pytest
 
-from loadgen.simulator.decode.arrivals import Arrivals, Job
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import DecodeConfig
-from loadgen.simulator.decode.engines import Engines
-from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.decode_engines import Engines
+from loadgen.simulator.decode.decode_results import DecodeResult
+from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Drift, Knowledge
-from loadgen.simulator.decode.results import DecodeResult
+from loadgen.simulator.decode.request_streams import Arrivals, Job
 from router.core.forecast.end_signals import CapSignal
 from router.core.forecast.forecast import Ends
 from router.core.forecast.step_cost import WorkProfile

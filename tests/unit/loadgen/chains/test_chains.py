@@ -9,17 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.chains import simulation
-from loadgen.chains.config import ChainsConfig
-from loadgen.chains.results import compare
+from loadgen.chains import chain_simulation
+from loadgen.chains.chain_simulation import simulate_chains
+from loadgen.chains.chains_config import ChainsConfig
+from loadgen.chains.chains_results import compare
 from loadgen.chains.routing import simulate_routing
 from loadgen.chains.scenario import BLOOM_176B, LLAMA_2_7B
 from loadgen.chains.served import Served
-from loadgen.chains.simulation import simulate_chains
 from loadgen.chains.work import Arrivals, Measured, Service, Work, draw_work
 from loadgen.report.intervals import estimate
-from loadgen.traces.files import TraceRequest
 from loadgen.traces.trace import Trace
+from loadgen.traces.trace_files import TraceRequest
 from router.core.errors import ConfigError
 from router.core.placement.exact import exact_response_s
 from router.core.placement.model import Chain, Placement
@@ -109,7 +109,7 @@ def test_at_once_a_request_waits_at_its_chain() -> None:
     ("policy", "dispatch"),
     [
         (policy, dispatch)
-        for policy in sorted(simulation.BY_VIEWS_ALONE)
+        for policy in sorted(chain_simulation.BY_VIEWS_ALONE)
         for dispatch in sorted(POLICIES[policy].dispatch, key=str)
     ],
 )
@@ -117,10 +117,10 @@ def test_what_is_remembered_is_what_the_policy_says(
     policy: str, dispatch: Dispatch, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chains = [chain(1, 2), chain(1.5, 1), chain(4, 3)]
-    monkeypatch.setattr(simulation, "_MOST_REMEMBERED", most)
+    monkeypatch.setattr(chain_simulation, "_MOST_REMEMBERED", most)
     work = draw_work(3.2, 2_000, 1)
     fast = simulate_chains(chains, policy, work, dispatch)
-    monkeypatch.setattr(simulation, "BY_VIEWS_ALONE", frozenset())
+    monkeypatch.setattr(chain_simulation, "BY_VIEWS_ALONE", frozenset())
     slow = simulate_chains(chains, policy, work, dispatch)
 
     assert np.array_equal(fast.response_s, slow.response_s)

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from loadgen.demo.budget import Allowance, Trial, calibrate, least_late
+from loadgen.demo.demo_report import DemoRun, best_baseline, demo_tables, subject, summary, warnings
 from loadgen.demo.figures import LATENESS_LIMIT, steady_steps, step_figures
-from loadgen.demo.report import DemoRun, best_baseline, demo_tables, subject, summary, warnings
 from loadgen.demo.run import Fleet, Outcome, RunPlan
 from loadgen.emulator.record import StepRecord
-from loadgen.replay.results import Conditions, RequestResult, Run, Window, summarize
+from loadgen.replay.replay_results import Conditions, RequestResult, Run, Window, summarize
 from router.core.types import Dispatch
 
 FLEET = Fleet(workers=2, slots=4, step_time="0.01,0.001")

@@ -11,9 +11,9 @@ from loadgen.diagnose.analysis.findings import Findings, findings
 from loadgen.diagnose.analysis.verdict import Word
 from loadgen.diagnose.analysis.window import Span, Window, window_of
 from loadgen.diagnose.diagnosis import Diagnosis, diagnose_window, report
-from loadgen.diagnose.energy import Energy
+from loadgen.diagnose.diagnosis_table import _conditions
+from loadgen.diagnose.energy_per_day import Energy
 from loadgen.diagnose.simulated import _lengths
-from loadgen.diagnose.table import _conditions
 from router.core.errors import ConfigError, InputError
 from router.core.types import Dispatch
 from router.recording.lines import (

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from loadgen.diagnose.analysis.comparison import compare
+from loadgen.diagnose.analysis.before_after import compare
 from loadgen.diagnose.analysis.findings import Barrier, Figures, Findings, Load, Memory, Waiting
 from loadgen.diagnose.analysis.prospects import Prospect, Prospects
 from loadgen.diagnose.analysis.verdict import Word, final_verdict, first_verdict, unsteady
-from loadgen.diagnose.energy import Energy
+from loadgen.diagnose.energy_per_day import Energy
 from loadgen.diagnose.words import HEADLINES, energy_words
 from router.core.energy.step_fit import FittedStep
 from router.core.errors import InputError

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.emulator.command import EmulateOptions, _ready_text
-from loadgen.emulator.fleet import EmulatedFleet
-from loadgen.emulator.settings import EmulatorSettings, snapshot_endpoints
+from loadgen.emulator.emulate_command import EmulateOptions, _ready_text
+from loadgen.emulator.emulated_fleet import EmulatedFleet
+from loadgen.emulator.emulator_settings import EmulatorSettings, snapshot_endpoints
 from router.config.worker_specs import parse_worker
 from router.core.errors import ConfigError
 

@@ -2,10 +2,15 @@ from typing import Any
 
 import pytest
 
-from loadgen.emulator.faults import FAULT_KINDS, Fault
-from loadgen.emulator.handoff import TransferTime
-from loadgen.emulator.prefill import KvLoadFailure, PrefillSettings, PrefillTime, parse_prefill
-from loadgen.emulator.settings import EmulatorSettings, parse_speeds, snapshot_endpoints
+from loadgen.emulator.emulator_settings import EmulatorSettings, parse_speeds, snapshot_endpoints
+from loadgen.emulator.injected_faults import FAULT_KINDS, Fault
+from loadgen.emulator.kv_handoff import TransferTime
+from loadgen.emulator.prefill_settings import (
+    KvLoadFailure,
+    PrefillSettings,
+    PrefillTime,
+    parse_prefill,
+)
 from loadgen.model.step_time import StepTime, parse_step_time
 from router.core.errors import ConfigError, InputError
 

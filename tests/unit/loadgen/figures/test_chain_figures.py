@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import typer
 
-import loadgen.chains.command
-from loadgen.chains.command import ChainsOptions
-from loadgen.chains.config import Blocks, ChainsConfig
+import loadgen.chains.chains_command
+from loadgen.chains.chains_command import ChainsOptions
+from loadgen.chains.chains_config import Blocks, ChainsConfig
 from loadgen.figures.chain_cases import LOWER, RESPONSE, ChainCase, Computed, worst_ratio
 from loadgen.figures.fingerprints import decode_code, fingerprint, modules_of
 from loadgen.figures.laboratory import Bench
@@ -55,10 +55,10 @@ def test_commands_give_the_chain_cases_again(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(config)
         raise InputError("enough")
 
-    monkeypatch.setattr(loadgen.chains.command, "compare", remember)
-    monkeypatch.setattr(loadgen.chains.command, "load_trace", cache(load_trace))
+    monkeypatch.setattr(loadgen.chains.chains_command, "compare", remember)
+    monkeypatch.setattr(loadgen.chains.chains_command, "load_trace", cache(load_trace))
     app = typer.Typer()
-    app.command()(loadgen.chains.command.chains)
+    app.command()(loadgen.chains.chains_command.chains)
     cases = list(chain_cases())
     assert len(cases) > 100
     for case in cases:

@@ -16,7 +16,7 @@ import typer
 
 import loadgen.figures.cases as cases_module
 import loadgen.run.simulation_options
-import loadgen.simulator.decode.command
+import loadgen.simulator.decode.decode_command
 from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
 from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
 from loadgen.figures.claims import at_least, at_most, within
@@ -39,11 +39,11 @@ from loadgen.figures.trials import Trial
 from loadgen.model.step_time import PowerModel
 from loadgen.simulator.admission import admission_command
 from loadgen.simulator.admission.admission_command import AdmissionOptions
-from loadgen.simulator.admission.simulation import AdmissionConfig
-from loadgen.simulator.decode.config import PAPER, DecodeConfig
-from loadgen.simulator.decode.lengths import LawLengths
-from loadgen.simulator.decode.prefill import PrefillConfig
-from loadgen.simulator.decode.results import StepRecords
+from loadgen.simulator.admission.admission_simulation import AdmissionConfig
+from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_results import StepRecords
+from loadgen.simulator.decode.length_sources import LawLengths
+from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.traces.trace import load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.policies.table import POLICIES, PolicySettings
@@ -136,10 +136,10 @@ def test_commands_give_the_cases_again(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(config)
         raise InputError("enough")
 
-    monkeypatch.setattr(loadgen.simulator.decode.command, "simulate", remember)
+    monkeypatch.setattr(loadgen.simulator.decode.decode_command, "simulate", remember)
     monkeypatch.setattr(loadgen.run.simulation_options, "load_trace", cache(load_trace))
     app = typer.Typer()
-    app.command()(loadgen.simulator.decode.command.decode)
+    app.command()(loadgen.simulator.decode.decode_command.decode)
     commands = {case.command: case for _, case in all_trials() if isinstance(case, Case)}
     assert len(commands) > 100
     for command, case in commands.items():

@@ -2,7 +2,14 @@
 
 import pytest
 
-from loadgen.replay.cluster import Scrape, Scrapes, StepTime, cluster_report, figures, parse_metrics
+from loadgen.replay.router_counters import (
+    Scrape,
+    Scrapes,
+    StepTime,
+    cluster_report,
+    figures,
+    parse_metrics,
+)
 from router.core.errors import ConfigError
 from router.core.state.barrier import StepTotals
 

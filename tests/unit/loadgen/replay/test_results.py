@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from loadgen.replay.results import (
+from loadgen.replay.replay_results import (
     Conditions,
     Report,
     RequestResult,

@@ -9,6 +9,14 @@ from engine_patches.admission import read_admission
 from engine_patches.admission.theory.fluid import StepCost
 from loadgen.emulator.engine import EngineRequest
 from loadgen.simulator.admission.admission_results import AdmissionResult
+from loadgen.simulator.admission.admission_simulation import (
+    AdmissionConfig,
+    EndlessError,
+    EvictionKind,
+    Order,
+    QueueLimits,
+    simulate_admission,
+)
 from loadgen.simulator.admission.predictions import Prediction
 from loadgen.simulator.admission.scenarios import (
     SCENARIOS,
@@ -16,14 +24,6 @@ from loadgen.simulator.admission.scenarios import (
     Requests,
     Scenario,
     scenario_of,
-)
-from loadgen.simulator.admission.simulation import (
-    AdmissionConfig,
-    EndlessError,
-    EvictionKind,
-    Order,
-    QueueLimits,
-    simulate_admission,
 )
 from router.core.errors import ConfigError
 

@@ -8,14 +8,14 @@ import pytest
 from engine_patches.admission import ADMISSIONS, read_admission
 from engine_patches.admission.theory.fluid import StepCost
 from loadgen.emulator.engine import Engine
-from loadgen.simulator.admission.hindsight import Job, optimum, policy_engine, total_steps
-from loadgen.simulator.admission.scenarios import Requests, Scenario
-from loadgen.simulator.admission.simulation import (
+from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,
     EndlessError,
     EvictionKind,
     simulate_admission,
 )
+from loadgen.simulator.admission.hindsight import Job, optimum, policy_engine, total_steps
+from loadgen.simulator.admission.scenarios import Requests, Scenario
 
 MC_SF = {"policy": "memory_checked", "ageing": 0.0}
 

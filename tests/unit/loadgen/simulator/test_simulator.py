@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from loadgen.model.step_time import PowerModel, StepTime
-from loadgen.simulator.decode.arrivals import Arrivals, Job, TimedStream
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import PAPER, DecodeConfig
-from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_results import DecodeResult
+from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Knowledge
-from loadgen.simulator.decode.results import DecodeResult
+from loadgen.simulator.decode.request_streams import Arrivals, Job, TimedStream
 from router.core.errors import InputError
 from router.core.forecast.forecast import Outlook
 from router.core.forecast.parameters import choose

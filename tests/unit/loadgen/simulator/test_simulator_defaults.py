@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from loadgen.model.step_time import StepTime
-from loadgen.simulator.decode.arrivals import Arrivals
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.command import DecodeOptions
-from loadgen.simulator.decode.comparison import Comparison, comparison_table
-from loadgen.simulator.decode.config import DecodeConfig
-from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.decode_command import DecodeOptions
+from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.length_sources import LawLengths
+from loadgen.simulator.decode.policy_comparison import Comparison, comparison_table
+from loadgen.simulator.decode.request_streams import Arrivals
 from router.config.settings import ServeSettings
 from router.core.errors import ConfigError
 from tests.conftest import Run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import loadgen.simulator.decode.command
+import loadgen.simulator.decode.decode_command
 
 Run = Callable[..., tuple[int, str]]
 
@@ -111,7 +111,7 @@ def test_too_little_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(loadgen.simulator.decode.command, "simulate", fill)
+    monkeypatch.setattr(loadgen.simulator.decode.decode_command, "simulate", fill)
     code, error = run("--lengths", "constant:9,5")
 
     assert code == 2

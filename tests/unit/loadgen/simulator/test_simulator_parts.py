@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 
 from loadgen.model.step_time import StepTime
-from loadgen.simulator.decode.arrivals import Arrivals, ClosedStream, Job, Stream, open_stream
-from loadgen.simulator.decode.config import PAPER, DecodeConfig
-from loadgen.simulator.decode.engines import Engines
-from loadgen.simulator.decode.lengths import LawLengths, TraceLengths
+from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_engines import Engines
+from loadgen.simulator.decode.length_sources import LawLengths, TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge, OracleSignal
+from loadgen.simulator.decode.request_streams import (
+    Arrivals,
+    ClosedStream,
+    Job,
+    Stream,
+    open_stream,
+)
 from loadgen.traces.trace import load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.forecast.end_signals import CapSignal, NoSignal

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from loadgen.emulator.handoff import TransferTime
-from loadgen.emulator.prefill import PrefillTime
+from loadgen.emulator.kv_handoff import TransferTime
+from loadgen.emulator.prefill_settings import PrefillTime
 from loadgen.model.step_time import StepTime
-from loadgen.simulator.decode.arrivals import Arrivals, Job, TimedStream
 from loadgen.simulator.decode.barrier_decode import simulate
-from loadgen.simulator.decode.config import PAPER, DecodeConfig
+from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.estimates import seen_prompt_tokens
-from loadgen.simulator.decode.lengths import LawLengths
-from loadgen.simulator.decode.prefill import PrefillConfig
+from loadgen.simulator.decode.length_sources import LawLengths
+from loadgen.simulator.decode.prefill_workers import PrefillConfig
+from loadgen.simulator.decode.request_streams import Arrivals, Job, TimedStream
 from router.core.errors import ConfigError
 from router.core.forecast.step_cost import WorkProfile
 from router.core.types import Dispatch

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from loadgen.simulator.decode.config import PAPER, DecodeConfig
-from loadgen.simulator.decode.lengths import LawLengths
+from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
+from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Knowledge
-from loadgen.simulator.tune.search import Search, Setting, Trial, coarse, near
 from loadgen.simulator.tune.tune_command import Verdict, advice, report, tune_config
+from loadgen.simulator.tune.tune_search import Search, Setting, Trial, coarse, near
 
 RULE = Setting(0, 1.0, 0.1, 80.0)
 CONFIG = DecodeConfig(

@@ -1,0 +1,164 @@
+"""Results of simulations of chains: means over repeats, with their 95 % intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from loadgen.chains.chain_simulation import simulate_chains
+from loadgen.chains.chains_config import ChainsConfig, Composed, composed
+from loadgen.chains.routing import simulate_routing
+from loadgen.chains.served import Served
+from loadgen.chains.work import Work
+from loadgen.report.intervals import Estimate, estimate, paired
+from router.commands.json_output import finite
+from router.core.placement.bounds import ResponseBounds, chain_bounds
+from router.core.types import Dispatch
+
+Report = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyResult:
+    """Result of one policy.
+
+    Attributes:
+        policy: name of the policy.
+        dispatch: form of dispatch that it used.
+        response: mean response time of each repeat, in seconds.
+        response_p99_s, waiting_s, service_s: means over repeats; waiting and service are means.
+    """
+
+    policy: str
+    dispatch: Dispatch
+    response: tuple[float, ...]
+    response_p99_s: float
+    waiting_s: float
+    service_s: float
+
+    @property
+    def mean(self) -> Estimate:
+        """Mean response time with its interval."""
+        return estimate(self.response)
+
+    def report(self) -> Report:
+        """JSON-able form."""
+        return {
+            "response_mean_s": self.mean.mean,
+            "response_mean_ci_s": self.mean.half_width,
+            "response_p99_s": self.response_p99_s,
+            "waiting_mean_s": self.waiting_s,
+            "service_mean_s": self.service_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ChainsResult:
+    """All policies on the same requests.
+
+    Attributes:
+        config: settings of the simulation.
+        composed: the servers.
+        rate: arrival rate, requests per second.
+        policies: results in the given order of policies.
+        bounds: bounds on the mean response time of jffc, for Poisson arrivals and exponential work
+            (Theorem 3.7); None if each request chooses its own path.
+    """
+
+    config: ChainsConfig
+    composed: Composed
+    rate: float
+    policies: tuple[PolicyResult, ...]
+    bounds: ResponseBounds | None
+
+    @property
+    def stable(self) -> bool:
+        """Whether the service rate exceeds the arrival rate; without chains, that of GCA counts."""
+        return self.rate < self.composed.total_rate
+
+    def against_first(self, policy: PolicyResult) -> Estimate:
+        """Relative difference of the mean response time from the first policy's, paired."""
+        return paired(policy.response, self.policies[0].response)
+
+    def report(self) -> Report:
+        """JSON-able form, with the first policy's figures at the top."""
+        bounds = asdict(self.bounds) if self.bounds else dict.fromkeys(("lower_s", "upper_s"))
+        return {
+            **self.policies[0].report(),
+            **{name: finite(value) for name, value in bounds.items()},
+            "stable": self.stable,
+            "rate": self.rate,
+            "total_rate": self.composed.total_rate,
+            "reserved_slots": self.composed.reserved_slots,
+            "chains": [self.composed.placement.named(chain) for chain in self.composed.chains],
+            "policies": [
+                {"policy": each.policy, "dispatch": each.dispatch.value}
+                | each.report()
+                | {"against_first": asdict(self.against_first(each))}
+                for each in self.policies
+            ],
+            "parameters": self._parameters(),
+        }
+
+    def _parameters(self) -> Report:
+        config = self.config
+        return {
+            "scenario": asdict(config.scenario),
+            "placement": config.blocks.value,
+            "allocation": config.allocated.value,
+            "planned_rate": config.planned_rate,
+            "load": config.load,
+            "target_load": config.target_load,
+            "tune_by": config.tune_by.value,
+            "requests": config.requests,
+            "warmup": config.warmup,
+            "repeats": config.repeats,
+            "seed": config.seed,
+            "arrivals": config.arrivals.value,
+            "service": config.service.value,
+            "dispatch": config.dispatch.value,
+        }
+
+
+def compare(config: ChainsConfig) -> ChainsResult:
+    """Simulate every policy on the same requests.
+
+    Raises:
+        EvenstepError: an error of ``composed``.
+    """
+    ready = composed(config)
+    rate = config.planned_rate if config.load is None else config.load * ready.total_rate
+    works = [config.work(repeat, rate) for repeat in range(config.repeats)]
+    policies = tuple(_policy(config, ready, policy, works) for policy in config.policies)
+    bounds = chain_bounds(ready.chains, rate) if ready.chains else None
+    return ChainsResult(config, ready, rate, policies, bounds)
+
+
+def _policy(
+    config: ChainsConfig, ready: Composed, policy: str, works: Sequence[Work]
+) -> PolicyResult:
+    dispatch = config.dispatch_of(policy)
+    served = [
+        _served(ready, policy, dispatch, work, config.seed + repeat).after(config.warmup)
+        for repeat, work in enumerate(works)
+    ]
+
+    def over(figure: Callable[[Served], float]) -> tuple[float, ...]:
+        return tuple(float(figure(each)) for each in served)
+
+    return PolicyResult(
+        policy=policy,
+        dispatch=dispatch,
+        response=over(lambda each: each.response_s.mean()),
+        response_p99_s=float(np.mean(over(lambda each: np.percentile(each.response_s, 99)))),
+        waiting_s=float(np.mean(over(lambda each: each.waiting_s.mean()))),
+        service_s=float(np.mean(over(lambda each: each.service_s.mean()))),
+    )
+
+
+def _served(ready: Composed, policy: str, dispatch: Dispatch, work: Work, seed: int) -> Served:
+    if not ready.chains:
+        return simulate_routing(ready.placement, work)
+    return simulate_chains(ready.chains, policy, work, dispatch, seed)

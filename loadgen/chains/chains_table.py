@@ -1,0 +1,75 @@
+"""The result of a simulation of chains as tables for the terminal."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.chains.chains_results import ChainsResult
+from loadgen.report.intervals import Estimate
+from loadgen.report.numbers import number
+
+
+def chains_table(result: ChainsResult) -> RenderableType:
+    """Chains, policies, and what their results depend on."""
+    return Group(_chains(result), Text(), _policies(result), *map(Text, _notes(result)))
+
+
+def _chains(result: ChainsResult) -> RenderableType:
+    ready = result.composed
+    if not ready.chains:
+        return Text("no chains: each request takes the fastest path with memory as it begins")
+    table = Table("chain", "slots", "service, s", "servers (blocks)", box=None, pad_edge=False)
+    for at, chain in enumerate(ready.chains):
+        servers = ", ".join(
+            f"{ready.placement.servers[server].name} ({blocks})"
+            for server, blocks in zip(chain.servers, chain.blocks, strict=True)
+        )
+        table.add_row(str(at), str(chain.slots), number(chain.service_s), servers)
+    return table
+
+
+def _policies(result: ChainsResult) -> Table:
+    first = result.policies[0]
+    columns = ("policy", "response, s", "p99, s", "waiting, s", "service, s")
+    table = Table(*columns, f"vs {first.policy}, %", box=None, pad_edge=False)
+    for each in result.policies:
+        against = result.against_first(each)
+        table.add_row(
+            f"{each.policy} ({each.dispatch.value})",
+            _with_interval(each.mean),
+            number(each.response_p99_s),
+            number(each.waiting_s),
+            number(each.service_s),
+            "" if each is first else _with_interval(against, 100.0),
+        )
+    return table
+
+
+def _with_interval(value: Estimate, scale: float = 1.0) -> str:
+    text = number(value.mean * scale)
+    if value.half_width is None:
+        return text
+    return f"{text} +- {number(value.half_width * scale, 2)}"
+
+
+def _notes(result: ChainsResult) -> list[str]:
+    config = result.config
+    scenario = config.scenario
+    notes = [
+        f"{result.rate:.4g} requests/s of at most {result.composed.total_rate:.4g}: "
+        + ("stable" if result.stable else "more than they complete, so the queue only grows"),
+        f"placement {config.blocks}, allocation {config.allocated}, planned for "
+        f"{config.planned_rate:g}/s, {result.composed.reserved_slots} slots reserved per block; "
+        f"{scenario.servers} servers, round trips drawn from a synthetic law",
+        f"{config.requests} requests, the first {config.warmup} left out; {config.repeats} "
+        f"repeats, seed {config.seed}; arrivals {config.arrivals.value}, service "
+        f"{config.service.value}",
+    ]
+    if result.bounds is not None and math.isfinite(result.bounds.upper_s):
+        low, high = number(result.bounds.lower_s), number(result.bounds.upper_s)
+        notes.insert(1, f"jffc with Poisson arrivals and exponential work: {low} to {high} s")
+    return notes

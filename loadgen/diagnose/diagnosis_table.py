@@ -1,0 +1,114 @@
+"""A diagnosis as a table for the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.diagnose.analysis.before_after import Comparison
+from loadgen.diagnose.analysis.findings import Figures
+from loadgen.diagnose.analysis.prospects import Prospects
+from loadgen.diagnose.analysis.window import Window
+from loadgen.diagnose.diagnosis import Diagnosis
+from loadgen.diagnose.words import HEADLINES, answers
+from loadgen.report.numbers import number
+from router.core.types import Dispatch
+
+_COLUMNS = ("imbalance", "idle share", "tok/s", "step, ms")
+# In the order of the fields of ``Figures``.
+_FIGURES = (("imbalance, tokens", 1.0), ("idle share, %", 100.0), ("tok/s", 1.0), ("step, ms", 1e3))
+
+
+def diagnosis_table(diagnosis: Diagnosis, compared: Comparison | None) -> RenderableType:
+    """The verdict, questions with their answers, the policies, the comparison."""
+    parts: list[RenderableType] = [
+        Text(HEADLINES[diagnosis.verdict.word], style="bold"),
+        *map(Text, diagnosis.verdict.reasons),
+        Text(),
+        Text(_conditions(diagnosis.window)),
+        _answers(diagnosis),
+    ]
+    if diagnosis.prospects is not None:
+        parts += [Text(), _policies(diagnosis, diagnosis.prospects)]
+    if compared is not None:
+        switch = f"After the switch from {compared.before or 'another balancer'} to "
+        parts += [Text(), Text(f"{switch}{compared.policy}:"), _compared(compared)]
+        parts += map(Text, _changed(compared))
+    return Group(*parts)
+
+
+def _conditions(window: Window) -> str:
+    policy = _rule(window.policy, window.dispatch)
+    others = f" (not: {', '.join(window.others)})" if window.others else ""
+    cut = "" if window.complete else "; lines are missing, the figures are of the rest"
+    return (
+        f"Group {window.group}{others} under {policy}: {len(window.workers)} workers, "
+        f"{window.steps:,} steps in {window.elapsed_s:.1f} s{cut}.{_changes(window)}"
+    )
+
+
+def _rule(policy: str | None, dispatch: Dispatch | None) -> str:
+    if policy is None:
+        return "an unknown balancer"
+    return policy + (f", {dispatch.value}" if dispatch else "")
+
+
+def _changes(window: Window) -> str:
+    if not window.changes:
+        return ""
+    last, often = window.changes[-1], len(window.changes)
+    times = "" if often == 1 else f" {often} times, the last time"
+    return (
+        f" The policy changed{times} after {last.after_s:.1f} s, from "
+        f"{_rule(last.policy, last.dispatch)}: the figures are of the time since. Give --start and "
+        "--seconds of a recording for the time before."
+    )
+
+
+def _answers(diagnosis: Diagnosis) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for question, answer in answers(diagnosis):
+        table.add_row(question, answer)
+    return table
+
+
+def _policies(diagnosis: Diagnosis, seen: Prospects) -> Table:
+    head = ("predicted (* in force)", *_COLUMNS, "J/token, model")
+    table = Table(*head, box=None, pad_edge=False)
+    measured = diagnosis.found.waiting.figures
+    assert measured is not None  # Otherwise nothing is simulated.
+    table.add_row("measured now", *_cells(measured), style="bold")
+    for each in seen.all:
+        name = f"{each.name} *" if each.current else each.name
+        table.add_row(name, *_cells(each.predicted), number(each.energy_j_per_token))
+    return table
+
+
+def _cells(figures: Figures) -> list[str]:
+    return [
+        number(figures.imbalance_tokens),
+        f"{figures.idle_share:.2%}",
+        number(figures.throughput_tok_s),
+        f"{figures.step_s * 1e3:.2f}",
+    ]
+
+
+def _compared(compared: Comparison) -> Table:
+    table = Table(
+        *("", "before", "predicted", "measured", "gain predicted", "measured", "off by"),
+        box=None,
+        pad_edge=False,
+    )
+    for (label, scale), each in zip(_FIGURES, compared.changes.values(), strict=True):
+        values = (each.before, each.predicted, each.measured)
+        gains = (each.predicted_gain, each.measured_gain)
+        off = "-" if each.gain_error is None else f"{each.gain_error:+.0%}"
+        table.add_row(label, *(number(scale * value) for value in (*values, *gains)), off)
+    return table
+
+
+def _changed(compared: Comparison) -> list[str]:
+    if not compared.load:
+        return []
+    return ["The load has changed, so the prediction was for another one:", *compared.load]

@@ -1,0 +1,313 @@
+"""``evenstep emulate``: run an emulated fleet until a signal stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+import uvloop
+
+from engine_patches.admission import ADMISSIONS
+from engine_patches.admission.settings import AdmissionSettings
+from loadgen.emulator.emulated_fleet import EmulatedFleet
+from loadgen.emulator.emulator_settings import EmulatorSettings, parse_speeds, snapshot_endpoints
+from loadgen.emulator.listener import EVERY_ADDRESS
+from loadgen.emulator.prefill_settings import (
+    DEFAULT_PREFILL,
+    DEFAULT_TRANSFER,
+    KvLoadFailure,
+    PrefillSettings,
+    parse_prefill,
+)
+from loadgen.model.step_time import parse_step_time
+from loadgen.run.admission_options import parse_admission, told_warnings
+from loadgen.run.options import command_of
+from router.commands.json_output import STDOUT, json_option
+from router.core.errors import InputError
+from router.core.wire import is_local
+
+
+def _flag(name: str, help_text: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=help_text, metavar=metavar)
+
+
+_Workers = Annotated[int, _flag("--workers", "Workers, one HTTP port each.", "G")]
+_Port = Annotated[int, _flag("--port", "Port of the first worker.", "FIRST")]
+_Slots = Annotated[int, _flag("--slots", "Requests that a worker runs at once.", "B")]
+_KvTokens = Annotated[int, _flag("--kv-tokens", "KV memory of a worker.", "N")]
+_MaxModelLen = Annotated[
+    int | None, _flag("--max-model-len", "Longest prompt plus output [KV memory].", "N")
+]
+_StepTime = Annotated[
+    str, _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]")
+]
+_TimeScale = Annotated[
+    float, _flag("--time-scale", "Wall seconds per engine second; above 1 is slower.", "X")
+]
+_Barrier = Annotated[bool, _flag("--barrier/--no-barrier", "Workers step together, or each alone.")]
+_Speed = Annotated[str, _flag("--speed", "Relative speed: of each worker, or of all.", "1,1,.5")]
+_Model = Annotated[str, _flag("--model", "Name of the model served.", "NAME")]
+_Group = Annotated[str, _flag("--group", "Group of the workers.", "NAME")]
+_Seed = Annotated[int, _flag("--seed", "For texts, and lengths nobody gave.", "N")]
+_StreamInterval = Annotated[
+    int, _flag("--stream-interval", "Tokens per streamed event, as in vLLM.", "N")
+]
+_Record = Annotated[
+    Path | None, _flag("--record", "Write a row per step, .csv or .csv.gz.", "FILE")
+]
+_Answers = Annotated[
+    Path | None, _flag("--answers", "Write a line of JSON per answer: what was sent of it.", "FILE")
+]
+_ControlPort = Annotated[
+    int | None, _flag("--control-port", "Fault port [after the last worker's].", "N")
+]
+_SnapshotPort = Annotated[
+    int | None, _flag("--snapshot-port", "First of two per worker [after the fault port].", "N")
+]
+_Snapshots = Annotated[
+    bool, _flag("--snapshots/--no-snapshots", "Publish the state of every step.")
+]
+_PrefillWorkers = Annotated[
+    int, _flag("--prefill-workers", "Further workers that only prefill, each stepping alone.", "P")
+]
+_PrefillStepTime = Annotated[
+    str | None,
+    _flag(
+        "--prefill-step-time",
+        "Seconds: a prefill worker's step, and each prompt token that a step of any worker "
+        f"computes [{DEFAULT_PREFILL} with prefill workers; without, prompts cost nothing].",
+        "C,t_p",
+    ),
+]
+_PrefillChunk = Annotated[
+    int | None,
+    _flag("--prefill-chunk", "Tokens that a step computes at most in all [2048].", "N"),
+]
+_PrefillKvTokens = Annotated[
+    int | None, _flag("--prefill-kv-tokens", "KV memory of a prefill worker [--kv-tokens].", "N")
+]
+_TransferTime = Annotated[
+    str | None,
+    _flag(
+        "--kv-transfer-time",
+        f"Seconds: to fetch a request's KV, and per token of it [{DEFAULT_TRANSFER}].",
+        "L,t",
+    ),
+]
+_KvExpiry = Annotated[
+    float | None,
+    _flag(
+        "--kv-expiry",
+        "Engine seconds (times --time-scale on the clock) that KV stays which nobody fetches [30].",
+        "S",
+    ),
+]
+_KvLoadFailure = Annotated[
+    KvLoadFailure | None,
+    _flag("--kv-load-failure", "What happens to a prompt whose KV is gone, as in vLLM [fail]."),
+]
+_Admission = Annotated[
+    str | None,
+    _flag(
+        "--admission",
+        f"Who enters an engine: one of {', '.join(ADMISSIONS)}, or settings as the plug-in's, "
+        '{"policy": "headroom", "headroom": 0.1} [as vLLM by itself].',
+        "POLICY|JSON",
+    ),
+]
+_TimeWaits = Annotated[
+    bool,
+    typer.Option(
+        "--time-waits", help="Workers tell how long they waited for the others in each step."
+    ),
+]
+_Host = Annotated[
+    str, _flag("--host", "Address to listen on; state streams stay on 127.0.0.1.", "H")
+]
+_Json = Annotated[str | None, json_option("Write what was started as JSON, - for stdout.")]
+
+
+@dataclass(frozen=True, slots=True)
+class EmulateOptions:
+    """Command line of ``evenstep emulate``."""
+
+    workers: _Workers = 4
+    port: _Port = 8100
+    slots: _Slots = 72
+    kv_tokens: _KvTokens = 400_000
+    max_model_len: _MaxModelLen = None
+    step_time: _StepTime = "4.95e-3,9.5e-8"
+    time_scale: _TimeScale = 1.0
+    barrier: _Barrier = True
+    speed: _Speed = "1"
+    model: _Model = "emulated"
+    group: _Group = "default"
+    seed: _Seed = 0
+    stream_interval: _StreamInterval = 1
+    record: _Record = None
+    answers: _Answers = None
+    control_port: _ControlPort = None
+    snapshot_port: _SnapshotPort = None
+    snapshots: _Snapshots = True
+    prefill_workers: _PrefillWorkers = 0
+    prefill_step_time: _PrefillStepTime = None
+    prefill_chunk: _PrefillChunk = None
+    prefill_kv_tokens: _PrefillKvTokens = None
+    kv_transfer_time: _TransferTime = None
+    kv_expiry: _KvExpiry = None
+    kv_load_failure: _KvLoadFailure = None
+    admission: _Admission = None
+    time_waits: _TimeWaits = False
+    host: _Host = "127.0.0.1"
+    json: _Json = None
+
+    def settings(self) -> EmulatorSettings:
+        """Build the fleet's settings from the options.
+
+        Raises:
+            ConfigError: invalid option; named in the message.
+        """
+        ranks = self.workers + self.prefill_workers
+        first = self.snapshot_port or (self.control_port or self.port + ranks) + 1
+        settings = EmulatorSettings(
+            workers=self.workers,
+            host=self.host,
+            port=self.port,
+            slots=self.slots,
+            kv_tokens=self.kv_tokens,
+            max_model_len=self.max_model_len,
+            step_time=parse_step_time(self.step_time),
+            time_scale=self.time_scale,
+            barrier=self.barrier,
+            speeds=parse_speeds(self.speed),
+            model=self.model,
+            group=self.group,
+            seed=self.seed,
+            stream_interval=self.stream_interval,
+            control_port=self.control_port,
+            record=self.record,
+            answers=self.answers,
+            prefill=self._prefill(),
+            admission=self._admission(),
+            time_waits=self.time_waits,
+        )
+        if not self.snapshots:
+            return settings
+        return replace(settings, snapshots=snapshot_endpoints(first, ranks))
+
+    def _admission(self) -> AdmissionSettings | None:
+        return None if self.admission is None else parse_admission("--admission", self.admission)
+
+    def _prefill(self) -> PrefillSettings | None:
+        return parse_prefill(
+            self.prefill_workers,
+            self.prefill_step_time,
+            chunk=self.prefill_chunk,
+            kv_tokens=self.prefill_kv_tokens,
+            transfer_time=self.kv_transfer_time,
+            kv_expiry_s=self.kv_expiry,
+            load_failure=self.kv_load_failure,
+        )
+
+
+@command_of(EmulateOptions)
+def emulate(options: EmulateOptions) -> None:
+    """Run emulated engines: vLLM's API in front of modelled steps, no model and no GPU.
+
+    With --prefill-workers or --prefill-step-time prompts take time, and KV moves between workers as
+    with vLLM's NIXL connector.
+    """
+    with told_warnings():
+        uvloop.run(_run(options.settings(), options.json))
+
+
+async def _run(settings: EmulatorSettings, json: str | None) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with EmulatedFleet(settings) as fleet:
+        gc.collect()
+        gc.freeze()
+        _announce(fleet, json)
+        await fleet.wait(stop)
+
+
+def _announce(fleet: EmulatedFleet, json: str | None) -> None:
+    typer.echo(_ready_text(fleet), err=json == STDOUT)
+    if json is None:
+        return
+    ready = msgspec.json.encode(_ready(fleet)).decode()
+    if json == STDOUT:
+        typer.echo(ready)
+        return
+    # Rename into place: a reader that waits for the file must never see half of it.
+    partial = Path(f"{json}.partial")
+    try:
+        partial.write_text(ready + "\n", encoding="utf-8")
+        partial.replace(json)
+    except OSError as error:
+        raise InputError(f"cannot write {json}: {error.strerror}") from error
+
+
+def _ready(fleet: EmulatedFleet) -> dict[str, object]:
+    settings = fleet.settings
+    endpoints = settings.snapshots or (None,) * settings.ranks
+    return {
+        "emulated": True,
+        "model": settings.model,
+        "group": settings.group,
+        "time_scale": settings.time_scale,
+        "barrier": settings.barrier,
+        "slots": settings.slots,
+        "control": fleet.control.url,
+        "workers": [
+            {
+                "rank": rank,
+                "role": settings.role(rank),
+                "url": listener.url,
+                "snapshots": endpoints[rank],
+                "spec": fleet.worker_spec(rank),
+            }
+            for rank, listener in enumerate(fleet.listeners)
+        ],
+    }
+
+
+def _ready_text(fleet: EmulatedFleet) -> str:
+    settings = fleet.settings
+    together = "stepping together" if settings.barrier else "each stepping alone"
+    return "\n".join(
+        [
+            f"{settings.workers} emulated workers (no model, no GPU), {together}, "
+            f"{settings.time_scale:g} wall seconds per engine second",
+            *_prefilling(settings.ranks - settings.workers),
+            *([f"Who enters: {settings.admission.policy}"] if settings.admission else []),
+            f"Fault port: {fleet.control.url}",
+            "For evenstep serve:",
+            *(f"  --worker {fleet.worker_spec(rank)}" for rank in range(settings.ranks)),
+            *_elsewhere(fleet),
+        ]
+    )
+
+
+def _prefilling(workers: int) -> list[str]:
+    return [f"{workers} more that only prefill, each stepping alone"] if workers else []
+
+
+def _elsewhere(fleet: EmulatedFleet) -> list[str]:
+    """Return the flags for a router on another machine, if the workers are reachable from there."""
+    settings = fleet.settings
+    if is_local(f"tcp://{settings.host}:{settings.port}"):
+        return []
+    name = socket.gethostname() if settings.host in EVERY_ADDRESS else settings.host
+    return [
+        "For evenstep serve on another machine, where the state streams do not go:",
+        *(f"  --worker {fleet.worker_spec(rank, name)}" for rank in range(settings.ranks)),
+    ]

@@ -1,0 +1,276 @@
+"""One emulated worker: its engine, its running answers, and its fault, if any."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from loadgen.emulator.answer import Answer, Choice
+from loadgen.emulator.emulator_settings import EmulatorSettings
+from loadgen.emulator.engine import Engine, EngineRequest
+from loadgen.emulator.faulty_connection import Wire
+from loadgen.emulator.generation import Generation
+from loadgen.emulator.injected_faults import Fault
+from loadgen.emulator.kv_handoff import Fetch, KeptKv
+from loadgen.emulator.named_shapes import MessageShape, ResponseShape
+from loadgen.emulator.operated import Operated
+from loadgen.emulator.shapes import CHAT, COMPLETION, Shape
+from loadgen.emulator.state_stream import StateStream
+from loadgen.emulator.stepping import WorkerModel, WorkerStep
+from loadgen.emulator.timer import engine_now_s
+from loadgen.emulator.transfer_params import KvTransfer, kept_params
+
+
+class EmulatedWorker:
+    """The engine side of one worker; ``app`` does HTTP, ``stepper`` does time.
+
+    Args:
+        rank: rank in the group.
+        settings: settings of the fleet.
+        stream: state stream; None: none.
+        kept: kept KV of every engine of the fleet, by engine id.
+
+    Attributes:
+        engine_id: id of the engine; new at every start.
+        on_change: callback for new work, less work, and faults that begin or end.
+        step: number of the last step that it took part in.
+        operated: operational state.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        settings: EmulatorSettings,
+        stream: StateStream | None,
+        kept: dict[str, KeptKv],
+    ) -> None:
+        self.rank = rank
+        self.settings = settings
+        self.stream = stream
+        self.engine_id = ""
+        self._kept = kept
+        self._told_tokens = 0
+        self.model = WorkerModel(rank, self._new_engine(), settings.speed(rank))
+        self.fault: Fault | None = None
+        self.prompt_tokens_total = 0
+        self.step = 0
+        self.operated = Operated()
+        self.on_change: Callable[[], None] = _nothing
+        self._choices: dict[str, Choice] = {}
+        self._ended: list[str] = []
+        self._answering = asyncio.Event()
+        self._answering.set()
+
+    @property
+    def hung(self) -> bool:
+        return self.fault is not None and self.fault.kind == "hang"
+
+    @property
+    def garbled(self) -> bool:
+        return self.fault is not None and self.fault.kind == "garbage"
+
+    @property
+    def answers(self) -> list[Answer]:
+        by_identity = {id(choice.answer): choice.answer for choice in self._choices.values()}
+        return list(by_identity.values())
+
+    async def until_answering(self) -> None:
+        await self._answering.wait()
+
+    def submit(self, generation: Generation, x_request_id: str, wire: Wire) -> Answer:
+        """Queue the engine requests of a client's request, named as in vLLM."""
+        prefix = "chatcmpl" if generation.chat else "cmpl"
+        answer_id = generation.name or f"{prefix}-{x_request_id}"
+        answer = Answer(generation, self._shape(generation, answer_id), wire)
+        for prompt, tokens in enumerate(generation.prompt_tokens):
+            parent = answer_id if generation.chat else f"{answer_id}-{prompt}"
+            parent = f"{parent}-{uuid.uuid4().hex[:8]}"
+            self.prompt_tokens_total += tokens
+            fetch = self._fetch(generation.kv_transfer)
+            for child in range(generation.n):
+                request_id = parent if generation.n == 1 else f"{child}_{parent}"
+                self._add(answer, request_id, tokens, prompt * generation.n + child, fetch)
+        self.on_change()
+        return answer
+
+    def abandon(self, answer: Answer) -> None:
+        """Abort the rest of an answer whose client has disconnected."""
+        answer.abandon()
+        for choice in answer.choices:
+            request_id = choice.request.id
+            if self._choices.get(request_id) is choice:
+                del self._choices[request_id]
+                self.model.engine.abort(request_id)
+                self._ended.append(request_id)
+        self.on_change()
+
+    def fail(self, request_ids: Sequence[str]) -> None:
+        """Fail the answers of failed engine requests.
+
+        Their other outputs end too: the sender of a failed answer abandons it, which aborts the
+        rest.
+        """
+        for request_id in request_ids:
+            choice = self._choices.pop(request_id, None)
+            if choice is not None:
+                choice.answer.fail()
+
+    def report_step(
+        self, part: WorkerStep, ended: list[EngineRequest], step: int, step_s: float
+    ) -> None:
+        self.step = step
+        finished = [*self._take_ended(), *part.schedule.failed]
+        finished += [request.id for request in ended]
+        self._told_tokens = part.engine.used_tokens
+        if self.stream is not None:
+            waited_s = step_s - part.needed_s if self.settings.time_waits else None
+            self.stream.report_step(part, step, (step_s, waited_s), finished)
+
+    def report_rest(self) -> None:
+        """Publish that the engine is idle."""
+        finished = self._take_ended()
+        self._told_tokens = self.model.engine.used_tokens
+        if self.stream is not None:
+            self.stream.report_rest(self.model, self.step, finished)
+
+    def beat(self) -> None:
+        """Between steps: free expired KV, and send a heartbeat if it is due."""
+        engine = self.model.engine
+        if self.model.live and not self.hung:
+            engine.kept.expire(engine_now_s(self.settings.time_scale))
+            if engine.used_tokens != self._told_tokens and not engine.unfinished:
+                self.report_rest()
+        if self.stream is not None:
+            self.stream.beat()
+
+    def show_tokens(self, ended: list[EngineRequest]) -> None:
+        """Pass the tokens of a step to their answers.
+
+        The rhythm is that of vLLM's ``--stream-interval``: the first token at once, then every
+        interval, and the last ones at the end.
+        """
+        interval = self.settings.stream_interval
+        for request in self.model.engine.batch:
+            if request.prefill_left:
+                continue
+            if interval == 1 or request.generated_tokens % interval == 1:
+                choice = self._choices[request.id]
+                if choice.answer.generation.stream:
+                    choice.answer.show(choice, done=False)
+        for request in ended:
+            choice = self._choices.pop(request.id)
+            if request.keeps_kv and choice.index == 0:
+                choice.answer.kv_transfer_params = kept_params(
+                    self.engine_id,
+                    request.id,
+                    request.peak_tokens,
+                    host=self.settings.host,
+                    rank=self.rank,
+                )
+            choice.answer.show(choice, done=True)
+
+    def take_fault(self, fault: Fault) -> None:
+        """Start a fault, as far as it affects the engine and the state stream."""
+        self.fault = fault
+        if fault.kind == "hang":
+            self._answering.clear()
+            if self.stream is not None:
+                self.stream.silence()
+        elif fault.kind == "slow":
+            self.model.speed = self.settings.speed(self.rank) / fault.factor
+        elif fault.kind == "kill":
+            self._die()
+        self.on_change()
+
+    async def recover(self) -> None:
+        """End the fault; a killed engine restarts empty."""
+        fault, self.fault = self.fault, None
+        self.model.speed = self.settings.speed(self.rank)
+        self._answering.set()
+        if self.stream is not None and fault is not None:
+            if fault.kind == "kill":
+                await self.stream.start(self.model)
+            elif fault.kind == "hang":
+                self.stream.resume()
+        self.model.live = True
+        self.on_change()
+
+    def release(self) -> None:
+        """Release requests that a hang blocks; they then find their connections closed."""
+        self._answering.set()
+
+    def _die(self) -> None:
+        self.model.live = False
+        self.model.engine.die(engine_now_s(self.settings.time_scale))
+        del self._kept[self.engine_id]
+        self.model.engine = self._new_engine()
+        self.prompt_tokens_total = 0
+        self._choices.clear()
+        self._ended.clear()
+        if self.stream is not None:
+            self.stream.stop()
+
+    def _add(
+        self,
+        answer: Answer,
+        request_id: str,
+        prompt_tokens: int,
+        index: int,
+        fetch: Fetch | None,
+    ) -> None:
+        generation = answer.generation
+        plan = generation.plans[index]
+        transfer = generation.kv_transfer if self.settings.prefill is not None else None
+        request = EngineRequest(
+            id=request_id,
+            prompt_tokens=prompt_tokens,
+            output_tokens=plan.output_tokens,
+            priority=generation.priority,
+            keeps_kv=transfer is not None and transfer.keeps,
+            fetch=fetch,
+            cap_tokens=generation.caps[index // generation.n],
+            hint_tokens=generation.predicted_tokens,
+            arrived_s=engine_now_s(self.settings.time_scale),
+        )
+        choice = Choice(answer, index, request, plan)
+        answer.choices.append(choice)
+        self._choices[request_id] = choice
+        self.model.engine.add(request)
+
+    def _fetch(self, transfer: KvTransfer | None) -> Fetch | None:
+        """Create the fetch of a prompt's KV; a fleet without prefill settings has no connector."""
+        prefill = self.settings.prefill
+        if prefill is None or transfer is None or not transfer.fetches:
+            return None
+        return Fetch(
+            self._kept.get(transfer.engine_id),
+            transfer.request_id,
+            prefill.transfer,
+            engine_now_s(self.settings.time_scale),
+        )
+
+    def _shape(
+        self, generation: Generation, answer_id: str
+    ) -> Shape | MessageShape | ResponseShape:
+        model, created = self.settings.model, int(time.time())
+        if generation.form == "message":
+            return MessageShape(answer_id, model, sum(generation.prompt_tokens))
+        if generation.form == "response":
+            return ResponseShape(answer_id, model, created)
+        return Shape(CHAT if generation.chat else COMPLETION, answer_id, model, created)
+
+    def _take_ended(self) -> list[str]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _new_engine(self) -> Engine:
+        engine = self.settings.new_engine(self.rank)
+        self.engine_id = uuid.uuid4().hex
+        self._kept[self.engine_id] = engine.kept
+        return engine
+
+
+def _nothing() -> None:
+    """Do nothing; the default of ``on_change``."""

@@ -1,0 +1,204 @@
+"""Settings of an emulated fleet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from engine_patches.admission import clearing_of, make_admission
+from engine_patches.admission.settings import AdmissionSettings
+from loadgen.emulator.engine import Engine
+from loadgen.emulator.generation import Limits
+from loadgen.emulator.prefill_settings import PrefillSettings
+from loadgen.emulator.queues import Eviction, PolicyOrder
+from loadgen.emulator.stepping import StepGroup, WorkerModel
+from loadgen.model.step_time import PowerModel, StepTime, numbers
+from router.core.errors import ConfigError
+
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatorSettings:
+    """Settings of a fleet: one group of workers in one process.
+
+    Attributes:
+        workers: number of answering workers; prefill-only workers have the ranks after theirs.
+        port: port of the first worker; the others follow. 0 picks free ones.
+        kv_tokens: KV memory of each worker.
+        max_model_len: longest prompt plus output; None: ``kv_tokens``.
+        time_scale: wall seconds per engine second.
+        barrier: whether the workers step together.
+        speeds: relative speed of each worker, or one for all; empty: 1.
+        control_port: fault port; None: the port after the last worker's.
+        snapshots: ZMQ endpoint of each worker's state stream; empty: none.
+        record: file with a row per step of the answering workers.
+        answers: file with a line per answered request.
+        prefill: cost of prompts and of KV transfers; None: prompts cost nothing, KV stays.
+        admission: admission policy of every worker; None: the engine's own order.
+        time_waits: whether workers report how long they waited for the others in a step.
+
+    Raises:
+        ConfigError: invalid setting; names the option.
+    """
+
+    workers: int = 4
+    host: str = "127.0.0.1"
+    port: int = 0
+    slots: int = 72
+    kv_tokens: int = 400_000
+    max_model_len: int | None = None
+    step_time: StepTime = field(default_factory=StepTime)
+    power: PowerModel = field(default_factory=PowerModel)
+    time_scale: float = 1.0
+    barrier: bool = True
+    speeds: tuple[float, ...] = ()
+    model: str = "emulated"
+    group: str = "default"
+    seed: int = 0
+    stream_interval: int = 1
+    control_port: int | None = None
+    snapshots: tuple[str, ...] = ()
+    record: Path | None = None
+    answers: Path | None = None
+    prefill: PrefillSettings | None = None
+    admission: AdmissionSettings | None = None
+    time_waits: bool = False
+
+    def __post_init__(self) -> None:
+        for option, value in (
+            ("--workers", self.workers),
+            ("--slots", self.slots),
+            ("--kv-tokens", self.kv_tokens),
+            ("--stream-interval", self.stream_interval),
+            ("--max-model-len", self.context_tokens),
+        ):
+            if value < 1:
+                raise ConfigError(f"{option} must be at least 1, got {value}")
+        if self.context_tokens > self.kv_tokens:
+            raise ConfigError("--max-model-len cannot exceed --kv-tokens")
+        if not 0 < self.time_scale < math.inf:
+            raise ConfigError(f"--time-scale must be above 0, got {self.time_scale:g}")
+        if self.prefill is not None:
+            self.prefill.check(self.slots, self.context_tokens)
+        self._check_speeds()
+        self._check_ports()
+
+    @property
+    def ranks(self) -> int:
+        return self.workers + (self.prefill.workers if self.prefill is not None else 0)
+
+    @property
+    def context_tokens(self) -> int:
+        """Longest prompt plus output that is served."""
+        return self.kv_tokens if self.max_model_len is None else self.max_model_len
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.model, self.context_tokens, self.seed)
+
+    @property
+    def fault_port(self) -> int:
+        if self.control_port is not None:
+            return self.control_port
+        return self.port + self.ranks if self.port else 0
+
+    def role(self, rank: int) -> str:
+        return "prefill" if self.prefills(rank) else "both"
+
+    def prefills(self, rank: int) -> bool:
+        return rank >= self.workers
+
+    def speed(self, rank: int) -> float:
+        """Relative speed of a worker; 1 for prefill-only workers."""
+        if self.prefills(rank):
+            return 1.0
+        return self.speeds[rank % len(self.speeds)] if self.speeds else 1.0
+
+    def new_engine(self, rank: int) -> Engine:
+        prefill = self.prefill
+        queue, eviction = self._admission(rank)
+        if prefill is None:
+            return Engine(self.slots, self.kv_tokens, queue=queue, eviction=eviction)
+        own = prefill.kv_tokens if self.prefills(rank) else None
+        return Engine(
+            self.slots,
+            self.kv_tokens if own is None else own,
+            chunk=prefill.chunk,
+            lease_s=prefill.kv_expiry_s,
+            recompute=prefill.recompute,
+            queue=queue,
+            eviction=eviction,
+        )
+
+    def step_group(self, workers: Sequence[WorkerModel]) -> StepGroup:
+        """Create a step group: all answering workers, one of them, or one prefill worker."""
+        prefill = self.prefill
+        if prefill is None:
+            return StepGroup(workers, self.step_time, self.power)
+        only = self.prefills(workers[0].rank)
+        step_time = prefill.time.step_time if only else self.step_time
+        return StepGroup(workers, step_time, self.power, prefill.time.per_token_s)
+
+    def worker_port(self, rank: int) -> int:
+        """Port of a worker; 0: any."""
+        return self.port + rank if self.port else 0
+
+    def _admission(self, rank: int) -> tuple[PolicyOrder | None, Eviction | None]:
+        """Create a worker's queue and eviction rule.
+
+        Evicted requests keep their tokens, as clients have already seen them.
+        """
+        if self.admission is None:
+            return None, None
+        rng = np.random.default_rng([self.seed, rank])
+        eviction = Eviction(clearing=clearing_of(self.admission), rng=rng)
+        return PolicyOrder(make_admission(self.admission)), eviction
+
+    def _check_speeds(self) -> None:
+        if len(self.speeds) not in (0, 1, self.workers):
+            raise ConfigError(
+                f"--speed has {len(self.speeds)} numbers for {self.workers} workers: "
+                "give one for all of them, or one for each"
+            )
+        if any(not 0 < speed < math.inf for speed in self.speeds):
+            raise ConfigError("--speed takes numbers above 0")
+
+    def _check_ports(self) -> None:
+        ports = [self.worker_port(rank) for rank in range(self.ranks)]
+        if not 0 <= self.port <= _HIGHEST_PORT - self.ranks:
+            raise ConfigError(f"--port {self.port} leaves no room for {self.ranks} workers")
+        if not 0 <= self.fault_port <= _HIGHEST_PORT:
+            raise ConfigError(f"--control-port must be from 0 to 65535, got {self.fault_port}")
+        if self.fault_port and self.fault_port in ports:
+            raise ConfigError(f"--control-port {self.fault_port} is a worker's port")
+
+
+def parse_speeds(text: str) -> tuple[float, ...]:
+    """Parse relative speeds separated by commas.
+
+    Raises:
+        ConfigError: not numbers.
+    """
+    return tuple(numbers("--speed", text))
+
+
+def snapshot_endpoints(port: int, workers: int) -> tuple[str, ...]:
+    """Return the endpoints of the state streams.
+
+    Each worker has two ports, the second for full snapshots. They are local only: the streams have
+    no keys, and a router refuses remote ones without keys.
+
+    Raises:
+        ConfigError: no room for them.
+    """
+    if not 0 < port <= _HIGHEST_PORT - 2 * workers:
+        raise ConfigError(
+            f"--snapshot-port {port} leaves no room for {workers} workers of two ports each: give "
+            "a lower one, or a lower --port, which it follows by default"
+        )
+    return tuple(f"tcp://127.0.0.1:{port + 2 * rank}" for rank in range(workers))

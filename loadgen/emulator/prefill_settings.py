@@ -1,0 +1,170 @@
+"""Settings of prefill and of KV transfers in an emulated fleet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from loadgen.emulator.kv_handoff import TransferTime
+from loadgen.model.step_time import StepTime, numbers
+from router.core.errors import ConfigError
+
+DEFAULT_PREFILL = "4.95e-3,5e-5"
+DEFAULT_TRANSFER = "1e-3,2.6e-6"
+DEFAULT_CHUNK = 2048
+DEFAULT_KV_EXPIRY_S = 30.0
+
+
+class KvLoadFailure(StrEnum):
+    """Handling of a prompt whose fetch fails: vLLM's ``kv_load_failure_policy``."""
+
+    FAIL = "fail"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTime:
+    """Time that prompts cost.
+
+    Attributes:
+        base_s: fixed time of a prefill worker's step, seconds.
+        per_token_s: time per prompt token computed in a step, at any worker, seconds; 5e-5 is
+            20,000 tokens a second, an assumption for 8 billion parameters on one large GPU.
+    """
+
+    base_s: float = 4.95e-3
+    per_token_s: float = 5e-5
+
+    @property
+    def step_time(self) -> StepTime:
+        """Step time of a prefill worker, without its prompts."""
+        return StepTime(self.base_s, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSettings:
+    """A fleet in which prompts cost time and KV can move.
+
+    Attributes:
+        workers: number of prefill-only workers; 0: all workers compute their own prompts.
+        chunk: upper bound on the tokens that a worker computes in one step.
+        kv_tokens: KV memory of a prefill worker; None: as the other workers.
+        transfer: duration of a KV transfer.
+        kv_expiry_s: time for which unfetched KV stays, engine seconds.
+        recompute: whether a prompt is recomputed when its fetch fails; else the request fails.
+
+    Raises:
+        ConfigError: invalid setting; names the option.
+    """
+
+    workers: int = 0
+    time: PrefillTime = field(default_factory=PrefillTime)
+    chunk: int = DEFAULT_CHUNK
+    kv_tokens: int | None = None
+    transfer: TransferTime = field(default_factory=TransferTime)
+    kv_expiry_s: float = DEFAULT_KV_EXPIRY_S
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ConfigError(f"--prefill-workers must be at least 0, got {self.workers}")
+        if self.kv_tokens is not None and not self.workers:
+            raise ConfigError("--prefill-kv-tokens is of prefill workers: give --prefill-workers")
+        if not 0 < self.kv_expiry_s < math.inf:
+            raise ConfigError(f"--kv-expiry must be above 0 seconds, got {self.kv_expiry_s:g}")
+
+    def check(self, slots: int, context_tokens: int) -> None:
+        """Check that these settings fit the workers' slots and context length.
+
+        Raises:
+            ConfigError: they do not; names the option.
+        """
+        if self.chunk <= slots:
+            raise ConfigError(
+                f"--prefill-chunk {self.chunk} must be above --slots {slots}: "
+                "a step computes one token of each request that decodes, and prompts besides"
+            )
+        if self.kv_tokens is not None and self.kv_tokens < context_tokens:
+            raise ConfigError(
+                f"--prefill-kv-tokens {self.kv_tokens} cannot be below --max-model-len "
+                f"{context_tokens}: some prompts would never fit"
+            )
+
+
+def parse_prefill(
+    workers: int,
+    step_time: str | None,
+    *,
+    chunk: int | None = None,
+    kv_tokens: int | None = None,
+    transfer_time: str | None = None,
+    kv_expiry_s: float | None = None,
+    load_failure: KvLoadFailure | None = None,
+) -> PrefillSettings | None:
+    """Parse the prefill options; return None when prompts cost nothing.
+
+    Raises:
+        ConfigError: an invalid option, or one without effect.
+    """
+    given = {
+        "--prefill-chunk": chunk,
+        "--prefill-kv-tokens": kv_tokens,
+        "--kv-transfer-time": transfer_time,
+        "--kv-expiry": kv_expiry_s,
+        "--kv-load-failure": load_failure,
+    }
+    if workers == 0 and step_time is None:
+        refuse(
+            given,
+            "does nothing where prompts cost nothing: "
+            "give --prefill-workers or --prefill-step-time",
+        )
+        return None
+    return PrefillSettings(
+        workers=workers,
+        time=parse_prefill_time(DEFAULT_PREFILL if step_time is None else step_time),
+        chunk=DEFAULT_CHUNK if chunk is None else chunk,
+        kv_tokens=kv_tokens,
+        transfer=parse_transfer_time(DEFAULT_TRANSFER if transfer_time is None else transfer_time),
+        kv_expiry_s=DEFAULT_KV_EXPIRY_S if kv_expiry_s is None else kv_expiry_s,
+        recompute=load_failure is KvLoadFailure.RECOMPUTE,
+    )
+
+
+def refuse(options: Mapping[str, object], problem: str) -> None:
+    """Reject options that were given but have no effect.
+
+    Raises:
+        ConfigError: one of them was given.
+    """
+    for option, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{option} {problem}")
+
+
+def parse_prefill_time(text: str) -> PrefillTime:
+    """Parse ``C,t_p`` in seconds.
+
+    Raises:
+        ConfigError: not two numbers, or a step that takes no time.
+    """
+    values = numbers("--prefill-step-time", text)
+    if len(values) != 2 or min(values) < 0 or values[0] == 0:
+        raise ConfigError(
+            f"--prefill-step-time takes C,t_p in seconds with C above 0, got {text!r}"
+        )
+    return PrefillTime(*values)
+
+
+def parse_transfer_time(text: str) -> TransferTime:
+    """Parse ``L,t`` in seconds.
+
+    Raises:
+        ConfigError: not two numbers from 0 up.
+    """
+    values = numbers("--kv-transfer-time", text)
+    if len(values) != 2 or min(values) < 0:
+        raise ConfigError(f"--kv-transfer-time takes L,t in seconds from 0 up, got {text!r}")
+    return TransferTime(*values)

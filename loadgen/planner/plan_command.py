@@ -1,0 +1,165 @@
+"""``evenstep plan``: GPUs become chains, ``vllm serve`` commands and a router's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from loadgen.planner.picture import draw_placement
+from loadgen.planner.plan_file import PlanConfig, load_config, machines, model_numbers
+from loadgen.planner.plan_report import Answer, report
+from loadgen.planner.plan_table import answer_table, gpu_table
+from loadgen.planner.planned import Question, planned, sustained_rate
+from loadgen.planner.remedies import remedies
+from loadgen.planner.router_config import router_config
+from loadgen.planner.times import Footing, Lengths
+from loadgen.planner.vllm import engines, script
+from loadgen.run.options import command_of
+from loadgen.run.simulation_options import JsonFlag, flag
+from loadgen.traces.trace import BUNDLED, load_trace
+from router.commands.json_output import STDOUT, write_json
+from router.core.errors import ConfigError, InputError, PlacementError
+
+_MOST_RATE = 1e9
+# Width of the presets' table, on any terminal.
+_WIDE = 130
+
+
+def _list_gpus(asked: bool) -> None:
+    if asked:
+        Console(width=_WIDE).print(gpu_table(), highlight=False)
+        raise typer.Exit
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The command line of ``evenstep plan``."""
+
+    config: Annotated[
+        Path,
+        flag(
+            "--config", "Servers, model, lengths (TOML); deploy/plan/servers.toml is one.", "FILE"
+        ),
+    ]
+    rate: Annotated[float, flag("--rate", "Requests per second that arrive.", "R")]
+    trace: Annotated[
+        str | None,
+        flag(
+            "--trace",
+            f"Mean lengths from a trace, or a bundled one: {', '.join(BUNDLED)} [as the TOML "
+            "says].",
+            "FILE",
+        ),
+    ] = None
+    out: Annotated[
+        Path | None,
+        flag("--out", "Write commands, the router's configuration and a picture there.", "DIR"),
+    ] = None
+    json_file: JsonFlag = None
+    list_gpus: Annotated[
+        bool,
+        typer.Option(
+            "--list-gpus", help="Show the presets and end.", callback=_list_gpus, is_eager=True
+        ),
+    ] = False
+
+    def question(self, config: PlanConfig) -> Question:
+        """The question that the options pose.
+
+        Raises:
+            ConfigError: an invalid rate or file.
+            InputError: a trace or config.json that cannot be used.
+        """
+        if not 0 < self.rate <= _MOST_RATE:
+            raise ConfigError(f"--rate must be above 0 and at most {_MOST_RATE:g}, got {self.rate}")
+        model = model_numbers(config, self.config.parent)
+        footing = Footing(model, _lengths(config, self.trace), config.engine, config.times)
+        return Question(footing, machines(config), self.rate)
+
+
+@command_of(PlanOptions)
+def plan(options: PlanOptions) -> None:
+    """Chains of unequal GPUs for a model: who holds which layers, with how many requests at once.
+
+    Blocks (layers) are placed by GBP-CR of "Serving Chain-structured Jobs with Large Memory
+    Footprints", with as many reserved slots as give the lowest lower bound on the mean response
+    time under the policy jffc. Printed are chains that share no server, which engines of vLLM can
+    run. --out writes a script for each vllm serve, router.toml for evenstep serve --config,
+    plan.json and placement.png.
+    """
+    config = load_config(options.config)
+    question = options.question(config)
+    answer = _answered(question, config.model.name)
+    console = Console(stderr=options.json_file == STDOUT)
+    console.print(answer_table(answer), highlight=False, soft_wrap=True)
+    if options.out is not None:
+        written = _write(options.out, answer)
+        told = f"written to {options.out}: {', '.join(written)}"
+        console.print(told, highlight=False, soft_wrap=True)
+        if old := _left_over(options.out, written):
+            told = f"beware: {options.out} has scripts of another plan, too: {', '.join(old)}"
+            console.print(told, highlight=False, soft_wrap=True)
+    write_json(report(answer), options.json_file)
+
+
+def _answered(question: Question, model_name: str) -> Answer:
+    try:
+        found = planned(question)
+    except PlacementError as error:
+        ways = remedies(question, fits=False)
+        enough = f"; enough would be: {', or '.join(ways)}" if ways else ""
+        raise InputError(f"{error}{enough}") from None
+    sustained = sustained_rate(question, found.disjoint)
+    ways = [] if question.rate < sustained else remedies(question, fits=True)
+    return Answer(found, model_name, engines(found, model_name), ways)
+
+
+def _lengths(config: PlanConfig, given: str | None) -> Lengths:
+    stated = config.workload
+    trace = given or (stated.trace if stated.input_tokens is None else None)
+    if trace is not None:
+        requests = load_trace(trace).requests
+        prompt = fmean(request.prompt_tokens for request in requests)
+        output = fmean(request.output_tokens for request in requests)
+        return Lengths(prompt, output, stated.slot_tokens or prompt + output, f"trace {trace}")
+    if stated.input_tokens is None or stated.output_tokens is None:
+        raise ConfigError(
+            "no lengths: give --trace, or input_tokens and output_tokens in [workload]"
+        )
+    total = stated.input_tokens + stated.output_tokens
+    slot = stated.slot_tokens or total
+    return Lengths(stated.input_tokens, stated.output_tokens, slot, "as stated")
+
+
+def _write(folder: Path, answer: Answer) -> Sequence[str]:
+    """Write all files that a run needs, replacing earlier ones."""
+    texts = {"router.toml": router_config(answer.engines)}
+    for engine in answer.engines:
+        for launch in engine.launches:
+            node = f"-node-{launch.node}" if launch.nodes > 1 else ""
+            texts[f"{engine.name}{node}.sh"] = script(engine, launch)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+            if name.endswith(".sh"):
+                (folder / name).chmod(0o755)
+        write_json(report(answer), str(folder / "plan.json"))
+        pictures = [] if find_spec("matplotlib") is None else ["placement.png"]
+        if pictures:
+            draw_placement(folder / pictures[0], answer)
+    except OSError as error:
+        raise InputError(f"--out: cannot write to {folder}: {error.strerror}") from error
+    return [*texts, "plan.json", *pictures]
+
+
+def _left_over(folder: Path, written: Sequence[str]) -> list[str]:
+    """Scripts of an earlier plan in the folder."""
+    return sorted({file.name for file in folder.glob("chain-*.sh")} - {*written})

@@ -1,0 +1,240 @@
+"""Load generator: sends a workload to an OpenAI-compatible server over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from loadgen.replay.replay_results import RequestResult, Run, Window
+from loadgen.replay.router_counters import Scrape, Scrapes, parse_metrics
+from loadgen.replay.stream import UNREADABLE, CompletionStream, error_message
+from loadgen.replay.workload import Workload
+from loadgen.traces.trace import TraceRequest
+from router.core.errors import UpstreamError
+from router.engines.client import HttpClient, Response
+
+HTTP_OK = 200
+SCRAPE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Destination of the requests."""
+
+    url: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+async def get_json(client: HttpClient, target: Target, path: str) -> object:
+    """Return the server's JSON answer; None for other content or an HTTP error.
+
+    Raises:
+        UpstreamError: the server cannot be reached.
+    """
+    try:
+        async with asyncio.timeout(SCRAPE_TIMEOUT_S):
+            response = await client.request("GET", target.url, path, target.headers)
+            body = await response.read()
+    except TimeoutError as error:
+        raise UpstreamError(f"no answer from {target.url} in {SCRAPE_TIMEOUT_S:g} s") from error
+    if response.status != HTTP_OK:
+        return None
+    try:
+        found: object = msgspec.json.decode(body)
+    except UNREADABLE:
+        return None
+    return found
+
+
+async def scrape(client: HttpClient, target: Target) -> Scrape | None:
+    """Read the counters of an Evenstep router; None if there are none."""
+    try:
+        async with asyncio.timeout(SCRAPE_TIMEOUT_S):
+            response = await client.request("GET", target.url, "/metrics", target.headers)
+            body = await response.read()
+    except (UpstreamError, TimeoutError):
+        return None
+    found = parse_metrics(body.decode(errors="replace")) if response.status == HTTP_OK else None
+    return found if found and found.groups else None
+
+
+class Replayer:
+    """Sends one workload once.
+
+    Args:
+        client: HTTP client.
+        target: server.
+        workload: requests to send.
+        time_scale: wall seconds per engine second, for arrival times.
+        warmup: fraction of the requests that completes before the steady window begins.
+        on_end: callback after every ended request.
+        clock: clock, wall seconds.
+    """
+
+    def __init__(
+        self,
+        client: HttpClient,
+        target: Target,
+        workload: Workload,
+        *,
+        time_scale: float = 1.0,
+        warmup: float = 0.1,
+        on_end: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._target = target
+        self._workload = workload
+        self._time_scale = time_scale
+        self._warm_count = warmup * len(workload.requests)
+        self._on_end = on_end
+        self._clock = clock
+        self._headers = [(b"content-type", b"application/json"), *target.headers]
+        self._queue: Iterator[tuple[TraceRequest, bytes]] = iter(())
+        self._results: list[RequestResult] = []
+        self._sent = 0
+        self._start_s = 0.0
+        self._warm_s: float | None = None
+        self._drain_s: float | None = None
+        self._scrapes: dict[str, asyncio.Task[Scrape | None]] = {}
+
+    async def run(self, stop: asyncio.Event) -> tuple[Run, Scrapes]:
+        """Send all requests and wait for all answers.
+
+        Args:
+            stop: event that stops the sending and closes open streams.
+        """
+        workload = self._workload
+        self._queue = zip(workload.requests, workload.bodies(), strict=True)
+        start = await scrape(self._client, self._target)
+        self._start_s = self._clock()
+        sending = self._closed() if workload.arrivals.kind == "closed" else self._open()
+        interrupted = await _unless(stop, sending)
+        end_s = self._now()
+        end = await scrape(self._client, self._target)
+        scrapes = Scrapes(start, await self._scrape_of("warm"), await self._scrape_of("drain"), end)
+        return self._run(end_s, interrupted=interrupted), scrapes
+
+    def _run(self, end_s: float, *, interrupted: bool) -> Run:
+        steady = None
+        if self._warm_s is not None and self._drain_s is not None and self._warm_s < self._drain_s:
+            steady = Window(self._warm_s, self._drain_s)
+        planned = len(self._workload.requests)
+        whole = Window(0.0, end_s)
+        start_unix_s = time.time() - self._now()
+        return Run(self._results, planned, self._sent, whole, steady, interrupted, start_unix_s)
+
+    def _now(self) -> float:
+        return self._clock() - self._start_s
+
+    async def _closed(self) -> None:
+        clients = min(int(self._workload.arrivals.value), len(self._workload.requests))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(clients):
+                group.create_task(self._one_client())
+
+    async def _one_client(self) -> None:
+        for request, body in self._queue:
+            await self._exchange(request, body, self._now())
+
+    async def _open(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for request, body in self._queue:
+                scheduled_s = (request.arrival_s or 0.0) * self._time_scale
+                if (wait_s := scheduled_s - self._now()) > 0:
+                    await asyncio.sleep(wait_s)
+                group.create_task(self._exchange(request, body, scheduled_s))
+
+    async def _exchange(self, request: TraceRequest, body: bytes, scheduled_s: float) -> None:
+        sent_s = self._note_sending()
+        stream = CompletionStream()
+        try:
+            status, error = await self._receive(body, stream)
+        except UpstreamError as problem:
+            status, error = None, str(problem)
+        self._results.append(
+            RequestResult(
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=stream.output_tokens or 0,
+                scheduled_s=scheduled_s,
+                sent_s=sent_s,
+                first_s=stream.first_s,
+                end_s=self._now(),
+                gaps_s=stream.gaps_s,
+                status=status,
+                error=error or self._complaint(request, stream),
+            )
+        )
+        self._note_end()
+
+    async def _receive(
+        self, body: bytes, stream: CompletionStream
+    ) -> tuple[int | None, str | None]:
+        response = await self._client.request(
+            "POST", self._target.url, "/v1/completions", self._headers, body
+        )
+        try:
+            if response.status != HTTP_OK:
+                return response.status, await _http_error(response)
+            async for chunk in response:
+                stream.feed(chunk, self._now())
+        finally:
+            response.close()
+        return response.status, None
+
+    def _complaint(self, request: TraceRequest, stream: CompletionStream) -> str | None:
+        expected = self._workload.expected_tokens(request)
+        if stream.error is not None:
+            return stream.error
+        if not stream.done:
+            return "the stream ended without [DONE]"
+        if stream.output_tokens is None:
+            return "no usage event"
+        if stream.output_tokens != expected:
+            return "another number of tokens than the request's hidden length"
+        return None
+
+    def _note_sending(self) -> float:
+        now_s = self._now()
+        self._sent += 1
+        if self._sent == len(self._workload.requests):
+            self._drain_s = now_s
+            self._scrape_soon("drain")
+        return now_s
+
+    def _note_end(self) -> None:
+        self._on_end()
+        if self._warm_s is None and len(self._results) >= self._warm_count:
+            self._warm_s = self._now()
+            self._scrape_soon("warm")
+
+    def _scrape_soon(self, name: str) -> None:
+        self._scrapes[name] = asyncio.create_task(scrape(self._client, self._target))
+
+    async def _scrape_of(self, name: str) -> Scrape | None:
+        task = self._scrapes.get(name)
+        return None if task is None else await task
+
+
+async def _http_error(response: Response) -> str:
+    return f"HTTP {response.status}: {error_message(await response.read())}"
+
+
+async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
+    """Run ``work`` until ``stop`` is set; return whether it was stopped."""
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+            return False
+        return True
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)

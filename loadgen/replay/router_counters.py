@@ -1,0 +1,168 @@
+"""The router's counters during a replay: load, imbalance, energy, from its own /metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadgen.replay.replay_results import Report
+from router.core.errors import ConfigError
+from router.core.state.barrier import StepTotals
+
+# Counter -> field of StepTotals; each has the labels group and pool ("empty" or "waiting").
+COUNTERS = {
+    "evenstep_barrier_steps_total": "steps",
+    "evenstep_imbalance_tokens_total": "imbalance_tokens",
+    "evenstep_max_load_tokens_total": "max_load_tokens",
+    "evenstep_load_tokens_total": "load_tokens",
+    "evenstep_worker_steps_total": "worker_steps",
+    "evenstep_step_seconds_total": "step_s",
+    "evenstep_energy_joules_total": "energy_j",
+    "evenstep_output_tokens_total": "output_tokens",
+}
+POOL_WAITING = "waiting"
+
+Totals = Mapping[str, StepTotals]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Parameters of the paper's step time, ``C + t_l * max load``.
+
+    Attributes:
+        base_s: C.
+        per_token_s: t_l, per KV token of the most loaded worker.
+    """
+
+    base_s: float
+    per_token_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> StepTime:
+        """Parse ``C,t_l``; a third value, t_r, does not affect the idle share.
+
+        Raises:
+            ConfigError: not two or three numbers.
+        """
+        try:
+            values = [float(part) for part in text.split(",")]
+        except ValueError:
+            values = []
+        if len(values) not in (2, 3) or min(values) < 0:
+            raise ConfigError(
+                f"--step-time: {text!r} is not C,t_l; write for example 4.95e-3,9.5e-8"
+            )
+        return cls(values[0], values[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """Counters at one moment, per group and pool state."""
+
+    groups: Mapping[str, Totals] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scrapes:
+    """Counters at the four turning points of a run; None where one was not reached."""
+
+    start: Scrape | None = None
+    warm: Scrape | None = None
+    drain: Scrape | None = None
+    end: Scrape | None = None
+
+
+def parse_metrics(text: str) -> Scrape:
+    """Parse the router's counters from a Prometheus exposition; ignore other metrics."""
+    lines = [line for line in text.splitlines() if line.startswith(tuple(COUNTERS))]
+    groups: dict[str, dict[str, dict[str, float]]] = {}
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for sample in family.samples:
+            totals = groups.setdefault(sample.labels["group"], {})
+            sums = totals.setdefault(sample.labels["pool"], {})
+            name = COUNTERS[sample.name]
+            sums[name] = sums.get(name, 0) + sample.value
+    return Scrape({group: _totals(pools) for group, pools in groups.items()})
+
+
+def _totals(pools: Mapping[str, Mapping[str, float]]) -> Totals:
+    return {pool: StepTotals(**sums) for pool, sums in pools.items()}  # type: ignore[arg-type]
+
+
+def cluster_report(scrapes: Scrapes, step_time: StepTime | None) -> Report | None:
+    """Summarize the group that generated the run's tokens; None without counters.
+
+    There are averages over the whole run and over its steady part; each over all steps, and over
+    the steps that ended with requests waiting in the pool.
+    """
+    if scrapes.start is None or scrapes.end is None:
+        return None
+    group = _busiest(scrapes.start, scrapes.end)
+    if group is None:
+        return None
+    return {
+        "group": group,
+        "idle_share_is": "modelled: t_l * imbalance / (workers * step time)",
+        "whole": _window(scrapes.start, scrapes.end, group, step_time),
+        "steady": _window(scrapes.warm, scrapes.drain, group, step_time),
+    }
+
+
+def _busiest(start: Scrape, end: Scrape) -> str | None:
+    steps = {group: _difference(start, end, group).steps for group in end.groups}
+    busiest = max(steps, key=lambda group: steps[group], default=None)
+    return busiest if busiest is not None and steps[busiest] > 0 else None
+
+
+def _difference(
+    first: Scrape, last: Scrape, group: str, only_pool: str | None = None
+) -> StepTotals:
+    sums = dict.fromkeys((each.name for each in dataclasses.fields(StepTotals)), 0.0)
+    for sign, scrape in ((-1, first), (1, last)):
+        for pool, totals in scrape.groups.get(group, {}).items():
+            if only_pool in (None, pool):
+                for name in sums:
+                    sums[name] += sign * getattr(totals, name)
+    return StepTotals(**sums)  # type: ignore[arg-type]
+
+
+def _window(
+    first: Scrape | None, last: Scrape | None, group: str, step_time: StepTime | None
+) -> Report | None:
+    if first is None or last is None:
+        return None
+    return {
+        **figures(_difference(first, last, group), step_time),
+        "pool_waiting": figures(_difference(first, last, group, POOL_WAITING), step_time),
+    }
+
+
+def figures(totals: StepTotals, step_time: StepTime | None) -> Report:
+    """Return averages over some steps; None where nothing was counted.
+
+    Args:
+        totals: sums over those steps.
+        step_time: parameters of the modelled idle share; without them it is None.
+    """
+    idle = None
+    if step_time is not None and totals.step_s > 0 and totals.steps > 0:
+        workers = totals.worker_steps / totals.steps
+        idle = step_time.per_token_s * totals.imbalance_tokens / (workers * totals.step_s)
+    return {
+        "steps": int(totals.steps),
+        "avg_imbalance_tokens": _per(totals.imbalance_tokens, totals.steps),
+        "mean_load_tokens": _per(totals.load_tokens, totals.worker_steps),
+        "max_load_tokens": _per(totals.max_load_tokens, totals.steps),
+        "idle_share": idle,
+        "step_mean_s": _per(totals.step_s, totals.steps),
+        "throughput_tok_s": _per(totals.output_tokens, totals.step_s),
+        "energy_j": totals.energy_j or None,
+        "energy_j_per_output_token": _per(totals.energy_j, totals.output_tokens) or None,
+    }
+
+
+def _per(amount: float, count: float) -> float | None:
+    return amount / count if count > 0 else None

@@ -1,0 +1,267 @@
+"""``evenstep simulate decode``: one policy in virtual time, or several on the same requests."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+from rich.console import Console
+
+from loadgen.emulator.prefill_settings import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFAULT_TRANSFER
+from loadgen.model.step_time import load_step_time, numbers
+from loadgen.run.options import command_of
+from loadgen.run.simulation_options import (
+    JsonFlag,
+    LengthsFlag,
+    LookaheadFlag,
+    SlotsFlag,
+    StepTimeFlag,
+    TraceFlag,
+    WorkersFlag,
+    flag,
+    length_source,
+)
+from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode.decode_config import SERVE, DecodeConfig, usual_pool
+from loadgen.simulator.decode.decode_table import decode_table
+from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.simulator.decode.policy_comparison import Comparison, comparison_table
+from loadgen.simulator.decode.prefill_workers import parse_prefill
+from loadgen.simulator.decode.request_streams import Arrivals
+from loadgen.traces.trace_files import MAX_TOKENS
+from router.commands.json_output import STDOUT, write_json
+from router.core.errors import ConfigError
+from router.core.forecast.step_cost import WorkProfile
+from router.core.policies.table import POLICIES
+from router.core.types import Dispatch
+
+# Within these bounds, sums of tokens stay far below the limits of 64 bits.
+_MOST_DRIFT = 1000
+_MOST_BETA = 1_000_000
+
+_Policy = Annotated[
+    str,
+    flag(
+        "--policy",
+        f"One or more of {', '.join(POLICIES)}; the others are compared with the first.",
+        "P[,P...]",
+    ),
+]
+_Pool = Annotated[
+    int | None,
+    flag(
+        "--pool",
+        f"Requests kept waiting [128]; with other arrivals, room to wait [{SERVE['pool_size']}].",
+        "N",
+    ),
+]
+_Horizon = Annotated[int | None, flag("--horizon", "Steps looked ahead [by the rule].", "H")]
+_Discount = Annotated[
+    float | None, flag("--discount", "Weight of a step against the one before [rule].", "g")
+]
+_TieWeight = Annotated[
+    float | None, flag("--tie-weight", "Weight of the quadratic term, 1/tokens [rule].", "mu")
+]
+_Lead = Annotated[
+    float | None,
+    flag("--lead", "Tokens by which a worker that can be filled is left below [rule].", "TOKENS"),
+]
+_Starvation = Annotated[
+    float, flag("--starvation-s", "Simulated seconds after which a request goes first.", "S")
+]
+_Deadline = Annotated[
+    int | None,
+    flag("--deadline-steps", "The deadline in steps, in place of --starvation-s; 0: none.", "W"),
+]
+_Arrivals = Annotated[
+    str, flag("--arrivals", "Always enough, a rate per second, the trace's.", Arrivals.FORMS)
+]
+_Dispatch = Annotated[
+    Dispatch, flag("--dispatch", "From the pool when a slot is free, or at once on arrival.")
+]
+_Delay = Annotated[int, flag("--dispatch-delay", "Steps from a decision to the engine.", "STEPS")]
+_Overcommit = Annotated[
+    int | None,
+    flag(
+        "--overcommit",
+        "Requests queued in an engine before a slot is free [as its slot bubble asks for].",
+        "N",
+    ),
+]
+_Drift = Annotated[float, flag("--drift", "Tokens that a request grows by in a step.", "D")]
+_Prefill = Annotated[
+    str | None, flag("--prefill-cost", "Workers prefill: work per token, chunk.", "BETA,CHUNK")
+]
+_KvTokens = Annotated[
+    int, flag("--kv-tokens", "KV memory of a worker, for the usage shown; 0: not shown.", "N")
+]
+_SizeError = Annotated[
+    float,
+    flag("--size-error", "Policies see prompts with a lognormal error of this sigma.", "SIGMA"),
+]
+_PrefillWorkers = Annotated[
+    int, flag("--prefill-workers", "Further workers that compute the prompts.", "P", 0)
+]
+_PrefillStepTime = Annotated[
+    str | None,
+    flag(
+        "--prefill-step-time",
+        f"Seconds: a prefill worker's step, each prompt token in it [{DEFAULT_PREFILL}].",
+        "C,t_p",
+    ),
+]
+_PrefillChunk = Annotated[
+    int | None,
+    flag("--prefill-chunk", f"Prompt tokens that a step computes at most [{DEFAULT_CHUNK}].", "N"),
+]
+_PrefillKvTokens = Annotated[
+    int | None,
+    flag(
+        "--prefill-kv-tokens",
+        "KV memory of a prefill worker; KV stays until it has been fetched [no bound].",
+        "N",
+    ),
+]
+_TransferTime = Annotated[
+    str | None,
+    flag(
+        "--kv-transfer-time",
+        f"Seconds until a decode worker has a prompt's KV: any, per token [{DEFAULT_TRANSFER}].",
+        "L,t",
+    ),
+]
+_Steps = Annotated[int, flag("--steps", "Steps simulated.", "N")]
+_Warmup = Annotated[int, flag("--warmup", "Steps before the averages begin.", "N")]
+_Seed = Annotated[int, flag("--seed", "Of lengths, arrivals and random choices.", "S")]
+
+_Seeds = Annotated[int, flag("--seeds", "Runs of each policy, with seeds from --seed on.", "N", 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """Command line of ``evenstep simulate decode``; defaults are those of ``serve``."""
+
+    policy: _Policy = SERVE["policy"]
+    trace: TraceFlag = None
+    lengths: LengthsFlag = None
+    workers: WorkersFlag = 16
+    slots: SlotsFlag = 72
+    pool: _Pool = None
+    horizon: _Horizon = SERVE["horizon"]
+    discount: _Discount = SERVE["discount"]
+    tie_weight: _TieWeight = SERVE["tie_weight"]
+    lead_tokens: _Lead = SERVE["lead_tokens"]
+    starvation_s: _Starvation = SERVE["starvation_s"]
+    deadline_steps: _Deadline = None
+    lookahead: LookaheadFlag = SERVE["lookahead"]
+    arrivals: _Arrivals = "full"
+    dispatch: _Dispatch = SERVE["dispatch"]
+    dispatch_delay: _Delay = 0
+    overcommit: _Overcommit = SERVE["overcommit"]
+    drift: _Drift = SERVE["drift"]
+    prefill_cost: _Prefill = None
+    step_time: StepTimeFlag = "4.95e-3,9.5e-8"
+    kv_tokens: _KvTokens = 0
+    size_error: _SizeError = 0.0
+    prefill_workers: _PrefillWorkers = 0
+    prefill_step_time: _PrefillStepTime = None
+    prefill_chunk: _PrefillChunk = None
+    prefill_kv_tokens: _PrefillKvTokens = None
+    kv_transfer_time: _TransferTime = None
+    steps: _Steps = 4500
+    warmup: _Warmup = 500
+    seed: _Seed = SERVE["seed"]
+    seeds: _Seeds = 1
+    json_file: JsonFlag = None
+
+    def configs(self) -> list[DecodeConfig]:
+        """Build the configuration of each policy from the options.
+
+        Raises:
+            ConfigError: invalid option; named in the message.
+            InputError: no such trace, or step time.
+        """
+        as_they_are = {
+            each.name: getattr(self, each.name)
+            for each in fields(DecodeConfig)
+            if hasattr(self, each.name)
+        }
+        arrivals = Arrivals.parse(self.arrivals)
+        names = self.policy.split(",")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"--policy: give each policy once, got {self.policy!r}")
+        first = DecodeConfig(
+            **as_they_are
+            | {
+                "policy": names[0],
+                "pool": usual_pool(arrivals) if self.pool is None else self.pool,
+                "lengths": length_source(self.trace, self.lengths),
+                "arrivals": arrivals,
+                "knowledge": Knowledge.parse(self.lookahead),
+                "profile": _profile(self.drift, self.prefill_cost),
+                "step_time": load_step_time(self.step_time),
+                "prefill": parse_prefill(
+                    self.prefill_workers,
+                    self.prefill_step_time,
+                    self.prefill_chunk,
+                    self.prefill_kv_tokens,
+                    self.kv_transfer_time,
+                ),
+            }
+        )
+        return [first, *(replace(first, policy=name) for name in names[1:])]
+
+
+@command_of(DecodeOptions)
+def decode(options: DecodeOptions) -> None:
+    """Simulate workers whose decode steps wait for the slowest, in virtual time.
+
+    With --prefill-workers the prompts are computed first, and the result has the parts of the TTFT
+    (prefill_queue_mean_s, prefill_mean_s, handoff_wait_mean_s, kv_transfer_mean_s,
+    first_step_mean_s), the KV kept for decode workers (prefill_kept_mean_tokens,
+    prefill_kept_max_tokens, of all prefill workers), the shares of the prefill workers' time in
+    steps and without memory for a prompt that waits (prefill_busy_share, prefill_stalled_share),
+    and the prompts that were not computed at the end (prefill_waiting_at_end):
+    evenstep simulate decode --arrivals poisson:1400 --prefill-workers 40 --prefill-kv-tokens 16384.
+
+    Several policies, or several seeds, give means with 95 % intervals, and of paired seeds the
+    differences from the first policy: evenstep simulate decode --policy jsq,bfio --seeds 5.
+    """
+    configs = options.configs()
+    try:
+        runs = {
+            config.policy: [
+                simulate(replace(config, seed=options.seed + n), clock=time.perf_counter)
+                for n in range(options.seeds)
+            ]
+            for config in configs
+        }
+    except MemoryError as error:
+        raise ConfigError(
+            "--workers times --slots, --pool or --horizon: too much for this machine's memory"
+        ) from error
+    console = Console(stderr=options.json_file == STDOUT)
+    if len(configs) == options.seeds == 1:
+        (result,) = runs[configs[0].policy]
+        console.print(decode_table(result))
+        write_json(result.report(), options.json_file)
+        return
+    comparison = Comparison(runs)
+    console.print(comparison_table(comparison))
+    write_json(comparison.report(), options.json_file)
+
+
+def _profile(drift: float, prefill_cost: str | None) -> WorkProfile:
+    if not 0 <= drift <= _MOST_DRIFT:
+        raise ConfigError(f"--drift takes a number from 0 to {_MOST_DRIFT:,}, got {drift:g}")
+    if prefill_cost is None:
+        return WorkProfile(growth=drift)
+    values = numbers("--prefill-cost", prefill_cost)
+    beta, chunk = values if len(values) == 2 else (0.0, 0.0)
+    if not 0 < beta <= _MOST_BETA or not 1 <= chunk <= MAX_TOKENS or not chunk.is_integer():
+        raise ConfigError(
+            f"--prefill-cost takes BETA,CHUNK with BETA above 0 and up to {_MOST_BETA:,}, and "
+            f"CHUNK a whole number of tokens from 1 to {MAX_TOKENS:,}, got {prefill_cost!r}"
+        )
+    return WorkProfile(growth=drift, prefill_beta=beta, prefill_chunk=int(chunk))

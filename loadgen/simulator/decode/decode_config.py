@@ -1,0 +1,245 @@
+"""Configuration of one simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from loadgen.model.step_time import PowerModel, StepTime
+from loadgen.simulator.decode.length_sources import LengthSource
+from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.simulator.decode.prefill_workers import PrefillConfig
+from loadgen.simulator.decode.request_streams import Arrivals
+from router.config.balancing import BalancingSettings
+from router.core.errors import ConfigError
+from router.core.forecast.parameters import WINDOW_STEPS, WINDOWS_SEEN
+from router.core.forecast.step_cost import WorkProfile
+from router.core.policies.table import POLICIES
+from router.core.types import Dispatch
+
+# The defaults of ``evenstep serve``; simulations share them.
+SERVE: Mapping[str, Any] = MappingProxyType(
+    {name: each.default for name, each in BalancingSettings.model_fields.items()}
+)
+# The conditions of arXiv 2601.17855, section 6, where they differ from those of ``serve``.
+PAPER: Mapping[str, Any] = MappingProxyType(
+    {"deadline_steps": 0, "overcommit": 0, "knowledge": Knowledge("none")}
+)
+_KEPT_WAITING = 128
+_MANY = 1_000_000_000
+# Least and greatest values. A value beyond is a mistake, and would overflow or fill the memory.
+_RANGES: dict[str, tuple[int, int]] = {
+    "workers": (1, 1_000_000),
+    "slots": (1, 1_000_000),
+    "pool": (1, 1_000_000),
+    "steps": (1, _MANY),
+    "warmup": (0, _MANY),
+    "seed": (0, 2**64 - 1),
+    "deadline_steps": (0, _MANY),
+    "dispatch_delay": (0, _MANY),
+    "overcommit": (0, _MANY),
+    "kv_tokens": (0, 10**15),
+    "horizon": (0, 500),
+    "tie_weight": (0, 1_000_000),
+    "lead_tokens": (0, 10**12),
+}
+_MOST_AT_ONCE = 1_000_000
+_MOST_SECONDS = 1_000_000
+_MOST_REQUEST_TOKENS = 10**12
+_LEAST_WEIGHT = 1e-290  # of the last step looked at: the solver divides by it
+_RULE_HORIZON = math.ceil(WINDOWS_SEEN * WINDOW_STEPS[1])
+_MOST_SIZE_ERROR = 5.0
+_CHOSEN = ("horizon", "tie_weight", "lead_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig:
+    """One simulation of barrier-synchronized decode.
+
+    Attributes:
+        policy: name from ``POLICIES``.
+        lengths: source of the requests' lengths.
+        workers: G.
+        slots: B, number of requests that a worker runs at once.
+        pool: number of requests kept waiting, with full arrivals; else number of candidates that a
+            policy sees, the oldest of an unbounded queue.
+        steps: number of barrier steps.
+        warmup: number of first steps left out of the averages.
+        seed: seed of lengths, arrivals, random policies and missed ends.
+        dispatch: dispatch from the central pool, or on arrival to queues in the engines.
+        dispatch_delay: number of steps from a decision to the engine.
+        overcommit: number of requests that may queue in each engine before a slot is free; None:
+            set from the measured slot bubble.
+        starvation_s: patience of a waiting request, in simulated seconds.
+        deadline_steps: patience in steps, in place of ``starvation_s``; 0: endless.
+        horizon, discount, tie_weight, lead_tokens: H, gamma, mu and the lead; None: by the rule.
+        knowledge: knowledge of coming ends.
+        profile: cost of requests; the cost per running request comes from ``step_time``.
+        known_profile: cost that the policy assumes; None: the true one.
+        kv_tokens: KV memory of a worker, for the usage in views; 0: no usage in views.
+        prefill: prefill workers for these; None: prompts are free, or the workers compute them.
+        size_error: sigma of a lognormal factor of mean 1 on the prompt sizes that policies see; 0:
+            exact sizes.
+
+    Fields that ``serve`` has too have its defaults.
+
+    Raises:
+        ConfigError: invalid setting; names the option.
+    """
+
+    policy: str
+    lengths: LengthSource
+    workers: int = 16
+    slots: int = 72
+    pool: int = _KEPT_WAITING
+    steps: int = 4500
+    warmup: int = 500
+    seed: int = 0
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    dispatch: Dispatch = SERVE["dispatch"]
+    dispatch_delay: int = 0
+    overcommit: int | None = SERVE["overcommit"]
+    starvation_s: float = SERVE["starvation_s"]
+    deadline_steps: int | None = None
+    horizon: int | None = SERVE["horizon"]
+    discount: float | None = SERVE["discount"]
+    tie_weight: float | None = SERVE["tie_weight"]
+    lead_tokens: float | None = SERVE["lead_tokens"]
+    knowledge: Knowledge = field(default_factory=lambda: Knowledge(SERVE["lookahead"]))
+    step_time: StepTime = field(default_factory=StepTime)
+    power: PowerModel = field(default_factory=PowerModel)
+    profile: WorkProfile = field(default_factory=WorkProfile)
+    known_profile: WorkProfile | None = None
+    kv_tokens: int = 0
+    prefill: PrefillConfig | None = None
+    size_error: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        self._check_sizes()
+        if self.warmup >= self.steps:
+            raise ConfigError(
+                f"--warmup {self.warmup} leaves none of the {self.steps} --steps to measure"
+            )
+        if self.discount is not None:
+            self._check_discount(self.discount)
+        self._check_dispatch()
+        if not 0 < self.starvation_s <= _MOST_SECONDS:
+            raise ConfigError(
+                f"--starvation-s must be above 0 and at most {_MOST_SECONDS:,}, got "
+                f"{self.starvation_s:g}; for no deadline give --deadline-steps 0"
+            )
+        if not 0 <= self.size_error <= _MOST_SIZE_ERROR:
+            raise ConfigError(
+                f"--size-error must be from 0 to {_MOST_SIZE_ERROR:g}, got {self.size_error:g}"
+            )
+        if self.prefill is not None:
+            self._check_prefill(self.prefill)
+
+    @property
+    def patience(self) -> float:
+        """Patience of a waiting request, in steps where they are given, else in seconds."""
+        if self.deadline_steps is None:
+            return self.starvation_s
+        return self.deadline_steps or math.inf
+
+    @property
+    def true_profile(self) -> WorkProfile:
+        """Cost of requests in KV tokens' worth, including ``step_time``'s cost per request."""
+        if self.step_time.per_request_s == 0:
+            return self.profile
+        request_tokens = self.step_time.per_request_s / self.step_time.per_token_s
+        return replace(self.profile, request_tokens=request_tokens)
+
+    def described(self) -> dict[str, object]:
+        """Return everything that a result depends on, except the parameters that the rule chose."""
+        known = self.known_profile or self.true_profile
+        return {
+            "policy": self.policy,
+            "lengths": self.lengths.name,
+            "arrivals": str(self.arrivals),
+            "dispatch": self.dispatch.value,
+            "lookahead": str(self.knowledge),
+            **{name: getattr(self, name) for name in _RANGES if name not in _CHOSEN},
+            "step_time": asdict(self.step_time),
+            "power": asdict(self.power),
+            "profile": asdict(self.true_profile),
+            "known_profile": asdict(known),
+            **({"prefill": asdict(self.prefill)} if self.prefill else {}),
+            **({} if self.deadline_steps is not None else {"starvation_s": self.starvation_s}),
+            **({"size_error": self.size_error} if self.size_error else {}),
+        }
+
+    def _check_ranges(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not value >= least:
+                raise ConfigError(f"{flag(name)} must be at least {least}, got {value}")
+            _check_most(flag(name), value, most)
+
+    def _check_sizes(self) -> None:
+        """Check products and parts of settings."""
+        _check_most("--workers times --slots", self.workers * self.slots, _MOST_AT_ONCE)
+        time = self.step_time
+        _check_most("--step-time: any of its seconds", max(asdict(time).values()), _MOST_SECONDS)
+        if time.per_request_s > 0:
+            if time.per_token_s == 0:
+                raise ConfigError("--step-time: t_r needs a t_l above 0")
+            ratio = time.per_request_s / time.per_token_s
+            _check_most("--step-time: t_r / t_l", ratio, _MOST_REQUEST_TOKENS)
+
+    def _check_discount(self, discount: float) -> None:
+        if not 0 < discount <= 1:
+            raise ConfigError(f"--discount must be above 0 and at most 1, got {discount:g}")
+        horizon = _RULE_HORIZON if self.horizon is None else self.horizon
+        if discount**horizon < _LEAST_WEIGHT:
+            raise ConfigError(
+                f"--discount {discount:g} to the power of --horizon {horizon} must be at least "
+                f"{_LEAST_WEIGHT:g}: give more of the one or less of the other"
+            )
+
+    def _check_dispatch(self) -> None:
+        row = POLICIES.get(self.policy)
+        if row is None:
+            raise ConfigError(f"--policy: {self.policy!r} is unknown; known: {', '.join(POLICIES)}")
+        if self.dispatch not in row.dispatch:
+            raise ConfigError(f"--policy {self.policy} cannot do --dispatch {self.dispatch.value}")
+        if self.dispatch is Dispatch.INSTANT and (self.overcommit or self.deadline_steps):
+            raise ConfigError(
+                "--dispatch instant leaves nobody in the pool: without --overcommit and "
+                "--deadline-steps"
+            )
+
+    def _check_prefill(self, prefill: PrefillConfig) -> None:
+        if self.profile.prefill_beta:
+            raise ConfigError(
+                "--prefill-cost is of workers that compute their own prompts: leave it out where "
+                "--prefill-workers do"
+            )
+        seconds = max(max(asdict(each).values()) for each in (prefill.time, prefill.transfer))
+        _check_most(
+            "--prefill-step-time and --kv-transfer-time: any of their seconds",
+            seconds,
+            _MOST_SECONDS,
+        )
+
+
+def usual_pool(arrivals: Arrivals) -> int:
+    """Return the default pool: the load with full arrivals, else ``serve``'s pool size."""
+    seen: int = SERVE["pool_size"]
+    return _KEPT_WAITING if arrivals.kind == "full" else seen
+
+
+def flag(name: str) -> str:
+    """Return the option of ``evenstep simulate decode`` that sets a field."""
+    return "--lead" if name == "lead_tokens" else f"--{name.replace('_', '-')}"
+
+
+def _check_most(what: str, value: float, most: int) -> None:
+    if value > most:
+        raise ConfigError(f"{what} must be at most {most:,}, got {value}")

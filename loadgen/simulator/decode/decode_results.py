@@ -1,0 +1,225 @@
+"""Measurements of a simulation (definitions: arXiv 2601.17855, section 6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from loadgen.model.step_time import PowerModel
+from loadgen.simulator.decode.decode_engines import Residence, Start
+from loadgen.simulator.decode.prefill_results import PrefillResult
+from router.core.errors import InputError
+from router.core.forecast.step_cost import Floats, Ints
+
+Report = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRecords:
+    """Records of the S steps after the warm-up.
+
+    Attributes:
+        seconds: duration of each step, shape (S,).
+        idle_s: time without any request before each step, shape (S,).
+        loads: KV tokens of running requests, shape (S, G).
+        tokens: number of output tokens of the step, shape (S,).
+        waiting: number of requests that stayed in the router, shape (S,).
+    """
+
+    seconds: Floats
+    idle_s: Floats
+    loads: Ints
+    tokens: Ints
+    waiting: Ints
+
+    @property
+    def imbalance_tokens(self) -> Ints:
+        """G max L - sum L of each step, shape (S,)."""
+        imbalance: Ints = self.loads.shape[1] * self.loads.max(axis=1) - self.loads.sum(axis=1)
+        return imbalance
+
+    def power_w(self, power: PowerModel) -> Floats:
+        """Return the power of each worker at the utilization L_g / max L, shape (S, G)."""
+        peak = self.loads.max(axis=1, keepdims=True)
+        return power.watts(self.loads / np.maximum(1, peak))
+
+    def energy_j(self, power: PowerModel) -> float:
+        """Return the energy of all workers, including the time without requests."""
+        idle_w = power.idle_w * self.loads.shape[1]
+        return float(self.power_w(power).sum(axis=1) @ self.seconds + idle_w * self.idle_s.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeResult:
+    """Averages over the steps after the warm-up.
+
+    Attributes:
+        avg_imbalance_tokens: mean of G max L - sum L.
+        throughput_tok_s: output tokens per second.
+        tpot_mean_s: mean of (finish - start) / output tokens, of requests that start and finish
+            after the warm-up.
+        ttft_mean_s, ttft_p99_s: time from a request's arrival to its first token, of requests that
+            start after the warm-up.
+        energy_j: energy of all workers.
+        mean_load_tokens, max_load_tokens: KV tokens of a worker, of the fullest worker.
+        mean_admitted_prompt_tokens: mean prompt length of the started requests.
+        max_pool_wait_steps: longest wait in the router, including requests that wait at the end.
+        slot_bubble_steps: number of steps that a slot stood free while requests waited, per refill
+            meanwhile.
+        decision_ms_p50, decision_ms_p99: duration of a decision; None without a clock.
+        steps: number of steps after the warm-up.
+        completed: number of requests that finished after the warm-up.
+        waiting_at_end: number of requests that still waited in the router.
+        parameters: everything that the result depends on.
+        prefill: figures of prefill workers, None without any.
+        records: records of every step, on request.
+    """
+
+    avg_imbalance_tokens: float
+    throughput_tok_s: float
+    tpot_mean_s: float | None
+    ttft_mean_s: float | None
+    ttft_p99_s: float | None
+    energy_j: float
+    mean_load_tokens: float
+    max_load_tokens: float
+    mean_admitted_prompt_tokens: float | None
+    max_pool_wait_steps: int
+    slot_bubble_steps: float
+    decision_ms_p50: float | None
+    decision_ms_p99: float | None
+    steps: int
+    completed: int
+    waiting_at_end: int
+    parameters: Report
+    prefill: PrefillResult | None = None
+    records: StepRecords | None = field(default=None, compare=False)
+
+    def report(self) -> Report:
+        keys = [each.name for each in fields(self) if each.name not in ("prefill", "records")]
+        prefill = self.prefill.report() if self.prefill else {}
+        return {key: getattr(self, key) for key in keys} | prefill
+
+
+class Recorder:
+    """Records a simulation as it runs.
+
+    Args:
+        warmup: number of steps to leave out.
+    """
+
+    def __init__(self, warmup: int) -> None:
+        self._warmup = warmup
+        self._steps: list[tuple[float, float, int, int]] = []
+        self._loads: list[Ints] = []
+        self._busy = [0]  # steps before each one at whose decision requests were left waiting
+        self._tpot_s: list[float] = []
+        self._ttft_s: list[float] = []
+        self._prompts: list[int] = []
+        self._bubbles: list[int] = []
+        self._decision_s: list[float] = []
+        self._longest_wait = 0
+        self._completed = 0
+
+    def step(self, seconds: float, idle_s: float, loads: Ints, tokens: int, waiting: int) -> None:
+        """Record one step; the values are those of ``StepRecords``."""
+        self._steps.append((seconds, idle_s, tokens, waiting))
+        self._loads.append(loads)
+
+    def decided(self, step: int, seconds: float) -> None:
+        if step >= self._warmup:
+            self._decision_s.append(seconds)
+
+    def left_waiting(self, count: int) -> None:
+        """Record the requests still waiting after the decision; once a step, before ``started``."""
+        self._busy.append(self._busy[-1] + (count > 0))
+
+    def waited(self, step: int, steps: int) -> None:
+        """Record a request's wait in the router."""
+        if step >= self._warmup:
+            self._longest_wait = max(self._longest_wait, steps)
+
+    def started(self, step: int, starts: Sequence[Start]) -> None:
+        if step < self._warmup:
+            return
+        busy = self._busy
+        for job, free_since in starts:
+            self._prompts.append(job.prompt_tokens)
+            if free_since >= 0 and busy[step + 1] > busy[free_since]:
+                self._bubbles.append(busy[step] - busy[free_since])
+
+    def first_tokens(self, residences: Sequence[Residence], now_s: float) -> None:
+        for job, _, start_step, _ in residences:
+            if start_step >= self._warmup:
+                self._ttft_s.append(now_s - job.arrival_s)
+
+    def finished(self, step: int, residences: Sequence[Residence], now_s: float) -> None:
+        if step < self._warmup:
+            return
+        self._completed += len(residences)
+        for job, _, start_step, start_s in residences:
+            if start_step >= self._warmup:
+                self._tpot_s.append((now_s - start_s) / job.output_tokens)
+
+    def records(self) -> StepRecords:
+        seconds, idle_s, tokens, waiting = zip(*self._steps[self._warmup :], strict=True)
+        return StepRecords(
+            seconds=np.array(seconds),
+            idle_s=np.array(idle_s),
+            loads=np.stack(self._loads[self._warmup :]),
+            tokens=np.array(tokens),
+            waiting=np.array(waiting),
+        )
+
+    def result(
+        self,
+        power: PowerModel,
+        parameters: Report,
+        prefill: PrefillResult | None = None,
+        *,
+        keep_records: bool,
+    ) -> DecodeResult:
+        """Return all averages.
+
+        Raises:
+            InputError: the requests ended within the warm-up.
+        """
+        if len(self._steps) <= self._warmup:
+            raise InputError(
+                f"the requests ended after {len(self._steps)} steps, within the warm-up of "
+                f"{self._warmup}; lower --warmup, or give a longer trace"
+            )
+        records = self.records()
+        busy_s = float(records.seconds.sum())
+        elapsed_s = busy_s + float(records.idle_s.sum())
+        return DecodeResult(
+            avg_imbalance_tokens=float(records.imbalance_tokens.mean()),
+            throughput_tok_s=float(records.tokens.sum()) / elapsed_s,
+            tpot_mean_s=_mean(self._tpot_s),
+            ttft_mean_s=_mean(self._ttft_s),
+            ttft_p99_s=_percentile(self._ttft_s, 99),
+            energy_j=records.energy_j(power),
+            mean_load_tokens=float(records.loads.mean()),
+            max_load_tokens=float(records.loads.max(axis=1).mean()),
+            mean_admitted_prompt_tokens=_mean(self._prompts),
+            max_pool_wait_steps=self._longest_wait,
+            slot_bubble_steps=_mean(self._bubbles) or 0.0,
+            decision_ms_p50=_percentile(self._decision_s, 50, 1e3),
+            decision_ms_p99=_percentile(self._decision_s, 99, 1e3),
+            steps=len(records.seconds),
+            completed=self._completed,
+            waiting_at_end=int(records.waiting[-1]),
+            parameters=parameters,
+            prefill=prefill,
+            records=records if keep_records else None,
+        )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _percentile(values: Sequence[float], percent: float, scale: float = 1.0) -> float | None:
+    return float(np.percentile(values, percent)) * scale if values else None

@@ -1,0 +1,122 @@
+"""Several policies on the same requests: means over the seeds, and paired differences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.report.intervals import Estimate, estimate, paired
+from loadgen.report.numbers import number
+from loadgen.simulator.decode.decode_results import DecodeResult, Report
+from loadgen.simulator.decode.decode_table import ROWS
+
+_PROMPT = "mean_admitted_prompt_tokens"
+_ALIKE = 0.001  # smaller differences are not worth a note
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs of several policies; the first policy is the baseline.
+
+    Attributes:
+        runs: results by policy, one per seed; all policies have the same seeds.
+    """
+
+    runs: Mapping[str, Sequence[DecodeResult]]
+
+    @property
+    def baseline(self) -> str:
+        return next(iter(self.runs))
+
+    @property
+    def others(self) -> list[str]:
+        return list(self.runs)[1:]
+
+    def mean(self, policy: str, key: str) -> Estimate | None:
+        """Return the mean of a figure over the seeds; None where a run has none."""
+        values = self._each(policy, key)
+        return estimate(values) if values else None
+
+    def difference(self, policy: str, key: str) -> Estimate | None:
+        """Return the relative difference from the baseline, with paired seeds."""
+        one, other = self._each(policy, key), self._each(self.baseline, key)
+        return paired(one, other) if one and other else None
+
+    def notes(self) -> list[str]:
+        """Return warnings where a policy admitted shorter prompts, which flatters it."""
+        found = []
+        for policy in self.others:
+            prompt = self.difference(policy, _PROMPT)
+            if prompt is not None and abs(prompt.mean) >= _ALIKE:
+                one, other = (policy, self.baseline) if prompt.mean < 0 else (self.baseline, policy)
+                found.append(
+                    f"{one} admitted shorter prompts than {other} ({policy} {_share(prompt)}): "
+                    "that alone lowers its loads, and flatters its throughput and TPOT"
+                )
+        return found
+
+    def report(self) -> Report:
+        reports = {name: [run.report() for run in runs] for name, runs in self.runs.items()}
+        first = reports[self.baseline][0]
+        keys = [key for key in first if key != "parameters"]
+        return {
+            "baseline": self.baseline,
+            "seeds": len(reports[self.baseline]),
+            "means": {
+                policy: {key: _shown(self.mean(policy, key)) for key in keys} for policy in reports
+            },
+            "differences": {
+                policy: {key: _shown(self.difference(policy, key)) for key in keys}
+                for policy in self.others
+            },
+            "notes": self.notes(),
+            "runs": reports,
+        }
+
+    def _each(self, policy: str, key: str) -> list[float]:
+        values = [run.report()[key] for run in self.runs[policy]]
+        numbers = [float(each) for each in values if isinstance(each, int | float)]
+        return numbers if len(numbers) == len(values) else []
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """Return a table of all policies side by side, with notes."""
+    baseline, others = comparison.baseline, comparison.others
+    against = [f"{policy} against {baseline}" for policy in others]
+    table = Table("", *comparison.runs, *against, box=None, pad_edge=False)
+    for label, key, scale in ROWS:
+        means = [_value(comparison.mean(policy, key), scale) for policy in comparison.runs]
+        shares = [_share(comparison.difference(policy, key)) for policy in others]
+        table.add_row(label, *means, *shares)
+    used = comparison.runs[baseline][0].parameters
+    runs = len(comparison.runs[baseline])
+    seeds = f"seed {used['seed']}"
+    if runs > 1:
+        seeds = f"{runs} seeds from {used['seed']} on, ± half of the 95 % interval"
+    note = (
+        f"{used['lengths']}, arrivals {used['arrivals']}, {used['workers']} workers of "
+        f"{used['slots']} slots, pool {used['pool']}, {used['dispatch']} dispatch; {seeds}"
+    )
+    return Group(table, *map(Text, (note, *comparison.notes())))
+
+
+def _value(figure: Estimate | None, scale: float) -> str:
+    if figure is None:
+        return "-"
+    width = "" if figure.half_width is None else f" ± {number(figure.half_width * scale, 2)}"
+    return f"{number(float(figure.mean * scale))}{width}"
+
+
+def _share(difference: Estimate | None) -> str:
+    if difference is None:
+        return "-"
+    width = "" if difference.half_width is None else f" ± {difference.half_width:.1%}"
+    return f"{difference.mean:+.1%}{width}"
+
+
+def _shown(figure: Estimate | None) -> Report | None:
+    return None if figure is None else asdict(figure)

@@ -1,0 +1,287 @@
+"""Workers that compute prompts for the decode workers, in virtual time.
+
+A prompt waits in the router until a prefill worker is about to run out of work and has memory. It
+goes to the one of these with the fewest outstanding prompt tokens, as in the live router. The
+emulated engine computes it there in chunks, several prompts a step; each worker steps alone. Its KV
+stays until a decode worker has fetched it. A worker with full memory computes nothing more.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from loadgen.emulator.engine import Engine, EngineRequest
+from loadgen.emulator.kv_handoff import TransferTime
+from loadgen.emulator.prefill_settings import (
+    DEFAULT_CHUNK,
+    DEFAULT_PREFILL,
+    DEFAULT_TRANSFER,
+    PrefillTime,
+    parse_prefill_time,
+    parse_transfer_time,
+    refuse,
+)
+from loadgen.emulator.stepping import Step, StepGroup, WorkerModel
+from loadgen.model.step_time import PowerModel
+from loadgen.simulator.decode.prefill_results import KeptMeter, Passage, PrefillResult
+from loadgen.simulator.decode.request_streams import Job, Stream
+from router.core.errors import ConfigError
+from router.core.state.prefill_worker import CHUNKS_AHEAD, MEMORY_SHARE
+
+_NO_BOUND = 1 << 60
+_MOST_WORKERS = 100_000
+_MOST_TOKENS = 10**15
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Prefill workers, and the KV transfer to the decode workers.
+
+    Attributes:
+        workers: P.
+        chunk: upper bound on the prompt tokens of a worker's step.
+        kv_tokens: KV memory of each; 0: unbounded.
+        transfer: duration of a KV transfer.
+
+    Raises:
+        ConfigError: invalid setting; names the option.
+    """
+
+    workers: int
+    time: PrefillTime = field(default_factory=PrefillTime)
+    chunk: int = DEFAULT_CHUNK
+    kv_tokens: int = 0
+    transfer: TransferTime = field(default_factory=TransferTime)
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("--prefill-workers", self.workers, 1, _MOST_WORKERS),
+            ("--prefill-chunk", self.chunk, 1, _MOST_TOKENS),
+            ("--prefill-kv-tokens", self.kv_tokens, 0, _MOST_TOKENS),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{name} must be from {least} to {most:,}, got {value}")
+
+
+def parse_prefill(
+    workers: int,
+    step_time: str | None,
+    chunk: int | None,
+    kv_tokens: int | None,
+    transfer_time: str | None,
+) -> PrefillConfig | None:
+    """Parse the options of prefill workers; None without such workers.
+
+    Raises:
+        ConfigError: an invalid option, or one without effect.
+    """
+    given = {
+        "--prefill-step-time": step_time,
+        "--prefill-chunk": chunk,
+        "--prefill-kv-tokens": kv_tokens,
+        "--kv-transfer-time": transfer_time,
+    }
+    if workers == 0:
+        refuse(given, "is of prefill workers: give --prefill-workers")
+        return None
+    return PrefillConfig(
+        workers,
+        parse_prefill_time(DEFAULT_PREFILL if step_time is None else step_time),
+        DEFAULT_CHUNK if chunk is None else chunk,
+        0 if kv_tokens is None else kv_tokens,
+        parse_transfer_time(DEFAULT_TRANSFER if transfer_time is None else transfer_time),
+    )
+
+
+class _Worker:
+    """One prefill worker: its engine and its current step.
+
+    Attributes:
+        left_tokens: number of prompt tokens to compute, including those of the current step.
+    """
+
+    def __init__(self, config: PrefillConfig) -> None:
+        memory = config.kv_tokens or _NO_BOUND
+        # A prompt takes at least one token of a step, so a step never runs out of slots.
+        self.engine = Engine(config.chunk, memory, chunk=config.chunk, lease_s=math.inf)
+        self.left_tokens = 0
+        self.stepping = False
+        self._group = StepGroup(
+            [WorkerModel(0, self.engine)],
+            config.time.step_time,
+            PowerModel(),
+            config.time.per_token_s,
+        )
+        self._backlog_tokens = CHUNKS_AHEAD * config.chunk
+        self._share_tokens = MEMORY_SHARE * memory
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the router sends another prompt; the rule of ``PrefillWorker``."""
+        left, kept = self.left_tokens, self.engine.kept
+        if left >= self._backlog_tokens:
+            return False
+        return not (left or len(kept)) or kept.tokens + left < self._share_tokens
+
+    def take(self, job: Job) -> None:
+        self.engine.add(EngineRequest(str(job.number), job.prompt_tokens, 1, keeps_kv=True))
+        self.left_tokens += job.prompt_tokens
+
+    def begin(self, now_s: float) -> Step | None:
+        """Begin a step; None without work, or without memory for it."""
+        if self.stepping or not self.engine.unfinished:
+            return None
+        step = self._group.begin(now_s)
+        self.stepping = step.parts[0].schedule.prefill_tokens > 0
+        return step if self.stepping else None
+
+    def end(self, step: Step, now_s: float) -> list[EngineRequest]:
+        """End the step; return the requests whose prompt is computed."""
+        self.stepping = False
+        self.left_tokens -= step.parts[0].schedule.prefill_tokens
+        (ended,) = self._group.finish(step, now_s)
+        return ended
+
+
+class Prefill:
+    """A ``Stream`` that returns the requests of another one when their prompts are computed.
+
+    Args:
+        config: prefill workers.
+        source: stream of arriving requests.
+
+    Attributes:
+        meter: meter of the workers' KV and time.
+    """
+
+    def __init__(self, config: PrefillConfig, source: Stream) -> None:
+        self._config = config
+        self._source = source
+        self._workers = [_Worker(config) for _ in range(config.workers)]
+        self._queue: list[tuple[int, int, Job]] = []
+        self._computing: dict[str, Job] = {}
+        self._keepers: dict[int, _Worker] = {}
+        self._ready: list[Job] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._coming = 0
+        self._now_s = 0.0
+        self._passages: dict[int, Passage] = {}
+        self._parts_s: list[tuple[float, ...]] = []
+        self.meter = KeptMeter(config.workers)
+
+    @property
+    def inside(self) -> int:
+        return self._coming + len(self._queue) + len(self._computing)
+
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
+        """Return the requests whose prompts have been computed since, in that order."""
+        self._run(now_s, waiting)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def next_s(self) -> float:
+        """Return the time of the next computed prompt, if no further fetch begins until then."""
+        while not self._ready:
+            at_s = self._next_event_s()
+            if at_s == math.inf:
+                return math.inf
+            self._run(at_s, 0)
+        return self._now_s
+
+    def fetch(self, job: Job, now_s: float) -> float:
+        """Start the fetch of a request's KV by a decode worker; return its end."""
+        passage = self._passages[job.number]
+        passage.fetch_s = now_s
+        passage.fetched_s = now_s + self._config.transfer.seconds(job.prompt_tokens)
+        self._at(passage.fetched_s, partial(self._release, job))
+        return passage.fetched_s
+
+    def first_token(self, job: Job, now_s: float, *, counts: bool) -> None:
+        """Record a request's first token; ``counts`` adds it to the averages."""
+        passage = self._passages.pop(job.number)
+        if counts:
+            self._parts_s.append(passage.parts_s(now_s))
+
+    def result(self) -> PrefillResult:
+        return PrefillResult.of(self._parts_s, self.meter, self.inside)
+
+    def _next_event_s(self) -> float:
+        coming_s = self._source.next_s()
+        if not self.inside:
+            return max(self._now_s, coming_s)
+        if coming_s <= self._now_s:  # there are as many as are to be kept waiting
+            coming_s = math.inf
+        return min(coming_s, self._events[0][0])
+
+    def _run(self, until_s: float, waiting: int) -> None:
+        """Run all events up to a time, and let requests arrive until then."""
+        for job in self._source.due(until_s, waiting + self.inside + len(self._ready)):
+            self._coming += 1
+            self._at(job.arrival_s, partial(self._arrive, job))
+        while self._events and self._events[0][0] <= until_s:
+            self._happen(self._events[0][0])
+        self._pass(until_s)
+
+    def _happen(self, at_s: float) -> None:
+        """Run all events of one time; only then may workers begin a step."""
+        self._pass(at_s)
+        while self._events and self._events[0][0] == at_s:
+            heapq.heappop(self._events)[2]()
+        self._give()
+        for worker in self._workers:
+            step = worker.begin(at_s)
+            if step is not None:
+                self._begun(worker, step)
+
+    def _pass(self, now_s: float) -> None:
+        idle = [worker for worker in self._workers if not worker.stepping]
+        stalled = len(idle) if self._queue else sum(worker.engine.waiting > 0 for worker in idle)
+        self._now_s = max(now_s, self._now_s)
+        self.meter.advance(self._now_s, len(self._workers) - len(idle), stalled)
+
+    def _at(self, at_s: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (at_s, next(self._order), happen))
+
+    def _arrive(self, job: Job) -> None:
+        limit = self._config.kv_tokens
+        if limit and job.prompt_tokens > limit:
+            raise ConfigError(
+                f"--prefill-kv-tokens {limit} cannot hold a prompt of {job.prompt_tokens} tokens: "
+                "give more"
+            )
+        self._coming -= 1
+        self._passages[job.number] = Passage(job.arrival_s)
+        heapq.heappush(self._queue, (job.priority, job.number, job))
+
+    def _give(self) -> None:
+        """Send waiting prompts to the workers that take more."""
+        while self._queue:
+            able = [worker for worker in self._workers if worker.takes_more]
+            if not able:
+                return
+            job = heapq.heappop(self._queue)[2]
+            self._computing[str(job.number)] = job
+            min(able, key=lambda worker: worker.left_tokens).take(job)
+
+    def _begun(self, worker: _Worker, step: Step) -> None:
+        for number in step.parts[0].schedule.admitted:
+            self._passages[int(number)].begun_s = self._now_s
+        self._at(self._now_s + step.seconds, partial(self._end, worker, step))
+
+    def _end(self, worker: _Worker, step: Step) -> None:
+        for request in worker.end(step, self._now_s):
+            job = self._computing.pop(request.id)
+            self._passages[job.number].ready_s = self._now_s
+            self._keepers[job.number] = worker
+            self._ready.append(job)
+            self.meter.keep(job.prompt_tokens)
+
+    def _release(self, job: Job) -> None:
+        self._keepers.pop(job.number).engine.kept.fetch(str(job.number))
+        self.meter.keep(-job.prompt_tokens)

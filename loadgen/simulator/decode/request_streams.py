@@ -1,0 +1,193 @@
+"""Requests in order of arrival, in virtual time; the same ones for every policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from loadgen.simulator.decode.length_sources import LengthSource, TraceLengths
+from router.core.errors import ConfigError
+
+_BLOCK = 1024
+_RATES_PER_S = (1e-9, 1e6)
+
+
+class Job(NamedTuple):
+    """One request with its output length; numbers are unique."""
+
+    number: int
+    prompt_tokens: int
+    output_tokens: int
+    arrival_s: float
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Arrival process of the requests.
+
+    Attributes:
+        kind: full: a constant number of waiting requests; poisson: a rate; trace: the trace's own
+            times.
+        rate_per_s: rate of poisson.
+    """
+
+    FORMS: ClassVar[str] = "full|poisson:RATE|trace"
+
+    kind: Literal["full", "poisson", "trace"] = "full"
+    rate_per_s: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Arrivals:
+        """Parse ``full``, ``poisson:RATE`` or ``trace``.
+
+        Raises:
+            ConfigError: none of these.
+        """
+        kind, _, value = text.partition(":")
+        if text == "full":
+            return cls("full")
+        if text == "trace":
+            return cls("trace")
+        try:
+            rate_per_s = float(value) if kind == "poisson" else math.nan
+        except ValueError:
+            rate_per_s = math.nan
+        least, most = _RATES_PER_S
+        if not least <= rate_per_s <= most:
+            raise ConfigError(
+                f"--arrivals: {text!r} is unknown; write full, poisson:RATE with a rate from "
+                f"{least:g} to {most:g} requests per second, or trace"
+            )
+        return cls("poisson", rate_per_s)
+
+    def __str__(self) -> str:
+        """Return the text for the command line."""
+        return f"poisson:{self.rate_per_s:g}" if self.kind == "poisson" else self.kind
+
+
+class Stream(Protocol):
+    """A stream of requests; it returns each request once."""
+
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
+        """Return the requests that have arrived since the last call.
+
+        Args:
+            now_s: current time.
+            waiting: number of requests that already wait.
+            inside: number of requests that already wait or run.
+        """
+        ...
+
+    def next_s(self) -> float:
+        """Return the next arrival time for an empty system; infinite: no more requests."""
+        ...
+
+
+class FullStream:
+    """Stream that keeps a constant number of requests waiting.
+
+    Args:
+        lengths: endless iterator of lengths.
+        kept: number of waiting requests.
+    """
+
+    def __init__(self, lengths: Iterator[tuple[int, int]], kept: int) -> None:
+        self._lengths = enumerate(lengths)
+        self._kept = kept
+
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
+        drawn = islice(self._lengths, max(0, self._kept - waiting))
+        return [Job(number, *lengths, now_s) for number, lengths in drawn]
+
+    def next_s(self) -> float:
+        return 0.0
+
+
+class ClosedStream:
+    """Stream that keeps a constant number of requests inside, like clients that await answers.
+
+    Args:
+        lengths: endless iterator of lengths.
+        clients: number of requests that wait or run.
+    """
+
+    def __init__(self, lengths: Iterator[tuple[int, int]], clients: int) -> None:
+        self._lengths = enumerate(lengths)
+        self._clients = clients
+
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
+        drawn = islice(self._lengths, max(0, self._clients - inside))
+        return [Job(number, *lengths, now_s) for number, lengths in drawn]
+
+    def next_s(self) -> float:
+        return 0.0
+
+
+class TimedStream:
+    """Stream of requests with their own arrival times.
+
+    Args:
+        jobs: requests in order of arrival.
+    """
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._jobs = iter(jobs)
+        self._next = next(self._jobs, None)
+
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
+        due = []
+        while self._next is not None and self._next.arrival_s <= now_s:
+            due.append(self._next)
+            self._next = next(self._jobs, None)
+        return due
+
+    def next_s(self) -> float:
+        return math.inf if self._next is None else self._next.arrival_s
+
+
+def open_stream(arrivals: Arrivals, source: LengthSource, kept: int, seed: int) -> Stream:
+    """Create a stream; the same arguments give the same requests.
+
+    Args:
+        arrivals: arrival process.
+        source: source of the lengths.
+        kept: number of requests kept waiting, with full arrivals.
+        seed: seed of lengths and of Poisson arrivals.
+
+    Raises:
+        ConfigError: arrivals at a trace's own times, but no trace.
+        InputError: the trace has no arrival times.
+    """
+    drawn = _draws(source, np.random.default_rng([seed, 0]))
+    if arrivals.kind == "full":
+        return FullStream(drawn, kept)
+    if arrivals.kind == "poisson":
+        times = _poisson(arrivals.rate_per_s, np.random.default_rng([seed, 1]))
+        pairs = enumerate(zip(drawn, times, strict=False))
+        return TimedStream(Job(number, *lengths, at_s) for number, (lengths, at_s) in pairs)
+    if not isinstance(source, TraceLengths):
+        raise ConfigError("--arrivals trace needs a --trace with arrival times, not --lengths")
+    return TimedStream(
+        Job(number, row.prompt_tokens, row.output_tokens, row.arrival_s or 0.0)
+        for number, row in enumerate(source.trace.earliest())
+    )
+
+
+def _draws(source: LengthSource, rng: np.random.Generator) -> Iterator[tuple[int, int]]:
+    while True:
+        prompts, outputs = source.draw(rng, _BLOCK)
+        yield from zip(prompts.tolist(), outputs.tolist(), strict=True)
+
+
+def _poisson(rate_per_s: float, rng: np.random.Generator) -> Iterator[float]:
+    at_s = 0.0
+    while True:
+        for gap_s in rng.exponential(1 / rate_per_s, _BLOCK).tolist():
+            at_s += gap_s
+            yield at_s
