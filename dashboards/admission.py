@@ -159,7 +159,7 @@ MEMORY = Row(
         Panel(
             "Who decides on admission",
             "Workers by the policy of their plug-in; engine: their engine alone. Ended: a fault "
-            "has ended the policy, and the engine lets in whom it likes; its log says why.",
+            "has ended the policy, and the engine decides alone; its log says why.",
             "short",
             (
                 Query(

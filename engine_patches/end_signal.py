@@ -87,9 +87,9 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
         """Return the logits unchanged."""
         batch = self._batch
         if batch is not None:
-            now = torch.cat(
-                [_probabilities(logits, batch, start) for start in _starts(len(batch.rows))]
-            )
+            # In chunks: a copy of all logits may exceed the free memory.
+            starts = range(0, len(batch.rows), _ROWS_AT_ONCE)
+            now = torch.cat([_probabilities(logits, batch, start) for start in starts])
             first = np.array([not self._requests[i].output for i in sorted(self._requests)])
             self._pending.append((*self._to_host(now), batch, first))
             self._settle()
@@ -141,11 +141,6 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
             self._pending.popleft()
             now = values.numpy().astype(np.float64)
             self._writer.take(batch.rows, batch.numbers, now, first)
-
-
-def _starts(count: int) -> range:
-    """Return the starts of chunks: a copy of all logits may exceed the free memory."""
-    return range(0, count, _ROWS_AT_ONCE)
 
 
 def _probabilities(logits: torch.Tensor, batch: _Batch, start: int) -> torch.Tensor:

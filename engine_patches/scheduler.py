@@ -42,7 +42,7 @@ class EvenstepMixin:
             )
         self.evenstep = Reporter(engine, settings, admissible=self._gate)
         log.info(
-            "evenstep: vLLM %s, the state of every step at %s; who enters: %s",
+            "evenstep: vLLM %s, the state of every step at %s; admission: %s",
             version(),
             self.evenstep.endpoint,
             "as vLLM decides" if self._gate is None else self._gate.policy.name,

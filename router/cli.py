@@ -115,7 +115,7 @@ COMMANDS = {
     "simulate admission": _Command(
         RESEARCH,
         "loadgen.simulator.admission.admission_command:admission",
-        "One engine under KV pressure, and who enters it, under one policy.",
+        "One engine under KV pressure: which requests one policy admits.",
         "evenstep simulate admission --policy headroom --scenario chat70b --rate 11 --json -",
     ),
     "simulate chains": _Command(

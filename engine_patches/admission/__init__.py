@@ -76,10 +76,6 @@ def _nested_wait(settings: AdmissionSettings) -> Admission:
     return NestedWait(passing, entries, settings.delta)
 
 
-def _memory_checked(settings: AdmissionSettings) -> MemoryChecked:
-    return MemoryChecked(_lengths(settings), settings.margin, settings.ageing)
-
-
 ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
     {
         "alpha_beta": AdmissionRow(
@@ -94,7 +90,7 @@ ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
             in_order=True,
         ),
         "memory_checked": AdmissionRow(
-            _memory_checked,
+            lambda given: MemoryChecked(_lengths(given), given.margin, given.ageing),
             "the shortest first, while the memory suffices until all are predicted to have ended",
             (*_LENGTHS, "margin", "ageing"),
         ),

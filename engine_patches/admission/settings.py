@@ -97,7 +97,11 @@ class AdmissionSettings:
         if self.strict:
             _check_strict(self)
         if self.rates and self.thresholds:
-            _check_valid(_nested(self) if self.policy == "nested_wait" else _wait(self))
+            found = _nested(self) if self.policy == "nested_wait" else _wait(self)
+            if found.on_edge:
+                warnings.warn(str(found), stacklevel=2)
+            elif found.missed:
+                raise AdmissionError(str(found))
 
     def quantile(self) -> float | None:
         """Return Q of ``quantile:Q``; None for other sources of lengths.
@@ -257,13 +261,6 @@ def _flows(settings: AdmissionSettings) -> list[Flow]:
         Flow(rate, prompt, output - 1)
         for rate, (prompt, output) in zip(settings.rates, settings.lengths, strict=False)
     ]
-
-
-def _check_valid(found: Validity) -> None:
-    if found.on_edge:
-        warnings.warn(str(found), stacklevel=2)
-    elif found.missed:
-        raise AdmissionError(str(found))
 
 
 def _check_strict(settings: AdmissionSettings) -> None:

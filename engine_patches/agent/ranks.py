@@ -39,20 +39,18 @@ def read_ranks(gpus: str | None, workers: Sequence[str]) -> tuple[Rank, ...]:
         if not listed:
             raise RanksError("whose power? Give --gpus 0,1 or --ranks-of WORKER=GPU")
         return tuple(Rank("", (gpu,)) for gpu in listed)
-    ranks = tuple(map(_rank, workers))
+    ranks = []
+    for text in workers:
+        worker, _, named = text.rpartition("=")
+        if not worker:
+            raise RanksError(f"--ranks-of takes WORKER=GPU[+GPU], as in w0=0+1, got {text!r}")
+        ranks.append(Rank(worker, _names(f"--ranks-of {worker}", named, "+")))
     names = [rank.worker for rank in ranks]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RanksError(f"--ranks-of {min(twice)} is given twice: join its GPUs with +")
     if listed and set(listed) != set(chain.from_iterable(rank.gpus for rank in ranks)):
         raise RanksError("--gpus and --ranks-of name different GPUs; --ranks-of alone is enough")
-    return ranks
-
-
-def _rank(text: str) -> Rank:
-    worker, _, gpus = text.rpartition("=")
-    if not worker:
-        raise RanksError(f"--ranks-of takes WORKER=GPU[+GPU], as in w0=0+1, got {text!r}")
-    return Rank(worker, _names(f"--ranks-of {worker}", gpus, "+"))
+    return tuple(ranks)
 
 
 def _names(option: str, text: str, separator: str) -> tuple[str, ...]:

@@ -66,7 +66,11 @@ class Entrance:
         running = max(len(scheduler.running) + self.paused, inside)
         setattr(scheduler, self._attribute, min(self._slots, running + len(ids)))
         if scheduler.connector is not None:
-            self._set_aside(len(ids))
+            # A KV transfer takes memory without a slot: only these requests stay in the queue.
+            queue = self._aside = scheduler.waiting
+            scheduler.waiting = type(queue)()
+            for _ in range(min(len(ids), len(queue))):
+                scheduler.waiting.add_request(queue.pop_request())
 
     def admit_all(self) -> None:
         """Return admission to vLLM."""
@@ -87,11 +91,3 @@ class Entrance:
         chosen.sort(key=lambda request: place[request.request_id])
         for request in reversed(chosen):
             queue.prepend_request(request)
-
-    def _set_aside(self, first: int) -> None:
-        """Leave only ``first`` requests in the queue: a KV transfer takes memory without a slot."""
-        queue = self._scheduler.waiting
-        self._scheduler.waiting = type(queue)()
-        self._aside = queue
-        for _ in range(min(first, len(queue))):
-            self._scheduler.waiting.add_request(queue.pop_request())

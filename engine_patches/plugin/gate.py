@@ -32,7 +32,7 @@ from router.core.types import ADMISSION_ENDED
 # A closed gate would make the engine run hundreds of empty steps a second.
 _PAUSE_S = 0.002
 
-_ends_admission = harmless("admission ends here; from now on vLLM lets in whom it likes")
+_ends_admission = harmless("admission ends here; from now on vLLM decides alone")
 
 
 class AdmissionGate:
@@ -99,7 +99,10 @@ class AdmissionGate:
     def open(self) -> None:
         """Decide on admission for the step about to be scheduled."""
         for id_ in self._engine.ended:
-            self._end(id_)
+            request = self._requests.pop(id_, None)
+            if request is not None:
+                self._prefilling.discard(id_)
+                self._ledger.left(id_, by_itself=not aborted(request))
         if self._entrance.uneven:
             self._measure()
         if not self._ledger.waiting:
@@ -111,7 +114,9 @@ class AdmissionGate:
             self._entrance.admit_all()
             return
         # If vLLM passed one over, the next would enter without a decision of the policy.
-        admit = list(takewhile(self._can_enter, verdict.admit))
+        admit = list(
+            takewhile(lambda one: not is_passed_over(self._requests[one.id]), verdict.admit)
+        )
         idle = not admit and len(self._ledger.running) <= self._entrance.paused
         if idle and verdict.wake_s is None:
             # vLLM knows better what fits into an idle engine: it drops its watermark, finds cached
@@ -141,9 +146,6 @@ class AdmissionGate:
                 self._enter(request)
         if output.total_num_scheduled_tokens:
             ledger.stepped(self._still(output.num_scheduled_tokens))
-
-    def _can_enter(self, ticket: Ticket) -> bool:
-        return not is_passed_over(self._requests[ticket.id])
 
     def _wait(self, request: Any) -> None:
         hint = predicted_tokens(request)
@@ -175,13 +177,8 @@ class AdmissionGate:
     def _admissible_tokens(self) -> int:
         return max(0, self.policy.admissible_tokens(self._ledger, self._memory()))
 
-    def _end(self, id_: str) -> None:
-        request = self._requests.pop(id_, None)
-        if request is not None:
-            self._prefilling.discard(id_)
-            self._ledger.left(id_, by_itself=not aborted(request))
-
     def _measure(self) -> None:
+        """Enter the sizes of running requests that may have grown by other than one token."""
         ledger = self._ledger
         for id_, ticket in ledger.running.items():
             request = self._requests[id_]

@@ -54,14 +54,10 @@ def is_ours(pid: int) -> bool:
     while pid > 1:
         if pid == os.getpid():
             return True
-        pid = _parent(pid)
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        # The process name, in brackets, may contain anything; the parent's id comes after it.
+        pid = int(status.rpartition(")")[2].split()[1])
     return False
-
-
-def _parent(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    # The process name, in brackets, may contain anything.
-    return int(status.rpartition(")")[2].split()[1])

@@ -173,8 +173,31 @@ class Reporter:
             log.exception("evenstep: the state stream was not closed properly")
 
     def _open(self, settings: Settings) -> SnapshotPublisher:
+        engine = self._engine
+        total = self._blocks_free = engine.blocks_total
+        initial = StepReport(
+            step=0,
+            time_s=self._wall(),
+            step_s=0.0,
+            slots=engine.slots,
+            kv_groups=tuple(KvGroup(size, 0, total) for size in engine.block_sizes),
+            admissible_kv_tokens=self._admissible_tokens(total),
+        )
         try:
-            return self._bind(settings)
+            if settings.secret_key_file is not None:
+                keys = settings.secret_key_file, settings.allowed_keys
+                self._gate = CurveGate(self._context, *keys)
+            return SnapshotPublisher(
+                self.endpoint,
+                group=settings.group,
+                worker=settings.name(engine.rank),
+                rank=engine.rank,
+                initial=initial,
+                clock=self._wall,
+                context=self._context,
+                rows=self._state.rows,
+                prepare=self._prepare,
+            )
         except zmq.ZMQError as error:
             self._close_context()
             raise PlugInError(
@@ -184,33 +207,6 @@ class Reporter:
         except PlugInError:
             self._close_context()
             raise
-
-    def _bind(self, settings: Settings) -> SnapshotPublisher:
-        if settings.secret_key_file is not None:
-            gate = CurveGate(self._context, settings.secret_key_file, settings.allowed_keys)
-            self._gate = gate
-        return SnapshotPublisher(
-            self.endpoint,
-            group=settings.group,
-            worker=settings.name(self._engine.rank),
-            rank=self._engine.rank,
-            initial=self._initial(),
-            clock=self._wall,
-            context=self._context,
-            rows=self._state.rows,
-            prepare=self._prepare,
-        )
-
-    def _initial(self) -> StepReport:
-        total = self._blocks_free = self._engine.blocks_total
-        return StepReport(
-            step=0,
-            time_s=self._wall(),
-            step_s=0.0,
-            slots=self._engine.slots,
-            kv_groups=tuple(KvGroup(size, 0, total) for size in self._engine.block_sizes),
-            admissible_kv_tokens=self._admissible_tokens(total),
-        )
 
     def _prepare(self, socket: zmq.Socket[bytes]) -> None:
         if "[" in self.endpoint:
@@ -270,13 +266,10 @@ class Reporter:
             return told
         return int(max(0, blocks_free - self._engine.watermark) * self._tokens_per_block)
 
+    @_ends_stream
     def _answer(self) -> None:
         while not (self._closing.is_set() or self.failed):
-            self._answer_once()
-
-    @_ends_stream
-    def _answer_once(self) -> None:
-        self._publisher.poll(_POLL_S)
+            self._publisher.poll(_POLL_S)
 
     def _follow_power(self) -> None:
         while self._power is not None and not (self.failed or self._closing.wait(_POLL_S)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 from engine_patches.admission import clearing_of, read_admission
 from engine_patches.admission.settings import AdmissionError, AdmissionSettings, known_names
@@ -81,7 +80,12 @@ def read_settings(additional_config: object) -> Settings:
     if unknown := sorted(str(key) for key in part if key not in known):
         named = ", ".join(map(repr, unknown))
         raise PlugInError(f"{KEY} has no key {named}; {known_names(unknown[0], known)}")
-    _check_types(part)
+    for key, value in part.items():
+        fits, wanted = _TYPES.get(key, _TEXT)
+        if not fits(value):
+            raise PlugInError(f"{KEY}.{key} must be {wanted}, got {value!r}")
+    if "snapshots" not in part:
+        raise PlugInError(f"{KEY}.snapshots is missing: the endpoint of the state stream")
     keys = tuple(part.get("allowed_keys", ()))
     admission = _admission(part["admission"]) if "admission" in part else None
     settings = Settings(**{**part, "allowed_keys": keys, "admission": admission})
@@ -104,21 +108,10 @@ def _admission(part: Mapping[str, object]) -> AdmissionSettings:
     return settings
 
 
-def _check_types(part: Mapping[str, Any]) -> None:
-    for key, value in part.items():
-        fits, wanted = _TYPES.get(key, _TEXT)
-        if not fits(value):
-            raise PlugInError(f"{KEY}.{key} must be {wanted}, got {value!r}")
-    if "snapshots" not in part:
-        raise PlugInError(f"{KEY}.snapshots is missing: the endpoint of the state stream")
-
-
 def _are_curve_keys(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(map(_is_curve_key, value))
-
-
-def _is_curve_key(value: object) -> bool:
-    return isinstance(value, str) and is_curve_key(value)
+    return isinstance(value, list | tuple) and all(
+        isinstance(key, str) and is_curve_key(key) for key in value
+    )
 
 
 _TEXT = (lambda value: isinstance(value, str) and bool(value), "a text")

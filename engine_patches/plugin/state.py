@@ -164,11 +164,18 @@ class EngineState:
         same = len(self._offsets) == len(step.running)
         if same and not (odd or step.ended or self._unseen):
             return _NOTHING
-        prefill_tokens = self._prefilled(odd, step.scheduled)
-        finished = self._newly_ended(step.ended)
+        prefilled = (id_ for id_ in odd if self._offsets.get(id_) is None)
+        prefill_tokens = sum(step.scheduled.get(id_, 0) for id_ in prefilled)
+        finished = [*self._unseen, *(id_ for id_ in step.ended if id_ not in self._ended)]
+        self._unseen.clear()
+        self._ended.update(step.ended)
         rows: list[Row] = []
         if finished:
-            rows = self._last_rows(odd.intersection(finished), step)
+            rows = [
+                self._row(self._requests[id_], step.ahead)
+                for id_ in sorted(odd.intersection(finished))
+                if id_ in step.scheduled and id_ in self._requests
+            ]
             for id_ in finished:
                 self._forget(id_)
             odd.difference_update(finished)
@@ -189,25 +196,6 @@ class EngineState:
         odd |= self._entered
         self._entered.clear()
         return odd
-
-    def _newly_ended(self, ended: Collection[str]) -> list[str]:
-        """Return ids that ended and were not reported yet."""
-        finished = [*self._unseen, *(id_ for id_ in ended if id_ not in self._ended)]
-        self._unseen.clear()
-        self._ended.update(ended)
-        return finished
-
-    def _last_rows(self, ids: Iterable[str], step: Step) -> list[Row]:
-        """Return the rows of those of these requests that ended with this step."""
-        return [
-            self._row(self._requests[id_], step.ahead)
-            for id_ in sorted(ids)
-            if id_ in step.scheduled and id_ in self._requests
-        ]
-
-    def _prefilled(self, ids: Iterable[str], scheduled: Mapping[str, int]) -> int:
-        """Return the step's tokens of requests so far in prefill."""
-        return sum(scheduled.get(id_, 0) for id_ in ids if self._offsets.get(id_) is None)
 
     def _row(self, request: EngineRequest, ahead: Sequence[Mapping[str, int]]) -> Row:
         id_ = request.request_id

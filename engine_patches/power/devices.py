@@ -40,7 +40,6 @@ def rank_devices(rank: RankGpus, visible: str | None) -> tuple[str, ...]:
 
     Raises:
         UnknownGpusError: they are elsewhere, too few are visible, or CUDA rejects the list.
-    !drop begin_s,|end_s
     """
     if rank.placed_by is not None:
         raise UnknownGpusError(
@@ -80,11 +79,9 @@ def _shown(visible: str) -> tuple[list[str], bool]:
         UnknownGpusError: one is listed twice; CUDA then shows none.
     """
     names = [name.strip() for name in visible.split(",")]
-    devices = list(takewhile(_is_gpu, names))
+    devices = list(
+        takewhile(lambda one: one.isdecimal() or one.startswith(("GPU-", "MIG-")), names)
+    )
     if len(set(devices)) < len(devices):
         raise UnknownGpusError(f"{VISIBLE} names a GPU twice, and CUDA shows none: {visible}")
     return devices, any(names[len(devices) :])
-
-
-def _is_gpu(name: str) -> bool:
-    return name.isdecimal() or name.startswith(("GPU-", "MIG-"))

@@ -174,7 +174,10 @@ class NvmlSource:
         handles = tuple(self._handle(device) for device in self._devices)
         whole: dict[str, tuple[str, Any]] = {}
         for device, handle in zip(self._devices, handles, strict=True):
-            gpu = self._whole(device, handle)
+            gpu = handle
+            if device.startswith("MIG-"):  # the GPU that it is a part of
+                self._notices.part(device)
+                gpu = self._ask(device, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
             uuid = self._ask(device, "nvmlDeviceGetUUID", gpu)
             whole.setdefault(uuid, (device, gpu))
             self._notices.taken(device, uuid, self)
@@ -203,13 +206,6 @@ class NvmlSource:
         if device.isdecimal():
             return self._ask(device, "nvmlDeviceGetHandleByIndex", int(device))
         return self._ask(device, "nvmlDeviceGetHandleByUUID", device)
-
-    def _whole(self, device: str, handle: Any) -> Any:
-        """Return the GPU that a MIG device is part of; any other device is a GPU itself."""
-        if not device.startswith("MIG-"):
-            return handle
-        self._notices.part(device)
-        return self._ask(device, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle)
 
     def _told(self, device: str, gpu: Any) -> PowerReading:
         counter = "nvmlDeviceGetTotalEnergyConsumption"

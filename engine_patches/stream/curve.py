@@ -66,17 +66,14 @@ def _key_pair(file: str, setting: str) -> tuple[bytes, bytes]:
         raise PlugInError(f"{setting} {file}: {error}") from error
     if public is None or secret is None:
         raise PlugInError(f"{setting} {file} holds no secret key (a .key_secret file)")
-    if not _is_pair(public, secret):
+    try:
+        belong_together = zmq.curve_public(secret) == public
+    except (zmq.ZMQError, ValueError):
+        belong_together = False
+    if not belong_together:
         raise PlugInError(
             f"{setting} {file} holds no CURVE key pair (two keys that belong "
             "together, each of 40 characters of ZMQ's alphabet, Z85); make one with: "
             "evenstep keygen FILE"
         )
     return public, secret
-
-
-def _is_pair(public: bytes, secret: bytes) -> bool:
-    try:
-        return zmq.curve_public(secret) == public
-    except (zmq.ZMQError, ValueError):
-        return False

@@ -173,31 +173,25 @@ class SnapshotPublisher:
         self._note(initial)
         self._clock = clock
         self._rows = {row[0]: row for row in initial.rows}
-        self._all_rows = rows or self._rows_published
+        self._all_rows = rows or (lambda: self._rows.values())
         self._idle = not initial.rows
         self._sent_s = clock()
-        self._prepare = prepare
         context = context or zmq.Context.instance()
         self._stream = context.socket(zmq.PUB)
         # Skips pyzmq's own checks, which are not needed here and cost half as much again.
         self._send: Callable[[bytes, int], object] = super(zmq.Socket, self._stream).send
         self._requests = context.socket(zmq.ROUTER)
-        self._bind(endpoint)
-        self._stream.send(self._full(), zmq.NOBLOCK)
-
-    def _bind(self, endpoint: str) -> None:
+        ends = (self._stream, endpoint), (self._requests, full_endpoint(endpoint))
         try:
-            for socket, address in (
-                (self._stream, endpoint),
-                (self._requests, full_endpoint(endpoint)),
-            ):
+            for socket, address in ends:
                 socket.setsockopt(zmq.LINGER, 0)
                 socket.setsockopt(zmq.SNDHWM, UNREAD_MESSAGES)
-                self._prepare(socket)
+                prepare(socket)
                 socket.bind(address)
         except zmq.ZMQError:
             self.close()
             raise
+        self._stream.send(self._full(), zmq.NOBLOCK)
 
     def publish(self, report: StepReport) -> None:
         """Send the changes since the last report; never blocks."""
@@ -238,7 +232,10 @@ class SnapshotPublisher:
         """
         if timeout_s > 0:
             self._requests.poll(int(timeout_s * 1e3))
-        self._beat()
+        with self.lock:
+            now_s = self._clock()
+            if self._idle and now_s - self._sent_s >= HEARTBEAT_S:
+                self._send_delta(_repeated(self.message, now_s))
         answered = 0
         while self._answer_one():
             answered += 1
@@ -253,13 +250,6 @@ class SnapshotPublisher:
         """Close both sockets, dropping unsent messages."""
         self._stream.close(0)
         self._requests.close(0)
-
-    def _beat(self) -> None:
-        with self.lock:
-            now_s = self._clock()
-            if not self._idle or now_s - self._sent_s < HEARTBEAT_S:
-                return
-            self._send_delta(_repeated(self.message, now_s))
 
     def _answer_one(self) -> bool:
         try:
@@ -283,9 +273,6 @@ class SnapshotPublisher:
             preempted=(),
         )
         return _encode(full)
-
-    def _rows_published(self) -> Iterable[Row]:
-        return self._rows.values()
 
     def _note(self, report: StepReport) -> None:
         for field in _REPORTED:

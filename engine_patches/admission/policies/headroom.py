@@ -71,7 +71,11 @@ class Reserve:
         """Return (1 - w) C; call it every step, because it learns from the ledger's counts."""
         entered = ledger.entered_total - self._entered
         if entered >= WINDOW_ENTRIES:
-            self._learn((ledger.preempted_total - self._preempted) / entered)
+            preemptions = (ledger.preempted_total - self._preempted) / entered
+            if preemptions > TOLERATED:
+                self.share = min(self._most, self.share + RAISE)
+            elif preemptions == 0:
+                self.share = max(self._least, self.share - LOWER)
             self._entered, self._preempted = ledger.entered_total, ledger.preempted_total
         return self._limit_tokens(memory)
 
@@ -83,12 +87,6 @@ class Reserve:
 
     def _limit_tokens(self, memory: Memory) -> int:
         return int((1 - self.share) * memory.capacity_tokens)
-
-    def _learn(self, preemptions_per_entry: float) -> None:
-        if preemptions_per_entry > TOLERATED:
-            self.share = min(self._most, self.share + RAISE)
-        elif preemptions_per_entry == 0:
-            self.share = max(self._least, self.share - LOWER)
 
 
 class Headroom:

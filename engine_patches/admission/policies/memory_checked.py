@@ -41,7 +41,10 @@ class MemoryChecked:
         completions.settle()
         admitted = self._admit(ledger, memory)
         if not admitted and not ledger.running:
-            admitted = self._alone(ledger, memory)
+            # An empty engine takes the first request if the memory has room for it as it enters.
+            room = memory.room(memory.capacity_tokens)
+            first = ledger.waiting[: min(1, memory.slots_free)]
+            admitted = [one for one in first if memory.rounded(one.entry_tokens) <= room]
         return Verdict(admitted)
 
     def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
@@ -62,23 +65,14 @@ class MemoryChecked:
             if completions.refuses(ticket, offset, self._most_blocks(memory)):
                 break
             if limit is None:
-                self._predict_again(ledger)
+                # Exceeded predictions are renewed only when it matters: many end by then.
+                for surpassed in completions.surpassed(ledger.steps):
+                    ledger.predict_again(surpassed)
                 limit = self._limit_blocks(ledger, memory)
             if not completions.book(ticket, offset, limit):
                 break
             admitted.append(ticket)
         return admitted
-
-    def _predict_again(self, ledger: Ledger) -> None:
-        """Renew exceeded predictions; done only when it matters, because many end by then."""
-        for ticket in self.follower.surpassed(ledger.steps):
-            ledger.predict_again(ticket)
-
-    def _alone(self, ledger: Ledger, memory: Memory) -> list[Ticket]:
-        """Return the first waiting request if the memory has room for it as it enters."""
-        room = memory.room(memory.capacity_tokens)
-        first = ledger.waiting[: min(1, memory.slots_free)]
-        return [ticket for ticket in first if memory.rounded(ticket.entry_tokens) <= room]
 
     def _limit_blocks(self, ledger: Ledger, memory: Memory) -> int:
         """Return the blocks for requests, without the margin and other holders of memory."""

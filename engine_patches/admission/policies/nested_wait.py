@@ -65,7 +65,9 @@ class NestedWait:
         for ticket in ledger.waiting[:most]:
             tokens = memory.rounded(ticket.entry_tokens)
             alone = not (ledger.running or admitted)
-            if tokens > now or not (alone or _fits(outlook, ticket, tokens)):
+            before = ticket.generated_tokens
+            room = outlook.room_at(before) if before else outlook.room
+            if tokens > now or not (alone or tokens <= room):
                 break
             outlook.take(ticket, tokens)
             now -= tokens
@@ -111,8 +113,3 @@ class _Look:
 
 def _gone(ledger: Ledger) -> int:
     return ledger.entered_total - len(ledger.running)
-
-
-def _fits(outlook: Outlook, ticket: Ticket, tokens: int) -> bool:
-    before = ticket.generated_tokens
-    return tokens <= (outlook.room_at(before) if before else outlook.room)

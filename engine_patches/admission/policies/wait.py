@@ -134,7 +134,10 @@ class Wait:
         quota, wake_s = {}, math.inf
         for kind, waiting in ledger.waiting_kinds.items():
             threshold = self.threshold(kind)
-            until_s = self._held_until(ledger, kind) if waiting < threshold else -math.inf
+            until_s = -math.inf
+            if waiting < threshold and self._hold_s:
+                first_s = min(one.arrived_s for one in ledger.waiting if one.kind == kind)
+                until_s = first_s + self._hold_s
             if until_s > now_s:
                 wake_s = min(wake_s, until_s)
             else:
@@ -145,9 +148,3 @@ class Wait:
 
     def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
         return self._reserve.room(ledger, memory)
-
-    def _held_until(self, ledger: Ledger, kind: int) -> float:
-        if not self._hold_s:
-            return -math.inf
-        first_s = min(t.arrived_s for t in ledger.waiting if t.kind == kind)
-        return first_s + self._hold_s

@@ -43,16 +43,13 @@ def decay_rate(before: float, after: float, passing: float) -> float:
     high = before * -math.log(passing) / (before - after)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if _log_mean(middle, passing) * before < (after - before) * middle:
+        # ln(1 - p + p e^theta) - theta, without overflow.
+        log_mean = math.log1p((1 - passing) * math.expm1(-middle))
+        if log_mean * before < (after - before) * middle:
             low = middle
         else:
             high = middle
     return low
-
-
-def _log_mean(theta: float, passing: float) -> float:
-    """Return ln(1 - p + p e^theta) - theta, without overflow."""
-    return math.log1p((1 - passing) * math.expm1(-theta))
 
 
 @dataclass(frozen=True, slots=True)

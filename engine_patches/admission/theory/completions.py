@@ -130,7 +130,13 @@ class Completions:
         if until > 1:
             held = self._row(_HELD, until=until)
             held -= self._blocks(self._row(_ENDS, until=until), offset)
-        self._close(self._tickets.index(ticket, first))
+        place = self._tickets.index(ticket, first)
+        at, behind = self._start + place, self._start + len(self._ends)
+        if place == 0:
+            self._start += 1
+        else:
+            self._table[:, at : behind - 1] = self._table[:, at + 1 : behind]
+        del self._ends[place], self._tickets[place]
 
     def _open(self, place: int) -> None:
         count = len(self._ends)
@@ -141,14 +147,6 @@ class Completions:
             self._start = 0
         at, behind = self._start + place, self._start + count
         self._table[:, at + 1 : behind + 1] = self._table[:, at:behind]
-
-    def _close(self, place: int) -> None:
-        at, behind = self._start + place, self._start + len(self._ends)
-        if place == 0:
-            self._start += 1
-        else:
-            self._table[:, at : behind - 1] = self._table[:, at + 1 : behind]
-        del self._ends[place], self._tickets[place]
 
     def _end(self, ticket: Ticket, offset: int) -> int:
         # A prompt that takes more steps only makes its request smaller at a time, and end later.

@@ -89,7 +89,11 @@ class Passing:
             running_beyond: number of requests running beyond each segment but the last, shape
                 (segments,).
         """
-        shares = np.array(self._given) if self._given else self._learned(running_beyond)
+        if self._given:
+            shares = np.array(self._given)
+        else:
+            passed = self._passed + running_beyond
+            shares = (passed + _PRIOR * _PRIOR_SHARE) / (passed + self._ended + _PRIOR)
         steepness = np.log(np.maximum(shares, _LEAST_SHARE))
         falls = np.zeros(len(self._ends))
         falls[1:-1] = steepness.cumsum()
@@ -97,11 +101,6 @@ class Passing:
         width = self._ends[-2] - self._ends[-3]
         falls[-1] = falls[-2] + steepness[-1] / width * (_FAR - self._ends[-2])
         return Curve(self._ends, falls)
-
-    def _learned(self, running_beyond: Floats) -> Floats:
-        passed = self._passed + running_beyond
-        shares: Floats = (passed + _PRIOR * _PRIOR_SHARE) / (passed + self._ended + _PRIOR)
-        return shares
 
 
 def passing_of(settings: AdmissionSettings) -> Passing:

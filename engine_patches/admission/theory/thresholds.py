@@ -171,7 +171,9 @@ def least_nested(
     """
     columns = [segment.everywhere for segment in segments]
     least = tuple(at_least or [1] * len(segments))
-    shares = _shares(segments, slack)
+    shares = [
+        max(segment.passing, min(1.0, segment.passing * (1 + slack))) for segment in segments[:-1]
+    ]
 
     def needed(step_s: float) -> Thresholds:
         found = [max(least[0], _above(segments[0].rate * step_s))]
@@ -185,12 +187,6 @@ def least_nested(
         sizes.append(share * sizes[-1])
     load = cost.of(combined(sizes, columns))
     return _settled(needed, columns, cost, load)
-
-
-def _shares(segments: Sequence[Segment], slack: float) -> list[float]:
-    return [
-        max(segment.passing, min(1.0, segment.passing * (1 + slack))) for segment in segments[:-1]
-    ]
 
 
 def _above(value: float) -> int:

@@ -69,9 +69,9 @@ def evenstep(*arguments: str) -> str:
 def test_functions_are_short() -> None:
     lengths = function_lengths()
 
-    assert {name: lines for name, lines in lengths.items() if lines > 50} == {}
+    assert {name: lines for name, lines in lengths.items() if lines > 60} == {}
     assert median(lengths.values()) <= 10
-    assert quantiles(lengths.values(), n=10)[-1] <= 30
+    assert quantiles(lengths.values(), n=10)[-1] <= 34  # as in httpx
 
 
 def test_files_are_short() -> None:
