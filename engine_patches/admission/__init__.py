@@ -96,7 +96,7 @@ ADMISSIONS: Mapping[str, AdmissionRow] = MappingProxyType(
         ),
         "nested_wait": AdmissionRow(
             _nested_wait,
-            "who fits with what those inside will come to, by the lengths that others reached",
+            "the next one, if it fits beside the expected growth of those that run",
             (*_TYPES, "delta", "strict"),
         ),
         "off": AdmissionRow(lambda _: Off(), "what the engine does by itself", in_order=True),

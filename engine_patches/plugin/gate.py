@@ -73,7 +73,7 @@ class AdmissionGate:
         self._tokens_per_block = 1 / sum(1 / size for size in sizes or (1,))
         if not (entrance.in_order or ADMISSIONS[settings.policy].in_order):
             raise PlugInError(
-                f"evenstep.admission: {settings.policy} chooses who goes first, and so does this "
+                f"evenstep.admission: {settings.policy} orders the queue, and so does this "
                 "engine: start it with --scheduling-policy fcfs, or take headroom"
             )
 

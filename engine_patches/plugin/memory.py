@@ -27,7 +27,7 @@ def cross_check(nvml: Any, handles: Iterable[Any], kv_bytes: int, blocks: int) -
     """
     found = [_taken(nvml, handle) for handle in handles]
     enough = all(taken >= kv_bytes for taken, _ in found)
-    seen = ", ".join(f"{taken / _GIB:.2f} GiB {who}" for taken, who in found)
+    seen = ", ".join(f"{taken / _GIB:.2f} GiB {holder}" for taken, holder in found)
     verdict = "allocated whole; how full it is comes from the block pool, which NVML cannot see"
     if not enough:
         verdict = "less than the cache: it lies elsewhere, or these are not the rank's GPUs"
