@@ -14,7 +14,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-PATIENCE = Path(__file__).resolve().parent / "patience"
+PROCESS_START = Path(__file__).resolve().parent / "process_start"
 
 
 def write_metadata(folder: Path) -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     folder = Path(sys.prefix) / "vllm-name"
     write_metadata(folder)
     given = os.environ.get("PYTHONPATH")
-    paths = os.pathsep.join([str(folder), str(PATIENCE), *([given] if given else [])])
+    paths = os.pathsep.join([str(folder), str(PROCESS_START), *([given] if given else [])])
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", *sys.argv[1:]]
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": paths})  # noqa: S606
 

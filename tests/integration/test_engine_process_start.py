@@ -1,4 +1,4 @@
-"""Engines on few cores leave time to what is tested beside them."""
+"""Each process of a CPU engine sleeps where it would yield, and requests AMX."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.engine.serve import PATIENCE
+from deploy.engine.serve import PROCESS_START
 from tests.support.server import Server
 
 _TOLD = """
@@ -23,7 +23,7 @@ print(os.sched_yield is posix.sched_yield, time.monotonic() - began_s)
 
 
 def test_where_a_process_would_yield_it_sleeps() -> None:
-    for path, same in (str(PATIENCE), "False"), ("", "True"):
+    for path, same in (str(PROCESS_START), "False"), ("", "True"):
         environment = {**os.environ, "PYTHONPATH": path}
         told = subprocess.check_output([sys.executable, "-c", _TOLD], text=True, env=environment)
         is_own, took_s = told.split()
@@ -41,7 +41,7 @@ print(had.value >> 18 & 1, got.value >> 18 & 1)
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is a part of x86_64")
 def test_a_process_may_use_amx_where_there_is_any() -> None:
-    for path, requested in (str(PATIENCE), True), ("", False):
+    for path, requested in (str(PROCESS_START), True), ("", False):
         environment = {**os.environ, "PYTHONPATH": path}
         said = subprocess.check_output(
             [sys.executable, "-c", _PERMITTED], text=True, env=environment
@@ -52,7 +52,7 @@ def test_a_process_may_use_amx_where_there_is_any() -> None:
 
 @pytest.mark.engine
 @pytest.mark.timeout(400)
-def test_an_engine_is_told_so(engine: Server) -> None:
+def test_an_engine_starts_so(engine: Server) -> None:
     environment = Path(f"/proc/{engine.process.pid}/environ").read_bytes().split(b"\0")
     (path,) = (line for line in environment if line.startswith(b"PYTHONPATH="))
-    assert str(PATIENCE) in path.decode().removeprefix("PYTHONPATH=").split(os.pathsep)
+    assert str(PROCESS_START) in path.decode().removeprefix("PYTHONPATH=").split(os.pathsep)
