@@ -41,7 +41,7 @@ def fields(**values: object) -> dict[str, object]:
 
 
 class TextLines(logging.Formatter):
-    """``2026-01-31 12:00:00,000 INFO router.serve.assemble: message name=value``."""
+    """``2026-01-31 12:00:00,000 INFO router.serve.router: message name=value``."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")

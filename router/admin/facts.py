@@ -47,10 +47,12 @@ class Footing:
     """Facts common to all groups.
 
     Attributes:
+        policy: name of the policy; None if nothing is routed.
         lookahead: configured forecast signal.
         calibrated: whether a worker's power levels are known.
     """
 
+    policy: str | None = None
     lookahead: str = "auto"
     compiled: bool = True
     calibrated: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,14 +15,14 @@ from router.core.errors import ConfigError, EvenstepError, InvalidRequestError
 _ELSEWHERE = ("workers", "tls_cert", "tls_key", "api_key_file", "admin_key_file")
 
 
-def add_settings(app: FastAPI, reload: Callable[[], Reload]) -> None:
+def add_settings(app: FastAPI, reload: Reload) -> None:
     """Add ``/settings``."""
     routes = APIRouter(prefix="/settings", dependencies=[Depends(own_pages_only)])
 
     @routes.get("")
     async def settings() -> dict[str, Any]:
         """Those that can be changed, as they are."""
-        return _shown(reload())
+        return _shown(reload)
 
     @routes.patch("")
     async def change(request: Request) -> dict[str, Any]:
@@ -33,10 +32,10 @@ def add_settings(app: FastAPI, reload: Callable[[], Reload]) -> None:
             with audited(request, f"change settings {values}"):
                 for name in sorted(values.keys() & set(_ELSEWHERE)):
                     raise ConfigError(f"{name} cannot be changed here, but where it is read")
-                await reload().change(values)
+                await reload.change(values)
         except EvenstepError as error:
             raise InvalidRequestError(str(error)) from None
-        return _shown(reload())
+        return _shown(reload)
 
     app.include_router(routes)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import version
+from types import MappingProxyType
 
 import msgspec
 
@@ -17,26 +17,6 @@ from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.worker import Worker
 from router.core.types import Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class PageSource:
-    """Sources of the page's data.
-
-    Attributes:
-        deciders: deciders by group; empty if nothing is routed (``evenstep observe``).
-        policy: name of the policy; None if nothing is routed.
-        problem: returns why a worker's snapshots are unusable.
-        emulated: whether a worker's engine reports itself as emulated.
-    """
-
-    cluster: Cluster
-    clock: Clock
-    deciders: Mapping[str, Decider] = field(default_factory=dict)
-    policy: str | None = None
-    footing: Footing = field(default_factory=Footing)
-    problem: Callable[[str], str | None] = lambda _: None
-    emulated: Callable[[str], bool] = lambda _: False
 
 
 class WorkerState(msgspec.Struct, frozen=True, gc=False):
@@ -129,53 +109,74 @@ class PageState(msgspec.Struct, frozen=True, gc=False):
 _VERSION = version("evenstep")
 
 
-def read(source: PageSource) -> PageState:
-    """Return the current state."""
-    now_s = source.clock()
-    groups = [_group(group, source, now_s) for group in source.cluster.groups.values()]
-    return PageState(_VERSION, time.time(), now_s, groups)
+class Status:
+    """Reads the state that the page shows.
 
+    Args:
+        deciders: deciders by group; empty if nothing is routed (``evenstep observe``).
+        problem: returns why a worker's snapshots are unusable.
+        emulated: whether a worker's engine reports itself as emulated.
+    """
 
-def _group(group: Group, source: PageSource, now_s: float) -> GroupState:
-    decider = source.deciders.get(group.name)
-    workers = [_worker(worker, source, now_s) for worker in group.workers.values()]
-    powered = sum(worker.up and worker.power_w is not None for worker in workers)
-    prefills = source.cluster.prefill_group(group.name)
-    return GroupState(
-        name=group.name,
-        serves=group.serves.name if group.serves else None,
-        lockstep=group.lockstep,
-        barrier=group.barrier,
-        emulated=any(map(source.emulated, group.workers)),
-        pool_requests=len(decider.pool) if decider else None,
-        sums=_sums(group, decider),
-        rule=_rule(group, decider, source.policy),
-        facts=facts(group, prefills, decider, powered, source.footing),
-        workers=workers,
-    )
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Clock,
+        deciders: Mapping[str, Decider] = MappingProxyType({}),
+        problem: Callable[[str], str | None] = lambda _: None,
+        emulated: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._deciders = deciders
+        self._problem = problem
+        self._emulated = emulated
 
+    def read(self, footing: Footing) -> PageState:
+        """Return the current state."""
+        now_s = self._clock()
+        groups = [self._group(group, footing, now_s) for group in self._cluster.groups.values()]
+        return PageState(_VERSION, time.time(), now_s, groups)
 
-def _worker(worker: Worker, source: PageSource, now_s: float) -> WorkerState:
-    feed, gauges = worker.feed, worker.foreign.gauges
-    shown = feed or gauges
-    return WorkerState(
-        id=worker.spec.id,
-        rank=worker.spec.rank,
-        up=worker.live,
-        draining=worker.draining,
-        breaker=worker.breaker.state.value,
-        reason=worker.down_reason,
-        load_tokens=worker.load_tokens,
-        requests=worker.requests,
-        queued=max(0, worker.requests - (feed.running if feed else worker.slots)),
-        slots=worker.slots,
-        service_rate=worker.service.known_per_s,
-        kv_usage=shown.kv_usage if shown else None,
-        power_w=worker.power_w(now_s),
-        source=worker.source.value,
-        age_s=round(now_s - feed.received_s, 2) if feed else None,
-        problem=source.problem(worker.spec.id) if worker.spec.snapshots else None,
-    )
+    def _group(self, group: Group, footing: Footing, now_s: float) -> GroupState:
+        decider = self._deciders.get(group.name)
+        workers = [self._worker(worker, now_s) for worker in group.workers.values()]
+        powered = sum(worker.up and worker.power_w is not None for worker in workers)
+        prefills = self._cluster.prefill_group(group.name)
+        return GroupState(
+            name=group.name,
+            serves=group.serves.name if group.serves else None,
+            lockstep=group.lockstep,
+            barrier=group.barrier,
+            emulated=any(map(self._emulated, group.workers)),
+            pool_requests=len(decider.pool) if decider else None,
+            sums=_sums(group, decider),
+            rule=_rule(group, decider, footing.policy),
+            facts=facts(group, prefills, decider, powered, footing),
+            workers=workers,
+        )
+
+    def _worker(self, worker: Worker, now_s: float) -> WorkerState:
+        feed, gauges = worker.feed, worker.foreign.gauges
+        shown = feed or gauges
+        return WorkerState(
+            id=worker.spec.id,
+            rank=worker.spec.rank,
+            up=worker.live,
+            draining=worker.draining,
+            breaker=worker.breaker.state.value,
+            reason=worker.down_reason,
+            load_tokens=worker.load_tokens,
+            requests=worker.requests,
+            queued=max(0, worker.requests - (feed.running if feed else worker.slots)),
+            slots=worker.slots,
+            service_rate=worker.service.known_per_s,
+            kv_usage=shown.kv_usage if shown else None,
+            power_w=worker.power_w(now_s),
+            source=worker.source.value,
+            age_s=round(now_s - feed.received_s, 2) if feed else None,
+            problem=self._problem(worker.spec.id) if worker.spec.snapshots else None,
+        )
 
 
 def _sums(group: Group, decider: Decider | None) -> Sums:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
@@ -15,27 +15,44 @@ from router.api.completions import add_generation
 from router.api.error_handlers import add_error_handlers
 from router.api.guard import KeyGuard
 from router.api.openapi import add_description
-from router.api.shared_routes import add_instance, add_metrics
+from router.api.shared_routes import Render, add_instance, add_metrics
+from router.core.process_counts import ProcessCounts
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.state.worker import Worker
 from router.proxy.beside_pool import Aside, add_aside
-from router.proxy.context import AppContext
+from router.proxy.context import DecidingContext
 from router.proxy.identity import Identified
 
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+class AppContext(DecidingContext, Protocol):
+    """Dependencies of the routes.
+
+    Attributes:
+        metrics: renderer of the Prometheus text.
+        problem: reason why a worker's snapshots are ignored, None if they count.
+        processes: counts of the router's processes; None: this is the only one.
+    """
+
+    @property
+    def metrics(self) -> Render: ...
+
+    @property
+    def problem(self) -> Callable[[str], str | None]: ...
+
+    @property
+    def processes(self) -> ProcessCounts | None: ...
 
 
 def create_app(
-    context: AppContext,
-    lifespan: Lifespan | None = None,
+    context: AppContext, running: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 ) -> FastAPI:
-    """Build the application."""
+    """Build the application; ``running`` surrounds its life."""
     app = FastAPI(
         title="Evenstep",
         version=version("evenstep"),
-        lifespan=lifespan,
+        lifespan=lambda _: running(),
         redirect_slashes=False,
     )
     if context.door is not None:

@@ -37,7 +37,7 @@ def serve(
 
         start(settings, sys.argv[sys.argv.index("serve") + 1 :])
     else:
-        from router.serve.assemble import run
+        from router.serve.router import run
 
         run(settings, partial(read_settings, context, config))
 

@@ -52,6 +52,7 @@ class _Engine:
         backoff_s: wait before the check after the next reported failure.
         delay_s: wait before the next check.
         hurried: event that ends a wait because ``delay_s`` is shorter now.
+        known: event that is set from the first check on.
     """
 
     url: str
@@ -66,6 +67,7 @@ class _Engine:
     backoff_s: float = FIRST_BACKOFF_S
     delay_s: float = 0.0
     hurried: asyncio.Event = field(default_factory=asyncio.Event)
+    known: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class HealthMonitor:
@@ -144,6 +146,11 @@ class HealthMonitor:
 
     async def run(self) -> None:
         await self._watches.run()
+
+    async def first_checks(self) -> None:
+        """Wait until each of the present engines is known to be up or down."""
+        for engine in list(self._watches.engines.values()):
+            await engine.known.wait()
 
     def probe_now(self, worker_id: str, reason: str) -> None:
         """Take an unreachable worker down at once and check it again soon.
@@ -224,6 +231,7 @@ class HealthMonitor:
         for worker_id in engine.worker_ids:
             self._apply(WorkerUp(worker_id))
         engine.up = True
+        engine.known.set()
 
     def _take_down(self, engine: _Engine, reason: str) -> None:
         log.warning("%s is down: %s", engine.url, reason)
@@ -232,6 +240,7 @@ class HealthMonitor:
         engine.up = False
         engine.unknown.clear()  # a different engine may return
         engine.down_reason = reason
+        engine.known.set()
 
     async def _rest(self, engine: _Engine) -> str | None:
         """Why a healthy engine takes no requests, None if it does."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate, chain
 from types import MappingProxyType
@@ -86,37 +85,41 @@ class _Alone(CollectorRegistry):
         yield self._family
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Counters beyond the cluster's; those from ``health`` on are None in ``evenstep observe``."""
-
-    snapshots: SnapshotClient
-    agents: PowerAgents
-    health: HealthMonitor | None = None
-    gauges: GaugeReader | None = None
-    limits: KeyLimits | None = None
-    http: HttpCounts | None = None
-    processes: ProcessCounts | None = None
-
-
 class Metrics:
     """Renders the workers' states and the router's counters.
 
+    All sources from ``deciders`` on are absent in ``evenstep observe``.
+
     Args:
         deciders: deciders by group, with their counters; empty if nothing is routed.
+        limits: counts by API key.
+        http: counts of the clients' connections.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        sources: Sources,
         clock: Clock,
+        *,
+        snapshots: SnapshotClient,
+        agents: PowerAgents,
         deciders: Mapping[str, Decider] = MappingProxyType({}),
+        health: HealthMonitor | None = None,
+        gauges: GaugeReader | None = None,
+        limits: KeyLimits | None = None,
+        http: HttpCounts | None = None,
+        processes: ProcessCounts | None = None,
     ) -> None:
         self._cluster = cluster
-        self._sources = sources
         self._clock = clock
+        self._snapshots = snapshots
+        self._agents = agents
         self._deciders = deciders
+        self._health = health
+        self._gauges = gauges
+        self._limits = limits
+        self._http = http
+        self._processes = processes
         self._process = ProcessCollector(registry=CollectorRegistry())
 
     async def render(self) -> bytes:
@@ -133,25 +136,25 @@ class Metrics:
         return b"".join(parts)
 
     def _collect(self) -> Iterator[Metric]:
-        sources, groups = self._sources, list(self._cluster.groups.values())
+        groups = list(self._cluster.groups.values())
         yield _family(*BUILD, ("version",), [((_VERSION,), 1)])
-        yield from _families(SNAPSHOT_ROWS, (), [((), sources.snapshots)])
-        yield from _families(AGENT_ROWS, (), [((), sources.agents)])
-        if sources.health is not None:
-            yield from _families(HEALTH_ROWS, (), [((), sources.health)])
-        if sources.gauges is not None:
-            yield from _families(GAUGE_ROWS, (), [((), sources.gauges)])
+        yield from _families(SNAPSHOT_ROWS, (), [((), self._snapshots)])
+        yield from _families(AGENT_ROWS, (), [((), self._agents)])
+        if self._health is not None:
+            yield from _families(HEALTH_ROWS, (), [((), self._health)])
+        if self._gauges is not None:
+            yield from _families(GAUGE_ROWS, (), [((), self._gauges)])
         if self._deciders:
             yield from self._routed()
-        if sources.limits is not None:
-            yield from self._keyed(sources.limits)
-        if sources.http is not None:
-            yield _family(*http_rows.CONNECTIONS, (), [((), sources.http.connections)])
-            yield _family(*http_rows.REFUSED, ("status",), http_rows.refused(sources.http))
-        if sources.processes is not None:
-            yield _family(*PROCESSES, ("role",), sources.processes.up())
-            yield _family(*RESTARTS, ("role",), sources.processes.restarts())
-            yield _family(*BROKEN, (), [((), sources.processes.broken)])
+        if self._limits is not None:
+            yield from self._keyed(self._limits)
+        if self._http is not None:
+            yield _family(*http_rows.CONNECTIONS, (), [((), self._http.connections)])
+            yield _family(*http_rows.REFUSED, ("status",), http_rows.refused(self._http))
+        if self._processes is not None:
+            yield _family(*PROCESSES, ("role",), self._processes.up())
+            yield _family(*RESTARTS, ("role",), self._processes.restarts())
+            yield _family(*BROKEN, (), [((), self._processes.broken)])
         named = [((group.name,), group) for group in groups]
         yield _family(*WORKERS, ("group", "source"), _known(groups))
         yield _family(*ADMISSION_WORKERS, ("group", "admission"), _admissions(groups))

@@ -25,7 +25,7 @@ from router.admin.health import add_health
 from router.admin.page import add_page
 from router.admin.recording import add_recording
 from router.admin.server import serving
-from router.admin.status import PageSource, read
+from router.admin.status import Status
 from router.admin.streams import Streams
 from router.api.shared_routes import add_metrics
 from router.config.settings import ServeSettings
@@ -35,7 +35,7 @@ from router.core.state.group import Group
 from router.core.types import PowerTold, SnapshotReceived, WorkerDown, WorkerUp
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
-from router.metrics.render import Metrics, Sources
+from router.metrics.render import Metrics
 from router.observe.observed import Seen, SeenRequests, Share, share, total
 from router.recording.file import RecordFile
 from router.recording.recorder import Recorder, Setting
@@ -162,19 +162,18 @@ class Observer:
                 before[name] = now
 
     def _routes(self, streams: Streams) -> list[AddRoutes]:
-        metrics = Metrics(
-            self.cluster, Sources(self._snapshots, self._agents), time.monotonic
-        ).render
-        source = PageSource(
-            self.cluster,
-            time.monotonic,
-            footing=Footing(calibrated=self._calibrated),
-            problem=self._snapshots.problem,
-        )
+        problem, clock = self._snapshots.problem, time.monotonic
+        metrics = Metrics(self.cluster, clock, snapshots=self._snapshots, agents=self._agents)
+        status = Status(self.cluster, clock, problem=problem)
+        footing = Footing(calibrated=self._calibrated)
+
+        def page() -> bytes:
+            return msgspec.json.encode(status.read(footing))
+
         return [
-            partial(add_metrics, render=metrics),
-            partial(add_health, cluster=self.cluster, problem=self._snapshots.problem),
-            partial(add_page, render=lambda: msgspec.json.encode(read(source)), streams=streams),
+            partial(add_metrics, render=metrics.render),
+            partial(add_health, cluster=self.cluster, problem=problem),
+            partial(add_page, render=page, streams=streams),
             partial(add_recording, recorder=self.recorder, streams=streams),
         ]
 

@@ -31,7 +31,7 @@ from router.processes.directory_builder import Teller
 from router.processes.link import Books
 from router.processes.process_args import Place, end_with_supervisor, orphaned, place_of
 from router.processes.proxy_links import Links
-from router.serve.assemble import Built, build
+from router.serve.router import Router
 from router.serve.server import MainServer
 
 # Bytes and number of the header fields that proxies add to forwarded requests.
@@ -46,13 +46,13 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings], place: Place
         admin = None
         if place.listener is not None:
             admin = sockets.enter_context(socket.socket(fileno=place.listener))
-        built = build(settings, read, settings.tls, admin, counts)
+        router = Router(settings, read, settings.tls, admin, counts)
         allow_connections(settings.max_connections)
-        links = _links(built, place, counts)
-        built.made.relay.attempts.watchers.append(links.recall)
-        built.reload.followers = links
-        config = server_config(built.app, _inside(settings), hot=built.hot, path=place.http)
-        _Server(config, built, links).run()
+        links = _links(router, place, counts)
+        router.relay.attempts.watchers.append(links.recall)
+        router.reload.followers = links
+        config = server_config(router.app, _inside(settings), hot=router.hot, path=place.http)
+        _Server(config, router, links).run()
     if orphaned():  # no other process removes it
         shutil.rmtree(place.folder, ignore_errors=True)
 
@@ -64,25 +64,27 @@ def _inside(settings: ServeSettings) -> HttpLimits:
     return replace(limits, max_header_bytes=head, max_headers=fields)
 
 
-def _links(built: Built, place: Place, counts: ProcessCounts) -> Links:
-    keys = built.access.clients
+def _links(router: Router, place: Place, counts: ProcessCounts) -> Links:
+    keys = router.access.clients
     books = Books(
-        dispatcher=built.made.dispatcher,
+        dispatcher=router.dispatcher,
         ring=lambda: KeyRing() if keys is None else keys.ring,
-        limits=built.access.limits,
-        trouble=built.made.health.probe_now,
-        http=built.counts,
+        limits=router.access.limits,
+        trouble=router.health.probe_now,
+        http=router.counts,
         processes=counts,
         clock=time.monotonic,
     )
-    return Links(place.decider, books, Teller(built, place.proxies), counts)
+    return Links(place.decider, books, Teller(router, place.proxies), counts)
 
 
 class _Server(MainServer):
     """Serves until no proxy is left."""
 
-    def __init__(self, config: uvicorn.Config, built: Built, links: Links) -> None:
-        super().__init__(config, built.lifecycle, built.reload, others=lambda: bool(links.proxies))
+    def __init__(self, config: uvicorn.Config, router: Router, links: Links) -> None:
+        super().__init__(
+            config, router.lifecycle, router.reload, others=lambda: bool(links.proxies)
+        )
         self._links = links
         self._linking: asyncio.Task[None] | None = None
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil
 
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
-from router.serve.assemble import Built
+from router.serve.router import Router
 
 
 class Teller:
@@ -16,10 +16,10 @@ class Teller:
         proxies: number of proxies that share the port's connections and the retry budget.
     """
 
-    def __init__(self, built: Built, proxies: int) -> None:
-        self._built = built
+    def __init__(self, router: Router, proxies: int) -> None:
+        self._router = router
         self._proxies = proxies
-        settings = built.reload.settings
+        settings = router.reload.settings
         limits = settings.http_limits
         self._limits = replace(
             limits,
@@ -30,53 +30,53 @@ class Teller:
         self._worker_key = settings.worker_key
 
     def __call__(self) -> Directory:
-        made = self._built.made
+        router = self._router
         return Directory(
             groups=self._groups(),
-            models=dict(made.models.by_group),
-            absent=dict(made.models.absent),
-            aliases=dict(made.models.aliases),
-            limits=made.models.limits,
-            known=tuple(made.models.known),
-            ranked=made.urls.all,
+            models=dict(router.models.by_group),
+            absent=dict(router.models.absent),
+            aliases=dict(router.models.aliases),
+            limits=router.models.limits,
+            known=tuple(router.models.known),
+            ranked=router.urls.all,
             patience=self._patience(),
             access=self._access(),
             serving=self._serving(),
         )
 
     def _groups(self) -> dict[str, GroupCard]:
-        made = self._built.made
+        router = self._router
         return {
             name: GroupCard(
                 # Rounded, because it moves a little with every prompt.
                 round(group.token_rate.bytes_per_token, 2),
-                made.models.prefills(name, frozenset()),
+                router.models.prefills(name, frozenset()),
                 frozenset(group.askable),
                 round(group.token_rate.tokens_per_part),
                 group.most_slots,
             )
-            for name, group in made.dispatcher.cluster.groups.items()
+            for name, group in router.dispatcher.cluster.groups.items()
             if group.serves is None
         }
 
     def _patience(self) -> Patience:
-        made = self._built.made
-        settings = made.dispatcher.lanes.settings
+        router = self._router
+        settings = router.dispatcher.lanes.settings
         return Patience(
-            max_attempts=made.relay.max_attempts,
-            deadlines=made.relay.deadlines,
+            max_attempts=router.relay.max_attempts,
+            deadlines=router.relay.deadlines,
             retry_share=settings.retry_share,
             retry_min_per_s=settings.retry_min_per_s / self._proxies,
-            tells=made.relay.tells,
+            tells=router.relay.tells,
         )
 
     def _access(self) -> Access:
-        access = self._built.access
+        access = self._router.access
         keys = None if access.clients is None else tuple(access.clients.ring.by_name.values())
-        return Access(keys, hidden=access.door is not None)
+        return Access(keys, hidden=self._router.door is not None)
 
     def _serving(self) -> Serving:
-        settings, lifecycle = self._built.reload.settings, self._built.lifecycle
+        settings, lifecycle = self._router.reload.settings, self._router.lifecycle
         return Serving(
             limits=self._limits,
             tls=settings.certificate,

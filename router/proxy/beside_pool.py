@@ -50,7 +50,7 @@ from router.proxy.asgi_client import read_body
 from router.proxy.attempts import Attempt
 from router.proxy.blame import judge_answer, judge_failure
 from router.proxy.body import model_in
-from router.proxy.context import AppContext
+from router.proxy.context import DecidingContext
 from router.proxy.dialects import COMPLETIONS, MESSAGES
 from router.proxy.endpoints import target
 from router.proxy.events import check_end
@@ -75,7 +75,7 @@ _LARGE_BYTES = 1024 * 1024
 class Aside:
     """Counts of these requests, by worker."""
 
-    def __init__(self, context: AppContext) -> None:
+    def __init__(self, context: DecidingContext) -> None:
         self.context = context
         self.in_flight = 0
         self._sent: Counter[str] = Counter()
@@ -117,7 +117,7 @@ def _let_in(worker: Worker) -> bool:
     return worker.breaker.capacity(1, worker.slots, worker.in_flight + worker.aside) > 0
 
 
-def add_aside(app: FastAPI, context: AppContext) -> Aside:
+def add_aside(app: FastAPI, context: DecidingContext) -> Aside:
     """Add these endpoints to an application."""
     aside = Aside(context)
     for path in PATHS:

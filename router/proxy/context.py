@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import Scope
 
 from router.access.door import Door
 from router.core.clock import Clock
-from router.core.process_counts import ProcessCounts
 from router.core.request_limits import RequestLimits
 from router.http.lifecycle import Lifecycle
 from router.proxy.client import Client
@@ -45,7 +43,11 @@ class Models(Protocol):
 
 
 class ServingContext(Protocol):
-    """Dependencies of requests that generate; see ``AppContext`` for the attributes."""
+    """Dependencies of requests that generate.
+
+    Attributes:
+        door: check of keys; None: all clients may enter.
+    """
 
     @property
     def models(self) -> Models: ...
@@ -68,25 +70,11 @@ class ServingContext(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AppContext:
-    """Dependencies of the routes.
+class DecidingContext(ServingContext, Protocol):
+    """Dependencies of requests in the process that decides."""
 
-    Attributes:
-        metrics: renderer of the Prometheus text.
-        problem: reason why a worker's snapshots are ignored, None if they count.
-        door: check of keys; None: all clients may enter.
-        processes: counts of the router's processes; None: this is the only one.
-        elsewhere: always None: every request is served here.
-    """
+    @property
+    def models(self) -> ModelTable: ...
 
-    dispatcher: Dispatcher
-    models: ModelTable
-    relay: RelayContext
-    metrics: Callable[[], Awaitable[bytes]]
-    clock: Clock
-    problem: Callable[[str], str | None] = lambda _: None
-    lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    door: Door | None = None
-    processes: ProcessCounts | None = None
-    elsewhere: None = None
+    @property
+    def dispatcher(self) -> Dispatcher: ...

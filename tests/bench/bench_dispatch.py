@@ -36,7 +36,7 @@ from router.core.types import (
 )
 from router.dispatch.dispatcher import Dispatcher
 from router.proxy.request_log import RequestLog, follow
-from router.serve.parts import dispatcher as make_dispatcher
+from router.serve.router import make_dispatcher
 
 TENANTS = "bench", "other"
 Figures = dict[str, float]

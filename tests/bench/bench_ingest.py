@@ -33,7 +33,7 @@ from router.config.settings import ServeSettings
 from router.core.state.cluster import Cluster
 from router.core.types import Arrived, Dispatched, KvGroup, Request, WorkerSpec, WorkerUp
 from router.engines.snapshots import SnapshotClient
-from router.serve.parts import dispatcher as make_dispatcher
+from router.serve.router import make_dispatcher
 
 PUBLISHERS = 4
 MEAN_OUTPUT = 200

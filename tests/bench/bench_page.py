@@ -31,7 +31,8 @@ import httpx
 import msgspec
 
 from loadgen.report.browser import browsing, find
-from router.admin.status import PageSource, read
+from router.admin.facts import Footing
+from router.admin.status import Status
 from router.core.types import WorkerSpec, WorkerUp
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.replays import replaying
@@ -177,11 +178,11 @@ def state_cpu_ms(workers: int) -> float:
         bench.dispatcher.apply(WorkerUp(spec.id))
     bench.step(1, **{spec.id: 100 for spec in specs})
     deciders = bench.dispatcher.deciders
-    source = PageSource(bench.dispatcher.cluster, time.monotonic, deciders, "jsq")
+    status, footing = Status(bench.dispatcher.cluster, time.monotonic, deciders), Footing("jsq")
     taken = []
     for _ in range(50):
         began = time.thread_time()
-        msgspec.json.encode(read(source))
+        msgspec.json.encode(status.read(footing))
         taken.append((time.thread_time() - began) * 1e3)
     return median(taken)
 

@@ -17,7 +17,7 @@ from router.core.errors import ConfigError
 from router.core.types import Outcome, WorkerSpec
 from router.engines.health import HealthMonitor
 from router.proxy.endpoints import ENDPOINTS
-from router.serve import parts
+from router.serve import reloadable
 from router.serve.access import Access
 from tests.support.scripted import ScriptedServer, scripted, soon, until
 from tests.support.serving import Router, serving
@@ -199,7 +199,7 @@ def test_where_nobody_needed_a_key_it_takes_a_new_start_to_ask_for_keys(tmp_path
     keys = tmp_path / "keys"
     keys.write_text(KEYS)
     given = ServeSettings(api_key_file=str(keys), admin_key_file=str(keys))
-    open_, keyed = (parts.keys(Access(each, lambda: 0.0)) for each in (ServeSettings(), given))
+    open_, keyed = (reloadable.keys(Access(each, lambda: 0.0)) for each in (ServeSettings(), given))
     assert not open_.settings
     assert keyed.settings == {"api_key_file", "admin_key_file"}
 

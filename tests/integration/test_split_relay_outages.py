@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from router.core.types import EngineFailed, Outcome, WorkerUp
-from router.serve.parts import give_engine_up
+from router.serve.router import give_engine_up
 from tests.support.relaying import routed
 from tests.support.scripted import soon, until
 from tests.support.splitting import ANSWER, TOKENS, Pair, computed, kept, stats
@@ -64,7 +64,7 @@ async def test_an_engine_that_fails_its_checks_has_lost_what_it_kept() -> None:
         exchange = await one.next()
         assert (kept(router, "a"), kept(router, "b")) == (77, 77)
         router.down("a")
-        give_engine_up("a", router.dispatcher, router.attempts)
+        give_engine_up(router.dispatcher, router.attempts, "a")
         await exchange.left()  # it is computed elsewhere
         assert (kept(router, "a"), kept(router, "b")) == (0, 77)
         await computed(await other.next())

@@ -18,7 +18,7 @@ from router.engines.health import HealthMonitor
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.http.counts import HttpCounts
-from router.metrics.render import Metrics, Sources
+from router.metrics.render import Metrics
 
 SPECS = [
     WorkerSpec("a", "http://h:1", "g", rank=0, slots=4, snapshots="tcp://h:5", service_rate=0.5),
@@ -53,11 +53,17 @@ class Bench:
         )
         self.agents = PowerAgents(specs, apply, lambda: self.now_s)
         self.limits = KeyLimits()
-        sources = Sources(
-            *(self.snapshots, self.agents, self.health, self.gauges, self.limits, HttpCounts())
+        self.metrics = Metrics(
+            self.dispatcher.cluster,
+            lambda: self.now_s,
+            snapshots=self.snapshots,
+            agents=self.agents,
+            deciders=self.dispatcher.deciders,
+            health=self.health,
+            gauges=self.gauges,
+            limits=self.limits,
+            http=HttpCounts(),
         )
-        cluster, deciders = self.dispatcher.cluster, self.dispatcher.deciders
-        self.metrics = Metrics(cluster, sources, lambda: self.now_s, deciders)
 
     def step(self, step: int, **loads_tokens: int) -> None:
         """Let workers report a step with these loads."""

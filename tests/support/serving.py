@@ -7,16 +7,17 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 from uvicorn.server import ServerState
 
 from router.access.door import Door
-from router.api.app import create_app
+from router.api.app import AppContext, create_app
 from router.api.front import Front
 from router.config.sources import load_settings
+from router.core.clock import Clock
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.queue.deadlines import Deadlines
 from router.core.state.breaker import DEFAULTS, BreakerSettings
@@ -28,11 +29,11 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.lane import DispatchSettings
 from router.dispatch.models import ModelTable
 from router.engines.client import HttpClient, Response
+from router.http.lifecycle import Lifecycle
 from router.http.limits import HttpLimits
 from router.http.listening import server_config
 from router.http.plane import DataPlane
 from router.proxy.attempts import Attempts
-from router.proxy.context import AppContext
 from router.proxy.mooncake import Bootstraps
 from router.proxy.relay_context import KvTransfer, RelayContext
 from router.proxy.request_log import RequestLog
@@ -125,8 +126,24 @@ class Router:
             assert (worker.free_slots, worker.load_tokens) == (worker.slots, 0)
 
 
-async def _metrics() -> bytes:
-    return b"metric 1\n"
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """The dependencies of the routes, without metrics and snapshots."""
+
+    dispatcher: Dispatcher
+    models: ModelTable
+    relay: RelayContext
+    door: Door | None
+    clock: Clock = time.monotonic
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    processes: None = None
+    elsewhere: None = None
+
+    async def metrics(self) -> bytes:
+        return b"metric 1\n"
+
+    def problem(self, _: str) -> None:
+        return None
 
 
 @contextlib.asynccontextmanager
@@ -184,7 +201,7 @@ async def serving(
         deadlines=deadlines or Deadlines(),
         transfer=KvTransfer(dispatcher, kept_s, Bootstraps(upstream)),
     )
-    context = AppContext(dispatcher, models, relay, _metrics, time.monotonic, door=door)
+    context = _Context(dispatcher, models, relay, door)
     watching = asyncio.create_task(dispatcher.run())
     plane = plane or load_settings({}).data_plane
     state = ServerState()

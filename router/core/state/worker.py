@@ -115,10 +115,6 @@ class Worker:
         self._unseen: dict[str, int] = {}
 
     @property
-    def checked(self) -> bool:
-        return self.trouble != _NOT_CHECKED
-
-    @property
     def live(self) -> bool:
         return self.down_reason is None
 
@@ -146,6 +142,11 @@ class Worker:
     def full_wanted(self) -> bool:
         """True if only a full snapshot would show all that runs."""
         return self.feed is None or self.feed.full_wanted
+
+    @property
+    def gauges_wanted(self) -> bool:
+        """True if only its engine's own metrics would show what runs there."""
+        return self.live and self.feed is None
 
     @property
     def in_flight(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.admin.facts import Footing
-from router.admin.status import PageSource, read
+from router.admin.status import Status
 from router.core.forecast.end_signals import NoSignal
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.bfio.policy import BfIo
@@ -35,17 +35,15 @@ def test_of_a_router() -> None:
     cluster.apply(WorkerDown("b", "gone"))
     for _ in range(DEFAULTS.failures):
         cluster.worker("a").breaker.failed("x", 1.0, suspect=False, may_open=True)
-    source = PageSource(
+    status = Status(
         cluster,
         lambda: 1.5,
         {"default": decider},
-        "bfio",
-        Footing(),
         problem=lambda worker_id: f"{worker_id} is late",
         emulated=lambda worker_id: worker_id == "a",
     )
 
-    state = msgspec.to_builtins(read(source))
+    state = msgspec.to_builtins(status.read(Footing("bfio")))
 
     (told,) = state["groups"]
     a, b = told["workers"]
@@ -72,7 +70,7 @@ def test_what_queues_in_an_engine_is_apart_from_what_runs() -> None:
     shown = [running(part(number), 50, 1) for number in range(4)]
     show(cluster, msgspec.structs.replace(snapshot("full", 1, *shown), waiting=2))
 
-    (told,) = read(PageSource(cluster, lambda: 0.0)).groups
+    (told,) = Status(cluster, lambda: 0.0).read(Footing()).groups
 
     # One tells it, of the other one its slots do.
     assert [(each.requests, each.queued) for each in told.workers] == [(6, 2), (6, 2)]
@@ -80,7 +78,7 @@ def test_what_queues_in_an_engine_is_apart_from_what_runs() -> None:
 
 
 def test_where_nothing_is_routed() -> None:
-    (told,) = read(PageSource(cluster_of(*SPECS), lambda: 0.0)).groups
+    (told,) = Status(cluster_of(*SPECS), lambda: 0.0).read(Footing()).groups
 
     assert (told.rule, told.pool_requests, told.sums.completed) == (None, None, 0)
 
@@ -91,7 +89,7 @@ def test_of_engines_that_time_their_waits() -> None:
         told = snapshot("full", number, running(part(7), 100, 20), power_w=300.0, step_s=0.5)
         show(cluster, msgspec.structs.replace(told, waited_s=0.1))
 
-    sums = msgspec.to_builtins(read(PageSource(cluster, lambda: 0.0)).groups[0].sums)
+    sums = msgspec.to_builtins(Status(cluster, lambda: 0.0).read(Footing()).groups[0].sums)
 
     assert (sums["steps"], sums["step_s"], sums["waiting_s"]) == (2, 1.0, 0.2)
     assert (sums["timed_s"], sums["measured_s"]) == (1.0, 1.0)

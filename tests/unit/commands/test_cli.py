@@ -109,7 +109,7 @@ def test_serve_runs_the_server_with_the_settings(
     run: Run, replaced: Callable[[str, str, object], None]
 ) -> None:
     served: list[ServeSettings] = []
-    replaced("router.serve.assemble", "run", lambda settings, _: served.append(settings))
+    replaced("router.serve.router", "run", lambda settings, _: served.append(settings))
     assert run("serve", "--worker", "http://a:1", "--worker", "http://a:2", "--port", "0")[0] == 0
     assert [worker.id for worker in served[0].workers] == ["a:1", "a:2"]
     assert served[0].port == 0

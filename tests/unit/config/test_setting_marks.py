@@ -7,13 +7,13 @@ from pathlib import Path
 
 from router.config.marks import TakenBy, mark_of, marked
 from router.config.settings import ServeSettings
-from router.serve.assemble import build
+from router.serve.router import Router
 
 FIELDS = ServeSettings.model_fields
 
 
 def names(settings: ServeSettings, tls: ssl.SSLContext | None = None) -> set[str]:
-    return set(build(settings, lambda: settings, tls).reload.names)
+    return set(Router(settings, lambda: settings, tls).reload.names)
 
 
 async def test_a_router_with_everything_takes_what_is_marked(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""Parts of the router that accept settings at run time: which settings, and what they change."""
+
+from __future__ import annotations
+
+import ssl
+
+from router.config.live import Part, taken_by
+from router.config.marks import TakenBy
+from router.config.settings import ServeSettings
+from router.core.errors import ConfigError
+from router.dispatch.membership import Fleet
+from router.engines.gauges import GaugeReader
+from router.engines.health import HealthMonitor
+from router.http import tls
+from router.http.lifecycle import Lifecycle
+from router.proxy.relay_context import RelayContext
+from router.recording.recorder import Recorder, Setting
+from router.serve.access import Access
+
+
+def recorded(settings: ServeSettings) -> Setting:
+    """Return the settings that a recording's header shows."""
+    return Setting("serve", settings.policy, settings.dispatch.value, settings.levels)
+
+
+def watching(health: HealthMonitor, gauges: GaugeReader) -> Part:
+    """Reloadable settings of health checks and metrics polling."""
+
+    def take(settings: ServeSettings) -> None:
+        health.configure(settings.health_interval_s, settings.health_failures)
+        gauges.configure(settings.metrics_interval_s)
+
+    return Part(taken_by(TakenBy.WATCHING), take)
+
+
+def patience(relay: RelayContext) -> Part:
+    """Reloadable settings of attempts, timeouts and worker headers, for new requests."""
+
+    def take(settings: ServeSettings) -> None:
+        relay.max_attempts, relay.deadlines = settings.max_attempts, settings.deadlines
+        relay.tells = settings.worker_headers
+
+    return Part(taken_by(TakenBy.RELAY), take)
+
+
+def workers(fleet: Fleet) -> Part:
+    """Reloadable set of workers."""
+
+    def take(settings: ServeSettings) -> None:
+        fleet.change(settings.workers, settings.lockstep)
+
+    def check(settings: ServeSettings) -> None:
+        fleet.check(settings.workers)
+
+    return Part(taken_by(TakenBy.WORKERS), take, check)
+
+
+def recording(recorder: Recorder) -> Part:
+    """Reloadable header of recordings."""
+
+    def take(settings: ServeSettings) -> None:
+        recorder.change(recorded(settings))
+
+    return Part(frozenset(), take)
+
+
+def ending(lifecycle: Lifecycle) -> Part:
+    """Reloadable times of the router's shutdown."""
+
+    def take(settings: ServeSettings) -> None:
+        lifecycle.drain_delay_s, lifecycle.grace_s = settings.drain_delay_s, settings.grace_s
+
+    return Part(taken_by(TakenBy.ENDING), take)
+
+
+def keys(access: Access) -> Part:
+    """Reloadable keys; files are read again even if their names are unchanged."""
+    return Part(access.read_again, access.take, access.check)
+
+
+def certificate(shown: ssl.SSLContext) -> Part:
+    """Reloadable certificate for new clients, read again even if the file names are unchanged."""
+
+    def check(settings: ServeSettings) -> None:
+        if settings.certificate is None:
+            raise ConfigError("tls_cert is gone: a port that speaks HTTPS does so until it ends")
+
+    def take(settings: ServeSettings) -> None:
+        if settings.certificate is not None:
+            tls.load(shown, *settings.certificate)
+
+    return Part(taken_by(TakenBy.CERTIFICATE), take, check)

@@ -1,0 +1,332 @@
+"""``evenstep serve`` from top to bottom: every part of the router, and how long each runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from router.admin.app import create_admin
+from router.admin.facts import Footing
+from router.admin.page import add_page
+from router.admin.recording import add_recording
+from router.admin.server import serving
+from router.admin.settings import add_settings
+from router.admin.status import Status
+from router.admin.streams import Streams
+from router.admin.workers import add_workers
+from router.api.app import create_app
+from router.api.front import Front
+from router.api.shared_routes import add_instance, add_metrics
+from router.config.live import Part, Reload
+from router.config.settings import ServeSettings
+from router.core.policies.bfio.compiled import njit
+from router.core.process_counts import ProcessCounts
+from router.core.queue.fair_share import Weight, equal
+from router.core.state.cluster import Cluster
+from router.core.types import EngineFailed
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.membership import Fleet
+from router.dispatch.models import ModelTable
+from router.engines.client import HttpClient
+from router.engines.gauges import GaugeReader
+from router.engines.health import HealthMonitor
+from router.engines.power_agents import PowerAgents
+from router.engines.shared_urls import SharedUrls
+from router.engines.snapshots import SnapshotClient
+from router.file_limit import allow_connections
+from router.http import uvicorn_api
+from router.http.counts import HttpCounts
+from router.http.lifecycle import Lifecycle
+from router.http.listening import server_config
+from router.http.plane import DataPlane
+from router.logs import start_logging
+from router.metrics.render import Metrics
+from router.proxy.attempts import Attempts
+from router.proxy.mooncake import Bootstraps
+from router.proxy.relay_context import KvTransfer, RelayContext
+from router.proxy.request_log import RequestLog
+from router.proxy.splice import HotPath
+from router.recording.file import RecordFile
+from router.recording.recorder import Recorder
+from router.serve import reloadable
+from router.serve.access import Access
+from router.serve.balancing import balancing, bounds, deciding
+from router.serve.server import MainServer
+from router.serve.sockets import admin_tls, opened
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
+    """Serve until SIGINT or SIGTERM; ``MainServer`` describes the shutdown.
+
+    Raises:
+        ConfigError: an address cannot be bound.
+    """
+    start_logging(settings.log_level, settings.log_format)
+    tls = settings.tls
+    with opened(settings) as ports:
+        router = Router(settings, read, tls, ports.admin)
+        allow_connections(settings.max_connections)
+        config = server_config(
+            router.app, settings.http_limits, counts=router.counts, hot=router.hot, tls=tls
+        )
+        ports.announce(settings, tls)
+        server = MainServer(config, router.lifecycle, router.reload, inherited=ports.inherited)
+        server.run(sockets=ports.listeners)
+
+
+class _Runs(Protocol):
+    async def run(self) -> None: ...
+
+
+class Router:
+    """Every part of a router that decides; its attributes are the parts.
+
+    Args:
+        settings: settings at the start.
+        read: reads the settings again.
+        tls: certificate of the clients' port.
+        admin: listening socket of the admin port; None: no admin port.
+        processes: counters of the router's processes; None: this is the only one.
+
+    Attributes:
+        app: application of the clients' port; its lifespan is ``running``.
+        hot: takes requests over ahead of the application; None: it does not.
+        counts: counters of the clients' connections.
+        elsewhere: None, as every request is served here.
+    """
+
+    elsewhere: None = None
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        read: Callable[[], ServeSettings],
+        tls: ssl.SSLContext | None = None,
+        admin: socket.socket | None = None,
+        processes: ProcessCounts | None = None,
+    ) -> None:
+        self.clock = time.monotonic
+        self._tls, self._admin, self.processes = tls, admin, processes
+        self._start_s = settings.health_timeout_s
+        self.lifecycle = Lifecycle(settings.drain_delay_s, settings.grace_s)
+        # Who may enter, which workers there are, and who goes to which.
+        self.access = Access(settings, self.clock)
+        self.door = self.access.door
+        self.cluster = Cluster(
+            settings.workers,
+            settings.lockstep,
+            settings.prefill_chunk,
+            settings.levels,
+            settings.breakers,
+        )
+        self.dispatcher = make_dispatcher(settings, self.cluster, self.access.weight)
+        self.models = ModelTable(self.cluster, settings.aliases, settings.request_limits)
+        self._connect(settings)
+        # What clients and operators see, and what may change while all this runs.
+        self.requests, self.counts, self.streams = RequestLog(self.clock), HttpCounts(), Streams()
+        self.cluster.watchers.append(self.requests)
+        self.recorder = Recorder(
+            self.cluster, reloadable.recorded(settings), self.clock, time.time()
+        )
+        self._files = [RecordFile(Path(settings.record), self.recorder)] if settings.record else []
+        self.reload = Reload(settings, read, self._reloadable(settings), deciding)
+        self._observe()
+        self.app = Front(create_app(self, self.running), self.lifecycle, self.requests)
+        self.hot = self._hot_path(settings.data_plane)
+
+    def _connect(self, settings: ServeSettings) -> None:
+        """Make the connections to the engines, and what engines report on them."""
+        specs, cluster, dispatcher = settings.workers, self.cluster, self.dispatcher
+        self.attempts = Attempts()
+        self.client = HttpClient(settings.connect_timeout_s, settings.worker_key)
+        self.health = HealthMonitor(
+            specs,
+            dispatcher.apply,
+            self.models.learn,
+            partial(give_engine_up, dispatcher, self.attempts),
+            interval_s=settings.health_interval_s,
+            timeout_s=settings.health_timeout_s,
+            failures=settings.health_failures,
+            key=settings.worker_key,
+        )
+        self.snapshots = SnapshotClient(
+            specs,
+            dispatcher.apply,
+            lambda worker_id: cluster.worker(worker_id).full_wanted,
+            self.clock,
+            settings.keys,
+            lambda worker_id: cluster.worker(worker_id).live,
+            lambda: dispatcher.lanes.waiting,
+        )
+        dispatcher.lanes.incoming = self.snapshots
+        self.gauges = GaugeReader(
+            specs,
+            dispatcher.apply,
+            lambda worker_id: cluster.worker(worker_id).gauges_wanted,
+            self.clock,
+            interval_s=settings.metrics_interval_s,
+            timeout_s=settings.health_timeout_s,
+        )
+        self.agents = PowerAgents(specs, dispatcher.apply, self.clock, settings.keys)
+        self.urls = SharedUrls(specs)
+        self.relay = RelayContext(
+            port=dispatcher,
+            client=self.client,
+            trouble=self.health.probe_now,
+            ranked=self.urls,
+            max_attempts=settings.max_attempts,
+            clock=self.clock,
+            attempts=self.attempts,
+            deadlines=settings.deadlines,
+            transfer=KvTransfer(
+                dispatcher,
+                settings.kv_expiry_s if settings.kv_transfer == "params" else None,
+                Bootstraps(self.client),
+            ),
+            tells=settings.worker_headers,
+        )
+        # In this order a worker that joins gets known.
+        followers = (self.urls, self.agents, self.gauges, self.models, self.health, self.snapshots)
+        self.fleet = Fleet(cluster, dispatcher.lanes, followers, self.attempts.break_off, specs)
+
+    def _reloadable(self, settings: ServeSettings) -> list[Part]:
+        """Return the parts that accept settings at run time; those that may reject them first."""
+        return [
+            *([] if self._tls is None else [reloadable.certificate(self._tls)]),
+            reloadable.keys(self.access),
+            reloadable.workers(self.fleet),
+            balancing(settings, self.dispatcher),
+            reloadable.watching(self.health, self.gauges),
+            reloadable.patience(self.relay),
+            reloadable.recording(self.recorder),
+            reloadable.ending(self.lifecycle),
+        ]
+
+    def _observe(self) -> None:
+        """Make what shows the router's state: metrics, status page and admin port."""
+        self.problem = self.snapshots.problem
+        self.metrics = Metrics(
+            self.cluster,
+            self.clock,
+            snapshots=self.snapshots,
+            agents=self.agents,
+            deciders=self.dispatcher.deciders,
+            health=self.health,
+            gauges=self.gauges,
+            limits=self.access.limits,
+            http=self.counts,
+            processes=self.processes or ProcessCounts(),
+        ).render
+        self.status = Status(
+            self.cluster, self.clock, self.dispatcher.deciders, self.problem, self.health.emulated
+        )
+        self.admin = create_admin(
+            [
+                partial(add_metrics, render=self.metrics),
+                partial(add_instance, deciders=self.dispatcher.deciders),
+                partial(add_page, render=self._page, streams=self.streams),
+                partial(add_recording, recorder=self.recorder, streams=self.streams),
+                partial(add_workers, fleet=self.fleet),
+                partial(add_settings, reload=self.reload),
+            ],
+            self.access.operators,
+        )
+
+    def _page(self) -> bytes:
+        """Return the status page's state as JSON, under the settings in force."""
+        settings = self.reload.settings
+        calibrated = settings.power_levels is not None
+        footing = Footing(settings.policy, settings.lookahead, njit is not None, calibrated)
+        return msgspec.json.encode(self.status.read(footing))
+
+    def _hot_path(self, plane: DataPlane) -> HotPath | None:
+        """Return the hot path if it is configured and uvicorn supports it."""
+        if plane is DataPlane.ASGI:
+            return None
+        if lacking := uvicorn_api.missing():
+            names = ", ".join(lacking)
+            log.warning("uvicorn is not as it should be for --data-plane splice: %s", names)
+            return None
+        return HotPath(self, self.requests)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the background parts and the admin port until the block ends.
+
+        It begins once every engine has been checked, so that early clients find workers.
+        """
+        self.snapshots.start()
+        gc.freeze()
+        parts: tuple[_Runs, ...] = (
+            self.health,
+            self.gauges,
+            self.agents,
+            self.fleet,
+            self.dispatcher,
+            *self._files,
+        )
+        tls = None if self._admin is None else admin_tls(self._admin, self._tls)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(part.run()) for part in parts]
+            async with serving(self.admin, self.streams, self._admin, tls):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.health.first_checks(), self._start_s)
+                yield
+            for task in running:
+                task.cancel()
+        self.snapshots.close()
+        await self.client.aclose()
+        log.info("ended; %s", self._left())
+
+    def _left(self) -> str:
+        """Describe the requests left at shutdown; after a clean one both counts are 0."""
+        groups = self.cluster.groups.values()
+        flying = sum(worker.in_flight for group in groups for worker in group.workers.values())
+        waiting = sum(len(decider.pool) for decider in self.dispatcher.deciders.values())
+        return f"{flying} requests in flight, {waiting} waiting"
+
+
+def make_dispatcher(
+    settings: ServeSettings, cluster: Cluster, weight: Weight = equal
+) -> Dispatcher:
+    """Build pools and policies over a cluster; ``weight`` returns the weight of a key's share."""
+    chosen = deciding(settings)
+    return Dispatcher(
+        cluster,
+        chosen.policy,
+        fallback=chosen.fallback,
+        settings=bounds(settings),
+        clock=time.monotonic,
+        make_look_ahead=chosen.look_ahead,
+        weight=weight,
+    )
+
+
+def give_engine_up(dispatcher: Dispatcher, attempts: Attempts, worker_id: str) -> None:
+    """End requests that have no hope left after an engine failed its checks.
+
+    A single broken connection is no reason to. In lockstep it would end all streams of a healthy
+    group. For a prefill worker it would discard KV that other requests wait for.
+    """
+    dispatcher.apply(EngineFailed(worker_id))
+    group = dispatcher.cluster.group_of(worker_id)
+    if group.lockstep:
+        for worker in group.workers.values():
+            if worker.down_reason is not None:
+                attempts.break_off(worker.spec.id, worker.down_reason)
+    # An engine alone in its group is kept: busy engines answer late.
+    elif group.serving or (group.serves and group.serves.serving):
+        attempts.recall(worker_id, "the worker does not answer its health checks")
