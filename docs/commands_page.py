@@ -14,8 +14,8 @@ from typer.models import OptionInfo
 
 from docs.markdown import code, default, number, plain, table
 from router.cli import COMMANDS, PANELS, function_of
-from router.config.settings import ServeSettings
-from router.config.sources import flag_name
+from router.config.serve_settings import ServeSettings
+from router.config.setting_sources import flag_name
 
 _HEAD = """# Commands
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from enum import Enum
 from types import NoneType
@@ -12,10 +11,9 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
 from docs.markdown import code, default, number, plain, table
-from router.config.flags import METAVARS
-from router.config.marks import mark_of
-from router.config.settings import PREFIX, ServeSettings
-from router.config.sources import CONFIG_VARIABLE, flag_name
+from router.config.serve_settings import GROUPS, PREFIX, title_of
+from router.config.setting import IF_GIVEN, marks_of
+from router.config.setting_sources import CONFIG_VARIABLE, flag_name
 
 _HEAD = f"""# Settings
 
@@ -34,50 +32,41 @@ it does so only if keys, or a certificate, were given at the start. All others w
 start.
 
 """
-_COLUMNS = ("setting, flag, variable", "default", "values", "live", "what")
-_UNITS_OF_NAMES = {
-    "_per_s": "per s",
-    "_ms": "ms",
-    "_s": "s",
-    "_bytes": "bytes",
-    "_tokens": "tokens",
-}
-_UNITS_OF_VALUES = {"TOKENS": "tokens", "W,W,W": "W"}
+_COLUMNS = ("setting, flag, variable", "default", "values", "live", "advanced", "what")
 
 
 def settings_text() -> str:
     """The document."""
-    return _HEAD + "\n".join(_section(group) for group in ServeSettings.__bases__)
+    return _HEAD + "\n".join(map(_section, GROUPS))
 
 
 def _section(group: type[BaseSettings]) -> str:
-    """The settings of one class; heading and first sentence come from its module."""
-    described = sys.modules[group.__module__].__doc__ or ""
-    title, _, text = described.strip().partition(": ")
+    """The settings of one class."""
+    title, sentence = title_of(group)
     path = f"{group.__module__.replace('.', '/')}.py"
     rows = ([*_row(name, field)] for name, field in group.model_fields.items())
-    sentence = f"{text[0].upper()}{plain(text[1:])}"
-    return f"## {title}\n\n{sentence} Declared in [{path}](../{path}).\n\n{table(_COLUMNS, rows)}"
+    head = f"## {title}\n\n{plain(sentence)} Declared in [{path}](../{path}).\n\n"
+    return f"{head}{table(_COLUMNS, rows)}"
 
 
 def _row(name: str, field: FieldInfo) -> Iterator[str]:
+    marks = marks_of(field)
     yield "<br>".join(map(code, (name, flag_name(name), PREFIX + name.upper())))
     yield "unset" if field.default in (None, ()) else default(field.default)
-    yield _values(name, field)
-    mark = mark_of(field)
-    yield "no" if mark is None else "if given" if mark.only_if_set else "yes"
+    yield f"{_values(field)} {marks['unit']}".rstrip()
+    yield marks["live"] if marks["live"] == IF_GIVEN else "yes" if marks["live"] else "no"
+    yield "yes" if marks["advanced"] else ""
     yield plain(field.description or "")
 
 
-def _values(name: str, field: FieldInfo) -> str:
-    """Allowed values: choices, a range with its unit, or else the flag's placeholder."""
+def _values(field: FieldInfo) -> str:
+    """Allowed values: choices, a range, or else the flag's placeholder."""
     bounds = {type(each).__name__: each for each in field.metadata}
     if {"Ge", "Le"} <= bounds.keys():
-        between = f"{number(bounds['Ge'].ge)} to {number(bounds['Le'].le)}"
-        return f"{between} {_unit(name)}".rstrip()
+        return f"{number(bounds['Ge'].ge)} to {number(bounds['Le'].le)}"
     if choices := _choices(field.annotation):
         return ", ".join(map(code, choices))
-    return f"{code(METAVARS[name])} {_unit(name)}".rstrip()
+    return code(marks_of(field)["metavar"])
 
 
 def _choices(annotation: Any) -> list[str]:
@@ -89,8 +78,3 @@ def _choices(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return [each for each in get_args(annotation) if each is not NoneType]
     return []
-
-
-def _unit(name: str) -> str:
-    of_name = (unit for ending, unit in _UNITS_OF_NAMES.items() if name.endswith(ending))
-    return next(of_name, _UNITS_OF_VALUES.get(METAVARS[name], ""))

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from router.logs import report_errors
 
@@ -207,6 +207,22 @@ app = typer.Typer(
 )
 
 
+class _InSections(TyperCommand):
+    """A command whose help lists its options by panel."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options of each panel, in the order of their first options."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if row := parameter.get_help_record(ctx):
+                other = "Options" if parameter.param_type_name == "option" else "Arguments"
+                panel = getattr(parameter, "rich_help_panel", None) or other
+                panels.setdefault(panel, []).append(row)
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"evenstep {version('evenstep')}")
@@ -243,7 +259,9 @@ def _register(parent: typer.Typer, name: str, command: _Command) -> None:
 
 def _run(name: str, command: _Command, arguments: list[str]) -> None:
     inner = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    inner.command(epilog=f"\b\nExample:\n  {command.example}")(function_of(command.target))
+    inner.command(cls=_InSections, epilog=f"\b\nExample:\n  {command.example}")(
+        function_of(command.target)
+    )
     inner(arguments, prog_name=f"evenstep {name}")
 
 

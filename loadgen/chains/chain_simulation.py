@@ -10,7 +10,7 @@ import numpy as np
 
 from loadgen.chains.served import Served
 from loadgen.chains.work import Work
-from router.config.worker_specs import unknown
+from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 from router.core.placement.model import Chain
 from router.core.policies.protocol import Policy

@@ -18,7 +18,7 @@ from loadgen.replay.workload import checked_time_scale
 from loadgen.traces.recordings import load_recording
 from router.access.files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
-from router.config.worker_specs import unknown
+from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 from router.core.policies.table import POLICIES
 

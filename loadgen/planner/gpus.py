@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from router.config.worker_specs import unknown
+from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 
 _MIG_GUIDE = "NVIDIA MIG User Guide, supported MIG profiles"

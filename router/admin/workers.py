@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from router.admin.origin import audited, own_pages_only
-from router.config.worker_specs import parse_worker
+from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError, InvalidRequestError
 from router.core.types import WorkerSpec
 from router.dispatch.membership import BusyError, Fleet, Member, UnknownWorkerError

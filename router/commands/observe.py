@@ -14,7 +14,7 @@ import typer
 
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.config.flags import ConfigFile, given_settings, with_flags
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.core.state.group import Group
 from router.observe.observed import Share, total

@@ -10,7 +10,7 @@ import typer
 
 from router import systemd
 from router.config.flags import ConfigFile, given_settings, read_settings, usable, with_flags
-from router.config.sources import to_toml
+from router.config.setting_sources import to_toml
 
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print the settings as TOML and exit.")

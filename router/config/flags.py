@@ -4,96 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 
-from router.config.settings import ServeSettings
-from router.config.sources import CONFIG_VARIABLE, flag_name, load_settings
+from router.config.serve_settings import GROUPS, SETTINGS, ServeSettings, title_of
+from router.config.setting import marks_of
+from router.config.setting_sources import CONFIG_VARIABLE, flag_name, load_settings
 from router.core.errors import ConfigError
-from router.core.types import Dispatch
-
-# Placeholders of the values in --help, in its order.
-METAVARS = MappingProxyType(
-    {
-        "workers": "SPEC",
-        "secret_key_file": "FILE",
-        "lockstep": "GROUP",
-        "model_alias": "NAME=MODEL",
-        "worker_headers": "true|false",
-        "host": "H",
-        "port": "N",
-        "processes": "N",
-        "admin_port": "N",
-        "admin_host": "H",
-        "admin_key_file": "FILE",
-        "api_key_file": "FILE",
-        "worker_api_key_file": "FILE",
-        "record": "FILE",
-        "policy": "P",
-        "dispatch": "pool|instant",
-        "pool_size": "N",
-        "queue_timeout_s": "S",
-        "starvation_s": "S",
-        "lookahead": "SIGNAL",
-        "horizon": "H",
-        "discount": "GAMMA",
-        "tie_weight": "MU",
-        "lead_tokens": "TOKENS",
-        "solver_ms": "MS",
-        "overcommit": "N",
-        "drift": "TOKENS",
-        "window": "TOKENS",
-        "window_share": "F",
-        "request_tokens": "TOKENS",
-        "prefill_beta": "TOKENS",
-        "prefill_chunk": "TOKENS",
-        "kv_transfer": "params|content",
-        "kv_expiry_s": "S",
-        "power_levels": "W,W,W",
-        "seed": "N",
-        "health_interval_s": "S",
-        "health_timeout_s": "S",
-        "health_failures": "N",
-        "snapshot_stale_s": "S",
-        "metrics_interval_s": "S",
-        "connect_timeout_s": "S",
-        "max_attempts": "N",
-        "retry_budget": "SHARE",
-        "retry_min_per_s": "N",
-        "breaker_failures": "N",
-        "breaker_share": "SHARE",
-        "breaker_window_s": "S",
-        "breaker_open_s": "S",
-        "breaker_trials": "N",
-        "max_ejected": "SHARE",
-        "slow_start_s": "S",
-        "request_timeout_s": "S",
-        "first_byte_timeout_s": "S",
-        "stream_idle_timeout_s": "S",
-        "drain_delay_s": "S",
-        "grace_s": "S",
-        "tls_cert": "FILE",
-        "tls_key": "FILE",
-        "max_connections": "N",
-        "max_uri_bytes": "N",
-        "max_header_bytes": "N",
-        "max_headers": "N",
-        "max_body_bytes": "N",
-        "max_bodies_bytes": "N",
-        "max_slots": "N",
-        "max_messages": "N",
-        "header_timeout_s": "S",
-        "body_timeout_s": "S",
-        "keep_alive_timeout_s": "S",
-        "write_timeout_s": "S",
-        "data_plane": "splice|asgi",
-        "log_level": "LEVEL",
-        "log_format": "text|json",
-    }
-)
 
 ConfigFile = Annotated[
     Path | None,
@@ -103,8 +23,12 @@ ConfigFile = Annotated[
 ]
 
 
-def with_flags(command: Callable[..., None], settings: Iterable[str] = METAVARS) -> None:
-    """Replace a command's ``**_`` by one flag for each of these settings."""
+ADVANCED = "Advanced"
+
+
+def with_flags(command: Callable[..., None], settings: Iterable[str] = SETTINGS) -> None:
+    """Replace a command's ``**_`` by a flag for each of these settings, the advanced ones last."""
+    settings = sorted(settings, key=lambda name: marks_of(SETTINGS[name])["advanced"])
     signature = inspect.signature(command, eval_str=True)
     *own, _ = signature.parameters.values()
     parameters = [*own, *map(_flag, settings)]
@@ -115,23 +39,26 @@ def given_settings(context: typer.Context, config: Path | None) -> ServeSettings
     """Return the settings from a command's flags and all other sources.
 
     Raises:
-        ConfigError: see ``settings.sources.load_settings``.
+        ConfigError: see ``load_settings``.
     """
-    given = {
-        name: value
-        for name in ServeSettings.model_fields
-        if (value := context.params.get(name)) or value == ""
-    }
+    given = {name: value for name in SETTINGS if (value := context.params.get(name)) or value == ""}
     return load_settings(given, config)
 
 
 def _flag(setting: str) -> inspect.Parameter:
     """Return a setting's flag; all are text, so that one validator words all errors."""
-    field = ServeSettings.model_fields[setting]
-    default = field.default.value if isinstance(field.default, Dispatch) else field.default
-    suffix = "" if default == () else f" [default: {default}]"
+    field = SETTINGS[setting]
+    default = field.default.value if isinstance(field.default, Enum) else field.default
+    suffix = "" if default in (None, ()) else f" [default: {default}]"
     text = f"{field.description}{suffix}"
-    option = typer.Option(flag_name(setting), metavar=METAVARS[setting], help=text)
+    marks = marks_of(field)
+    group = next(group for group in GROUPS if setting in group.model_fields)
+    option = typer.Option(
+        flag_name(setting),
+        metavar=marks["metavar"],
+        help=text,
+        rich_help_panel=ADVANCED if marks["advanced"] else title_of(group)[0],
+    )
     kind: Any = list[str] if default == () else str
     return inspect.Parameter(
         setting,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from router import systemd
-from router.config.marks import TakenBy, marked
-from router.config.settings import ServeSettings
-from router.config.sources import changed
+from router.config.serve_settings import SETTINGS, ServeSettings
+from router.config.setting import marks_of
+from router.config.setting_sources import changed
 from router.core.errors import ConfigError, EvenstepError
 from router.logs import start_logging
 
@@ -28,16 +28,15 @@ class Part:
         take: called with all settings once every part has accepted them.
         check: called first, and reads the files that it needs; raises an ``EvenstepError`` to
             reject.
+        given: settings marked ``IF_GIVEN`` that were given at the start, for this part.
     """
 
-    settings: frozenset[str]
     take: Take
     check: Take = lambda _: None
+    given: frozenset[str] = frozenset()
 
 
-def taken_by(part: TakenBy) -> frozenset[str]:
-    """The settings whose marks name this part."""
-    return marked(ServeSettings.model_fields, part)
+_ALWAYS_LIVE = frozenset(n for n, field in SETTINGS.items() if marks_of(field)["live"] is True)
 
 
 class Followers(Protocol):
@@ -70,6 +69,7 @@ class Reload:
     Attributes:
         settings: settings in force.
         followers: other processes; None: this is the only one.
+        names: settings that can change at run time.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class Reload:
         self._prepare = prepare
         self._one = asyncio.Lock()
         self.followers: Followers | None = None
-        self._parts = (*parts, Part(taken_by(TakenBy.LOG), _log_anew))
+        self._parts = (*parts, Part(_log_anew))
+        self.names: Set[str] = _ALWAYS_LIVE.union(*(part.given for part in self._parts))
 
     async def __call__(self) -> None:
         """Reload once; an error is logged, and all processes keep the old settings."""
@@ -98,11 +99,6 @@ class Reload:
             except Exception:
                 log.exception("reading the settings again failed; they stay as they are")
             systemd.notify("READY=1")
-
-    @property
-    def names(self) -> Set[str]:
-        """Names of the settings that can change at run time."""
-        return {name for part in self._parts for name in part.settings}
 
     async def change(self, values: Mapping[str, object]) -> None:
         """Change some settings until they are changed again, here or at their source.

@@ -28,7 +28,7 @@ from router.admin.server import serving
 from router.admin.status import Status
 from router.admin.streams import Streams
 from router.api.shared_routes import add_metrics
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.state.barrier import StepTotals
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group

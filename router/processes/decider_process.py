@@ -21,7 +21,7 @@ import uvicorn
 from router import systemd
 from router.access.keys import KeyRing
 from router.config.flags import ConfigFile, read_settings, with_flags
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.process_counts import ProcessCounts
 from router.file_limit import allow_connections
 from router.http.limits import HttpLimits

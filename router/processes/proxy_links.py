@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.core.process_counts import ProcessCounts
 from router.processes import messages as m

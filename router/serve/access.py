@@ -8,7 +8,7 @@ from router.access.door import Door
 from router.access.files import KEYS_VARIABLE, KeySource, key_source, keys_wanted, warn_of_readers
 from router.access.keys import KeyRing
 from router.access.limits import KeyLimits
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.clock import Clock
 
 log = logging.getLogger(__name__)

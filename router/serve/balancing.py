@@ -5,24 +5,62 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
-from router.config.live import Part, taken_by
-from router.config.marks import TakenBy
-from router.config.settings import ServeSettings
+from router.config.live import Part
+from router.config.serve_settings import ServeSettings
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
 from router.core.forecast.step_cost import WorkProfile
 from router.core.policies.bfio.calibration import moves_within, must_compile
 from router.core.policies.bfio.solver import DEFAULT_MOVES
 from router.core.policies.protocol import Policy
 from router.core.policies.table import POLICIES, PolicySettings
-from router.core.types import DEFAULT_SLOTS
+from router.core.types import DEFAULT_SLOTS, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.lane import DispatchSettings
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DecidingSettings:
+    """Settings of policies and look-ahead; a change discards what they have learned."""
+
+    policy: str
+    seed: int
+    solver_ms: float
+    lookahead: str
+    horizon: int | None
+    discount: float | None
+    tie_weight: float | None
+    lead_tokens: float | None
+    drift: float
+    window: int | None
+    window_share: float
+    request_tokens: float
+    prefill_beta: float
+    prefill_chunk: int = field(compare=False)  # fixed at the start
+
+    @property
+    def look_ahead(self) -> LookAhead:
+        profile = WorkProfile(
+            growth=self.drift,
+            window=self.window,
+            window_share=self.window_share,
+            request_tokens=self.request_tokens,
+            prefill_beta=self.prefill_beta,
+            prefill_chunk=self.prefill_chunk,
+        )
+        return LookAhead(
+            SIGNALS[self.lookahead](profile),
+            profile,
+            self.horizon,
+            self.discount,
+            self.tie_weight,
+            self.lead_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +74,13 @@ class Deciding:
 
 def deciding(settings: ServeSettings) -> Deciding:
     """Return the factories for the configured policy."""
-    chosen = PolicySettings(seed=settings.seed, moves=_moves(settings))
-    row = POLICIES[settings.policy]
+    choice = settings.of(DecidingSettings)
+    chosen = PolicySettings(seed=choice.seed, moves=_moves(choice, settings.workers))
+    row = POLICIES[choice.policy]
     return Deciding(
         lambda: row.make(chosen),
         lambda: POLICIES["least_tokens"].make(chosen),
-        lambda: _look_ahead(settings) if row.looks_ahead else None,
+        lambda: choice.look_ahead if row.looks_ahead else None,
     )
 
 
@@ -60,29 +99,28 @@ def bounds(settings: ServeSettings) -> DispatchSettings:
 
 
 def balancing(settings: ServeSettings, dispatcher: Dispatcher) -> Part:
-    """Reloadable policy and limits; a change of the policy's settings discards what it learned."""
-    deciding_names = taken_by(TakenBy.POLICY)
-    in_force = settings
+    """Reloadable policy and limits."""
+    in_force = settings.of(DecidingSettings)
 
     def take(settings: ServeSettings) -> None:
         nonlocal in_force
-        if any(getattr(settings, name) != getattr(in_force, name) for name in deciding_names):
+        if settings.of(DecidingSettings) != in_force:
             chosen = deciding(settings)
             dispatcher.decide_by(chosen.policy, chosen.look_ahead)
+            in_force = settings.of(DecidingSettings)
         dispatcher.lanes.configure(bounds(settings))
-        in_force = settings
 
-    return Part(deciding_names | taken_by(TakenBy.POOL), take)
+    return Part(take)
 
 
-def _moves(settings: ServeSettings) -> int:
+def _moves(choice: DecidingSettings, specs: Sequence[WorkerSpec]) -> int:
     """Return the moves that the solver's time allows on this machine, for the largest group."""
-    if settings.policy != "bfio" or not settings.workers:
+    if choice.policy != "bfio" or not specs:
         return DEFAULT_MOVES
-    decoding = [worker for worker in settings.workers if worker.role != "prefill"]
-    workers = max(Counter(worker.group for worker in decoding).values())
+    decoding = [spec for spec in specs if spec.role != "prefill"]
+    workers = max(Counter(spec.group for spec in decoding).values())
     slots = decoding[0].slots or DEFAULT_SLOTS
-    return _measured(settings.solver_ms, workers, slots)
+    return _measured(choice.solver_ms, workers, slots)
 
 
 @lru_cache
@@ -92,22 +130,3 @@ def _measured(solver_ms: float, workers: int, slots: int) -> int:
     moves = moves_within(solver_ms / 1000, workers, slots, time.perf_counter)
     log.info("bfio: %d moves of its search take %g ms here", moves, solver_ms)
     return moves
-
-
-def _look_ahead(settings: ServeSettings) -> LookAhead:
-    profile = WorkProfile(
-        growth=settings.drift,
-        window=settings.window,
-        window_share=settings.window_share,
-        request_tokens=settings.request_tokens,
-        prefill_beta=settings.prefill_beta,
-        prefill_chunk=settings.prefill_chunk,
-    )
-    return LookAhead(
-        SIGNALS[settings.lookahead](profile),
-        profile,
-        settings.horizon,
-        settings.discount,
-        settings.tie_weight,
-        settings.lead_tokens,
-    )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ssl
 
-from router.config.live import Part, taken_by
-from router.config.marks import TakenBy
-from router.config.settings import ServeSettings
+from router.config.live import Part
+from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.dispatch.membership import Fleet
 from router.engines.gauges import GaugeReader
@@ -30,7 +29,7 @@ def watching(health: HealthMonitor, gauges: GaugeReader) -> Part:
         health.configure(settings.health_interval_s, settings.health_failures)
         gauges.configure(settings.metrics_interval_s)
 
-    return Part(taken_by(TakenBy.WATCHING), take)
+    return Part(take)
 
 
 def patience(relay: RelayContext) -> Part:
@@ -40,7 +39,7 @@ def patience(relay: RelayContext) -> Part:
         relay.max_attempts, relay.deadlines = settings.max_attempts, settings.deadlines
         relay.tells = settings.worker_headers
 
-    return Part(taken_by(TakenBy.RELAY), take)
+    return Part(take)
 
 
 def workers(fleet: Fleet) -> Part:
@@ -52,7 +51,7 @@ def workers(fleet: Fleet) -> Part:
     def check(settings: ServeSettings) -> None:
         fleet.check(settings.workers)
 
-    return Part(taken_by(TakenBy.WORKERS), take, check)
+    return Part(take, check)
 
 
 def recording(recorder: Recorder) -> Part:
@@ -61,7 +60,7 @@ def recording(recorder: Recorder) -> Part:
     def take(settings: ServeSettings) -> None:
         recorder.change(recorded(settings))
 
-    return Part(frozenset(), take)
+    return Part(take)
 
 
 def ending(lifecycle: Lifecycle) -> Part:
@@ -70,12 +69,12 @@ def ending(lifecycle: Lifecycle) -> Part:
     def take(settings: ServeSettings) -> None:
         lifecycle.drain_delay_s, lifecycle.grace_s = settings.drain_delay_s, settings.grace_s
 
-    return Part(taken_by(TakenBy.ENDING), take)
+    return Part(take)
 
 
 def keys(access: Access) -> Part:
     """Reloadable keys; files are read again even if their names are unchanged."""
-    return Part(access.read_again, access.take, access.check)
+    return Part(access.take, access.check, access.read_again)
 
 
 def certificate(shown: ssl.SSLContext) -> Part:
@@ -89,4 +88,4 @@ def certificate(shown: ssl.SSLContext) -> Part:
         if settings.certificate is not None:
             tls.load(shown, *settings.certificate)
 
-    return Part(taken_by(TakenBy.CERTIFICATE), take, check)
+    return Part(take, check, frozenset({"tls_cert", "tls_key"}))

@@ -29,10 +29,11 @@ from router.api.app import create_app
 from router.api.front import Front
 from router.api.shared_routes import add_instance, add_metrics
 from router.config.live import Part, Reload
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.policies.bfio.compiled import njit
 from router.core.process_counts import ProcessCounts
 from router.core.queue.fair_share import Weight, equal
+from router.core.request_limits import RequestLimits
 from router.core.state.cluster import Cluster
 from router.core.types import EngineFailed
 from router.dispatch.dispatcher import Dispatcher
@@ -133,7 +134,7 @@ class Router:
             settings.breakers,
         )
         self.dispatcher = make_dispatcher(settings, self.cluster, self.access.weight)
-        self.models = ModelTable(self.cluster, settings.aliases, settings.request_limits)
+        self.models = ModelTable(self.cluster, settings.aliases, settings.of(RequestLimits))
         self._connect(settings)
         # What clients and operators see, and what may change while all this runs.
         self.requests, self.counts, self.streams = RequestLog(self.clock), HttpCounts(), Streams()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.http.listening import listen, listen_together, url
 from router.http.loopback import is_loopback, loopback

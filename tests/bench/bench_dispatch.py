@@ -23,7 +23,7 @@ from pathlib import Path
 
 import uvloop
 
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.state.cluster import Cluster
 from router.core.types import (
     Outcome,

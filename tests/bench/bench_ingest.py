@@ -29,7 +29,7 @@ import uvloop
 import zmq
 
 from engine_patches.stream.publisher import Row, SnapshotPublisher, StepReport
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.state.cluster import Cluster
 from router.core.types import Arrived, Dispatched, KvGroup, Request, WorkerSpec, WorkerUp
 from router.engines.snapshots import SnapshotClient

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
-from router.config.sources import flag_name
+from router.config.setting_sources import flag_name
 from router.core.request_limits import DEFAULT_LIMITS
 from router.http.limits import HttpLimits
 from tests.support.docs import section_of, words

@@ -14,7 +14,7 @@ import pytest
 from zmq.auth import load_certificate
 
 from engine_patches.plugin.settings import Settings, read_settings
-from router.config.sources import load_settings
+from router.config.setting_sources import load_settings
 from tests.support.docs import text_of
 
 PAGE = "docs/plugin.md"

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from loadgen.emulator.record import read_record
-from router.config.worker_specs import parse_worker
+from router.config.worker_notation import parse_worker
 from tests.support.server import free_port, wait_until
 
 EMULATE = [sys.executable, "-m", "router.cli", "emulate"]

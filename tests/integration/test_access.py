@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from router.access.door import OPEN
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.core.types import Outcome, WorkerSpec
 from router.engines.health import HealthMonitor
@@ -200,8 +200,8 @@ def test_where_nobody_needed_a_key_it_takes_a_new_start_to_ask_for_keys(tmp_path
     keys.write_text(KEYS)
     given = ServeSettings(api_key_file=str(keys), admin_key_file=str(keys))
     open_, keyed = (reloadable.keys(Access(each, lambda: 0.0)) for each in (ServeSettings(), given))
-    assert not open_.settings
-    assert keyed.settings == {"api_key_file", "admin_key_file"}
+    assert not open_.given
+    assert keyed.given == {"api_key_file", "admin_key_file"}
 
 
 def test_files_that_others_can_read_are_told_at_the_start_and_when_they_are_read_again(

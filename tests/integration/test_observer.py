@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from loadgen.emulator.prefill_settings import PrefillSettings
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.types import SnapshotReceived, WorkerSpec
 from router.observe.observer import Observer, group_report
 from router.recording.lines import read

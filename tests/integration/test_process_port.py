@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from router.access.keys import Key, digest_of
-from router.config.sources import load_settings
+from router.config.setting_sources import load_settings
 from router.core.errors import (
     ConfigError,
     EvenstepError,

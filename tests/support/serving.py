@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from router.access.door import Door
 from router.api.app import AppContext, create_app
 from router.api.front import Front
-from router.config.sources import load_settings
+from router.config.setting_sources import load_settings
 from router.core.clock import Clock
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.queue.deadlines import Deadlines

@@ -13,7 +13,7 @@ from loadgen.simulator.decode.length_sources import LengthSource
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.simulator.decode.request_streams import Arrivals
-from router.config.balancing import BalancingSettings
+from router.config.balancing_settings import BalancingSettings
 from router.core.errors import ConfigError
 from router.core.forecast.parameters import WINDOW_STEPS, WINDOWS_SEEN
 from router.core.forecast.step_cost import WorkProfile

@@ -13,8 +13,8 @@ import typer
 from zmq.auth import load_certificate
 
 from router.cli import COMMANDS, GROUPS, PANELS
-from router.config.settings import ServeSettings
-from router.config.sources import flag_name, load_settings
+from router.config.serve_settings import ServeSettings
+from router.config.setting_sources import flag_name, load_settings
 from router.core.errors import ConfigError, InputError, UpstreamError
 
 Run = Callable[..., tuple[int, str, str]]

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config.settings import ServeSettings
-from router.config.sources import flag_name, load_settings, to_toml
-from router.config.worker_specs import parse_worker
+from router.config.serve_settings import ServeSettings
+from router.config.setting_sources import flag_name, load_settings, to_toml
+from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError
 from router.core.policies.table import POLICIES
 from router.core.types import Dispatch, WorkerSpec

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from router.config.live import Part, Reload
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.logs import start_logging
 
@@ -20,7 +20,7 @@ async def test_what_was_refused_is_taken_when_it_is_read_again() -> None:
         if len(asked) == 1:
             raise ConfigError("not now")
 
-    part = Part(frozenset({"pool_size"}), take)
+    part = Part(take)
     reload = Reload(ServeSettings(), lambda: ServeSettings(pool_size=7), [part])
     await reload()
     assert reload.settings == ServeSettings()
@@ -35,8 +35,8 @@ async def test_what_one_part_refuses_no_part_takes() -> None:
         raise ConfigError("not this")
 
     parts = [
-        Part(frozenset({"pool_size"}), lambda settings: taken.append(settings.pool_size)),
-        Part(frozenset({"policy"}), lambda _: None, refuse),
+        Part(lambda settings: taken.append(settings.pool_size)),
+        Part(lambda _: None, refuse),
     ]
     reload = Reload(ServeSettings(), lambda: ServeSettings(pool_size=7, policy="jsq"), parts)
     await reload()
@@ -80,8 +80,8 @@ async def test_what_a_part_refuses_once_the_others_have_agreed_no_part_takes() -
         async def agree(self, settings: ServeSettings) -> None:
             refused.append("a worker has come meanwhile")
 
-    first = Part(frozenset({"pool_size"}), lambda settings: taken.append(settings.pool_size))
-    second = Part(frozenset({"worker"}), lambda _: None, check)
+    first = Part(lambda settings: taken.append(settings.pool_size))
+    second = Part(lambda _: None, check)
     reload = Reload(ServeSettings(), lambda: ServeSettings(pool_size=7), [first, second])
     reload.followers = Slow()
     await reload()
@@ -93,7 +93,7 @@ async def test_what_another_process_refuses_this_one_does_not_take(
 ) -> None:
     start_logging("info", "text")
     taken: list[int] = []
-    part = Part(frozenset({"pool_size"}), lambda settings: taken.append(settings.pool_size))
+    part = Part(lambda settings: taken.append(settings.pool_size))
     reload = Reload(ServeSettings(), lambda: ServeSettings(pool_size=7), [part])
     reload.followers = Others("proxy 1: not this")
     await reload()

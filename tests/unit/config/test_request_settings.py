@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.config.sources import load_settings
+from router.config.setting_sources import load_settings
 from router.core.errors import ConfigError
 
 

@@ -6,9 +6,9 @@ import typing
 
 import pytest
 
-from router.config.settings import ServeSettings
-from router.config.sources import load_settings
-from router.config.worker_specs import parse_worker
+from router.config.serve_settings import ServeSettings
+from router.config.setting_sources import load_settings
+from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError
 
 NUMBERS = [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from router.config.marks import TakenBy, mark_of, marked
-from router.config.settings import ServeSettings
+from router.config.serve_settings import SETTINGS, ServeSettings
+from router.config.setting import IF_GIVEN, marks_of
 from router.serve.router import Router
 
-FIELDS = ServeSettings.model_fields
+MARKS = {name: marks_of(field) for name, field in SETTINGS.items()}
 
 
 def names(settings: ServeSettings, tls: ssl.SSLContext | None = None) -> set[str]:
@@ -27,15 +27,26 @@ async def test_a_router_with_everything_takes_what_is_marked(tmp_path: Path) -> 
         admin_key_file=str(keys),
     )
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    assert names(settings, tls) == {name for name, field in FIELDS.items() if mark_of(field)}
+    assert names(settings, tls) == {name for name, marks in MARKS.items() if marks["live"]}
 
 
 async def test_keys_and_certificate_are_taken_only_where_they_were_set() -> None:
     settings = ServeSettings(policy="jsq", workers=("http://127.0.0.1:1",))  # type: ignore[arg-type]
-    always = {n for n, f in FIELDS.items() if (part := mark_of(f)) and not part.only_if_set}
+    always = {name for name, marks in MARKS.items() if marks["live"] is True}
     assert names(settings) == always
+    assert {name for name, marks in MARKS.items() if marks["live"] == IF_GIVEN} == {
+        *("tls_cert", "tls_key", "api_key_file", "admin_key_file")
+    }
 
 
-def test_every_part_has_settings_and_some_settings_have_no_part() -> None:
-    assert all(marked(FIELDS, part) for part in TakenBy)
-    assert mark_of(FIELDS["port"]) is None
+def test_some_settings_take_another_start() -> None:
+    assert not MARKS["port"]["live"]
+    assert not MARKS["prefill_chunk"]["live"]
+
+
+def test_every_setting_has_a_placeholder_and_the_unit_of_its_name() -> None:
+    endings = {"_per_s": "per s", "_ms": "ms", "_s": "s", "_bytes": "bytes", "_tokens": "tokens"}
+    for name, marks in MARKS.items():
+        assert marks["metavar"]
+        of_name = next((unit for ending, unit in endings.items() if name.endswith(ending)), None)
+        assert of_name in (None, marks["unit"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.sources import load_settings
+from router.config.setting_sources import load_settings
 
 FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "systemd"
 ANALYZE = shutil.which("systemd-analyze")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.sources import load_settings
+from router.config.setting_sources import load_settings
 from router.core.errors import ConfigError
 from router.http.tls import load, server_context
 from tests.support.certificates import certificate, shown

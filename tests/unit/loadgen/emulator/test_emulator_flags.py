@@ -10,7 +10,7 @@ import pytest
 from loadgen.emulator.emulate_command import EmulateOptions, _ready_text
 from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.emulator_settings import EmulatorSettings, snapshot_endpoints
-from router.config.worker_specs import parse_worker
+from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError
 
 OWN = ",group=default,rank=0,slots=72"

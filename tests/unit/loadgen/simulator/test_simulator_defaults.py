@@ -17,7 +17,7 @@ from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.policy_comparison import Comparison, comparison_table
 from loadgen.simulator.decode.request_streams import Arrivals
-from router.config.settings import ServeSettings
+from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from tests.conftest import Run
 

@@ -19,9 +19,9 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
 from router.access.files import KEYS_VARIABLE
-from router.config.settings import PREFIX, ServeSettings
+from router.config.serve_settings import PREFIX, ServeSettings
 from router.config.toml_file import read_toml
-from router.config.worker_specs import complaint, unknown
+from router.config.worker_notation import complaint, unknown
 from router.core.errors import ConfigError
 
 CONFIG_VARIABLE = "EVENSTEP_CONFIG"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
-from router.config.checks import DAY_S, HOUR_S, MOMENT_S, checked
-from router.config.marks import TakenBy
-from router.config.worker_specs import parse_workers, unknown
+from router.config.setting import DAY_S, HOUR_S, MOMENT_S, checked, setting
+from router.config.worker_notation import parse_workers, unknown
 from router.core.energy.joules import PowerLevels
 from router.core.types import WorkerSpec
 from router.engines.curve import KeyPair, read_key_pair
@@ -20,77 +19,92 @@ _MOST_WATTS = 1_000_000
 
 
 class EngineSettings(BaseSettings):
-    """Workers and their monitoring; times in seconds."""
+    """Engines: the workers, and how the router watches them."""
 
-    secret_key_file: str | None = Field(
-        default=None,
-        description="The router's CURVE key pair, as evenstep keygen makes it; for workers with a "
+    secret_key_file: str | None = setting(
+        None,
+        "File with the router's CURVE key pair, made by evenstep keygen; for workers with a "
         "server_key.",
+        metavar="FILE",
     )
-    workers: Annotated[tuple[WorkerSpec, ...], TakenBy.WORKERS] = Field(
-        default=(),
-        description="A worker, may be repeated: URL, then any of ,group=NAME ,role=prefill|decode "
+    workers: tuple[WorkerSpec, ...] = setting(
+        (),
+        "A worker, may be repeated: URL, then any of ,group=NAME ,role=prefill|decode "
         ",rank=R ,slots=N ,snapshots=ENDPOINT ,server_key=KEY|FILE ,kv_bootstrap=URL "
         ",power=ENDPOINT ,service_rate=R ,id=NAME without spaces.",
+        metavar="SPEC",
+        live=True,
     )
-    lockstep: Annotated[tuple[str, ...], TakenBy.WORKERS] = Field(
-        default=(),
-        description="A group, may be repeated, that is down as soon as one of its workers is.",
+    lockstep: tuple[str, ...] = setting(
+        (),
+        "A group, may be repeated, that is down as soon as one of its workers is.",
+        metavar="GROUP",
+        live=True,
     )
-    kv_transfer: Literal["params", "content"] = Field(
-        default="params",
-        description="How a prompt's KV is found that a prefill worker has computed: by the "
-        "kv_transfer_params that it answers (NIXL; Mooncake with kv_bootstrap), or by its content "
-        "(shared storage, LMCache).",
+    kv_transfer: Literal["params", "content"] = setting(
+        "params",
+        "How a decode worker finds the KV of a prompt that a prefill worker has computed: by the "
+        "kv_transfer_params of the prefill worker's answer (NIXL; Mooncake with kv_bootstrap), or "
+        "by its content (shared storage, LMCache).",
+        metavar="params|content",
     )
-    kv_expiry_s: float = Field(
-        default=30.0,
+    kv_expiry_s: float = setting(
+        30.0,
+        "How long a prefill worker keeps KV that no worker fetches; NIXL's kv_lease_duration.",
+        unit="s",
         ge=MOMENT_S,
         le=DAY_S,
-        description="How long a prefill worker keeps KV that nobody fetches; NIXL's "
-        "kv_lease_duration.",
+        advanced=True,
     )
-    power_levels: tuple[float, float, float] | None = Field(
-        default=None,
-        description="Calibrated power of a worker's GPUs in watts: at rest, waiting in a step, "
+    power_levels: tuple[float, float, float] | None = setting(
+        None,
+        "Calibrated power of a worker's GPUs in watts: at rest, waiting in a step, "
         "computing; unset: a step's energy is not divided.",
+        metavar="W,W,W",
+        unit="W",
     )
-    health_interval_s: Annotated[float, TakenBy.WATCHING] = Field(
-        default=1.0, ge=0.01, le=HOUR_S, description="Time between health checks."
+    health_interval_s: float = setting(
+        1.0, "Time between health checks.", unit="s", ge=0.01, le=HOUR_S, live=True
     )
-    health_timeout_s: float = Field(
-        default=2.0, ge=MOMENT_S, le=HOUR_S, description="Longest wait for a health check."
+    health_timeout_s: float = setting(
+        2.0, "Longest wait for a health check.", unit="s", ge=MOMENT_S, le=HOUR_S
     )
-    health_failures: Annotated[int, TakenBy.WATCHING] = Field(
-        default=3,
+    health_failures: int = setting(
+        3,
+        "Failed checks in a row after which a worker is down; a single refused connection is "
+        "enough.",
+        metavar="N",
         ge=1,
         le=1000,
-        description="Failed checks in a row that put a worker out of use; "
-        "one whose connection is refused does so by itself.",
+        live=True,
     )
-    snapshot_stale_s: Annotated[float, TakenBy.POOL] = Field(
-        default=3.0,
+    snapshot_stale_s: float = setting(
+        3.0,
+        "Age at which a worker's last snapshot no longer counts.",
+        unit="s",
         ge=MOMENT_S,
         le=HOUR_S,
-        description="Age at which a worker's last snapshot no longer counts.",
+        live=True,
     )
-    metrics_interval_s: Annotated[float, TakenBy.WATCHING] = Field(
-        default=1.0,
+    metrics_interval_s: float = setting(
+        1.0,
+        "Time between readings of an engine's /metrics while it sends no snapshots.",
+        unit="s",
         ge=0.01,
         le=HOUR_S,
-        description="Time between readings of an engine's /metrics while it sends no snapshots.",
+        live=True,
+        advanced=True,
     )
-    connect_timeout_s: float = Field(
-        default=2.0,
-        ge=MOMENT_S,
-        le=HOUR_S,
-        description="Longest wait for a connection to a worker.",
+    connect_timeout_s: float = setting(
+        2.0, "Longest wait for a connection to a worker.", unit="s", ge=MOMENT_S, le=HOUR_S
     )
-    max_attempts: Annotated[int, TakenBy.RELAY] = Field(
-        default=5,
+    max_attempts: int = setting(
+        5,
+        "Attempts of a request, at one worker or several, before its first byte.",
+        metavar="N",
         ge=1,
         le=100,
-        description="Attempts of a request, at one worker or several, before its first byte.",
+        live=True,
     )
 
     @property

@@ -1,0 +1,173 @@
+"""Balancing: the policy, its pool and its look-ahead."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ValidationInfo, field_validator
+from pydantic_settings import BaseSettings
+
+from router.config.setting import MOMENT_S, WEEK_S, setting
+from router.config.worker_notation import unknown
+from router.core.forecast.step_cost import DEFAULT_CHUNK
+from router.core.policies.table import POLICIES
+from router.core.types import Dispatch
+
+
+class BalancingSettings(BaseSettings):
+    """Balancing: the policy, its pool and its look-ahead."""
+
+    policy: str = setting(
+        "bfio",
+        f"Rule that chooses a worker for each request: {', '.join(POLICIES)}.",
+        metavar="P",
+        live=True,
+    )
+    dispatch: Dispatch = setting(
+        Dispatch.POOL,
+        "When a request is sent to a worker: as soon as a slot is free (pool), or on arrival "
+        "(instant).",
+        metavar="pool|instant",
+        live=True,
+        validate_default=True,
+    )
+    pool_size: int = setting(
+        1024, "Requests of a group that may wait.", metavar="N", ge=1, le=1_000_000, live=True
+    )
+    queue_timeout_s: float = setting(
+        60.0, "Longest wait for a slot.", unit="s", ge=MOMENT_S, le=WEEK_S, live=True
+    )
+    starvation_s: float = setting(
+        5.0,
+        "Wait after which a request goes before all others of its priority.",
+        unit="s",
+        ge=MOMENT_S,
+        le=WEEK_S,
+        live=True,
+    )
+    lookahead: Literal["auto", "none", "cap", "survival"] = setting(
+        "auto",
+        "How bfio predicts the ends of requests: none, cap (max_tokens), survival (learned "
+        "lengths), or auto: the engine's own probabilities, else survival.",
+        metavar="SIGNAL",
+        live=True,
+    )
+    horizon: int | None = setting(
+        None,
+        "Steps that bfio looks ahead; unset: by the rule.",
+        metavar="H",
+        ge=0,
+        le=256,
+        live=True,
+    )
+    discount: float | None = setting(
+        None,
+        "Weight gamma of a step against the one before; unset: by the rule.",
+        metavar="GAMMA",
+        ge=1e-6,
+        le=1,
+        live=True,
+    )
+    tie_weight: float | None = setting(
+        None,
+        "Weight mu of bfio's quadratic term, per token; unset: by the rule.",
+        metavar="MU",
+        ge=0,
+        le=1e6,
+        live=True,
+    )
+    lead_tokens: float | None = setting(
+        None,
+        "How far below the others bfio leaves a worker that it can fill; unset: by the rule.",
+        unit="tokens",
+        ge=0,
+        le=1e9,
+        live=True,
+        advanced=True,
+    )
+    solver_ms: float = setting(
+        1.0,
+        "Time for all searches of bfio in one decision.",
+        unit="ms",
+        ge=0.01,
+        le=1000,
+        live=True,
+    )
+    overcommit: int | None = setting(
+        None,
+        "Requests that may queue in an engine; unset: as its slot bubble requires.",
+        metavar="N",
+        ge=0,
+        le=64,
+        live=True,
+    )
+    drift: float = setting(
+        1.0,
+        "Output tokens of a request in a step, accepted drafts included.",
+        unit="tokens",
+        ge=0,
+        le=1000,
+        live=True,
+        advanced=True,
+    )
+    window: int | None = setting(
+        None,
+        "Tokens of the model's sliding window, if it has one.",
+        unit="tokens",
+        ge=1,
+        le=1_000_000_000,
+        live=True,
+    )
+    window_share: float = setting(
+        1.0,
+        "Fraction of the layers that have the window.",
+        metavar="F",
+        ge=0,
+        le=1,
+        live=True,
+        advanced=True,
+    )
+    request_tokens: float = setting(
+        0.0,
+        "Cost of running a request, in KV tokens' worth.",
+        unit="tokens",
+        ge=0,
+        le=1e9,
+        live=True,
+        advanced=True,
+    )
+    prefill_beta: float = setting(
+        0.0,
+        "Cost of computing a prompt token, in KV tokens' worth.",
+        unit="tokens",
+        ge=0,
+        le=1e9,
+        live=True,
+        advanced=True,
+    )
+    prefill_chunk: int = setting(
+        DEFAULT_CHUNK,
+        "Prompt tokens of a request that a step computes at most.",
+        unit="tokens",
+        ge=1,
+        le=1_000_000_000,
+    )
+    seed: int = setting(
+        0, "Seed of policies that draw at random.", metavar="N", ge=0, le=2**64 - 1, live=True
+    )
+
+    @field_validator("policy")
+    @classmethod
+    def _known_policy(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError(unknown("policy", value, POLICIES))
+        return value
+
+    @field_validator("dispatch")
+    @classmethod
+    def _possible_dispatch(cls, value: Dispatch, info: ValidationInfo) -> Dispatch:
+        policy = info.data.get("policy")
+        if policy is not None and value not in POLICIES[policy].dispatch:
+            able = " or ".join(sorted(form.value for form in POLICIES[policy].dispatch))
+            raise ValueError(f"policy {policy} can dispatch by {able} only, not by {value.value}")
+        return value

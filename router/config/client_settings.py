@@ -1,0 +1,197 @@
+"""What clients may send: requests, their limits, and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import field_validator
+from pydantic_settings import BaseSettings
+
+from router.access.files import check_keys, read_key
+from router.config.setting import DAY_S, IF_GIVEN, MOMENT_S, checked, setting
+from router.core.request_limits import DEFAULT_LIMITS
+from router.http.limits import HttpLimits
+
+_DEFAULTS = HttpLimits()
+
+
+class RequestSettings(BaseSettings):
+    """Requests: model names, limits of each request, and extra answer headers."""
+
+    model_alias: tuple[str, ...] = setting(
+        (), "A further name of a model, may be repeated.", metavar="NAME=MODEL"
+    )
+    worker_headers: bool = setting(
+        False,
+        "Whether answers name their worker (x-evenstep-worker) and their requests' seconds in the "
+        "pool (x-evenstep-pool-wait-s).",
+        metavar="true|false",
+        live=True,
+    )
+    max_slots: int = setting(
+        DEFAULT_LIMITS.max_slots,
+        "Answers that one request may ask for: its prompts times n; more: 400.",
+        metavar="N",
+        ge=1,
+        le=65_536,
+    )
+    max_messages: int = setting(
+        DEFAULT_LIMITS.max_messages,
+        "Messages of a chat and their parts together; more: 400.",
+        metavar="N",
+        ge=1,
+        le=65_536,
+    )
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        return dict(_split(entry) for entry in self.model_alias)
+
+    @field_validator("model_alias", mode="before")
+    @classmethod
+    def _split_aliases(cls, value: object) -> object:
+        return tuple(value.split()) if isinstance(value, str) else value
+
+    @field_validator("model_alias")
+    @classmethod
+    def _usable_aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        pairs = [_split(entry) for entry in value]
+        names = [name for name, _ in pairs]
+        for name, model in pairs:
+            if not name or not model:
+                raise ValueError(
+                    f"model alias {'='.join((name, model))!r} should be NAME=MODEL, as in "
+                    "chat=meta-llama/Llama-3.1-8B"
+                )
+            if names.count(name) > 1:
+                raise ValueError(f"model alias {name!r} is given twice: leave one of them out")
+            if model in names:
+                raise ValueError(
+                    f"model alias {name!r} leads to {model!r}, an alias too: name the model itself"
+                )
+        return value
+
+
+def _split(entry: str) -> tuple[str, str]:
+    name, _, model = entry.partition("=")
+    return name, model
+
+
+class LimitSettings(BaseSettings):
+    """Limits: size and time limits of clients' requests."""
+
+    max_connections: int = setting(
+        _DEFAULTS.max_connections,
+        "Open connections of clients; a further one: 503, then closed.",
+        metavar="N",
+        ge=1,
+        le=1_000_000,
+    )
+    max_uri_bytes: int = setting(
+        _DEFAULTS.max_uri_bytes,
+        "Longest path with query; longer: 414.",
+        metavar="N",
+        unit="bytes",
+        ge=256,
+        le=1_048_576,
+    )
+    max_header_bytes: int = setting(
+        _DEFAULTS.max_header_bytes,
+        "Longest request line with header fields; longer: 431.",
+        metavar="N",
+        unit="bytes",
+        ge=1024,
+        le=1_048_576,
+    )
+    max_headers: int = setting(
+        _DEFAULTS.max_headers,
+        "Header fields of a request; more: 431.",
+        metavar="N",
+        ge=8,
+        le=10_000,
+    )
+    max_body_bytes: int = setting(
+        _DEFAULTS.max_body_bytes,
+        "Longest body of a request; longer: 413.",
+        metavar="N",
+        unit="bytes",
+        ge=1024,
+        le=2**30,
+    )
+    max_bodies_bytes: int = setting(
+        _DEFAULTS.max_bodies_bytes,
+        "Bodies of all open requests together; more: 503.",
+        metavar="N",
+        unit="bytes",
+        ge=1024,
+        le=2**40,
+    )
+    header_timeout_s: float = setting(
+        _DEFAULTS.header_timeout_s,
+        "Longest wait for the end of a request's header fields; then 408.",
+        unit="s",
+        ge=MOMENT_S,
+        le=DAY_S,
+    )
+    body_timeout_s: float = setting(
+        _DEFAULTS.body_timeout_s,
+        "Longest wait for the end of a request's body; then 408.",
+        unit="s",
+        ge=MOMENT_S,
+        le=DAY_S,
+    )
+    keep_alive_timeout_s: float = setting(
+        _DEFAULTS.keep_alive_timeout_s,
+        "How long a connection stays open between two requests.",
+        unit="s",
+        ge=MOMENT_S,
+        le=DAY_S,
+    )
+    write_timeout_s: float = setting(
+        _DEFAULTS.write_timeout_s,
+        "Longest wait for a client that does not read its answer.",
+        unit="s",
+        ge=MOMENT_S,
+        le=DAY_S,
+    )
+
+
+class AccessSettings(BaseSettings):
+    """Access: keys of clients, engines and operators."""
+
+    api_key_file: str | None = setting(
+        None,
+        "File with the clients' API keys, a line each: NAME KEY [weight=W] [concurrency=N] "
+        "[rate=N/s]; EVENSTEP_API_KEYS may hold more, with ; between them. Unset: clients need no "
+        "key.",
+        metavar="FILE",
+        live=IF_GIVEN,
+    )
+    worker_api_key_file: str | None = setting(
+        None,
+        "File with the API key that the engines require (vLLM's --api-key).",
+        metavar="FILE",
+    )
+    admin_key_file: str | None = setting(
+        None,
+        "File with keys that open the admin port, a line each: NAME KEY. With it the port may "
+        "listen on any address.",
+        metavar="FILE",
+        live=IF_GIVEN,
+    )
+
+    @field_validator("api_key_file", "admin_key_file")
+    @classmethod
+    def _usable_key_files(cls, value: str | None) -> str | None:
+        return None if value is None else checked(check_keys, value)
+
+    @field_validator("worker_api_key_file")
+    @classmethod
+    def _usable_worker_key(cls, value: str | None) -> str | None:
+        if value is not None:
+            checked(read_key, value)
+        return value
+
+    @property
+    def worker_key(self) -> str | None:
+        return None if self.worker_api_key_file is None else read_key(self.worker_api_key_file)

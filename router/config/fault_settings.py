@@ -1,0 +1,127 @@
+"""Faults: retries, circuit breakers, ejection and deadlines."""
+
+from __future__ import annotations
+
+from pydantic_settings import BaseSettings
+
+from router.config.setting import DAY_S, HOUR_S, MOMENT_S, WEEK_S, setting
+from router.core.queue.deadlines import Deadlines
+from router.core.state.breaker import BreakerSettings
+
+
+class FaultSettings(BaseSettings):
+    """Faults: retries, circuit breakers, ejection and deadlines."""
+
+    retry_budget: float = setting(
+        0.2,
+        "Retries of failed answers (408, 429, 5xx, too slow), as a share of a group's requests of "
+        "the last 10 s.",
+        metavar="SHARE",
+        ge=0,
+        le=10,
+        live=True,
+    )
+    retry_min_per_s: float = setting(
+        10.0,
+        "Retries a second that are allowed in any case, on average over 10 s.",
+        metavar="N",
+        unit="per s",
+        ge=0,
+        le=1e6,
+        live=True,
+    )
+    breaker_failures: int = setting(
+        5,
+        "Failures in a row that eject a worker.",
+        metavar="N",
+        ge=1,
+        le=1_000_000,
+        advanced=True,
+    )
+    breaker_share: float = setting(
+        0.5,
+        "Share of failed requests that ejects a worker too, with at least 10 requests in the "
+        "window.",
+        metavar="SHARE",
+        ge=0.001,
+        le=1,
+        advanced=True,
+    )
+    breaker_window_s: float = setting(
+        30.0, "Window of that share.", unit="s", ge=MOMENT_S, le=DAY_S, advanced=True
+    )
+    breaker_open_s: float = setting(
+        5.0,
+        "Length of a worker's first ejection; each further one is twice as long, up to 60 s.",
+        unit="s",
+        ge=MOMENT_S,
+        le=HOUR_S,
+        advanced=True,
+    )
+    breaker_trials: int = setting(
+        2,
+        "Requests that must succeed before an ejected worker returns.",
+        metavar="N",
+        ge=1,
+        le=1_000_000,
+        advanced=True,
+    )
+    max_ejected: float = setting(
+        0.5,
+        "Share of a group's live workers that may be ejected, never the last one; 0: none.",
+        metavar="SHARE",
+        ge=0,
+        le=1,
+        advanced=True,
+    )
+    slow_start_s: float = setting(
+        10.0,
+        "Time in which a worker that returns gets all its slots back, one after the other.",
+        unit="s",
+        ge=0,
+        le=DAY_S,
+        advanced=True,
+    )
+    request_timeout_s: float | None = setting(
+        None,
+        "Longest life of a request, with its wait; unset: no limit.",
+        unit="s",
+        ge=MOMENT_S,
+        le=WEEK_S,
+        live=True,
+    )
+    first_byte_timeout_s: float | None = setting(
+        None,
+        "Longest wait for the first byte of a worker's answer (the last byte, if it is not "
+        "streamed); then another worker gets the request; unset: no limit.",
+        unit="s",
+        ge=MOMENT_S,
+        le=WEEK_S,
+        live=True,
+    )
+    stream_idle_timeout_s: float | None = setting(
+        300.0,
+        "Longest silence of a worker within a stream.",
+        unit="s",
+        ge=MOMENT_S,
+        le=WEEK_S,
+        live=True,
+    )
+
+    @property
+    def breakers(self) -> BreakerSettings:
+        return BreakerSettings(
+            failures=self.breaker_failures,
+            share=self.breaker_share,
+            window_s=self.breaker_window_s,
+            open_s=self.breaker_open_s,
+            trials=self.breaker_trials,
+            slow_start_s=self.slow_start_s,
+            max_ejected=self.max_ejected,
+        )
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return Deadlines(
+            self.request_timeout_s, self.first_byte_timeout_s, self.stream_idle_timeout_s
+        )

@@ -1,0 +1,137 @@
+"""Addresses and operation: where the router listens, how it ends, its processes and its log."""
+
+from __future__ import annotations
+
+import ssl
+from functools import cached_property
+from typing import Literal
+
+from pydantic import ValidationInfo, field_validator
+from pydantic_settings import BaseSettings
+
+from router.config.setting import DAY_S, IF_GIVEN, checked, setting
+from router.http.loopback import loopback
+from router.http.plane import DataPlane
+from router.http.tls import read, server_context
+
+
+class AddressSettings(BaseSettings):
+    """Addresses: where clients and operators reach the router."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.", metavar="H", min_length=1)
+    port: int = setting(8000, "Port to listen on; 0: any free one.", metavar="N", ge=0, le=65_535)
+    admin_port: int | None = setting(
+        None,
+        "Port of the status page; 0: any free one; unset: no status page.",
+        metavar="N",
+        ge=0,
+        le=65_535,
+    )
+    admin_host: str = setting(
+        "127.0.0.1",
+        "Address of the status page; without keys, a loopback address.",
+        metavar="H",
+        min_length=1,
+    )
+
+    @field_validator("admin_host")
+    @classmethod
+    def _guarded_or_loopback(cls, value: str, info: ValidationInfo) -> str:
+        return value if info.data.get("admin_key_file") else checked(loopback, value)
+
+
+class OperationSettings(BaseSettings):
+    """Operation: shutdown, certificate, data plane, processes, recording and log of the router."""
+
+    drain_delay_s: float = setting(
+        0.0,
+        "After SIGTERM, time for which the router still accepts requests while /health answers "
+        "503, so that a load balancer notices.",
+        unit="s",
+        ge=0,
+        le=DAY_S,
+        live=True,
+    )
+    grace_s: float = setting(
+        30.0,
+        "Time for which open answers may then go on; those left end with an error.",
+        unit="s",
+        ge=0,
+        le=DAY_S,
+        live=True,
+    )
+    tls_cert: str | None = setting(
+        None,
+        "PEM file with the certificate and its chain; with it the port speaks HTTPS.",
+        metavar="FILE",
+        live=IF_GIVEN,
+    )
+    tls_key: str | None = setting(
+        None,
+        "PEM file with the certificate's key, not encrypted; unset: the key is in the "
+        "certificate's file.",
+        metavar="FILE",
+        live=IF_GIVEN,
+        validate_default=True,
+    )
+    data_plane: DataPlane = setting(
+        DataPlane.SPLICE,
+        "Path of requests for answers of models: directly from the client's connection to the "
+        "engine's (splice), or through FastAPI like all others (asgi).",
+        metavar="splice|asgi",
+        validate_default=True,
+    )
+    processes: int = setting(
+        1,
+        "Processes that relay requests and answers. With more than one, a further process decides "
+        "for all of them. One that fails starts again; the others go on.",
+        metavar="N",
+        ge=1,
+        le=64,
+    )
+    record: str | None = setting(
+        None,
+        "File for a recording of lengths and times, without text; --trace and diagnose read it. "
+        "Its end .gz compresses it. Each start replaces it.",
+        metavar="FILE",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info",
+        "Least severity that is logged: debug, info, warning, error.",
+        metavar="LEVEL",
+        live=True,
+    )
+    log_format: Literal["text", "json"] = setting(
+        "text", "Form of the log: lines of text, or of JSON.", metavar="text|json", live=True
+    )
+
+    @cached_property
+    def certificate(self) -> tuple[bytes, bytes | None] | None:
+        """Certificate and key as PEM, read once so that all uses of these settings agree.
+
+        Raises:
+            ConfigError: the files are unusable.
+        """
+        return None if self.tls_cert is None else read(self.tls_cert, self.tls_key)
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """TLS context of the port; None: plain HTTP."""
+        return None if self.certificate is None else server_context(*self.certificate)
+
+    @field_validator("processes")
+    @classmethod
+    def _spliced_by_several(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("data_plane") is DataPlane.ASGI:
+            raise ValueError("--processes above 1 needs --data-plane splice")
+        return value
+
+    @field_validator("tls_key")
+    @classmethod
+    def _usable_certificate(cls, value: str | None, info: ValidationInfo) -> str | None:
+        cert = info.data.get("tls_cert")
+        if cert is not None:
+            checked(lambda key: read(cert, key), value)
+        elif value is not None:
+            raise ValueError("tls_key needs --tls-cert: the file with the certificate")
+        return value

@@ -1,0 +1,83 @@
+"""All settings of ``evenstep serve``; ``setting_sources`` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from router.config.balancing_settings import BalancingSettings
+from router.config.client_settings import AccessSettings, LimitSettings, RequestSettings
+from router.config.engine_settings import EngineSettings
+from router.config.fault_settings import FaultSettings
+from router.config.operation_settings import AddressSettings, OperationSettings
+from router.http.limits import HttpLimits
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Struct = TypeVar("Struct", bound=DataclassInstance)
+
+PREFIX = "EVENSTEP_"
+
+
+class ServeSettings(
+    EngineSettings,
+    AddressSettings,
+    BalancingSettings,
+    FaultSettings,
+    RequestSettings,
+    LimitSettings,
+    AccessSettings,
+    OperationSettings,
+):
+    """All settings of ``evenstep serve``; times in seconds."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+    )
+
+    def of(self, part: type[Struct]) -> Struct:
+        """The settings that a part of the router uses; it declares a field for each, by name."""
+        return part(**{field.name: getattr(self, field.name) for field in fields(part)})
+
+    @property
+    def http_limits(self) -> HttpLimits:
+        """Limits of the port; all bodies together may be as long as one."""
+        limits = self.of(HttpLimits)
+        return replace(limits, max_bodies_bytes=max(limits.max_bodies_bytes, limits.max_body_bytes))
+
+    @property
+    def secret_files(self) -> list[str]:
+        """Files with keys that only the owner should be able to read."""
+        of_tls = self.tls_key or self.tls_cert  # the key may be in the certificate's file
+        files = (self.api_key_file, self.admin_key_file, self.worker_api_key_file)
+        return [file for file in (*files, self.secret_key_file, of_tls) if file is not None]
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Use the arguments only: ``load_settings`` merges the sources and tracks their origin."""
+        return (init_settings,)
+
+
+# Every setting, in the order of its groups; help and documents list them so.
+GROUPS: tuple[type[BaseSettings], ...] = ServeSettings.__bases__
+SETTINGS = {name: field for group in GROUPS for name, field in group.model_fields.items()}
+
+
+def title_of(group: type[BaseSettings]) -> tuple[str, str]:
+    """A group's title, and a sentence about it: the two parts of its docstring."""
+    title, _, text = (group.__doc__ or "").partition(": ")
+    return title, text[:1].upper() + text[1:]

@@ -1,0 +1,77 @@
+"""The declaration of a setting: everything that flags, files, checks and documents need of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict, TypeVar, cast
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from router.core.errors import ConfigError
+
+# The event loop's resolution is the shortest time; a faster repetition would leave time for nothing
+# else. A time over a week is a typing error.
+MOMENT_S, HOUR_S, DAY_S, WEEK_S = 0.001, 3_600, 86_400, 604_800
+
+# The group exists only if one of its settings was given at the start.
+IF_GIVEN: Literal["if given"] = "if given"
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Marks(TypedDict):
+    """What a declaration says besides type, default, range and help.
+
+    Attributes:
+        metavar: placeholder of the value in ``--help``.
+        unit: unit of the value; empty: none.
+        live: whether a running router applies a new value. ``IF_GIVEN``: only if the setting was
+            given at the start.
+        advanced: whether only few clusters need another value.
+    """
+
+    metavar: str
+    unit: str
+    live: bool | Literal["if given"]
+    advanced: bool
+
+
+def setting(
+    default: Any,
+    help_text: str,
+    *,
+    metavar: str = "",
+    unit: str = "",
+    live: bool | Literal["if given"] = False,
+    advanced: bool = False,
+    **limits: Any,
+) -> Any:
+    """Declare a setting.
+
+    Args:
+        default: its value where no source gives one.
+        help_text: what it does, for ``--help`` and documents.
+        metavar: as in ``Marks``; empty: the unit in capitals.
+        unit: as in ``Marks``.
+        live: as in ``Marks``.
+        advanced: as in ``Marks``.
+        limits: limits as ``pydantic.Field`` takes them, such as ``ge`` and ``le``.
+    """
+    marks = Marks(metavar=metavar or unit.upper(), unit=unit, live=live, advanced=advanced)
+    extra = cast("dict[str, Any]", marks)
+    return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
+
+
+def marks_of(field: FieldInfo) -> Marks:
+    """The marks of a setting's declaration."""
+    return cast("Marks", field.json_schema_extra)
+
+
+def checked(read: Callable[[T], U], value: T) -> U:
+    """Call ``read``; convert its ConfigError to the ValueError that pydantic expects."""
+    try:
+        return read(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
