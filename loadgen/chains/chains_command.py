@@ -121,7 +121,12 @@ class ChainsOptions:
             ConfigError: an invalid option; the message names it.
             InputError: no such trace, or one without arrival times.
         """
-        scenario = self._scenario()
+        named = scenario_of(self.scenario)
+        scenario = replace(
+            named,
+            servers=named.servers if self.servers is None else self.servers,
+            fast_share=named.fast_share if self.fast_share is None else self.fast_share,
+        )
         return ChainsConfig(
             scenario=scenario,
             policies=tuple(self.policy.split(",")),
@@ -140,14 +145,6 @@ class ChainsOptions:
             service=self.service,
             measured=self._measured(scenario),
             dispatch=self.dispatch,
-        )
-
-    def _scenario(self) -> Scenario:
-        named = scenario_of(self.scenario)
-        return replace(
-            named,
-            servers=named.servers if self.servers is None else self.servers,
-            fast_share=named.fast_share if self.fast_share is None else self.fast_share,
         )
 
     def _measured(self, scenario: Scenario) -> Measured | None:

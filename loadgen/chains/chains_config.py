@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -197,71 +197,46 @@ def composed(config: ChainsConfig) -> Composed:
         PlacementError: servers cannot hold the model and a request.
     """
     servers = config.scenario.drawn(config.seed)
-    placement, disjoint, reserved = _PLACERS[config.blocks](config, servers)
+    placement, disjoint, reserved = _placed(config, servers)
     allocation = config.allocated
     if allocation is Allocation.DYNAMIC:
         return Composed(placement, (), reserved)
     chains = disjoint if allocation is Allocation.DISJOINT else gca(placement)
     if allocation is Allocation.ILP:
-        chains = _fewest(config, placement, chains)
+        try:
+            from loadgen.chains.ilp import fewest_slots
+        except ImportError as error:
+            raise ConfigError(
+                f"--allocation ilp needs HiGHS ({error}); install it with: pip install highspy "
+                "(it is in the extra dev of evenstep)"
+            ) from error
+        chains = fewest_slots(chains, placement, config.planned_rate / config.target_load)
     by_speed = sorted(chains, key=lambda chain: chain.service_s)
     return Composed(placement, tuple(by_speed), reserved)
 
 
-_Placed = tuple[Placement, tuple[Chain, ...], int]
-
-
-def _gbp_cr(config: ChainsConfig, servers: list[Server]) -> _Placed:
-    model, rate, load = config.scenario.model, config.planned_rate, config.target_load
-    if config.reserved is None:
+def _placed(
+    config: ChainsConfig, servers: list[Server]
+) -> tuple[Placement, tuple[Chain, ...], int]:
+    """The placement, its own disjoint chains (if it makes any), and the reserved slots."""
+    model, rate, reserved = config.scenario.model, config.planned_rate, config.reserved
+    match config.blocks:
+        case Blocks.PETALS:
+            slots = PETALS_SLOTS if reserved is None else reserved
+            return petals(model, servers, slots), (), slots
+        case Blocks.BPRR:
+            placement, slots = bprr(model, servers, rate, reserved)
+            return placement, (), slots
+        case Blocks.WHOLE:
+            return *whole(model, servers), 1
+    if reserved is None:
         overlapping = config.allocated is not Allocation.DISJOINT
-        best = compose(model, servers, rate, load, config.tune_by, overlapping)
+        best = compose(model, servers, rate, config.target_load, config.tune_by, overlapping)
         return best.placement, best.disjoint, best.reserved_slots
-    grouping = gbp_cr(model, servers, config.reserved, rate, load)
+    grouping = gbp_cr(model, servers, reserved, rate, config.target_load)
     if not grouping.chains:
         raise ConfigError(
-            f"--reserved {config.reserved} leaves too little memory: {len(servers)} servers hold "
+            f"--reserved {reserved} leaves too little memory: {len(servers)} servers hold "
             f"no chain of {model.blocks} blocks; lower it, or give more --servers"
         )
-    return grouping.placement, grouping.chains, config.reserved
-
-
-def _petals(config: ChainsConfig, servers: list[Server]) -> _Placed:
-    model = config.scenario.model
-    if config.reserved is None:
-        return petals(model, servers), (), PETALS_SLOTS
-    return petals(model, servers, config.reserved), (), config.reserved
-
-
-def _bprr(config: ChainsConfig, servers: list[Server]) -> _Placed:
-    model = config.scenario.model
-    placement, reserved = bprr(model, servers, config.planned_rate, config.reserved)
-    return placement, (), reserved
-
-
-def _whole(config: ChainsConfig, servers: list[Server]) -> _Placed:
-    placement, chains = whole(config.scenario.model, servers)
-    return placement, chains, 1
-
-
-_PLACERS: Mapping[Blocks, Callable[[ChainsConfig, list[Server]], _Placed]] = MappingProxyType(
-    {
-        Blocks.GBP_CR: _gbp_cr,
-        Blocks.PETALS: _petals,
-        Blocks.BPRR: _bprr,
-        Blocks.WHOLE: _whole,
-    }
-)
-
-
-def _fewest(
-    config: ChainsConfig, placement: Placement, chains: tuple[Chain, ...]
-) -> tuple[Chain, ...]:
-    try:
-        from loadgen.chains.ilp import fewest_slots
-    except ImportError as error:
-        raise ConfigError(
-            f"--allocation ilp needs HiGHS ({error}); install it with: pip install highspy "
-            "(it is in the extra dev of evenstep)"
-        ) from error
-    return fewest_slots(chains, placement, config.planned_rate / config.target_load)
+    return grouping.placement, grouping.chains, reserved

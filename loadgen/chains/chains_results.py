@@ -85,6 +85,7 @@ class ChainsResult:
     def report(self) -> Report:
         """JSON-able form, with the first policy's figures at the top."""
         bounds = asdict(self.bounds) if self.bounds else dict.fromkeys(("lower_s", "upper_s"))
+        config = self.config
         return {
             **self.policies[0].report(),
             **{name: finite(value) for name, value in bounds.items()},
@@ -99,26 +100,22 @@ class ChainsResult:
                 | {"against_first": asdict(self.against_first(each))}
                 for each in self.policies
             ],
-            "parameters": self._parameters(),
-        }
-
-    def _parameters(self) -> Report:
-        config = self.config
-        return {
-            "scenario": asdict(config.scenario),
-            "placement": config.blocks.value,
-            "allocation": config.allocated.value,
-            "planned_rate": config.planned_rate,
-            "load": config.load,
-            "target_load": config.target_load,
-            "tune_by": config.tune_by.value,
-            "requests": config.requests,
-            "warmup": config.warmup,
-            "repeats": config.repeats,
-            "seed": config.seed,
-            "arrivals": config.arrivals.value,
-            "service": config.service.value,
-            "dispatch": config.dispatch.value,
+            "parameters": {
+                "scenario": asdict(config.scenario),
+                "placement": config.blocks.value,
+                "allocation": config.allocated.value,
+                "planned_rate": config.planned_rate,
+                "load": config.load,
+                "target_load": config.target_load,
+                "tune_by": config.tune_by.value,
+                "requests": config.requests,
+                "warmup": config.warmup,
+                "repeats": config.repeats,
+                "seed": config.seed,
+                "arrivals": config.arrivals.value,
+                "service": config.service.value,
+                "dispatch": config.dispatch.value,
+            },
         }
 
 
@@ -141,7 +138,11 @@ def _policy(
 ) -> PolicyResult:
     dispatch = config.dispatch_of(policy)
     served = [
-        _served(ready, policy, dispatch, work, config.seed + repeat).after(config.warmup)
+        (
+            simulate_chains(ready.chains, policy, work, dispatch, config.seed + repeat)
+            if ready.chains
+            else simulate_routing(ready.placement, work)
+        ).after(config.warmup)
         for repeat, work in enumerate(works)
     ]
 
@@ -156,9 +157,3 @@ def _policy(
         waiting_s=float(np.mean(over(lambda each: each.waiting_s.mean()))),
         service_s=float(np.mean(over(lambda each: each.service_s.mean()))),
     )
-
-
-def _served(ready: Composed, policy: str, dispatch: Dispatch, work: Work, seed: int) -> Served:
-    if not ready.chains:
-        return simulate_routing(ready.placement, work)
-    return simulate_chains(ready.chains, policy, work, dispatch, seed)

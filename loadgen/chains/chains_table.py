@@ -15,7 +15,35 @@ from loadgen.report.numbers import number
 
 def chains_table(result: ChainsResult) -> RenderableType:
     """Chains, policies, and what their results depend on."""
-    return Group(_chains(result), Text(), _policies(result), *map(Text, _notes(result)))
+    first = result.policies[0]
+    columns = ("policy", "response, s", "p99, s", "waiting, s", "service, s")
+    table = Table(*columns, f"vs {first.policy}, %", box=None, pad_edge=False)
+    for each in result.policies:
+        against = result.against_first(each)
+        table.add_row(
+            f"{each.policy} ({each.dispatch.value})",
+            _with_interval(each.mean),
+            number(each.response_p99_s),
+            number(each.waiting_s),
+            number(each.service_s),
+            "" if each is first else _with_interval(against, 100.0),
+        )
+    config = result.config
+    scenario = config.scenario
+    notes = [
+        f"{result.rate:.4g} requests/s of at most {result.composed.total_rate:.4g}: "
+        + ("stable" if result.stable else "more than they complete, so the queue only grows"),
+        f"placement {config.blocks}, allocation {config.allocated}, planned for "
+        f"{config.planned_rate:g}/s, {result.composed.reserved_slots} slots reserved per block; "
+        f"{scenario.servers} servers, round trips drawn from a synthetic law",
+        f"{config.requests} requests, the first {config.warmup} left out; {config.repeats} "
+        f"repeats, seed {config.seed}; arrivals {config.arrivals.value}, service "
+        f"{config.service.value}",
+    ]
+    if result.bounds is not None and math.isfinite(result.bounds.upper_s):
+        low, high = number(result.bounds.lower_s), number(result.bounds.upper_s)
+        notes.insert(1, f"jffc with Poisson arrivals and exponential work: {low} to {high} s")
+    return Group(_chains(result), Text(), table, *map(Text, notes))
 
 
 def _chains(result: ChainsResult) -> RenderableType:
@@ -32,44 +60,8 @@ def _chains(result: ChainsResult) -> RenderableType:
     return table
 
 
-def _policies(result: ChainsResult) -> Table:
-    first = result.policies[0]
-    columns = ("policy", "response, s", "p99, s", "waiting, s", "service, s")
-    table = Table(*columns, f"vs {first.policy}, %", box=None, pad_edge=False)
-    for each in result.policies:
-        against = result.against_first(each)
-        table.add_row(
-            f"{each.policy} ({each.dispatch.value})",
-            _with_interval(each.mean),
-            number(each.response_p99_s),
-            number(each.waiting_s),
-            number(each.service_s),
-            "" if each is first else _with_interval(against, 100.0),
-        )
-    return table
-
-
 def _with_interval(value: Estimate, scale: float = 1.0) -> str:
     text = number(value.mean * scale)
     if value.half_width is None:
         return text
     return f"{text} +- {number(value.half_width * scale, 2)}"
-
-
-def _notes(result: ChainsResult) -> list[str]:
-    config = result.config
-    scenario = config.scenario
-    notes = [
-        f"{result.rate:.4g} requests/s of at most {result.composed.total_rate:.4g}: "
-        + ("stable" if result.stable else "more than they complete, so the queue only grows"),
-        f"placement {config.blocks}, allocation {config.allocated}, planned for "
-        f"{config.planned_rate:g}/s, {result.composed.reserved_slots} slots reserved per block; "
-        f"{scenario.servers} servers, round trips drawn from a synthetic law",
-        f"{config.requests} requests, the first {config.warmup} left out; {config.repeats} "
-        f"repeats, seed {config.seed}; arrivals {config.arrivals.value}, service "
-        f"{config.service.value}",
-    ]
-    if result.bounds is not None and math.isfinite(result.bounds.upper_s):
-        low, high = number(result.bounds.lower_s), number(result.bounds.upper_s)
-        notes.insert(1, f"jffc with Poisson arrivals and exponential work: {low} to {high} s")
-    return notes

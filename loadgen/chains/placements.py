@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from router.core.errors import InputError
-from router.core.forecast.step_cost import Floats
 from router.core.placement.gbp_cr import Fleet, rooms
 from router.core.placement.model import Chain, Model, Placement, Server
 
@@ -99,15 +98,10 @@ def _conservative(model: Model, servers: Sequence[Server], reserved: int) -> Pla
     service_rate = np.full(model.blocks, 1 / _UNSERVED_S)
     held = [range(0)] * len(servers)
     for at in sorted((at for at, m in enumerate(room) if m), key=block_s.__getitem__):
-        first = int(np.argmax(_sums(1 / service_rate, room[at])))
+        first = int(np.argmax(np.convolve(1 / service_rate, np.ones(room[at]), mode="valid")))
         held[at] = range(first, first + room[at])
         service_rate[first : first + room[at]] += 1 / block_s[at]
     return _covering(model, servers, held)
-
-
-def _sums(values: Floats, width: int) -> Floats:
-    """Sums of every ``width`` consecutive values."""
-    return np.convolve(values, np.ones(width), mode="valid")
 
 
 def _longest_s(placement: Placement) -> float:

@@ -71,7 +71,18 @@ def calibrate(
     while len(trials) < TRIALS:
         start_s = clock()
         outcome = execute(replace(plan, requests=TRIAL_REQUESTS))
-        trials.append(_trial(outcome, fleet, clock() - start_s))
+        elapsed_s = clock() - start_s
+        figures = step_figures(steady_steps(outcome) or outcome.record, fleet)
+        assert figures is not None
+        trials.append(
+            Trial(
+                time_scale=outcome.plan.time_scale,
+                lateness_p99=figures.lateness_p99,
+                throughput_tok_s=figures.throughput_tok_s,
+                step_s=figures.step_mean_s,
+                overhead_s=elapsed_s - cast(float, outcome.report["wall_duration_s"]),
+            )
+        )
         if trials[-1].lateness_p99 <= LATENESS_LIMIT:
             break
     return trials
@@ -80,18 +91,6 @@ def calibrate(
 def least_late(trials: Sequence[Trial]) -> Trial:
     """The trial that represents the machine."""
     return min(trials, key=lambda trial: trial.lateness_p99)
-
-
-def _trial(outcome: Outcome, fleet: Fleet, elapsed_s: float) -> Trial:
-    figures = step_figures(steady_steps(outcome) or outcome.record, fleet)
-    assert figures is not None
-    return Trial(
-        time_scale=outcome.plan.time_scale,
-        lateness_p99=figures.lateness_p99,
-        throughput_tok_s=figures.throughput_tok_s,
-        step_s=figures.step_mean_s,
-        overhead_s=elapsed_s - cast(float, outcome.report["wall_duration_s"]),
-    )
 
 
 @dataclass(frozen=True, slots=True)

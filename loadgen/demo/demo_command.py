@@ -105,7 +105,7 @@ class Demo:
 
         def allowance() -> Allowance:
             ending_s = PLOTTING_S + (status_pictures.LASTS_S if browser.find() else 0.0)
-            run_wall_s = (budget.seconds - ending_s - self._elapsed_s()) / len(plans)
+            run_wall_s = (budget.seconds - ending_s - (self._clock() - self._start_s)) / len(plans)
             return Allowance(run_wall_s, mean_output, CAP_TOKENS)
 
         if budget.requests is not None and budget.time_scale is not None:
@@ -158,9 +158,6 @@ class Demo:
     def _execute(self, plan: RunPlan) -> Outcome:
         return execute(plan, self._fleet, self._folder, RUN_TIMEOUT_S)
 
-    def _elapsed_s(self) -> float:
-        return self._clock() - self._start_s
-
 
 def demo(
     policies: Policies = "jsq,least_tokens,bfio",
@@ -191,7 +188,22 @@ def demo(
     except KeyboardInterrupt:
         console.print("Interrupted; nothing was left running.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    report = summary(runs, trials, Fleet(), _conditions(trace, runs[0].outcome.plan))
+    plan = runs[0].outcome.plan
+    cut = fmean(each.output_tokens > plan.cap_tokens for each in trace.requests)
+    report = summary(
+        runs,
+        trials,
+        Fleet(),
+        {
+            "trace": trace.name,
+            "requests": plan.requests,
+            "seed": plan.seed,
+            "time_scale": plan.time_scale,
+            "warmup": plan.warmup,
+            "max_tokens": plan.cap_tokens,
+            "outputs_cut_share": cut,
+        },
+    )
     for file in (str(out / "summary.json"), json_file):
         write_json(report, file)
     _show(console, runs, report, [*pictures, out / "summary.json"])
@@ -222,19 +234,6 @@ def _folder(out: Path) -> Path:
     except OSError as error:
         raise InputError(f"--out: cannot write to {out}: {error.strerror}") from error
     return out
-
-
-def _conditions(trace: Trace, plan: RunPlan) -> Report:
-    cut = fmean(each.output_tokens > plan.cap_tokens for each in trace.requests)
-    return {
-        "trace": trace.name,
-        "requests": plan.requests,
-        "seed": plan.seed,
-        "time_scale": plan.time_scale,
-        "warmup": plan.warmup,
-        "max_tokens": plan.cap_tokens,
-        "outputs_cut_share": cut,
-    }
 
 
 def _panel(run: DemoRun) -> Panel:

@@ -85,11 +85,23 @@ def summary(
         fleet: fleet of every run.
         conditions: further conditions of all runs.
     """
+    warmup = runs[0].outcome.plan.warmup
     return {
         "emulated": True,
         "statement": STATEMENT,
         "conditions": {**asdict(fleet), "concurrency": fleet.concurrency, **conditions},
-        "notes": _notes(fleet, runs[0].outcome.plan.warmup),
+        "notes": [
+            f"An event carries {fleet.stream_interval} tokens (vLLM's own --stream-interval), so "
+            "that HTTP does not crowd out the steps; the first token comes alone.",
+            "Imbalance, idle share, loads and energy: from the fleet's record, in the steady "
+            f"window (from {warmup:.0%} of the requests completed until the last one was sent).",
+            "The idle share is modelled: t_l * imbalance / (workers * step time).",
+            "Throughput by steps: tokens of the steady window's steps over their engine seconds; "
+            "the baseline is chosen and compared by it. All other throughput and latency: at the "
+            "client, in wall seconds / time scale; latency counts from the sending, time in the "
+            "pool included.",
+            f"A request that has waited {STARVATION_S:g} engine seconds goes before all others.",
+        ],
         "calibration": [asdict(trial) for trial in trials],
         "machine": {
             "cores": len(os.sched_getaffinity(0)),
@@ -101,20 +113,6 @@ def summary(
         "comparison": _comparison(runs),
         "warnings": warnings(runs),
     }
-
-
-def _notes(fleet: Fleet, warmup: float) -> list[str]:
-    return [
-        f"An event carries {fleet.stream_interval} tokens (vLLM's own --stream-interval), so that "
-        "HTTP does not crowd out the steps; the first token comes alone.",
-        "Imbalance, idle share, loads and energy: from the fleet's record, in the steady window "
-        f"(from {warmup:.0%} of the requests completed until the last one was sent).",
-        "The idle share is modelled: t_l * imbalance / (workers * step time).",
-        "Throughput by steps: tokens of the steady window's steps over their engine seconds; the "
-        "baseline is chosen and compared by it. All other throughput and latency: at the client, "
-        "in wall seconds / time scale; latency counts from the sending, time in the pool included.",
-        f"A request that has waited {STARVATION_S:g} engine seconds goes before all others.",
-    ]
 
 
 def _run(run: DemoRun) -> Report:

@@ -133,12 +133,29 @@ def serving(plan: RunPlan, fleet: Fleet, files: Path, *flags: str) -> Iterator[s
     """
     first_port = free_ports(fleet.ports)
     record_file = _record_file(files)
-    emulate = _emulate(plan, fleet, first_port, record_file)
+    _ready_file(record_file).unlink(missing_ok=True)
+    emulate = [
+        "emulate",
+        *("--workers", str(fleet.workers), "--slots", str(fleet.slots), "--port", str(first_port)),
+        *("--step-time", fleet.step_time, "--time-scale", f"{plan.time_scale:g}"),
+        *("--stream-interval", str(fleet.stream_interval), "--seed", str(plan.seed)),
+        *("--record", str(record_file), "--json", str(_ready_file(record_file))),
+    ]
     with Child(emulate, files.with_name(f"{files.name}.fleet.log")) as workers:
         ready = workers.until(lambda: _json_file(_ready_file(record_file)), READY_TIMEOUT_S)
         _ready_file(record_file).unlink()
-        url = f"http://127.0.0.1:{first_port + fleet.ports - 1}"
-        serve = [*_serve(plan, [worker["spec"] for worker in ready["workers"]], url), *flags]
+        port = first_port + fleet.ports - 1
+        url = f"http://127.0.0.1:{port}"
+        specs = [worker["spec"] for worker in ready["workers"]]
+        serve = [
+            *("serve", "--port", str(port), "--log-level", "warning"),
+            *("--policy", plan.policy, "--dispatch", plan.dispatch.value),
+            *("--seed", str(plan.seed)),
+            *(argument for spec in specs for argument in ("--worker", spec)),
+            *("--starvation", f"{STARVATION_S * plan.time_scale:g}"),
+            *("--queue-timeout", f"{QUEUE_TIMEOUT_S * plan.time_scale:g}"),
+            *flags,
+        ]
         with Child(serve, files.with_name(f"{files.name}.router.log")) as router:
             router.until(lambda: _all_up(url, fleet.workers), READY_TIMEOUT_S)
             yield url
@@ -150,29 +167,6 @@ def _record_file(files: Path) -> Path:
 
 def _ready_file(record_file: Path) -> Path:
     return record_file.with_suffix(".ready")
-
-
-def _emulate(plan: RunPlan, fleet: Fleet, port: int, record_file: Path) -> list[str]:
-    _ready_file(record_file).unlink(missing_ok=True)
-    return [
-        "emulate",
-        *("--workers", str(fleet.workers), "--slots", str(fleet.slots), "--port", str(port)),
-        *("--step-time", fleet.step_time, "--time-scale", f"{plan.time_scale:g}"),
-        *("--stream-interval", str(fleet.stream_interval), "--seed", str(plan.seed)),
-        *("--record", str(record_file), "--json", str(_ready_file(record_file))),
-    ]
-
-
-def _serve(plan: RunPlan, specs: Sequence[str], url: str) -> list[str]:
-    return [
-        "serve",
-        *("--port", url.rpartition(":")[2]),
-        *("--policy", plan.policy, "--dispatch", plan.dispatch.value, "--seed", str(plan.seed)),
-        *(argument for spec in specs for argument in ("--worker", spec)),
-        *("--starvation", f"{STARVATION_S * plan.time_scale:g}"),
-        *("--queue-timeout", f"{QUEUE_TIMEOUT_S * plan.time_scale:g}"),
-        *("--log-level", "warning"),
-    ]
 
 
 def replay_arguments(plan: RunPlan, fleet: Fleet, url: str, report_file: Path) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from loadgen.diagnose.analysis.before_after import Comparison, compare
+from loadgen.diagnose.analysis.before_after import compare
 from loadgen.diagnose.analysis.window import Span, window_of
-from loadgen.diagnose.diagnosis import Diagnosis, diagnose_window, report
+from loadgen.diagnose.diagnosis import diagnose_window, report
 from loadgen.diagnose.diagnosis_table import diagnosis_table
 from loadgen.diagnose.recording_source import earlier_report, recording_from
 from loadgen.replay.workload import checked_time_scale
@@ -105,17 +105,13 @@ def diagnose(
     diagnosis = diagnose_window(window_of(source, span, group), price, chosen, seed)
     compared = None
     if earlier is not None:
-        compared = _compared(earlier, diagnosis, str(before))
+        window = diagnosis.window
+        in_force = None
+        if window.policy is not None and window.dispatch is not None:
+            in_force = window.policy, window.dispatch.value
+        compared = compare(earlier, diagnosis.found, in_force, str(before))
     Console(stderr=json_file == STDOUT).print(diagnosis_table(diagnosis, compared))
     write_json(report(diagnosis, compared), json_file)
-
-
-def _compared(earlier: dict[str, object], diagnosis: Diagnosis, name: str) -> Comparison:
-    window = diagnosis.window
-    in_force = None
-    if window.policy is not None and window.dispatch is not None:
-        in_force = window.policy, window.dispatch.value
-    return compare(earlier, diagnosis.found, in_force, name)
 
 
 def _policies(text: str | None) -> list[str]:

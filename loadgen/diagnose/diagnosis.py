@@ -85,7 +85,7 @@ def diagnose_window(
 def report(diagnosis: Diagnosis, compared: Comparison | None = None) -> dict[str, Any]:
     """The diagnosis as JSON-able values; null for unknown ones."""
     window, found, seen = diagnosis.window, diagnosis.found, diagnosis.prospects
-    advice = diagnosis.advice
+    advice, used = diagnosis.advice, diagnosis.energy
     return {
         "diagnosis": SCHEMA,
         "verdict": diagnosis.verdict.word.value,
@@ -111,42 +111,33 @@ def report(diagnosis: Diagnosis, compared: Comparison | None = None) -> dict[str
         "memory": asdict(found.memory),
         "simulation": seen and {"mode": seen.mode, "requests": seen.requests, "steps": seen.steps},
         "simulation_error": diagnosis.simulation_error,
-        "policies": [_row(each) for each in seen.all] if seen else [],
+        "policies": [
+            asdict(each) | {"dispatch": each.dispatch.value} for each in (seen.all if seen else ())
+        ],
         "advice": advice and {"policy": advice.policy, "dispatch": advice.dispatch.value},
         "extra_tok_s": diagnosis.extra_tok_s,
-        "energy": _energy(diagnosis.energy),
-        "comparison": compared and _comparison(compared),
-    }
-
-
-def _row(prospect: Prospect) -> dict[str, Any]:
-    return asdict(prospect) | {"dispatch": prospect.dispatch.value}
-
-
-def _energy(used: Energy | None) -> dict[str, Any] | None:
-    if used is None:
-        return None
-    return asdict(used) | {
-        "per_day_is": EXTRAPOLATED,
-        "per_day_cost": used.money(used.per_day_j),
-        "waiting_per_day_cost": used.money(used.waiting_per_day_j),
-        "saved_per_day_cost": used.money(used.saved_per_day_j),
-    }
-
-
-def _comparison(compared: Comparison) -> dict[str, Any]:
-    changes = {
-        name: asdict(each)
+        "energy": None
+        if used is None
+        else asdict(used)
         | {
-            "predicted_gain": each.predicted_gain,
-            "measured_gain": each.measured_gain,
-            "gain_error": each.gain_error,
-        }
-        for name, each in compared.changes.items()
-    }
-    return {
-        "before": compared.before,
-        "policy": compared.policy,
-        "changes": changes,
-        "load_changed": list(compared.load),
+            "per_day_is": EXTRAPOLATED,
+            "per_day_cost": used.money(used.per_day_j),
+            "waiting_per_day_cost": used.money(used.waiting_per_day_j),
+            "saved_per_day_cost": used.money(used.saved_per_day_j),
+        },
+        "comparison": compared
+        and {
+            "before": compared.before,
+            "policy": compared.policy,
+            "changes": {
+                name: asdict(each)
+                | {
+                    "predicted_gain": each.predicted_gain,
+                    "measured_gain": each.measured_gain,
+                    "gain_error": each.gain_error,
+                }
+                for name, each in compared.changes.items()
+            },
+            "load_changed": list(compared.load),
+        },
     }

@@ -22,19 +22,24 @@ _FIGURES = (("imbalance, tokens", 1.0), ("idle share, %", 100.0), ("tok/s", 1.0)
 
 def diagnosis_table(diagnosis: Diagnosis, compared: Comparison | None) -> RenderableType:
     """The verdict, questions with their answers, the policies, the comparison."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for question, answer in answers(diagnosis):
+        table.add_row(question, answer)
     parts: list[RenderableType] = [
         Text(HEADLINES[diagnosis.verdict.word], style="bold"),
         *map(Text, diagnosis.verdict.reasons),
         Text(),
         Text(_conditions(diagnosis.window)),
-        _answers(diagnosis),
+        table,
     ]
     if diagnosis.prospects is not None:
         parts += [Text(), _policies(diagnosis, diagnosis.prospects)]
     if compared is not None:
         switch = f"After the switch from {compared.before or 'another balancer'} to "
         parts += [Text(), Text(f"{switch}{compared.policy}:"), _compared(compared)]
-        parts += map(Text, _changed(compared))
+        if compared.load:
+            parts.append(Text("The load has changed, so the prediction was for another one:"))
+        parts += map(Text, compared.load)
     return Group(*parts)
 
 
@@ -64,13 +69,6 @@ def _changes(window: Window) -> str:
         f"{_rule(last.policy, last.dispatch)}: the figures are of the time since. Give --start and "
         "--seconds of a recording for the time before."
     )
-
-
-def _answers(diagnosis: Diagnosis) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for question, answer in answers(diagnosis):
-        table.add_row(question, answer)
-    return table
 
 
 def _policies(diagnosis: Diagnosis, seen: Prospects) -> Table:
@@ -106,9 +104,3 @@ def _compared(compared: Comparison) -> Table:
         off = "-" if each.gain_error is None else f"{each.gain_error:+.0%}"
         table.add_row(label, *(number(scale * value) for value in (*values, *gains)), off)
     return table
-
-
-def _changed(compared: Comparison) -> list[str]:
-    if not compared.load:
-        return []
-    return ["The load has changed, so the prediction was for another one:", *compared.load]

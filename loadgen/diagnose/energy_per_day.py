@@ -64,25 +64,22 @@ def energy(
     idle_share = found.waiting.idle_share if found.barrier.there is not False else 0.0
     power_w, power_is = _power(window, idle_share)
     per_day_j = None if power_w is None else power_w * DAY_S * found.barrier.stepping_share
-    waiting_j = saved_share = None
+    waiting_j = saved_share = saved_j = None
     if per_day_j is not None and window.levels is not None and idle_share is not None:
         levels = window.levels
         waiting_j = per_day_j * levels.spin_w * idle_share / _mean_w(levels, idle_share)
     if prospects is not None:
         saved_share = 1 - _relative(window, found, prospects)
+        saved_j = None if per_day_j is None else saved_share * per_day_j
     return Energy(
         power_is=power_is,
         power_w=power_w,
         per_day_j=per_day_j,
         waiting_per_day_j=waiting_j,
         saved_share=saved_share,
-        saved_per_day_j=_times(saved_share, per_day_j),
+        saved_per_day_j=saved_j,
         price_per_kwh=price_per_kwh,
     )
-
-
-def _times(share: float | None, amount: float | None) -> float | None:
-    return None if share is None or amount is None else share * amount
 
 
 def _power(window: Window, idle_share: float | None) -> tuple[float | None, str]:
@@ -107,13 +104,6 @@ def _measured_w(window: Window) -> float | None:
     return float(total_w @ window.step_s / window.step_s.sum())
 
 
-def _paper_w(window: Window) -> float:
-    """Mean power of all workers in steps, by the paper's P(u)."""
-    used = window.loads / np.maximum(1, window.peak_tokens)[:, np.newaxis]
-    watts = np.where(window.counted, PowerModel().watts(used), 0.0).sum(axis=1)
-    return float(watts @ window.step_s / window.step_s.sum())
-
-
 def _mean_w(levels: PowerLevels, idle_share: float) -> float:
     return levels.spin_w * idle_share + levels.busy_w * (1 - idle_share)
 
@@ -129,4 +119,8 @@ def _relative(window: Window, found: Findings, prospects: Prospects) -> float:
     current = prospects.current
     if current is not None:
         return best.energy_j_per_token / current.energy_j_per_token
-    return best.energy_j_per_token * now.throughput_tok_s / _paper_w(window)
+    # Mean power of all workers in steps, by the paper's P(u).
+    used = window.loads / np.maximum(1, window.peak_tokens)[:, np.newaxis]
+    watts = np.where(window.counted, PowerModel().watts(used), 0.0).sum(axis=1)
+    power_w = float(watts @ window.step_s / window.step_s.sum())
+    return best.energy_j_per_token * now.throughput_tok_s / power_w

@@ -30,7 +30,9 @@ def recording_from(url: str, seconds: float, key: str | None = None) -> Recordin
         ConfigError: nothing listens there, or it is no admin port.
         InputError: the stream is no recording.
     """
-    address = f"{_base(url)}/recording"
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url: {url!r} is no URL; write http://HOST:PORT of an admin port")
+    address = f"{url.rstrip('/')}/recording"
     with _connected(address):
         timeout = httpx.Timeout(seconds + _GRACE_S, connect=_CONNECT_S)
         lines = []
@@ -67,12 +69,6 @@ def earlier_report(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"--before: {file} is no diagnosis that --json wrote")
     return found
-
-
-def _base(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url: {url!r} is no URL; write http://HOST:PORT of an admin port")
-    return url.rstrip("/")
 
 
 @contextmanager

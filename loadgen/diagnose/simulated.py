@@ -9,7 +9,7 @@ Else each request arrives at its recorded time; those from before the window com
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count, cycle
 
@@ -104,14 +104,10 @@ def prospects(
         )
         for (policy, dispatch), outcome in outcomes.items()
     ]
-    chosen = [row for row in rows if row.current or row is _better(rows, row.policy)]
-    chosen.sort(key=lambda row: -row.simulated.throughput_tok_s)
+    rows.sort(key=lambda row: -row.simulated.throughput_tok_s)
+    better = {row.policy: row for row in reversed(rows)}
+    chosen = [row for row in rows if row.current or row is better[row.policy]]
     return Prospects(setting.mode, len(window.completed), setting.steps, tuple(chosen))
-
-
-def _better(rows: Sequence[Prospect], policy: str) -> Prospect:
-    forms = [row for row in rows if row.policy == policy]
-    return max(forms, key=lambda row: row.simulated.throughput_tok_s)
 
 
 def _setting(window: Window, found: Findings) -> _Setting:
@@ -149,9 +145,10 @@ def _between(bounds: tuple[int, int], value: int) -> int:
 
 def _simulated(setting: _Setting, policy: str, dispatch: Dispatch, seed: int) -> _Outcome:
     pool = dispatch is Dispatch.POOL
+    rows = tuple(TraceRequest(*lengths) for _, lengths in setting.window.parts)
     config = DecodeConfig(
         policy=policy,
-        lengths=_lengths(setting.window),
+        lengths=TraceLengths.of(Trace("recorded", "recording", rows)),
         workers=setting.workers,
         slots=setting.slots,
         pool=max(1, setting.clients),
@@ -168,11 +165,6 @@ def _simulated(setting: _Setting, policy: str, dispatch: Dispatch, seed: int) ->
     records = simulate(config, stream=_stream(setting), keep_records=True).records
     assert records is not None
     return _outcome(records, setting.step_time)
-
-
-def _lengths(window: Window) -> TraceLengths:
-    rows = tuple(TraceRequest(*lengths) for _, lengths in window.parts)
-    return TraceLengths.of(Trace("recorded", "recording", rows))
 
 
 def _stream(setting: _Setting) -> Stream:

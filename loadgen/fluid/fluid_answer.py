@@ -158,7 +158,25 @@ def report(answer: Answer) -> dict[str, Any]:
             "best_segments": None if best is None else len(best.thresholds),
             "by_segments": [_plan(answer, count, plan) for count, plan in answer.plans.items()],
         },
-        "checks": [_check(answer, check) for check in answer.checks],
+        "checks": [
+            {
+                "policy": check.policy,
+                "thresholds": check.found.thresholds,
+                "valid": not check.found.missed,
+                "conditions": [
+                    {
+                        "condition": each.what,
+                        "value": each.value,
+                        "limit": each.limit,
+                        "verdict": verdict(each),
+                    }
+                    for each in check.found.conditions
+                ],
+                "nearest": check.found.nearest,
+                **_memory(answer, check.memory_tokens),
+            }
+            for check in answer.checks
+        ],
     }
 
 
@@ -196,24 +214,6 @@ def _plan(answer: Answer, count: int, plan: NestedPlan | None) -> dict[str, Any]
         "queue_tokens": memory.queue_tokens,
         "buffer_tokens": finite(memory.buffer_tokens),
     } | _memory(answer, memory.tokens)
-
-
-def _check(answer: Answer, check: Check) -> dict[str, Any]:
-    return {
-        "policy": check.policy,
-        "thresholds": check.found.thresholds,
-        "valid": not check.found.missed,
-        "conditions": [
-            {
-                "condition": each.what,
-                "value": each.value,
-                "limit": each.limit,
-                "verdict": verdict(each),
-            }
-            for each in check.found.conditions
-        ],
-        "nearest": check.found.nearest,
-    } | _memory(answer, check.memory_tokens)
 
 
 def verdict(condition: Condition) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from engine_patches.admission.theory.fluid import Flow, StepCost
+from engine_patches.admission.theory.fluid import Flow
 from engine_patches.admission.theory.thresholds import Thresholds
 from loadgen.fluid.fluid_answer import Question, answered, report
 from loadgen.fluid.fluid_table import answer_table
@@ -110,12 +110,24 @@ class FluidOptions:
         lengths = [_length(text) for text in self.lengths.split(",")]
         periods = tuple(_flows(text, lengths, self.total_rate) for text in self.rates)
         different = len({flow.decode_steps for flow in periods[0]})
+        cost = load_step_cost(self.step_time)
+        if max(astuple(cost)) > _MAX_STEP_S:
+            raise ConfigError(
+                f"--step-time: no cost may be above {_MAX_STEP_S:g} s, got {self.step_time!r}"
+            )
+        thresholds = _counts("--thresholds", self.thresholds, "types", len(periods[0]))
+        nested = _counts("--nested-thresholds", self.nested_thresholds, "", 0)
+        if len(nested) > different:
+            raise ConfigError(
+                f"--nested-thresholds: {len(nested)} segments for {different} different lengths; "
+                f"give {different} at most"
+            )
         return Question(
             periods=periods,
-            cost=_cost(self.step_time),
+            cost=cost,
             capacity_tokens=self.capacity,
-            thresholds=_counts("--thresholds", self.thresholds, "types", len(periods[0])),
-            nested_thresholds=_nested(self.nested_thresholds, different),
+            thresholds=thresholds,
+            nested_thresholds=nested,
             segments=_segments(self.segments, different),
             steps=self.steps,
             delta=self.delta,
@@ -184,13 +196,6 @@ def _flows(text: str, lengths: list[_Length], total_rate: float | None) -> tuple
     )
 
 
-def _cost(text: str) -> StepCost:
-    cost = load_step_cost(text)
-    if max(astuple(cost)) > _MAX_STEP_S:
-        raise ConfigError(f"--step-time: no cost may be above {_MAX_STEP_S:g} s, got {text!r}")
-    return cost
-
-
 def _counts(option: str, text: str | None, what: str, most: int) -> Thresholds:
     """Whole numbers from 1 up, one for each item."""
     if text is None:
@@ -201,16 +206,6 @@ def _counts(option: str, text: str | None, what: str, most: int) -> Thresholds:
     if what and len(counts) != most:
         raise ConfigError(f"{option}: {len(counts)} for {most} {what}; give one for each")
     return tuple(map(int, counts))
-
-
-def _nested(text: str | None, different: int) -> Thresholds:
-    counts = _counts("--nested-thresholds", text, "", 0)
-    if len(counts) > different:
-        raise ConfigError(
-            f"--nested-thresholds: {len(counts)} segments for {different} different lengths; "
-            f"give {different} at most"
-        )
-    return counts
 
 
 def _segments(text: str | None, different: int) -> tuple[int, ...]:

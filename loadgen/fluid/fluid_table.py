@@ -27,7 +27,19 @@ def answer_table(answer: Answer) -> RenderableType:
         parts += [Text(name + line) for line in _equilibrium(answer, flows, found)]
     parts += [Text(line) for line in _wait(answer)]
     if len(answer.question.flows) <= _FEW:
-        parts.append(_types(answer))
+        columns = ("type", "rate/s", "prompt", "decode steps", "n*", "arrive in a step", "WAIT n_j")
+        table = Table(*columns, box=None, pad_edge=False)
+        first = answer.equilibria[0]
+        one = first if len(answer.equilibria) == 1 and first.stable else None
+        for j, flow in enumerate(answer.question.flows):
+            table.add_row(
+                str(j + 1),
+                *map(number, (float(flow.rate), float(flow.prompt_tokens), flow.decode_steps)),
+                number(one.requests[j] if one else None),
+                number(flow.rate * one.step_s if one else None),
+                number(None if answer.wait is None else answer.wait[j]),
+            )
+        parts.append(table)
     parts.append(_segments(answer))
     for check in answer.checks:
         parts += [Text(line) for line in _check(answer, check)]
@@ -64,22 +76,6 @@ def _wait(answer: Answer) -> Iterator[str]:
     batch = answer.batch_tokens(answer.wait)
     held = f"a full batch of the least thresholds, (11), holds {_tokens(batch)}"
     yield f"WAIT as printed: {held}: {_fits(answer, batch)}"
-
-
-def _types(answer: Answer) -> Table:
-    columns = ("type", "rate/s", "prompt", "decode steps", "n*", "arrive in a step", "WAIT n_j")
-    table = Table(*columns, box=None, pad_edge=False)
-    first = answer.equilibria[0]
-    one = first if len(answer.equilibria) == 1 and first.stable else None
-    for j, flow in enumerate(answer.question.flows):
-        table.add_row(
-            str(j + 1),
-            *map(number, (float(flow.rate), float(flow.prompt_tokens), flow.decode_steps)),
-            number(one.requests[j] if one else None),
-            number(flow.rate * one.step_s if one else None),
-            number(None if answer.wait is None else answer.wait[j]),
-        )
-    return table
 
 
 def _segments(answer: Answer) -> RenderableType:

@@ -137,21 +137,18 @@ class _Reader:
         heads = self._whole("num_attention_heads", "n_head", "n_heads")
         latent = self._some("kv_lora_rank")
         if latent:
-            return self._latent_attention(hidden, heads, latent)
+            # Multi-head latent attention: one compressed vector and one rotated key per token.
+            rotated = self._whole("qk_rope_head_dim")
+            plain = self._whole("qk_nope_head_dim")
+            value = self._whole("v_head_dim")
+            query_rank = self._some("q_lora_rank")
+            query = heads * (plain + rotated)
+            queries = query_rank * (hidden + query) if query_rank else hidden * query
+            keys = hidden * (latent + rotated) + latent * heads * (plain + value)
+            return queries + keys + heads * value * hidden, latent + rotated
         kv_heads = self._kv_heads(heads)
         size = self._some("head_dim", "kv_channels") or max(1, hidden // heads)
         return 2 * hidden * size * (heads + kv_heads), 2 * kv_heads * size
-
-    def _latent_attention(self, hidden: int, heads: int, latent: int) -> tuple[int, int]:
-        """Multi-head latent attention: one compressed vector and one rotated key per token."""
-        rotated = self._whole("qk_rope_head_dim")
-        plain = self._whole("qk_nope_head_dim")
-        value = self._whole("v_head_dim")
-        query_rank = self._some("q_lora_rank")
-        query = heads * (plain + rotated)
-        queries = query_rank * (hidden + query) if query_rank else hidden * query
-        keys = hidden * (latent + rotated) + latent * heads * (plain + value)
-        return queries + keys + heads * value * hidden, latent + rotated
 
     def _kv_heads(self, heads: int) -> int:
         # Falcon-7B also has a num_kv_heads, which applies to the later models only.

@@ -96,20 +96,6 @@ def plan(options: PlanOptions) -> None:
     """
     config = load_config(options.config)
     question = options.question(config)
-    answer = _answered(question, config.model.name)
-    console = Console(stderr=options.json_file == STDOUT)
-    console.print(answer_table(answer), highlight=False, soft_wrap=True)
-    if options.out is not None:
-        written = _write(options.out, answer)
-        told = f"written to {options.out}: {', '.join(written)}"
-        console.print(told, highlight=False, soft_wrap=True)
-        if old := _left_over(options.out, written):
-            told = f"beware: {options.out} has scripts of another plan, too: {', '.join(old)}"
-            console.print(told, highlight=False, soft_wrap=True)
-    write_json(report(answer), options.json_file)
-
-
-def _answered(question: Question, model_name: str) -> Answer:
     try:
         found = planned(question)
     except PlacementError as error:
@@ -118,7 +104,17 @@ def _answered(question: Question, model_name: str) -> Answer:
         raise InputError(f"{error}{enough}") from None
     sustained = sustained_rate(question, found.disjoint)
     ways = [] if question.rate < sustained else remedies(question, fits=True)
-    return Answer(found, model_name, engines(found, model_name), ways)
+    answer = Answer(found, config.model.name, engines(found, config.model.name), ways)
+    console = Console(stderr=options.json_file == STDOUT)
+    console.print(answer_table(answer), highlight=False, soft_wrap=True)
+    if options.out is not None:
+        written = _write(options.out, answer)
+        told = f"written to {options.out}: {', '.join(written)}"
+        console.print(told, highlight=False, soft_wrap=True)
+        if old := sorted({file.name for file in options.out.glob("chain-*.sh")} - {*written}):
+            told = f"beware: {options.out} has scripts of another plan, too: {', '.join(old)}"
+            console.print(told, highlight=False, soft_wrap=True)
+    write_json(report(answer), options.json_file)
 
 
 def _lengths(config: PlanConfig, given: str | None) -> Lengths:
@@ -158,8 +154,3 @@ def _write(folder: Path, answer: Answer) -> Sequence[str]:
     except OSError as error:
         raise InputError(f"--out: cannot write to {folder}: {error.strerror}") from error
     return [*texts, "plan.json", *pictures]
-
-
-def _left_over(folder: Path, written: Sequence[str]) -> list[str]:
-    """Scripts of an earlier plan in the folder."""
-    return sorted({file.name for file in folder.glob("chain-*.sh")} - {*written})

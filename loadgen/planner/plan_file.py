@@ -231,24 +231,20 @@ def machines(config: PlanConfig) -> tuple[Machine, ...]:
                     f"[servers]: {other} and {name} are both device {device} of {table.host}: "
                     "give each its own in devices"
                 )
-            found[name] = _machine(table, name, device)
+            preset = gpu(table.gpu) if table.gpu is not None else Gpu(0, 0, 0, "")
+            found[name] = Machine(
+                name=name,
+                kind=table.name,
+                host=table.host,
+                device=device,
+                memory_gb=table.memory_gb or preset.memory_gb,
+                bandwidth_gb_s=table.bandwidth_gb_s or preset.bandwidth_gb_s,
+                tflops=table.tflops or preset.tflops,
+                rtt_s=table.rtt_s,
+                network_gbit_s=table.network_gbit_s,
+                sliced=preset.sliced,
+            )
     return tuple(found.values())
-
-
-def _machine(table: ServerTable, name: str, device: int | str) -> Machine:
-    preset = gpu(table.gpu) if table.gpu is not None else Gpu(0, 0, 0, "")
-    return Machine(
-        name=name,
-        kind=table.name,
-        host=table.host,
-        device=device,
-        memory_gb=table.memory_gb or preset.memory_gb,
-        bandwidth_gb_s=table.bandwidth_gb_s or preset.bandwidth_gb_s,
-        tflops=table.tflops or preset.tflops,
-        rtt_s=table.rtt_s,
-        network_gbit_s=table.network_gbit_s,
-        sliced=preset.sliced,
-    )
 
 
 def model_numbers(config: PlanConfig, folder: Path) -> ModelNumbers:

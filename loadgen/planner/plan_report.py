@@ -100,7 +100,18 @@ def report(answer: Answer) -> dict[str, Any]:
         "chains": [_engine(answer, engine) for engine in answer.engines],
         "overlapping": _option(plan.overlapping, question.rate)
         | {"chains": [*map(plan.overlapping.placement.named, plan.overlapping.chains)]},
-        "memory": [_held(each) for each in answer.memory],
+        "memory": [
+            {
+                "server": each.machine.name,
+                "worker": each.engine.name,
+                "first_block": each.blocks.start,
+                "blocks": len(each.blocks),
+                "weights_bytes": each.weights_bytes,
+                "kv_bytes": each.kv_bytes,
+                "usable_bytes": each.usable_bytes,
+            }
+            for each in answer.memory
+        ],
         "unused_servers": [machine.name for machine in answer.unused],
         "cautions": answer.cautions,
         "remedies": list(answer.remedies),
@@ -142,16 +153,4 @@ def _engine(answer: Answer, engine: Engine) -> dict[str, Any]:
             {"host": each.host, "environment": dict(each.environment), "arguments": each.arguments}
             for each in engine.launches
         ],
-    }
-
-
-def _held(memory: Memory) -> dict[str, Any]:
-    return {
-        "server": memory.machine.name,
-        "worker": memory.engine.name,
-        "first_block": memory.blocks.start,
-        "blocks": len(memory.blocks),
-        "weights_bytes": memory.weights_bytes,
-        "kv_bytes": memory.kv_bytes,
-        "usable_bytes": memory.usable_bytes,
     }

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from loadgen.planner.gpus import GPUS
 from loadgen.planner.plan_file import GB
-from loadgen.planner.plan_report import Answer, Memory
+from loadgen.planner.plan_report import Answer
 from loadgen.planner.planned import Option, Plan, sustained_rate
-from loadgen.planner.vllm import Engine
 from loadgen.report.numbers import number
 from router.core.placement.model import Chain
 
@@ -66,9 +65,16 @@ def _verdict(answer: Answer) -> Iterator[str]:
 def _chains(answer: Answer) -> Table:
     table = _table("chain", "servers: blocks", "slots", "service time", "requests/s")
     for engine in answer.engines[:_MOST_ROWS]:
+        # Neighbours that are equal share an entry.
+        stages = zip(engine.stages, engine.chain.blocks, strict=True)
+        shown = []
+        for (_, blocks), run in groupby(stages, key=lambda stage: (stage[0].kind, stage[1])):
+            names = [machine.name for machine, _ in run]
+            several = f"…{names[-1]}: {blocks} each"
+            shown.append(names[0] + (several if len(names) > 1 else f": {blocks}"))
         table.add_row(
             engine.name,
-            _stages(engine),
+            ", ".join(shown),
             str(engine.chain.slots),
             _s(engine.chain.service_s),
             number(engine.chain.slots * engine.chain.service_rate),
@@ -77,37 +83,22 @@ def _chains(answer: Answer) -> Table:
     return table
 
 
-def _stages(engine: Engine) -> str:
-    """Stages with their blocks; neighbours that are equal share an entry."""
-    stages = zip(engine.stages, engine.chain.blocks, strict=True)
-    shown = []
-    for (_, blocks), run in groupby(stages, key=lambda stage: (stage[0].kind, stage[1])):
-        names = [machine.name for machine, _ in run]
-        several = f"…{names[-1]}: {blocks} each"
-        shown.append(names[0] + (several if len(names) > 1 else f": {blocks}"))
-    return ", ".join(shown)
-
-
 def _servers(answer: Answer) -> Table:
     blocks = answer.plan.question.footing.model.blocks
     table = _table("server", f"blocks of {blocks}", "", "weights + KV of GB")
     for memory in answer.memory[:_MOST_ROWS]:
         held = memory.blocks
+        start = held.start * _BAR // blocks
+        stop = max(start + 1, held.stop * _BAR // blocks)
         table.add_row(
             memory.machine.name,
             f"{held.start}-{held.stop - 1}",
-            _bar(memory, blocks),
+            "·" * start + "█" * (stop - start) + "·" * (_BAR - stop),
             f"{memory.weights_bytes / GB:.1f} + {memory.kv_bytes / GB:.1f} of "
             f"{memory.usable_bytes / GB:.1f}",
         )
     _cut(table, len(answer.memory))
     return table
-
-
-def _bar(memory: Memory, blocks: int) -> str:
-    start = memory.blocks.start * _BAR // blocks
-    stop = max(start + 1, memory.blocks.stop * _BAR // blocks)
-    return "·" * start + "█" * (stop - start) + "·" * (_BAR - stop)
 
 
 def _notes(answer: Answer) -> Iterator[str]:

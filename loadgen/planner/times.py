@@ -95,7 +95,9 @@ class Footing:
 
     def server(self, machine: Machine, memory_bytes: int) -> Server:
         """One GPU with its mean times."""
-        return Server(machine.name, memory_bytes, self._hop_s(machine), self._block_s(machine))
+        decode_s = (self.lengths.output_tokens - 1) * self.token_s(machine, 1)
+        block_s = self.times.block_overhead_s + self.prompt_s(machine) + decode_s
+        return Server(machine.name, memory_bytes, self._hop_s(machine), block_s)
 
     def prompt_s(self, machine: Machine) -> float:
         """Time to compute a prompt in one block, without the overhead."""
@@ -107,11 +109,6 @@ class Footing:
         kv = requests * self.lengths.context_tokens * self.model.kv_bytes_per_token
         bandwidth = machine.bandwidth_gb_s * GB * self.times.bandwidth_efficiency
         return (self.model.read_bytes + kv) / bandwidth
-
-    def _block_s(self, machine: Machine) -> float:
-        steps = self.lengths.output_tokens - 1
-        decode_s = steps * self.token_s(machine, 1)
-        return self.times.block_overhead_s + self.prompt_s(machine) + decode_s
 
     def _hop_s(self, machine: Machine) -> float:
         trips_s = self.lengths.output_tokens * (machine.rtt_s + self.times.hop_overhead_s)

@@ -117,8 +117,10 @@ def replay(
     Times are engine seconds: wall seconds divided by the time scale. Exit 1 if a request failed.
     """
     loaded = load_trace(trace)
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url: {url!r} is no base URL; write http://HOST:PORT")
     settings = ReplaySettings(
-        target=Target(_base_url(url), _authorization(api_key_file)),
+        target=Target(url.rstrip("/").removesuffix("/v1"), _authorization(api_key_file)),
         trace=loaded,
         arrivals=Arrivals.parse(arrivals),
         requests=requests,
@@ -138,12 +140,6 @@ def replay(
         raise typer.Exit(EXIT_INTERRUPTED)
     if report["completed"] != report["num_prompts"]:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _base_url(url: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url: {url!r} is no base URL; write http://HOST:PORT")
-    return url.rstrip("/").removesuffix("/v1")
 
 
 def _authorization(file: Path | None) -> tuple[tuple[bytes, bytes], ...]:
@@ -168,7 +164,32 @@ async def _measure(settings: ReplaySettings) -> Report:
         run, scrapes = await _replay(client, settings, workload)
     finally:
         await client.aclose()
-    report = summarize(run, _conditions(settings, workload, server))
+    kind, value = settings.arrivals.kind, settings.arrivals.value
+    versions = {"evenstep": version("evenstep"), "python": platform.python_version()}
+    match server:
+        case {"version": str(text)}:
+            versions["server"] = text
+    report = summarize(
+        run,
+        Conditions(
+            model=workload.model,
+            url=settings.target.url,
+            trace=settings.trace.name,
+            trace_format=settings.trace.format,
+            arrivals=str(settings.arrivals),
+            seed=settings.seed,
+            time_scale=settings.time_scale,
+            warmup=settings.warmup,
+            max_tokens=None if settings.reveal_lengths else settings.cap_tokens,
+            reveal_lengths=settings.reveal_lengths,
+            command=shlex.join(["evenstep", *sys.argv[1:]]),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            rate_per_s=value if kind == "poisson" else None,
+            concurrency=int(value) if kind == "closed" else None,
+            goodput_ms=settings.goodput_ms,
+            versions=versions,
+        ),
+    )
     return report | {"cluster": cluster_report(scrapes, settings.step_time)}
 
 
@@ -222,33 +243,3 @@ def _stop_signals() -> Iterator[asyncio.Event]:
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-
-
-def _conditions(settings: ReplaySettings, workload: Workload, server: object) -> Conditions:
-    kind, value = settings.arrivals.kind, settings.arrivals.value
-    return Conditions(
-        model=workload.model,
-        url=settings.target.url,
-        trace=settings.trace.name,
-        trace_format=settings.trace.format,
-        arrivals=str(settings.arrivals),
-        seed=settings.seed,
-        time_scale=settings.time_scale,
-        warmup=settings.warmup,
-        max_tokens=None if settings.reveal_lengths else settings.cap_tokens,
-        reveal_lengths=settings.reveal_lengths,
-        command=shlex.join(["evenstep", *sys.argv[1:]]),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        rate_per_s=value if kind == "poisson" else None,
-        concurrency=int(value) if kind == "closed" else None,
-        goodput_ms=settings.goodput_ms,
-        versions=_versions(server),
-    )
-
-
-def _versions(server: object) -> dict[str, str]:
-    versions = {"evenstep": version("evenstep"), "python": platform.python_version()}
-    match server:
-        case {"version": str(text)}:
-            versions["server"] = text
-    return versions

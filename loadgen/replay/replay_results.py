@@ -150,18 +150,8 @@ def summarize(run: Run, conditions: Conditions) -> Report:
     """Return the report on one run, without the figures of the cluster."""
     done = [result for result in run.results if result.error is None]
     scale = conditions.time_scale
-    return {
-        **_conditions(conditions),
-        **_counts(run, done),
-        **_rates(run, done, conditions),
-        **_latencies(done, scale),
-        **_spread("lateness", (each.sent_s - each.scheduled_s for each in run.results), scale),
-        "mean_admitted_prompt_tokens": _mean(each.prompt_tokens for each in done),
-        "steady": _steady(done, run.steady, scale),
-    }
-
-
-def _conditions(conditions: Conditions) -> Report:
+    errors = Counter(result.error for result in run.results if result.error is not None)
+    gaps_s = (gap_s for result in done for gap_s in result.gaps_s)
     return {
         "date": conditions.date,
         "command": conditions.command,
@@ -180,12 +170,6 @@ def _conditions(conditions: Conditions) -> Report:
         "time_scale": conditions.time_scale,
         "time_unit": "engine seconds (wall seconds / time_scale)",
         "warmup": conditions.warmup,
-    }
-
-
-def _counts(run: Run, done: Sequence[RequestResult]) -> Report:
-    errors = Counter(result.error for result in run.results if result.error is not None)
-    return {
         "num_prompts": run.planned,
         "sent": run.sent,
         "completed": len(done),
@@ -196,6 +180,15 @@ def _counts(run: Run, done: Sequence[RequestResult]) -> Report:
         "errors": dict(errors.most_common()),
         "total_input_tokens": sum(result.prompt_tokens for result in done),
         "total_output_tokens": sum(result.output_tokens for result in done),
+        **_rates(run, done, conditions),
+        **_spread("ttft", map(_ttft_s, done), scale),
+        **_spread("tpot", (_tpot_s(each) for each in done if each.output_tokens > 1), scale),
+        **_spread("itl", gaps_s, scale),
+        "itl_unit": "between arrivals of content; one arrival may carry several tokens",
+        **_spread("e2el", map(_e2el_s, done), scale),
+        **_spread("lateness", (each.sent_s - each.scheduled_s for each in run.results), scale),
+        "mean_admitted_prompt_tokens": _mean(each.prompt_tokens for each in done),
+        "steady": _steady(done, run.steady, scale),
     }
 
 
@@ -243,17 +236,6 @@ def _is_good(result: RequestResult, conditions: Conditions) -> bool:
         measures[name](result) / conditions.time_scale * 1000 <= bound_ms
         for name, bound_ms in conditions.goodput_ms.items()
     )
-
-
-def _latencies(done: Sequence[RequestResult], scale: float) -> Report:
-    gaps_s = (gap_s for result in done for gap_s in result.gaps_s)
-    return {
-        **_spread("ttft", map(_ttft_s, done), scale),
-        **_spread("tpot", (_tpot_s(each) for each in done if each.output_tokens > 1), scale),
-        **_spread("itl", gaps_s, scale),
-        "itl_unit": "between arrivals of content; one arrival may carry several tokens",
-        **_spread("e2el", map(_e2el_s, done), scale),
-    }
 
 
 def _spread(name: str, values_s: Iterable[float], scale: float) -> Report:

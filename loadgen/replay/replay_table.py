@@ -22,10 +22,6 @@ LATENCIES = (
 
 def replay_table(report: Report) -> RenderableType:
     """Return tables of the requests, the latencies and the cluster's figures, then notes."""
-    return Group(_overview(report), _latencies(report), *_cluster(report), *_notes(report))
-
-
-def _overview(report: Report) -> Table:
     steady = cast(Report, report["steady"] or {})
     table = Table("", "whole run", "steady", box=None, pad_edge=False)
     for label, key in (("requests", "num_prompts"), ("completed", "completed")):
@@ -43,7 +39,21 @@ def _overview(report: Report) -> Table:
     ):
         if report[key] is not None:
             table.add_row(label, number(report[key]), number(steady.get(key)))
-    return table
+    notes = [f"Times are wall seconds / {report['time_scale']:g}. Seed {report['seed']}."]
+    if report["cluster"] is None:
+        notes.append(
+            "No cluster figures: the server is no Evenstep router that is told of its workers' "
+            "steps (snapshots= of a worker)."
+        )
+    if report["steady"] is None:
+        notes.append("Too short for a steady window.")
+    if report["lengths_revealed"]:
+        notes.append("Every request revealed its output length.")
+    if report["interrupted"]:
+        notes.append("Interrupted: the figures are those of what had ended.")
+    errors = cast(dict[str, int], report["errors"])
+    notes.extend(f"{count} x {message}" for message, count in errors.items())
+    return Group(table, _latencies(report), *_cluster(report), *[Text(note) for note in notes])
 
 
 def _latencies(report: Report) -> Table:
@@ -69,21 +79,3 @@ def _cluster(report: Report) -> list[Table]:
     ):
         table.add_row(label, *(number(window.get(key)) for window in windows))
     return [table]
-
-
-def _notes(report: Report) -> list[Text]:
-    notes = [f"Times are wall seconds / {report['time_scale']:g}. Seed {report['seed']}."]
-    if report["cluster"] is None:
-        notes.append(
-            "No cluster figures: the server is no Evenstep router that is told of its workers' "
-            "steps (snapshots= of a worker)."
-        )
-    if report["steady"] is None:
-        notes.append("Too short for a steady window.")
-    if report["lengths_revealed"]:
-        notes.append("Every request revealed its output length.")
-    if report["interrupted"]:
-        notes.append("Interrupted: the figures are those of what had ended.")
-    errors = cast(dict[str, int], report["errors"])
-    notes.extend(f"{count} x {message}" for message, count in errors.items())
-    return [Text(note) for note in notes]

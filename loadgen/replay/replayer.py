@@ -15,7 +15,7 @@ from loadgen.replay.stream import UNREADABLE, CompletionStream, error_message
 from loadgen.replay.workload import Workload
 from loadgen.traces.trace import TraceRequest
 from router.core.errors import UpstreamError
-from router.engines.client import HttpClient, Response
+from router.engines.client import HttpClient
 
 HTTP_OK = 200
 SCRAPE_TIMEOUT_S = 5.0
@@ -117,16 +117,19 @@ class Replayer:
         end_s = self._now()
         end = await scrape(self._client, self._target)
         scrapes = Scrapes(start, await self._scrape_of("warm"), await self._scrape_of("drain"), end)
-        return self._run(end_s, interrupted=interrupted), scrapes
-
-    def _run(self, end_s: float, *, interrupted: bool) -> Run:
         steady = None
         if self._warm_s is not None and self._drain_s is not None and self._warm_s < self._drain_s:
             steady = Window(self._warm_s, self._drain_s)
-        planned = len(self._workload.requests)
-        whole = Window(0.0, end_s)
-        start_unix_s = time.time() - self._now()
-        return Run(self._results, planned, self._sent, whole, steady, interrupted, start_unix_s)
+        run = Run(
+            results=self._results,
+            planned=len(workload.requests),
+            sent=self._sent,
+            whole=Window(0.0, end_s),
+            steady=steady,
+            interrupted=interrupted,
+            start_unix_s=time.time() - self._now(),
+        )
+        return run, scrapes
 
     def _now(self) -> float:
         return self._clock() - self._start_s
@@ -150,7 +153,11 @@ class Replayer:
                 group.create_task(self._exchange(request, body, scheduled_s))
 
     async def _exchange(self, request: TraceRequest, body: bytes, scheduled_s: float) -> None:
-        sent_s = self._note_sending()
+        sent_s = self._now()
+        self._sent += 1
+        if self._sent == len(self._workload.requests):
+            self._drain_s = sent_s
+            self._scrape_soon("drain")
         stream = CompletionStream()
         try:
             status, error = await self._receive(body, stream)
@@ -169,7 +176,10 @@ class Replayer:
                 error=error or self._complaint(request, stream),
             )
         )
-        self._note_end()
+        self._on_end()
+        if self._warm_s is None and len(self._results) >= self._warm_count:
+            self._warm_s = self._now()
+            self._scrape_soon("warm")
 
     async def _receive(
         self, body: bytes, stream: CompletionStream
@@ -179,7 +189,8 @@ class Replayer:
         )
         try:
             if response.status != HTTP_OK:
-                return response.status, await _http_error(response)
+                message = error_message(await response.read())
+                return response.status, f"HTTP {response.status}: {message}"
             async for chunk in response:
                 stream.feed(chunk, self._now())
         finally:
@@ -198,30 +209,12 @@ class Replayer:
             return "another number of tokens than the request's hidden length"
         return None
 
-    def _note_sending(self) -> float:
-        now_s = self._now()
-        self._sent += 1
-        if self._sent == len(self._workload.requests):
-            self._drain_s = now_s
-            self._scrape_soon("drain")
-        return now_s
-
-    def _note_end(self) -> None:
-        self._on_end()
-        if self._warm_s is None and len(self._results) >= self._warm_count:
-            self._warm_s = self._now()
-            self._scrape_soon("warm")
-
     def _scrape_soon(self, name: str) -> None:
         self._scrapes[name] = asyncio.create_task(scrape(self._client, self._target))
 
     async def _scrape_of(self, name: str) -> Scrape | None:
         task = self._scrapes.get(name)
         return None if task is None else await task
-
-
-async def _http_error(response: Response) -> str:
-    return f"HTTP {response.status}: {error_message(await response.read())}"
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:

@@ -85,11 +85,15 @@ def parse_metrics(text: str) -> Scrape:
             sums = totals.setdefault(sample.labels["pool"], {})
             name = COUNTERS[sample.name]
             sums[name] = sums.get(name, 0) + sample.value
-    return Scrape({group: _totals(pools) for group, pools in groups.items()})
-
-
-def _totals(pools: Mapping[str, Mapping[str, float]]) -> Totals:
-    return {pool: StepTotals(**sums) for pool, sums in pools.items()}  # type: ignore[arg-type]
+    return Scrape(
+        {
+            group: {
+                pool: StepTotals(**sums)  # type: ignore[arg-type]
+                for pool, sums in pools.items()
+            }
+            for group, pools in groups.items()
+        }
+    )
 
 
 def cluster_report(scrapes: Scrapes, step_time: StepTime | None) -> Report | None:
@@ -100,8 +104,11 @@ def cluster_report(scrapes: Scrapes, step_time: StepTime | None) -> Report | Non
     """
     if scrapes.start is None or scrapes.end is None:
         return None
-    group = _busiest(scrapes.start, scrapes.end)
-    if group is None:
+    steps = {
+        group: _difference(scrapes.start, scrapes.end, group).steps for group in scrapes.end.groups
+    }
+    group = max(steps, key=steps.__getitem__, default="")
+    if not steps.get(group):
         return None
     return {
         "group": group,
@@ -109,12 +116,6 @@ def cluster_report(scrapes: Scrapes, step_time: StepTime | None) -> Report | Non
         "whole": _window(scrapes.start, scrapes.end, group, step_time),
         "steady": _window(scrapes.warm, scrapes.drain, group, step_time),
     }
-
-
-def _busiest(start: Scrape, end: Scrape) -> str | None:
-    steps = {group: _difference(start, end, group).steps for group in end.groups}
-    busiest = max(steps, key=lambda group: steps[group], default=None)
-    return busiest if busiest is not None and steps[busiest] > 0 else None
 
 
 def _difference(

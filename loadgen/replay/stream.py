@@ -62,26 +62,20 @@ class CompletionStream:
             cut = chunk.rfind(b"\n") + 1
             chunk, self._rest = chunk[:cut], chunk[cut:]
         if CONTENT in chunk:
-            self._content(now_s)
+            if self.first_s is None:
+                self.first_s = now_s
+            else:
+                self.gaps_s.append(now_s - self._last_s)
+            self._last_s = now_s
         if any(mark in chunk for mark in REMARKABLE):
-            self._parse(chunk)
-
-    def _content(self, now_s: float) -> None:
-        if self.first_s is None:
-            self.first_s = now_s
-        else:
-            self.gaps_s.append(now_s - self._last_s)
-        self._last_s = now_s
-
-    def _parse(self, lines: bytes) -> None:
-        for line in lines.split(b"\n"):
-            if not line.startswith(DATA):
-                continue
-            payload = line[len(DATA) :].strip()
-            if payload == DONE:
-                self.done = True
-            elif any(mark in payload for mark in REMARKABLE):
-                self._event(payload)
+            for line in chunk.split(b"\n"):
+                if not line.startswith(DATA):
+                    continue
+                payload = line[len(DATA) :].strip()
+                if payload == DONE:
+                    self.done = True
+                elif any(mark in payload for mark in REMARKABLE):
+                    self._event(payload)
 
     def _event(self, payload: bytes) -> None:
         try:

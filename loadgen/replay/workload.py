@@ -99,21 +99,18 @@ class Workload:
         """Yield the bodies of the requests."""
         prompts = _prompts(self.requests, self.seed)
         for request, prompt in zip(self.requests, prompts, strict=True):
-            yield b'{"prompt":[%b],%b' % (prompt, json.dumps(self._rest(request)).encode()[1:])
-
-    def _rest(self, request: TraceRequest) -> dict[str, object]:
-        rest: dict[str, object] = {
-            "model": self.model,
-            "max_tokens": self.cap_tokens,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "temperature": 0,
-            "vllm_xargs": {"evenstep_output_tokens": request.output_tokens},
-        }
-        if self.reveal_lengths:
-            del rest["vllm_xargs"]
-            rest |= {"max_tokens": self.expected_tokens(request), "ignore_eos": True}
-        return rest
+            rest: dict[str, object] = {
+                "model": self.model,
+                "max_tokens": self.cap_tokens,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "temperature": 0,
+                "vllm_xargs": {"evenstep_output_tokens": request.output_tokens},
+            }
+            if self.reveal_lengths:
+                del rest["vllm_xargs"]
+                rest |= {"max_tokens": self.expected_tokens(request), "ignore_eos": True}
+            yield b'{"prompt":[%b],%b' % (prompt, json.dumps(rest).encode()[1:])
 
 
 def plan(

@@ -202,15 +202,11 @@ def browsing(program: str, timeout_s: float = 60.0) -> Iterator[Page]:
         try:
             yield Page(ours_out, ours_in, timeout_s)
         finally:
-            _end(process)
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
             os.close(ours_out)
             os.close(ours_in)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -41,8 +41,6 @@ def paired(one: Sequence[float], other: Sequence[float]) -> Estimate:
 
     Where ``other`` is zero, the difference is 0 for a zero and ±1 for anything else.
     """
-    return estimate([_difference(a, b) for a, b in zip(one, other, strict=True)])
-
-
-def _difference(one: float, other: float) -> float:
-    return one / other - 1 if other else math.copysign(bool(one), one)
+    return estimate(
+        [(a / b - 1 if b else math.copysign(bool(a), a)) for a, b in zip(one, other, strict=True)]
+    )

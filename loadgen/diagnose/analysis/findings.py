@@ -258,6 +258,8 @@ def _load(window: Window) -> Load:
     places = float((window.counted * np.nan_to_num(slots)).sum())
     known = bool(told.size) and told.size == slots.size and places > 0
     waiting = window.pool * window.slots_per_request + window.queued
+    tokens, late = window.running.sum(axis=1), window.end_s > window.elapsed_s / 2
+    first = float(tokens[~late].sum())
     return Load(
         workers=int(np.median(window.counted.sum(axis=1))) if window.steps else len(slots),
         slots=float(told.mean()) if told.size else None,
@@ -266,18 +268,12 @@ def _load(window: Window) -> Load:
         waiting_share=_mean(waiting > (_free(window).sum(axis=1) if known else _transit(window))),
         inside=float((waiting + window.running.sum(axis=1)).mean()) if waiting.size else 0.0,
         arrivals_s=len(window.requests) / window.elapsed_s if window.elapsed_s > 1e-6 else 0.0,
-        second_half=_second_half(window),
+        second_half=float(tokens[late].sum()) / first if first else None,
         completed=len(completed),
         failed=len(window.requests) - len(completed),
         prompt_tokens=fmean(prompt for prompt, _ in parts) if parts else None,
         output_tokens=fmean(output for _, output in parts) if parts else None,
     )
-
-
-def _second_half(window: Window) -> float | None:
-    tokens, late = window.running.sum(axis=1), window.end_s > window.elapsed_s / 2
-    first = float(tokens[~late].sum())
-    return float(tokens[late].sum()) / first if first else None
 
 
 def _slots(window: Window) -> Floats:

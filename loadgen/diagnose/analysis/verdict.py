@@ -121,32 +121,21 @@ def _one_worker(found: Findings) -> Verdict | None:
     return Verdict(Word.ONE_WORKER, ("One worker has nobody to wait for.",))
 
 
-def _idle_cluster(found: Findings) -> Verdict | None:
-    """Too few steps although the recording is long enough for more."""
-    many = found.steps >= LEAST_STEPS or found.elapsed_s < LEAST_SECONDS
-    if many or found.barrier.stepping_share >= SELDOM_STEPPING:
-        return None
-    return Verdict(
-        Word.TOO_LITTLE_LOAD, (f"{found.steps} steps in {found.elapsed_s:.0f} s: hardly any load.",)
-    )
-
-
 def _few_steps(found: Findings) -> Verdict | None:
     if found.steps >= LEAST_STEPS:
         return None
+    if found.elapsed_s >= LEAST_SECONDS and found.barrier.stepping_share < SELDOM_STEPPING:
+        reason = f"{found.steps} steps in {found.elapsed_s:.0f} s: hardly any load."
+        return Verdict(Word.TOO_LITTLE_LOAD, (reason,))
     return Verdict(
         Word.TOO_SHORT, (f"{found.steps} steps were recorded; {LEAST_STEPS} are needed.",)
     )
 
 
-def _alone(found: Findings) -> Verdict | None:
-    if found.barrier.together_share is not None:
-        return None
-    return Verdict(Word.TOO_LITTLE_LOAD, ("No two workers ever had something to run at once.",))
-
-
 def _no_barrier(found: Findings) -> Verdict | None:
     together = found.barrier.together_share
+    if together is None:
+        return Verdict(Word.TOO_LITTLE_LOAD, ("No two workers ever had something to run at once.",))
     if found.barrier.there is not False:
         return None
     return Verdict(
@@ -240,20 +229,13 @@ def _idle_most(found: Findings) -> float | None:
     return min(waiting.even_share, idle_s / waiting.step_s)
 
 
-def _unfitted(found: Findings) -> Verdict | None:
-    """No policy can be simulated without the cost of a token."""
-    if found.barrier.fitted is not None:
-        return None
-    return Verdict(
-        Word.TOO_SHORT,
-        (
+def _no_simulation(found: Findings) -> Verdict | None:
+    if found.barrier.fitted is None:
+        reason = (
             "What a token costs is not known: the times of the steps do not tell it. Record "
-            "longer, or while the load changes.",
-        ),
-    )
-
-
-def _few_requests(found: Findings) -> Verdict | None:
+            "longer, or while the load changes."
+        )
+        return Verdict(Word.TOO_SHORT, (reason,))
     missing: list[str] = []
     if found.load.completed < LEAST_REQUESTS:
         missing.append(
@@ -269,13 +251,10 @@ def _few_requests(found: Findings) -> Verdict | None:
 _JUDGES: Sequence[Callable[[Findings], Verdict | None]] = (
     _no_steps,
     _one_worker,
-    _idle_cluster,
     _few_steps,
-    _alone,
     _no_barrier,
     _kv_starved,
     _little_load,
     _even,
-    _unfitted,
-    _few_requests,
+    _no_simulation,
 )

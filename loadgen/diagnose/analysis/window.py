@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from router.core.errors import ConfigError, InputError
 from router.core.forecast.step_cost import Floats, Ints
 from router.core.types import Dispatch, Outcome
 from router.recording.lines import (
-    Header,
     PolicyLine,
     RecordedWorker,
     Recording,
@@ -172,7 +171,14 @@ def window_of(recording: Recording, span: Span, group: str | None = None) -> Win
         ConfigError: there is no such group, or the recording has nothing in the span.
     """
     header = recording.header
-    name = _busiest(recording) if group is None else _known(group, header)
+    if group is None:
+        name = _busiest(recording)
+    elif group in header.groups:
+        name = group
+    else:
+        raise ConfigError(
+            f"--group {group!r} was not recorded; give one of {', '.join(header.groups)}"
+        )
     if not header.groups[name].workers:
         raise InputError(f"group {name} has no workers in the recording; record one that has some")
     span_s, end_s = _extent(recording, span)
@@ -195,7 +201,9 @@ def window_of(recording: Recording, span: Span, group: str | None = None) -> Win
         elapsed_s=lasted_s / span.time_scale,
         time_scale=span.time_scale,
         preemptions=sum(each.preemptions for each in steps),
-        requests=tuple(_timed(r, begin_s, span.time_scale) for r in sorted(requests, key=_arrival)),
+        requests=tuple(
+            _timed(r, begin_s, span.time_scale) for r in sorted(requests, key=lambda r: r.arrival_s)
+        ),
         complete=recording.complete and not recording.dropped,
         end_s=np.array([(s.time_s - begin_s) / span.time_scale for s in steps]),
         **_columns(steps, len(header.groups[name].workers)),
@@ -236,10 +244,6 @@ def _extent(recording: Recording, span: Span) -> tuple[float, float]:
     return begin_s, min(last_s, begin_s + span.seconds)
 
 
-def _arrival(request: RequestLine) -> float:
-    return request.arrival_s
-
-
 def _busiest(recording: Recording) -> str:
     """The group with the most tokens; without tokens, the first."""
     tokens = dict.fromkeys(recording.header.groups, 0)
@@ -248,16 +252,6 @@ def _busiest(recording: Recording) -> str:
     if not tokens:
         raise InputError("the recording has no group of workers; record a router that has some")
     return max(tokens, key=tokens.__getitem__)
-
-
-def _known(group: str, header: Header) -> str:
-    if group not in header.groups:
-        raise ConfigError(f"--group {group!r} was not recorded; give one of {_list(header.groups)}")
-    return group
-
-
-def _list(names: Mapping[str, object]) -> str:
-    return ", ".join(names)
 
 
 def _dispatch(name: str | None) -> Dispatch | None:

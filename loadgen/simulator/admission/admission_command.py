@@ -120,9 +120,17 @@ class AdmissionOptions:
             ConfigError: invalid option; named in the message.
         """
         prediction = Prediction.parse(self.predict)
+        scenario = scenario_of(self.scenario)
+        chunk = _SARATHI_CHUNK if self.order is Order.SARATHI else scenario.chunk
         return AdmissionConfig(
             settings=self._settings(prediction),
-            scenario=self._scenario(),
+            scenario=replace(
+                scenario,
+                kv_tokens=self.kv_tokens or scenario.kv_tokens,
+                slots=self.max_num_seqs or scenario.slots,
+                chunk=self.max_num_batched_tokens or chunk,
+                cost=scenario.cost if self.step_time is None else parse_step_cost(self.step_time),
+            ),
             rate=self.rate,
             requests=self.requests,
             seed=self.seed,
@@ -150,17 +158,6 @@ class AdmissionOptions:
         if self.margin:
             admission_settings("--margin", {"policy": self.policy, "margin": self.margin})
         return admission_settings("--settings", {"policy": self.policy} | known | given)
-
-    def _scenario(self) -> Scenario:
-        scenario = scenario_of(self.scenario)
-        chunk = _SARATHI_CHUNK if self.order is Order.SARATHI else scenario.chunk
-        return replace(
-            scenario,
-            kv_tokens=self.kv_tokens or scenario.kv_tokens,
-            slots=self.max_num_seqs or scenario.slots,
-            chunk=self.max_num_batched_tokens or chunk,
-            cost=scenario.cost if self.step_time is None else parse_step_cost(self.step_time),
-        )
 
 
 @command_of(AdmissionOptions)

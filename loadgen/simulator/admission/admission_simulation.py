@@ -193,7 +193,13 @@ class _Simulation:
     def __init__(self, config: AdmissionConfig) -> None:
         self._config = config
         requests = config.scenario.source.draw(config.arrival_rate, config.count, config.seed)
-        _check_sizes(requests, config)
+        scenario, block = config.scenario, config.block_tokens
+        largest = int((requests.prompt_tokens + requests.output_tokens).max()) - 1
+        if -(-largest // block) > scenario.kv_tokens // block:
+            raise ConfigError(
+                f"--kv-tokens {scenario.kv_tokens} is too small: the longest request of "
+                f"{scenario.name} takes {largest} KV tokens, in whole blocks of {block}"
+            )
         self._engine = config.engine()
         self._limits = config.limits
         self._recorder = AdmissionRecorder(requests, config.scenario.kv_tokens)
@@ -211,7 +217,10 @@ class _Simulation:
     def run(self) -> AdmissionResult:
         engine = self._engine
         while self._next is not None or self._taken or engine.unfinished:
-            self._arrive()
+            self._take(math.nextafter(self._now_s, math.inf))
+            for request in self._taken:
+                engine.add(request)
+            self._taken.clear()
             if engine.unfinished:
                 self._step()
             elif self._next is not None:
@@ -220,12 +229,6 @@ class _Simulation:
         return self._recorder.result(
             self._now_s, tokens, engine.preemptions_total, self._config.described()
         )
-
-    def _arrive(self) -> None:
-        self._take(math.nextafter(self._now_s, math.inf))
-        for request in self._taken:
-            self._engine.add(request)
-        self._taken.clear()
 
     def _take(self, until_s: float) -> None:
         """Accept or refuse the arrivals before ``until_s``; limits apply to the current counts."""
@@ -244,7 +247,14 @@ class _Simulation:
         tokens = engine.generated_total - engine.lost_total
         recorder.began(self._now_s, tokens, engine.preemptions_total)
         schedule = engine.schedule(self._now_s)
-        self._check_progress()
+        lost = engine.lost_total
+        since_end = _ENDLESS * self._config.scenario.kv_tokens
+        if lost > self._most_lost or lost - self._lost_at_end > since_end:
+            raise EndlessError(
+                f"{_ENDLESS} times the output of all requests was thrown away, or the whole memory "
+                "so often without a request that ended: the same ones are evicted again and "
+                "again; leave more memory free, or clear fewer"
+            )
         if not schedule.prefill_tokens and not schedule.decode_tokens:
             self._hold(schedule)
             return
@@ -254,20 +264,17 @@ class _Simulation:
         self._now_s += seconds
         self._take(self._now_s)
         ended = engine.advance(self._now_s)
-        self._see_first_tokens(schedule)
+        for id_ in schedule.admitted:
+            if (new := self._unbegun.pop(id_, None)) is not None:
+                self._beginning[id_] = new
+        begun = [request for request in self._beginning.values() if request.generated_tokens]
+        for request in begun:
+            del self._beginning[request.id]
+            self._prompt_tokens -= request.prompt_tokens
+            recorder.first_token(int(request.id), self._now_s)
         for request in ended:
             recorder.ended(int(request.id), self._now_s)
             self._lost_at_end = engine.lost_total
-
-    def _check_progress(self) -> None:
-        lost = self._engine.lost_total
-        since_end = _ENDLESS * self._config.scenario.kv_tokens
-        if lost > self._most_lost or lost - self._lost_at_end > since_end:
-            raise EndlessError(
-                f"{_ENDLESS} times the output of all requests was thrown away, or the whole memory "
-                "so often without a request that ended: the same ones are evicted again and "
-                "again; leave more memory free, or clear fewer"
-            )
 
     def _hold(self, schedule: Schedule) -> None:
         """With nothing to compute, skip to the policy's wake time or the next arrival.
@@ -283,16 +290,6 @@ class _Simulation:
             raise EndlessError("requests wait, nobody runs, and the policy lets nobody in")
         self._recorder.hold(until_s - self._now_s, self._engine.used_tokens)
         self._now_s = until_s
-
-    def _see_first_tokens(self, schedule: Schedule) -> None:
-        for id_ in schedule.admitted:
-            if (new := self._unbegun.pop(id_, None)) is not None:
-                self._beginning[id_] = new
-        begun = [request for request in self._beginning.values() if request.generated_tokens]
-        for request in begun:
-            del self._beginning[request.id]
-            self._prompt_tokens -= request.prompt_tokens
-            self._recorder.first_token(int(request.id), self._now_s)
 
 
 def _engine_requests(requests: Requests, config: AdmissionConfig) -> Iterator[EngineRequest]:
@@ -310,14 +307,4 @@ def _engine_requests(requests: Requests, config: AdmissionConfig) -> Iterator[En
             hint_tokens=hint,
             kind=kind,
             arrived_s=arrived_s,
-        )
-
-
-def _check_sizes(requests: Requests, config: AdmissionConfig) -> None:
-    scenario, block = config.scenario, config.block_tokens
-    largest = int((requests.prompt_tokens + requests.output_tokens).max()) - 1
-    if -(-largest // block) > scenario.kv_tokens // block:
-        raise ConfigError(
-            f"--kv-tokens {scenario.kv_tokens} is too small: the longest request of "
-            f"{scenario.name} takes {largest} KV tokens, in whole blocks of {block}"
         )

@@ -27,7 +27,7 @@ from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.queues import Eviction, PolicyOrder
 from loadgen.simulator.admission.admission_simulation import EndlessError
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.step_cost import Ints
 from router.core.policies.bfio.exact_model import Rows, run_highs
 
 # Totals are integers: a value less than one above the bound is optimal.
@@ -82,7 +82,9 @@ def optimum(jobs: Sequence[Job], kv_tokens: int) -> Hindsight:
         if job.prompt_tokens + job.output_tokens - 1 > kv_tokens:
             raise ValueError(f"{job} can never run in {kv_tokens} KV tokens")
     program = _Program.of(jobs)
-    counts = np.rint(_solved(program.lp(kv_tokens))).astype(np.int64)
+    highs = run_highs(program.lp(kv_tokens), _OPTIONS)
+    assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    counts = np.rint(np.array(highs.getSolution().col_value)).astype(np.int64)
     begins: dict[Job, list[int]] = {job: [] for job in program.kinds}
     for kind, begin, count in zip(program.kind_of, program.begins, counts, strict=True):
         begins[program.kinds[kind]] += [int(begin)] * int(count)
@@ -124,21 +126,17 @@ def total_steps(engine: Engine, jobs: Sequence[Job]) -> int:
         if not engine.unfinished:
             now = coming[-1][1].arrived
             continue
-        ended = _step(engine, now)
+        schedule = engine.schedule(now)
+        if schedule.preempted and not engine.running:
+            # After a clearing of all requests no request enters: that does not count as a step.
+            engine.schedule(now)
+        ended = engine.advance(now + 1)
         now += 1
         total += sum(now - jobs[int(request.id)].arrived for request in ended)
         fruitless = 0 if ended else fruitless + 1
         if fruitless == _MOST_FRUITLESS:
             raise EndlessError(f"no request ended in {_MOST_FRUITLESS:,} steps")
     return total
-
-
-def _step(engine: Engine, now: int) -> Sequence[EngineRequest]:
-    schedule = engine.schedule(now)
-    if schedule.preempted and not engine.running:
-        # After a clearing of all requests no request enters: that does not count as a step.
-        engine.schedule(now)
-    return engine.advance(now + 1)
 
 
 def _request(number: int, job: Job) -> EngineRequest:
@@ -208,9 +206,3 @@ class _Program:
             rows.add((running, (sizes[running] + step).astype(np.float64)), upper=kv_tokens)
         rows.into(lp)
         return lp
-
-
-def _solved(lp: highspy.HighsLp) -> Floats:
-    highs = run_highs(lp, _OPTIONS)
-    assert highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
-    return np.array(highs.getSolution().col_value)
