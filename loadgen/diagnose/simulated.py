@@ -145,10 +145,9 @@ def _between(bounds: tuple[int, int], value: int) -> int:
 
 def _simulated(setting: _Setting, policy: str, dispatch: Dispatch, seed: int) -> _Outcome:
     pool = dispatch is Dispatch.POOL
-    rows = tuple(TraceRequest(*lengths) for _, lengths in setting.window.parts)
     config = DecodeConfig(
         policy=policy,
-        lengths=TraceLengths.of(Trace("recorded", "recording", rows)),
+        lengths=recorded_lengths(setting.window),
         workers=setting.workers,
         slots=setting.slots,
         pool=max(1, setting.clients),
@@ -165,6 +164,12 @@ def _simulated(setting: _Setting, policy: str, dispatch: Dispatch, seed: int) ->
     records = simulate(config, stream=_stream(setting), keep_records=True).records
     assert records is not None
     return _outcome(records, setting.step_time)
+
+
+def recorded_lengths(window: Window) -> TraceLengths:
+    """The lengths of the window's engine requests."""
+    rows = tuple(TraceRequest(*lengths) for _, lengths in window.parts)
+    return TraceLengths.of(Trace("recorded", "recording", rows))
 
 
 def _stream(setting: _Setting) -> Stream:

@@ -13,7 +13,7 @@ from loadgen.diagnose.analysis.window import Span, Window, window_of
 from loadgen.diagnose.diagnosis import Diagnosis, diagnose_window, report
 from loadgen.diagnose.diagnosis_table import _conditions
 from loadgen.diagnose.energy_per_day import Energy
-from loadgen.diagnose.simulated import _lengths
+from loadgen.diagnose.simulated import recorded_lengths
 from router.core.errors import ConfigError, InputError
 from router.core.types import Dispatch
 from router.recording.lines import (
@@ -355,7 +355,7 @@ def test_the_output_of_several_answers_is_shared_out_whole() -> None:
 
 
 def _stream_of(of: Window) -> list[int]:
-    return sorted(row.output_tokens for row in _lengths(of).trace.requests)
+    return sorted(row.output_tokens for row in recorded_lengths(of).trace.requests)
 
 
 def test_requests_for_several_answers_wait_for_as_many_slots() -> None:
