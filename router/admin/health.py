@@ -8,37 +8,42 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
+from router.core.clock import Clock
 from router.core.state.cluster import Cluster
-from router.core.state.worker import Worker
+from router.core.state.worker_status import WorkerStatus, status_of
 
 
-def add_health(app: FastAPI, cluster: Cluster, problem: Callable[[str], str | None]) -> None:
+def add_health(
+    app: FastAPI, cluster: Cluster, clock: Clock, problem: Callable[[str], str | None]
+) -> None:
     """Add ``GET /health``."""
 
     @app.get("/health")
     async def health() -> JSONResponse:
         """200 while some worker tells its steps, else 503; each worker either way."""
-        groups = cluster.groups.values()
+        groups, now_s = cluster.groups.values(), clock()
         up = any(group.live_workers() for group in groups)
         body = {
             "status": "ok" if up else "unavailable",
             "groups": {
-                group.name: [_described(worker, problem) for worker in group.workers.values()]
+                group.name: [
+                    _described(status_of(worker, now_s), problem(worker.spec.id))
+                    for worker in group.workers.values()
+                ]
                 for group in groups
             },
         }
         return JSONResponse(body, status_code=200 if up else 503)
 
 
-def _described(worker: Worker, problem: Callable[[str], str | None]) -> dict[str, Any]:
-    feed = worker.feed
+def _described(status: WorkerStatus, problem: str | None) -> dict[str, Any]:
     return {
-        "id": worker.spec.id,
-        "up": worker.live,
-        "down_reason": worker.down_reason,
-        "snapshots_problem": problem(worker.spec.id),
-        "step": feed.step if feed else None,
-        "load_tokens": worker.load_tokens,
-        "running": feed.running if feed else None,
-        "waiting": feed.waiting if feed else None,
+        "id": status.spec.id,
+        "up": status.up,
+        "down_reason": status.down_reason,
+        "snapshots_problem": problem,
+        "step": status.step,
+        "load_tokens": status.load_tokens,
+        "running": status.running,
+        "waiting": status.waiting,
     }

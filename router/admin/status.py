@@ -15,7 +15,7 @@ from router.core.policies.table import POLICIES
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
-from router.core.state.worker import Worker
+from router.core.state.worker_status import WorkerStatus, status_of
 from router.core.types import Outcome
 
 
@@ -140,7 +140,7 @@ class Status:
 
     def _group(self, group: Group, footing: Footing, now_s: float) -> GroupState:
         decider = self._deciders.get(group.name)
-        workers = [self._worker(worker, now_s) for worker in group.workers.values()]
+        workers = [status_of(worker, now_s) for worker in group.workers.values()]
         powered = sum(worker.up and worker.power_w is not None for worker in workers)
         prefills = self._cluster.prefill_group(group.name)
         return GroupState(
@@ -153,30 +153,30 @@ class Status:
             sums=_sums(group, decider),
             rule=_rule(group, decider, footing.policy),
             facts=facts(group, prefills, decider, powered, footing),
-            workers=workers,
+            workers=[_worker(status, self._problem) for status in workers],
         )
 
-    def _worker(self, worker: Worker, now_s: float) -> WorkerState:
-        feed, gauges = worker.feed, worker.foreign.gauges
-        shown = feed or gauges
-        return WorkerState(
-            id=worker.spec.id,
-            rank=worker.spec.rank,
-            up=worker.live,
-            draining=worker.draining,
-            breaker=worker.breaker.state.value,
-            reason=worker.down_reason,
-            load_tokens=worker.load_tokens,
-            requests=worker.requests,
-            queued=max(0, worker.requests - (feed.running if feed else worker.slots)),
-            slots=worker.slots,
-            service_rate=worker.service.known_per_s,
-            kv_usage=shown.kv_usage if shown else None,
-            power_w=worker.power_w(now_s),
-            source=worker.source.value,
-            age_s=round(now_s - feed.received_s, 2) if feed else None,
-            problem=self._problem(worker.spec.id) if worker.spec.snapshots else None,
-        )
+
+def _worker(status: WorkerStatus, problem: Callable[[str], str | None]) -> WorkerState:
+    spec = status.spec
+    return WorkerState(
+        id=spec.id,
+        rank=spec.rank,
+        up=status.up,
+        draining=status.draining,
+        breaker=status.breaker.value,
+        reason=status.down_reason,
+        load_tokens=status.load_tokens,
+        requests=status.requests,
+        queued=status.queued,
+        slots=status.slots,
+        service_rate=status.service_rate,
+        kv_usage=status.kv_usage,
+        power_w=status.power_w,
+        source=status.source.value,
+        age_s=None if status.age_s is None else round(status.age_s, 2),
+        problem=problem(spec.id) if spec.snapshots else None,
+    )
 
 
 def _sums(group: Group, decider: Decider | None) -> Sums:

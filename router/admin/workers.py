@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from router.admin.origin import audited, own_pages_only
 from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError, InvalidRequestError
+from router.core.state.worker_status import status_of
 from router.core.types import WorkerSpec
 from router.dispatch.membership import BusyError, Fleet, Member, UnknownWorkerError
 
@@ -110,11 +112,12 @@ def _shown(members: Sequence[Member]) -> dict[str, Any]:
 
 def _described(member: Member) -> dict[str, Any]:
     spec = {key: value for key, value in asdict(member.spec).items() if key != "server_key"}
+    status = None if member.worker is None else status_of(member.worker, time.monotonic())
     return {
         **spec,
         "state": member.state,
-        "reason": member.reason,
-        "requests": member.requests,
-        "slots": member.slots,
-        "estimated_service_rate": member.service_rate,
+        "reason": status.down_reason if status else None,
+        "requests": status.in_flight + status.aside if status else 0,
+        "slots": status.slots if status else member.spec.slots,
+        "estimated_service_rate": status.service_rate if status else None,
     }

@@ -19,8 +19,8 @@ from router.api.shared_routes import Render, add_instance, add_metrics
 from router.core.process_counts import ProcessCounts
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
-from router.core.state.prefill_worker import PrefillWorker
-from router.core.state.worker import Worker
+from router.core.state.worker_status import WorkerStatus, status_of
+from router.core.types import StateSource
 from router.proxy.beside_pool import Aside, add_aside
 from router.proxy.context import DecidingContext
 from router.proxy.identity import Identified
@@ -107,12 +107,15 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
 
 
 def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
-    now = context.clock()
+    now_s = context.clock()
     return {
         "lockstep": group.lockstep,
         "prompts": _prompts(group, context.dispatcher.cluster),
         "pool_requests": len(context.dispatcher.deciders[group.name].pool),
-        "workers": [_describe_worker(worker, now, context) for worker in group.workers.values()],
+        "workers": [
+            _describe_worker(status_of(worker, now_s), context.problem(worker.spec.id))
+            for worker in group.workers.values()
+        ],
     }
 
 
@@ -126,26 +129,26 @@ def _prompts(group: Group, cluster: Cluster) -> str:
     return f"in {prefills.name}" if prefills.serving else f"here: {prefills.name} is down"
 
 
-def _describe_worker(worker: Worker, now_s: float, context: AppContext) -> dict[str, Any]:
-    fed = "fresh" if worker.feed else "stale"
+def _describe_worker(status: WorkerStatus, problem: str | None) -> dict[str, Any]:
+    fed = "fresh" if status.source is StateSource.SNAPSHOTS else "stale"
     return {
-        "id": worker.spec.id,
-        "url": worker.spec.url,
-        "up": worker.live,
-        "down_reason": worker.down_reason,
-        "draining": worker.draining,
-        "breaker": worker.breaker.state.value,
-        "slots": worker.slots,
-        "slots_reported": worker.feed.slots if worker.feed else None,
-        "free_slots": worker.free_slots,
-        "in_flight": worker.in_flight,
-        "load_tokens": worker.load_tokens,
-        "kept_tokens": worker.kept_tokens if isinstance(worker, PrefillWorker) else None,
-        "state_source": worker.source.value,
-        "foreign_requests": worker.foreign.requests,
-        "snapshots": fed if worker.spec.snapshots else "none",
-        "snapshots_problem": context.problem(worker.spec.id),
-        "running": worker.feed.running if worker.feed else None,
-        "snapshot_sequence": worker.feed.sequence if worker.feed else None,
-        "snapshot_age_s": round(now_s - worker.feed.received_s, 3) if worker.feed else None,
+        "id": status.spec.id,
+        "url": status.spec.url,
+        "up": status.up,
+        "down_reason": status.down_reason,
+        "draining": status.draining,
+        "breaker": status.breaker.value,
+        "slots": status.slots,
+        "slots_reported": status.slots_reported,
+        "free_slots": status.free_slots,
+        "in_flight": status.in_flight,
+        "load_tokens": status.load_tokens,
+        "kept_tokens": status.kept_tokens,
+        "state_source": status.source.value,
+        "foreign_requests": status.foreign_requests,
+        "snapshots": fed if status.spec.snapshots else "none",
+        "snapshots_problem": problem,
+        "running": status.running,
+        "snapshot_sequence": status.sequence,
+        "snapshot_age_s": None if status.age_s is None else round(status.age_s, 3),
     }

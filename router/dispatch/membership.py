@@ -49,17 +49,12 @@ class Member:
     Attributes:
         state: ``up``, ``down``, ``draining`` (receives no requests), ``drained`` (and is empty),
             ``leaving`` (removed once it is empty) or ``joining`` (waits for another to leave).
-        reason: cause of a state other than up, unless the operator caused it.
-        service_rate: requests that each slot completes per second; None: unknown.
-        slots: number of requests assumed to run at once; None: unknown until it has joined.
+        worker: its state; None until it has joined.
     """
 
     spec: WorkerSpec
     state: str
-    reason: str | None = None
-    requests: int = 0
-    service_rate: float | None = None
-    slots: int | None = None
+    worker: Worker | None = None
 
 
 class Fleet:
@@ -96,9 +91,10 @@ class Fleet:
 
     @property
     def members(self) -> list[Member]:
-        there = [self._member(spec) for spec in self._there.values()]
+        workers = map(self._cluster.worker, self._there)
+        there = [Member(worker.spec, self._state(worker), worker) for worker in workers]
         coming = [s for i, s in self._wanted.items() if self._there.get(i) != s]
-        return there + [Member(spec, "joining", slots=spec.slots) for spec in coming]
+        return there + [Member(spec, "joining") for spec in coming]
 
     def add(self, spec: WorkerSpec) -> None:
         """Add a worker; one that is leaving with the same spec stays.
@@ -301,17 +297,6 @@ class Fleet:
             raise UnknownWorkerError(f"no worker is called {worker_id!r}")
         group = self._cluster.group_of(worker_id)
         return list(group.workers) if group.lockstep else [worker_id]
-
-    def _member(self, spec: WorkerSpec) -> Member:
-        worker = self._cluster.worker(spec.id)
-        return Member(
-            spec,
-            self._state(worker),
-            worker.down_reason,
-            worker.in_flight + worker.aside,
-            worker.service.known_per_s,
-            worker.slots,
-        )
 
     def _state(self, worker: Worker) -> str:
         if self._leaving(worker.spec.id):

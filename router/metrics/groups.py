@@ -8,79 +8,80 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from router.core.forecast.look_ahead import LookAhead
+from router.core.rounds.decider import Decider
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
 from router.core.stats import GroupStats, Histogram
-from router.metrics.rows import GroupReading, Row
+from router.metrics.rows import Row
 
-GROUP_ROWS: Sequence[Row[GroupReading]] = (
+GROUP_ROWS: Sequence[Row[Decider]] = (
     Row(
         "evenstep_pool_requests",
         "Requests that wait in the router for a free slot.",
-        lambda reading: len(reading.decider.pool),
+        lambda decider: len(decider.pool),
     ),
     Row(
         "evenstep_pool_limit_requests",
         "Requests that may wait in the router (--pool-size); further ones are rejected.",
-        lambda reading: reading.decider.pool.limit,
+        lambda decider: decider.pool.limit,
     ),
     Row(
         "evenstep_requests_assigned_total",
         "Times that a request was given to a worker, repeated attempts included.",
-        lambda reading: reading.stats.assigned,
+        lambda decider: decider.stats.assigned,
     ),
     Row(
         "evenstep_requests_beside_total",
         "Times that a request beside the pool (embeddings, scores, audio, tokenizing) was sent to "
         "a worker.",
-        lambda reading: reading.stats.beside,
+        lambda decider: decider.stats.beside,
     ),
     Row(
         "evenstep_requests_returned_total",
         "Times that a request came back from a failing worker before its first byte.",
-        lambda reading: reading.stats.returned,
+        lambda decider: decider.stats.returned,
     ),
     Row(
         "evenstep_requests_unreturned_total",
         "Errors of workers, and times that they were too slow, that clients were told though "
         "another worker could have been asked: more than --retry-budget allows.",
-        lambda reading: reading.stats.unreturned,
+        lambda decider: decider.stats.unreturned,
     ),
     Row(
         "evenstep_worker_ejections_total",
         "Times that a worker was given nothing for a while, since it had failed requests.",
-        lambda reading: reading.group.ejections,
+        lambda decider: decider.group.ejections,
     ),
     Row(
         "evenstep_requests_estimated_total",
         "Times that a request was given to a worker though no engine had counted its prompt yet.",
-        lambda reading: reading.stats.estimated,
+        lambda decider: decider.stats.estimated,
     ),
     Row(
         "evenstep_rounds_total",
         "Rounds in which the policy assigned waiting requests to workers.",
-        lambda reading: reading.stats.rounds,
+        lambda decider: decider.stats.rounds,
     ),
     Row(
         "evenstep_policy_errors_total",
         "Rounds in which the policy failed and a simpler one stood in.",
-        lambda reading: reading.stats.policy_errors,
+        lambda decider: decider.stats.policy_errors,
     ),
     Row(
         "evenstep_bytes_per_token",
         "Bytes of prompt text that are taken for a token, learned from what engines have counted.",
-        lambda reading: reading.group.token_rate.bytes_per_token,
+        lambda decider: decider.group.token_rate.bytes_per_token,
     ),
     Row(
         "evenstep_overcommit_requests",
         "Requests that may queue in an engine before a slot is free there.",
-        lambda reading: reading.decider.overcommit.requests,
+        lambda decider: decider.overcommit.requests,
     ),
     Row(
         "evenstep_slot_bubble_steps",
         "Steps from a slot's becoming free to its next request's first step while others waited, "
         "on average over the last few hundred steps.",
-        lambda reading: reading.decider.overcommit.bubble_steps,
+        lambda decider: decider.overcommit.bubble_steps,
     ),
 )
 
@@ -128,31 +129,31 @@ ENERGY_ROWS: Sequence[Row[Group]] = (
     ),
 )
 
-PREFILL_ROWS: Sequence[Row[GroupReading]] = (
+PREFILL_ROWS: Sequence[Row[Decider]] = (
     Row(
         "evenstep_prefill_fallbacks_total",
         "Requests that decode workers did whole, since no prefill worker computed their prompts.",
-        lambda reading: reading.stats.fallbacks,
+        lambda decider: decider.stats.fallbacks,
     ),
     Row(
         "evenstep_prefills_repeated_total",
         "Prompts that were computed again, since their KV was gone or could not be fetched.",
-        lambda reading: reading.stats.repeated_prefills,
+        lambda decider: decider.stats.repeated_prefills,
     ),
     Row(
         "evenstep_prefills_lost_total",
         "Prompts that are computed twice: a prefill engine did not say where their KV lies.",
-        lambda reading: reading.stats.lost_prefills,
+        lambda decider: decider.stats.lost_prefills,
     ),
     Row(
         "evenstep_kv_expired_tokens_total",
         "KV tokens that prefill workers kept until they expired, since nobody fetched them.",
-        lambda reading: reading.stats.expired_kv_tokens,
+        lambda decider: decider.stats.expired_kv_tokens,
     ),
     Row(
         "evenstep_kv_kept_tokens",
         "KV tokens that prefill workers keep, since nobody has fetched them yet.",
-        lambda reading: sum(worker.kept_tokens for worker in reading.group.prefill_workers),
+        lambda decider: sum(worker.kept_tokens for worker in decider.group.prefill_workers),
     ),
 )
 

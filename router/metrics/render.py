@@ -23,12 +23,12 @@ from prometheus_client.utils import floatToGoString
 from router.access.limits import KeyLimits
 from router.core.clock import Clock
 from router.core.energy.levels import STATES
-from router.core.forecast.look_ahead import LookAhead
 from router.core.process_counts import ProcessCounts
 from router.core.rounds.decider import Decider
 from router.core.state.barrier import StepTotals
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
+from router.core.state.worker_status import WorkerStatus, status_of
 from router.core.types import ADMISSION_ENDED, Outcome, StateSource
 from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
@@ -53,7 +53,7 @@ from router.metrics.groups import (
 )
 from router.metrics.keys import KEY_LIMITED, KEY_ROWS, UNAUTHORIZED, limited, readings
 from router.metrics.processes import BROKEN, PROCESSES, RESTARTS
-from router.metrics.rows import GroupReading, Row, WorkerReading
+from router.metrics.rows import Row
 from router.metrics.workers import (
     AGENT_ROWS,
     GAUGE_ROWS,
@@ -164,20 +164,21 @@ class Metrics:
         yield _family(*FITTED_POWER, ("group", "state"), _fitted(groups))
         yield from _families(STEP_ROWS, ("group", "pool"), _totals(groups))
         workers = list(self._workers())
-        live = [(labels, reading) for labels, reading in workers if reading.worker.live]
+        live = [(labels, worker) for labels, worker in workers if worker.up]
         names = ("group", "worker", "rank")
         yield from _families(WORKER_ROWS, names, workers)
         yield from _families(LIVE_WORKER_ROWS, names, live)
         yield _family(*STATE_SOURCE, (*names, "source"), _sources(live))
 
     def _routed(self) -> Iterator[Metric]:
-        groups = [GroupReading(decider) for decider in self._deciders.values()]
-        yield _family(*REQUESTS, ("group", "outcome"), _outcomes(groups))
-        yield from _families(GROUP_ROWS, ("group",), [((r.group.name,), r) for r in groups])
-        prefills = [reading for reading in groups if reading.group.serves is not None]
-        yield from _families(PREFILL_ROWS, ("group",), [((r.group.name,), r) for r in prefills])
-        yield from _histograms(groups)
-        yield from _families(LOOK_AHEAD_ROWS, ("group",), _look_aheads(groups))
+        deciders = [((name,), decider) for name, decider in self._deciders.items()]
+        prefills = [each for each in deciders if each[1].group.serves is not None]
+        aheads = [(i, each.look_ahead) for i, each in deciders if each.look_ahead is not None]
+        yield _family(*REQUESTS, ("group", "outcome"), _outcomes(self._deciders))
+        yield from _families(GROUP_ROWS, ("group",), deciders)
+        yield from _families(PREFILL_ROWS, ("group",), prefills)
+        yield from _histograms(self._deciders)
+        yield from _families(LOOK_AHEAD_ROWS, ("group",), aheads)
 
     def _keyed(self, limits: KeyLimits) -> Iterator[Metric]:
         keys = readings(limits, self._deciders)
@@ -185,17 +186,17 @@ class Metrics:
         yield from _families(KEY_ROWS, ("key",), keys)
         yield _family(*KEY_LIMITED, ("key", "limit"), limited(keys))
 
-    def _workers(self) -> Iterator[tuple[Labels, WorkerReading]]:
+    def _workers(self) -> Iterator[tuple[Labels, WorkerStatus]]:
         now_s = self._clock()
         for group in self._cluster.groups.values():
             for worker in group.workers.values():
                 rank = "" if worker.spec.rank is None else str(worker.spec.rank)
-                yield (group.name, worker.spec.id, rank), WorkerReading(worker, now_s)
+                yield (group.name, worker.spec.id, rank), status_of(worker, now_s)
 
 
-def _outcomes(groups: Iterable[GroupReading]) -> Iterator[tuple[Labels, int]]:
-    for reading in groups:
-        name, stats = reading.group.name, reading.stats
+def _outcomes(deciders: Mapping[str, Decider]) -> Iterator[tuple[Labels, int]]:
+    for name, decider in deciders.items():
+        stats = decider.stats
         for outcome in Outcome:
             yield (name, outcome.value), stats.outcomes.get(outcome, 0)
         yield (name, "rejected"), stats.rejected
@@ -252,17 +253,9 @@ def _fitted(groups: Iterable[Group]) -> Iterator[tuple[Labels, float]]:
             yield (group.name, state), watts
 
 
-def _sources(workers: Iterable[tuple[Labels, WorkerReading]]) -> Iterator[tuple[Labels, int]]:
-    for labels, reading in workers:
-        yield (*labels, reading.worker.source.value), 1
-
-
-def _look_aheads(groups: Iterable[GroupReading]) -> list[tuple[Labels, LookAhead]]:
-    return [
-        ((reading.group.name,), reading.decider.look_ahead)
-        for reading in groups
-        if reading.decider.look_ahead is not None
-    ]
+def _sources(workers: Iterable[tuple[Labels, WorkerStatus]]) -> Iterator[tuple[Labels, int]]:
+    for labels, worker in workers:
+        yield (*labels, worker.source.value), 1
 
 
 def _totals(groups: Iterable[Group]) -> list[tuple[Labels, StepTotals]]:
@@ -273,14 +266,14 @@ def _totals(groups: Iterable[Group]) -> list[tuple[Labels, StepTotals]]:
     ]
 
 
-def _histograms(groups: Sequence[GroupReading]) -> Iterator[Metric]:
+def _histograms(deciders: Mapping[str, Decider]) -> Iterator[Metric]:
     for name, text, read in HISTOGRAMS:
         family = HistogramMetricFamily(name, text, labels=("group",))
-        for reading in groups:
-            histogram = read(reading.stats)
+        for group, decider in deciders.items():
+            histogram = read(decider.stats)
             bounds = [*map(_number, histogram.bounds), "+Inf"]
             buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
-            family.add_metric((reading.group.name,), buckets, histogram.total)
+            family.add_metric((group,), buckets, histogram.total)
         yield family
 
 

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
-from typing import TypeVar
 
 from router.core.state.breaker import BreakerState
-from router.core.state.feed import Feed
+from router.core.state.worker_status import WorkerStatus
 from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
-from router.metrics.rows import Row, WorkerReading
-
-T = TypeVar("T")
-
+from router.metrics.rows import Row
 
 _BREAKER = MappingProxyType(
     {BreakerState.CLOSED: None, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 )
-
-
-def _of_feed(reading: WorkerReading, read: Callable[[Feed], T], missing: T) -> T:
-    return missing if reading.worker.feed is None else read(reading.worker.feed)
 
 
 SNAPSHOT_ROWS: Sequence[Row[SnapshotClient]] = (
@@ -109,75 +101,69 @@ GAUGE_ROWS: Sequence[Row[GaugeReader]] = (
     ),
 )
 
-WORKER_ROWS: Sequence[Row[WorkerReading]] = (
+WORKER_ROWS: Sequence[Row[WorkerStatus]] = (
     Row(
         "evenstep_worker_up",
         "1 if the worker's engine can be used, 0 if it is down.",
-        lambda reading: int(reading.worker.live),
+        lambda worker: int(worker.up),
     ),
 )
 
 # These have no value while a worker is down, because its state is out of date.
-LIVE_WORKER_ROWS: Sequence[Row[WorkerReading]] = (
+LIVE_WORKER_ROWS: Sequence[Row[WorkerStatus]] = (
     Row(
         "evenstep_worker_load_tokens",
         "KV tokens resident on the worker, those on their way to it included.",
-        lambda reading: reading.worker.load_tokens,
+        lambda worker: worker.load_tokens,
     ),
     Row(
         "evenstep_worker_requests",
         "Engine requests that run on the worker, are queued there, or are on their way.",
-        lambda reading: reading.worker.requests,
+        lambda worker: worker.requests,
     ),
     Row(
         "evenstep_worker_in_flight",
         "This router's requests that were sent to the worker and have not ended.",
-        lambda reading: reading.worker.in_flight,
+        lambda worker: worker.in_flight,
     ),
     Row(
         "evenstep_worker_foreign_requests",
         "Engine requests on the worker that are surely not this router's, by the engine's own "
         "metrics; no value where snapshots tell all of them.",
-        lambda reading: None if reading.worker.feed else reading.worker.foreign.requests,
+        lambda worker: worker.foreign_requests if worker.age_s is None else None,
     ),
     Row(
         "evenstep_worker_slots",
         "Requests that the worker runs at once; less evenstep_worker_requests, its free slots.",
-        lambda reading: reading.worker.slots,
+        lambda worker: worker.slots,
     ),
     Row(
         "evenstep_worker_snapshot_age_seconds",
         "Time since the worker last told its state; no value where it does not.",
-        lambda reading: _of_feed(
-            reading, lambda feed: max(0.0, reading.now_s - feed.received_s), None
-        ),
+        lambda worker: None if worker.age_s is None else max(0.0, worker.age_s),
     ),
     Row(
         "evenstep_worker_admissible_kv_tokens",
         "KV tokens of prompts that the worker would let in if nobody waited there; no value where "
         "it does not tell, and while its breaker is not closed.",
-        lambda reading: (
-            _of_feed(reading, lambda feed: feed.admissible_tokens, None)
-            if reading.worker.breaker.state is BreakerState.CLOSED
-            else None
-        ),
+        lambda worker: worker.admissible_tokens if worker.breaker is BreakerState.CLOSED else None,
     ),
     Row(
         "evenstep_worker_breaker",
         "2 while the worker is ejected since it has failed requests, 1 while trials decide whether "
         "it comes back; no value while it is given requests as any other.",
-        lambda reading: _BREAKER[reading.worker.breaker.state],
+        lambda worker: _BREAKER[worker.breaker],
     ),
     Row(
         "evenstep_worker_power_watts",
         "Power of the worker's GPUs, by its snapshots or else its agent; no value if unknown.",
-        lambda reading: reading.worker.power_w(reading.now_s),
+        lambda worker: worker.power_w,
     ),
     Row(
         "evenstep_worker_service_rate",
         "Requests that each slot of the worker completes per second, by its service_rate and what "
         "it has completed so far; no value while neither tells.",
-        lambda reading: reading.worker.service.known_per_s,
+        lambda worker: worker.service_rate,
     ),
 )
 

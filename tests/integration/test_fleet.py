@@ -72,7 +72,7 @@ async def test_where_nobody_says_how_many_requests_run_at_once(
     rig = Managed({"a": 2})
     rig.add("b", slots=None)
     rig.add("c", slots=None, snapshots="tcp://127.0.0.1:5")
-    assert [member.slots for member in rig.fleet.members] == [2, 256, 256]
+    assert [rig.cluster.worker(worker_id).slots for worker_id in rig.states] == [2, 256, 256]
     warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert len(warned) == 1
     assert warned[0].startswith("b: nobody says how many requests run at once, 256 are assumed")

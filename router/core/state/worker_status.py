@@ -1,0 +1,89 @@
+"""One worker at one moment, as its readers see it: health answers, operators, page and metrics."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.core.state.breaker import BreakerState
+from router.core.state.prefill_worker import PrefillWorker
+from router.core.state.worker import Worker
+from router.core.types import StateSource, WorkerSpec
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
+    """All that a reader may show of a worker; None: unknown.
+
+    Attributes:
+        requests: engine requests that run, are queued in the engine, or are on their way.
+        in_flight: this router's requests that were sent and have not ended.
+        aside: requests under way that bypass the pool.
+        foreign_requests: engine requests that are surely not this router's, by gauges.
+        kept_tokens: KV tokens kept for decode workers; None: it is no prefill worker.
+        service_rate: requests that each slot completes per second.
+        slots_reported: slots by its snapshots, as all that follow; None: there are no fresh ones.
+        admissible_tokens: KV tokens that its engine would admit with an empty queue.
+        age_s: time since the last snapshot.
+    """
+
+    spec: WorkerSpec
+    up: bool
+    down_reason: str | None
+    draining: bool
+    breaker: BreakerState
+    source: StateSource
+    slots: int
+    free_slots: int
+    requests: int
+    in_flight: int
+    aside: int
+    foreign_requests: int
+    load_tokens: int
+    kept_tokens: int | None
+    kv_usage: float | None
+    service_rate: float | None
+    power_w: float | None
+    slots_reported: int | None
+    running: int | None
+    waiting: int | None
+    admissible_tokens: int | None
+    step: int | None
+    sequence: int | None
+    age_s: float | None
+
+    @property
+    def queued(self) -> int:
+        """Part of ``requests`` that does not run yet; without snapshots all slots are in use."""
+        running = self.slots if self.running is None else self.running
+        return max(0, self.requests - running)
+
+
+def status_of(worker: Worker, now_s: float) -> WorkerStatus:
+    """Describe a worker; ``now_s`` is monotonic."""
+    feed = worker.feed
+    shown = feed or worker.foreign.gauges
+    return WorkerStatus(
+        spec=worker.spec,
+        up=worker.live,
+        down_reason=worker.down_reason,
+        draining=worker.draining,
+        breaker=worker.breaker.state,
+        source=worker.source,
+        slots=worker.slots,
+        free_slots=worker.free_slots,
+        requests=worker.requests,
+        in_flight=worker.in_flight,
+        aside=worker.aside,
+        foreign_requests=worker.foreign.requests,
+        load_tokens=worker.load_tokens,
+        kept_tokens=worker.kept_tokens if isinstance(worker, PrefillWorker) else None,
+        kv_usage=shown.kv_usage if shown else None,
+        service_rate=worker.service.known_per_s,
+        power_w=worker.power_w(now_s),
+        slots_reported=feed.slots if feed else None,
+        running=feed.running if feed else None,
+        waiting=feed.waiting if feed else None,
+        admissible_tokens=feed.admissible_tokens if feed else None,
+        step=feed.step if feed else None,
+        sequence=feed.sequence if feed else None,
+        age_s=now_s - feed.received_s if feed else None,
+    )
