@@ -6,7 +6,6 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import cast
 
 from rich.table import Table
@@ -16,9 +15,19 @@ from loadgen.demo.figures import LATENESS_LIMIT, StepFigures, steady_steps, step
 from loadgen.demo.run import STARVATION_S, Fleet, Outcome
 from loadgen.replay.replay_results import Report
 from loadgen.report.numbers import number
+from loadgen.report.origin import (
+    EMULATION,
+    KEY,
+    SERVING,
+    Engines,
+    installed_versions,
+    machine,
+    origin,
+)
 
 Columns = Mapping[str, "Callable[[DemoRun], object]"]
 
+CODE = (*SERVING, *EMULATION, "loadgen/replay", "loadgen/traces", "loadgen/demo")
 SUBJECT = "bfio"
 # About the duration of a request of the cap's length; averages over fewer steps mean little.
 ENOUGH_STEPS = 200
@@ -103,12 +112,13 @@ def summary(
             f"A request that has waited {STARVATION_S:g} engine seconds goes before all others.",
         ],
         "calibration": [asdict(trial) for trial in trials],
+        KEY: origin(Engines.EMULATED, CODE),
         "machine": {
-            "cores": len(os.sched_getaffinity(0)),
+            **machine(),
             "platform": platform.platform(),
             "load_average": os.getloadavg(),
         },
-        "versions": {"evenstep": version("evenstep"), "python": platform.python_version()},
+        "versions": installed_versions(),
         "runs": [_run(run) for run in runs],
         "comparison": _comparison(runs),
         "warnings": warnings(runs),

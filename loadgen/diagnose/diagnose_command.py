@@ -15,6 +15,7 @@ from loadgen.diagnose.diagnosis import diagnose_window, report
 from loadgen.diagnose.diagnosis_table import diagnosis_table
 from loadgen.diagnose.recording_source import earlier_report, recording_from
 from loadgen.replay.workload import checked_time_scale
+from loadgen.report.origin import KEY, Engines, origin
 from loadgen.traces.recordings import load_recording
 from router.access.files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
@@ -22,6 +23,7 @@ from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 from router.core.policies.table import POLICIES
 
+CODE = ("loadgen/diagnose", "loadgen/simulator/decode", "router/core")
 _MINUTE_S = 60.0
 _LONGEST_S = 3600.0
 
@@ -111,7 +113,8 @@ def diagnose(
             in_force = window.policy, window.dispatch.value
         compared = compare(earlier, diagnosis.found, in_force, str(before))
     Console(stderr=json_file == STDOUT).print(diagnosis_table(diagnosis, compared))
-    write_json(report(diagnosis, compared), json_file)
+    if json_file is not None:
+        write_json({KEY: origin(Engines.UNKNOWN, CODE), **report(diagnosis, compared)}, json_file)
 
 
 def _policies(text: str | None) -> list[str]:

@@ -15,6 +15,7 @@ from loadgen.figures.figures_document import (
     document,
     json_text,
     markdown,
+    origins_of,
     outcomes_of,
     read_document,
 )
@@ -86,8 +87,9 @@ def _write(out: Path, name: str, outcomes: Outcomes, *, quick: bool) -> None:
     """Replace what an earlier run wrote of one study."""
     earlier = read_document(out, quick=quick)
     found = (outcomes_of(earlier) if earlier else {}) | {name: outcomes}
+    origins = (origins_of(earlier) if earlier else {}) | {name: STUDIES[name].origin()}
     ordered = {each: found[each] for each in STUDIES if each in found}
-    written = document(ordered, quick=quick)
+    written = document(ordered, origins, quick=quick)
     (out / JSON_NAME).write_text(json_text(written), encoding="utf-8")
     pictures = {each: picture_name(each) for each in ordered if STUDIES[each].draw}
     (out / MARKDOWN_NAME).write_text(markdown(ordered, pictures, quick=quick), encoding="utf-8")

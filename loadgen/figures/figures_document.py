@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 from loadgen.figures.cases import settings
 from loadgen.figures.claims import Claim
@@ -15,6 +15,7 @@ from loadgen.figures.studies import STUDIES
 from loadgen.figures.study import config
 from loadgen.figures.tables import Table
 from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE
+from loadgen.report.origin import KEY, Document
 from router.core.errors import InputError
 
 JSON_NAME, MARKDOWN_NAME = "figures.json", "figures.md"
@@ -29,14 +30,20 @@ QUICK_STATEMENT = (
     "below. It shows that everything works; the numbers are no results, and no claim is judged."
 )
 
-Document = dict[str, Any]
+NO_ORIGINS: Mapping[str, Document] = MappingProxyType({})
 
 
-def document(outcomes: Mapping[str, Outcomes], *, quick: bool = False) -> Document:
+def document(
+    outcomes: Mapping[str, Outcomes],
+    origins: Mapping[str, Document] = NO_ORIGINS,
+    *,
+    quick: bool = False,
+) -> Document:
     """Every number with its settings and its command, JSON-able.
 
     Args:
         outcomes: outcomes by name of the study.
+        origins: origins of the outcomes, as far as they are known.
         quick: whether they come from shortened runs.
     """
     mark = {"quick": True} if quick else {}
@@ -45,7 +52,9 @@ def document(outcomes: Mapping[str, Outcomes], *, quick: bool = False) -> Docume
         **mark,
         "versions": {"evenstep": version("evenstep"), "numpy": version("numpy")},
         "defaults": _default_settings(),
-        "studies": {name: _study(name, found, quick) for name, found in outcomes.items()},
+        "studies": {
+            name: _study(name, found, origins.get(name), quick) for name, found in outcomes.items()
+        },
     }
 
 
@@ -54,10 +63,11 @@ def _default_settings() -> dict[str, object]:
     return {name: value for name, value in everything.items() if name not in ("policy", "lengths")}
 
 
-def _study(name: str, outcomes: Outcomes, quick: bool) -> Document:
+def _study(name: str, outcomes: Outcomes, origin: Document | None, quick: bool) -> Document:
     study = STUDIES[name]
     claims = [] if quick else claims_of(name, outcomes)
     return {
+        **({} if origin is None else {KEY: origin}),
         "title": study.title,
         "conditions": study.conditions,
         "cases": [_case(list(key), sample) for key, sample in outcomes.items()],
@@ -75,6 +85,11 @@ def _case(key: list[str], sample: Sample) -> Document:
         "differs": sample.differs,
         "values": dict(sample.values),
     }
+
+
+def origins_of(document_: Document) -> dict[str, Document]:
+    """The origins in a document, by study."""
+    return {name: study[KEY] for name, study in document_["studies"].items() if KEY in study}
 
 
 def outcomes_of(document_: Document) -> dict[str, Outcomes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import sys
@@ -12,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import router.core.policies
+from loadgen.report.origin import bare_module, shape
 from router.core.policies.table import POLICIES
 
 # Other policies use the rest of that package, too.
@@ -95,6 +95,14 @@ def decode_code(policy: str, *, prefill_workers: bool) -> Code:
 
 
 ADMISSION_CODE = Code(_ADMITTING)
+# The same for whole studies, as files and folders (``loadgen.report.origin``).
+DECODE_FOLDERS = ("router/core", "loadgen/simulator/decode", "loadgen/model", "loadgen/traces")
+HANDOFF_FOLDERS = (*DECODE_FOLDERS, "loadgen/emulator")
+ADMISSION_FOLDERS = (
+    *("engine_patches/admission", "loadgen/simulator/admission", "loadgen/emulator"),
+    *("loadgen/model", "router/core/forecast"),
+)
+CHAIN_FOLDERS = ("router/core/placement", "router/core/policies", "loadgen/chains")
 
 
 def chain_code(*modules: str) -> Code:
@@ -121,7 +129,7 @@ def modules_of(code: Code) -> dict[str, Path]:
 def _sum(code: Code) -> str:
     digest = hashlib.sha256()
     for name, path in modules_of(code).items():
-        digest.update(f"{name}\n{_bare(path)}\n".encode())
+        digest.update(f"{name}\n{shape(bare_module(path))}\n".encode())
     return digest.hexdigest()
 
 
@@ -139,22 +147,3 @@ def _sources() -> dict[str, Path]:
     return {
         name: path for name, path in found.items() if name == _POLICIES or not name.endswith(_ASIDE)
     }
-
-
-@cache
-def _bare(path: Path) -> str:
-    """A source without comments, layout and docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and _is_docstring(body[0]):
-            body[0] = ast.Pass()
-    return ast.dump(tree)
-
-
-def _is_docstring(node: ast.AST) -> bool:
-    return (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )

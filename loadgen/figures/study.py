@@ -10,9 +10,11 @@ from typing import Any
 
 from loadgen.figures.cases import trace_lengths
 from loadgen.figures.claims import Claim
+from loadgen.figures.fingerprints import DECODE_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.tables import Table
+from loadgen.report.origin import Document, Engines, origin
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.oracle import Knowledge
 
@@ -33,6 +35,7 @@ class Study:
         claims: function from outcomes to claims; a claim that fails is shown as missed.
         draw: function that writes a PNG to a path, and further ones beside it; None: no picture.
         words: interpretation of the figures and their limits; None: nothing to add.
+        code: files and folders that decide its figures, beside its own file.
     """
 
     title: str
@@ -42,6 +45,12 @@ class Study:
     claims: Callable[[Outcomes], Iterable[Claim]] = lambda _: ()
     draw: Callable[[Outcomes, Path], None] | None = None
     words: Callable[[Outcomes], str] | None = None
+    code: Sequence[str] = DECODE_FOLDERS
+
+    def origin(self) -> Document:
+        """Origin of figures that are simulated now."""
+        own = self.measure.__module__.replace(".", "/") + ".py"
+        return origin(Engines.SIMULATED, (*self.code, own))
 
 
 def _way(policy: str, **changes: Any) -> Mapping[str, Any]:

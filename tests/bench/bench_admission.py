@@ -12,7 +12,6 @@ machine does hardly counts.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +22,10 @@ import numpy as np
 from engine_patches.admission import ADMISSIONS, make_admission, read_admission
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.protocol import Admission, ledger_of
+from loadgen.report.origin import Engines, origin, write_figures
 from router.core.forecast.step_cost import Floats
+
+CODE = ("engine_patches/admission", "router/core/forecast", "tests/bench/bench_admission.py")
 
 LIMIT_US = 50.0
 RUNS = 5
@@ -164,7 +166,7 @@ def main() -> None:
         print(f"{name:33}{times}{held:9.1f}{entries:9.2f}", flush=True)
     print(f"limit of the mean: {LIMIT_US:g} us")
     if options.json:
-        options.json.write_text(json.dumps(table, indent=1) + "\n")
+        write_figures(options.json, table, origin(Engines.SIMULATED, CODE))
 
 
 if __name__ == "__main__":

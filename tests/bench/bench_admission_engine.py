@@ -12,17 +12,22 @@ by. Needs the CPU engine (`make engine`); does nothing without it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from loadgen.report.intervals import paired
+from loadgen.report.origin import Engines, origin, write_figures
 from tests.support.admission_engines import VLLM, WAYS, Pressed, engines, press
 from tests.support.engine import installation
+
+CODE = (
+    "engine_patches",
+    "tests/support/admission_engines.py",
+    "tests/bench/bench_admission_engine.py",
+)
 
 HEAD = (
     "| way | preemptions (each repeat) | tokens/s while requests wait | beside vLLM's order "
@@ -56,13 +61,10 @@ def main() -> None:
         print(row(way, runs))
     if given.json is not None:
         found = {
-            "command": f"bench_admission_engine.py --requests {given.requests} "
-            f"--repeats {given.repeats}",
-            "day": datetime.now(UTC).date().isoformat(),
             "load_averages": [round(load, 1) for load in loads],
             "runs": {way: [asdict(each) for each in some] for way, some in runs.items()},
         }
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_figures(given.json, found, origin(Engines.REAL, CODE, vllm=where.vllm))
 
 
 def row(way: str, runs: dict[str, list[Pressed]]) -> str:

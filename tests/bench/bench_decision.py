@@ -11,7 +11,6 @@ what else the machine does hardly counts.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from loadgen.report.origin import Engines, origin, write_figures
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
@@ -28,6 +28,13 @@ from loadgen.traces.trace import load_trace
 from router.core.forecast.step_cost import Floats
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.bfio.solver import DEFAULT_MOVES
+
+CODE = (
+    "router/core",
+    "loadgen/simulator/decode",
+    "loadgen/traces",
+    "tests/bench/bench_decision.py",
+)
 
 WARM_UP = 200
 DISCOUNT = 0.8
@@ -167,7 +174,7 @@ def main() -> None:
             "runs": args.runs,
             "sizes": [*map(asdict, costs.values())],
         }
-        args.json.write_text(json.dumps(kept, indent=1) + "\n")
+        write_figures(args.json, kept, origin(Engines.SIMULATED, CODE))
 
 
 if __name__ == "__main__":

@@ -14,15 +14,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loadgen.report.origin import (
+    EMULATION,
+    SERVING,
+    Engines,
+    origin,
+    read_figures,
+    write_figures,
+)
 from tests.support.diagnosed import Emulated, diagnosed, listen, under_load
 from tests.support.fleet import running_fleet
 
+CODE = (
+    *(*SERVING, *EMULATION, "loadgen/diagnose", "loadgen/simulator/decode"),
+    "tests/bench/bench_diagnose.py",
+)
 PLAIN = Emulated()
 # The demo's fleet, step time and lengths.
 DEMO = Emulated(
@@ -122,7 +133,7 @@ def kinds(seconds: float) -> list[dict[str, Any]]:
 def keep(folder: Path, said: Sequence[Said]) -> None:
     """As the page shows it."""
     for name, (report, text) in zip(("before", "after"), said, strict=True):
-        (folder / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
+        write_figures(folder / f"{name}.json", report, origin(Engines.EMULATED, CODE))
         lines = (line.rstrip() for line in text.splitlines())
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
 
@@ -137,17 +148,17 @@ def main() -> None:
     given = options.parse_args()
     found: dict[str, Any] = {"time_scale": PLAIN.time_scale, "kinds": [], "switches": []}
     if given.only:
-        found = json.loads(given.json.read_text(encoding="utf-8"))
-    command = f"python {' '.join(sys.argv)}"
+        found = read_figures(given.json)
+    header = origin(Engines.EMULATED, CODE)
     if given.only in (None, "kinds"):
         found["kinds"] = kinds(given.seconds)
     for fleet in ("plain", "demo"):
         if given.only in (None, fleet):
             kept = [row for row in found["switches"] if row["fleet"] != fleet]
             rows = switches(fleet, given.seconds, given.seeds, given.example)
-            found["switches"] = kept + [row | {"command": command} for row in rows]
+            found["switches"] = kept + [row | {"command": header["command"]} for row in rows]
     if given.json:
-        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        write_figures(given.json, found, header)
 
 
 if __name__ == "__main__":

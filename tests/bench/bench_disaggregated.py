@@ -27,8 +27,17 @@ import httpx
 from loadgen.demo.figures import steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, Outcome, RunPlan
 from loadgen.emulator.record import read_record
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.run.child_processes import Child, free_ports
 from router.core.types import Dispatch
+
+CODE = (
+    *SERVING,
+    *EMULATION,
+    "loadgen/replay",
+    "loadgen/traces",
+    "tests/bench/bench_disaggregated.py",
+)
 
 PREFILLS, DECODES, SLOTS, POOL = 2, 8, 32, 96
 STEP_TIME = "4.95e-3,9.5e-8"
@@ -208,7 +217,7 @@ def main() -> None:
                 rows.append(row)
                 print(json.dumps({k: v for k, v in row.items() if k != "report"}), flush=True)
     if given.json:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write_figures(given.json, {"rows": rows}, origin(Engines.EMULATED, CODE))
 
 
 if __name__ == "__main__":

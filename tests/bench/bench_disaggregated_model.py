@@ -14,8 +14,6 @@ that one counts. `at 0` is the simulator's without any delay but the transfer.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Any
 from loadgen.demo.run import STARVATION_S
 from loadgen.emulator.prefill_settings import parse_prefill_time
 from loadgen.model.step_time import parse_step_time
+from loadgen.report.origin import Engines, origin, read_figures, write_figures
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
@@ -42,6 +41,13 @@ from tests.bench.bench_disaggregated import (
     PREFILLS,
     SLOTS,
     STEP_TIME,
+)
+
+CODE = (
+    "router/core",
+    "loadgen/simulator/decode",
+    "loadgen/traces",
+    "tests/bench/bench_disaggregated_model.py",
 )
 
 MOST_DELAY_STEPS = 8
@@ -153,7 +159,7 @@ def main() -> None:
     parser.add_argument("live", type=Path, help="what bench_disaggregated.py --json wrote")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    runs = [run for run in json.loads(given.live.read_text()) if run["split"] and run["steady"]]
+    runs = [run for run in read_figures(given.live)["rows"] if run["split"] and run["steady"]]
     print("| trace, run, seed | live | simulated | ratio | at 0 | delay | over-commit | lateness |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     rows = []
@@ -170,11 +176,10 @@ def main() -> None:
         print(f"{mean['trace']}, {mean['name']}: live / simulated {mean['ratio']:.2f}")
     if given.json:
         told = {
-            "command": f"python {' '.join(sys.argv)}",
             "means": means,
             "rows": [asdict(row) | {"ratio": row.ratio} for row in rows],
         }
-        given.json.write_text(json.dumps(told, indent=1) + "\n")
+        write_figures(given.json, told, origin(Engines.SIMULATED, CODE))
 
 
 def summary(rows: list[Row], trace: str, name: str) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import uvloop
 
+from loadgen.report.origin import Engines, origin, write_figures
 from router.config.serve_settings import ServeSettings
 from router.core.state.cluster import Cluster
 from router.core.types import (
@@ -37,6 +37,8 @@ from router.core.types import (
 from router.dispatch.dispatcher import Dispatcher
 from router.proxy.request_log import RequestLog, follow
 from router.serve.router import make_dispatcher
+
+CODE = ("router/core", "router/dispatch", "router/serve", "tests/bench/bench_dispatch.py")
 
 TENANTS = "bench", "other"
 Figures = dict[str, float]
@@ -176,7 +178,7 @@ def main() -> None:
     for name, value in figures.items():
         print(f"{name:20} {value:8.2f}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+        write_figures(arguments.json, figures, origin(Engines.EMULATED, CODE))
 
 
 if __name__ == "__main__":

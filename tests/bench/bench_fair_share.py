@@ -29,10 +29,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.traces.recordings import load_recording
 from router.engines.client import HttpClient, bearer
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.server import running_router, wait_until
+
+CODE = (*SERVING, *EMULATION, "router/access", "tests/bench/bench_fair_share.py")
 
 FLEET = ("--workers", "4", "--slots", "4", "--step-time", "5e-2,1e-8")
 STEP_S = 0.05
@@ -186,10 +189,9 @@ def main() -> None:
         "seconds": given.seconds,
         **{name: measured(case, given.repeats, given.seconds) for name, case in CASES.items()},
     }
-    text = json.dumps(figures, indent=1)
-    print(text)
+    print(json.dumps(figures, indent=1))
     if given.json is not None:
-        given.json.write_text(text + "\n", encoding="utf-8")
+        write_figures(given.json, figures, origin(Engines.EMULATED, CODE))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ lower bound; where it keeps its tokens, an eviction is a pause at no cost, and a
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ import numpy as np
 
 from engine_patches.admission import read_admission
 from loadgen.report.intervals import estimate
+from loadgen.report.origin import Engines, origin, write_figures
 
 try:
     from loadgen.simulator.admission.hindsight import Job, optimum, policy_engine, total_steps
@@ -34,6 +34,13 @@ except ImportError as error:
         f"the optimum needs HiGHS ({error}); install it with: pip install highspy "
         "(it is in the extra dev of evenstep)"
     )
+
+CODE = (
+    "engine_patches/admission",
+    "loadgen/simulator/admission",
+    "loadgen/emulator",
+    "tests/bench/bench_hindsight.py",
+)
 
 POLICIES: Mapping[str, Mapping[str, object]] = {
     "off": {"policy": "off"},
@@ -228,7 +235,7 @@ def main() -> None:
         print(table(families[-1]), flush=True)
     if options.json:
         kept = {"theorem_4_2": theorem, "families": families}
-        options.json.write_text(json.dumps(kept, indent=1) + "\n")
+        write_figures(options.json, kept, origin(Engines.SIMULATED, CODE))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import gc
 import heapq
-import json
 import multiprocessing
 import random
 import tempfile
@@ -29,11 +28,20 @@ import uvloop
 import zmq
 
 from engine_patches.stream.publisher import Row, SnapshotPublisher, StepReport
+from loadgen.report.origin import Engines, origin, write_figures
 from router.config.serve_settings import ServeSettings
 from router.core.state.cluster import Cluster
 from router.core.types import Arrived, Dispatched, KvGroup, Request, WorkerSpec, WorkerUp
 from router.engines.snapshots import SnapshotClient
 from router.serve.router import make_dispatcher
+
+CODE = (
+    "router/core",
+    "router/dispatch",
+    "router/engines",
+    "engine_patches/stream",
+    "tests/bench/bench_ingest.py",
+)
 
 PUBLISHERS = 4
 MEAN_OUTPUT = 200
@@ -180,7 +188,7 @@ def main() -> None:
     for name, value in figures.items():
         print(f"{name:26} {value:12.3f}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+        write_figures(arguments.json, figures, origin(Engines.EMULATED, CODE))
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:

@@ -10,9 +10,7 @@ imbalance at that delay is interpolated between the two runs beside it.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from statistics import fmean
 from loadgen.demo.demo_command import CAP_TOKENS
 from loadgen.demo.figures import steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, RunPlan, execute
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
@@ -29,6 +28,14 @@ from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import FullStream
 from loadgen.traces.trace import TraceRequest, load_trace
 from router.core.types import Dispatch
+
+CODE = (
+    *SERVING,
+    *EMULATION,
+    "loadgen/replay",
+    "loadgen/simulator/decode",
+    "tests/bench/bench_live.py",
+)
 
 FLEET = Fleet()
 RUN_TIMEOUT_S = 600.0
@@ -128,12 +135,11 @@ def main() -> None:
     )
     if given.json:
         result = {
-            "command": f"python {' '.join(sys.argv)}",
             "live_tokens": live,
             "simulated_tokens": model,
             "rows": [vars(row) for row in rows],
         }
-        given.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_figures(given.json, result, origin(Engines.EMULATED, CODE))
 
 
 if __name__ == "__main__":

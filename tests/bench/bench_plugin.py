@@ -18,13 +18,20 @@ of the difference of their steps; limit: 1 % of a step.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from loadgen.report.origin import Engines, origin, write_part
 from tests.support.engine import Installation, installation
 from tests.support.engine_python import real_engines, real_schedulers
+
+CODE = (
+    "engine_patches",
+    "tests/support/real_engines.py",
+    "tests/support/real_schedulers.py",
+    "tests/bench/bench_plugin.py",
+)
 
 RUNNING = (32, 256)
 CLOCKS = {"wall": "by the clock", "cpu": "CPU time"}
@@ -46,13 +53,9 @@ def main() -> None:
     loads.append(os.getloadavg()[0])
     if arguments.json is not None:
         part = {"steps": arguments.steps, "load_averages": [round(one, 1) for one in loads]}
-        keep(arguments.json, "engine" if arguments.engine else "schedulers", part | measured)
-
-
-def keep(file: Path, name: str, part: dict[str, Any]) -> None:
-    """Make one part of a file anew."""
-    kept = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(kept | {name: part}, indent=1, sort_keys=True) + "\n")
+        name = "engine" if arguments.engine else "schedulers"
+        header = origin(Engines.REAL, CODE, vllm=engine.vllm)
+        write_part(arguments.json, name, part | measured, header)
 
 
 def measure_schedulers(engine: Installation, steps: int) -> dict[str, Any]:

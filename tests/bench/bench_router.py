@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadgen.report.origin import SERVING, Engines, origin, write_figures
 from tests.support.router_bench.targets import (
     KEY,
     OTHER_CORE,
@@ -47,6 +48,14 @@ from tests.support.router_bench.targets import (
     processes,
 )
 from tests.support.server import Server, free_port, starting, wait_ready, wait_until
+
+CODE = (
+    *SERVING,
+    "router/access",
+    "router/processes",
+    "tests/support/router_bench",
+    "tests/bench/bench_router.py",
+)
 
 ENGINES = 8
 SLOTS = 128
@@ -90,10 +99,10 @@ def main() -> None:
     show(medians, memory)
     if options.json is not None:
         what = {name: TARGETS[name].what for name in names}
-        told = {"cpu": cpu_model(), "cores": os.cpu_count(), "rounds": options.rounds}
-        told |= {"seconds": options.seconds, "load_averages": [round(one, 2) for one in loads]}
+        told = {"rounds": options.rounds, "seconds": options.seconds}
+        told |= {"load_averages": [round(one, 2) for one in loads]}
         shown = {"targets": what, "medians": rounded(medians), "memory_mb": rounded(memory)}
-        options.json.write_text(json.dumps(told | shown, indent=1) + "\n")
+        write_figures(options.json, told | shown, origin(Engines.EMULATED, CODE))
 
 
 @contextlib.contextmanager
@@ -210,12 +219,6 @@ def show(medians: dict[str, dict[str, dict[str, float]]], memory: dict[str, floa
                 f"{row['transit_p99_ms']:12.2f} {row['transit_max_ms']:6.1f}"
             )
     print("\nmemory after it, MB: " + ", ".join(f"{k} {v:.0f}" for k, v in memory.items()))
-
-
-def cpu_model() -> str:
-    """Of this machine."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
 
 
 def rounded(value: Any) -> Any:

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from loadgen.report.origin import Engines, origin, write_part
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
@@ -34,6 +35,13 @@ from router.core.policies.bfio.instances import from_json, to_json
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
 from router.core.types import Assignment, Request, WorkerView
+
+CODE = (
+    "router/core/policies",
+    "router/core/forecast",
+    "tests/data/programs.json.gz",
+    "tests/bench/bench_solver_gap.py",
+)
 
 FIRST_STEP = 400
 EVERY = 25
@@ -222,7 +230,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--time-limit", type=float, default=120.0, help="HiGHS's, seconds each")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--cache", type=Path, help="folder of instances and their optima")
-    parser.add_argument("--json", type=Path, help="file for everything that was measured")
+    parser.add_argument("--json", type=Path, help="file; takes a part for each budget")
     return parser.parse_args()
 
 
@@ -243,8 +251,8 @@ def main() -> None:
     print(markdown(rows))
     print(f"\nproven: within {TOLERANCE:.2%} of the bound, or half a token")
     if args.json:
-        kept = {"moves": args.moves, "classes": rows, "instances": [asdict(gap) for gap in gaps]}
-        args.json.write_text(json.dumps(kept, indent=1) + "\n")
+        part = {"moves": args.moves, "classes": rows}
+        write_part(args.json, f"{args.moves}_moves", part, origin(Engines.SIMULATED, CODE))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from loadgen.report.origin import SERVING, Engines, origin, write_figures
 from router.http.plane import DataPlane
 from tests.support.router_bench.targets import (
     OTHER_CORE,
@@ -37,6 +38,8 @@ from tests.support.router_bench.targets import (
     pinned,
 )
 from tests.support.server import Server, free_port, starting, wait_ready, wait_until
+
+CODE = (*SERVING, "router/serve", "tests/support/router_bench", "tests/bench/bench_streams.py")
 
 ENGINES = 8
 STEP_MS = 1000
@@ -72,7 +75,7 @@ def main() -> None:
             f"{row['lost']:.0f} connections lost"
         )
     if options.json is not None:
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        write_figures(options.json, told, origin(Engines.EMULATED, CODE))
 
 
 def allowed(idle: int, streams: int) -> int:

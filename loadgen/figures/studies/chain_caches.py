@@ -11,6 +11,7 @@ from pathlib import Path
 
 from loadgen.figures.chain_cases import DEPLOYMENTS, Computed, deployment, worst_ratio
 from loadgen.figures.claims import Claim, at_most
+from loadgen.figures.fingerprints import CHAIN_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import Study
@@ -119,4 +120,5 @@ STUDY = Study(
     tables=_tables,
     claims=_claims,
     draw=_draw,
+    code=CHAIN_FOLDERS,
 )

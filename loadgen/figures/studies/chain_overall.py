@@ -15,6 +15,7 @@ from loadgen.chains.chains_command import ChainsOptions
 from loadgen.chains.chains_config import Blocks
 from loadgen.figures.chain_cases import DEPLOYMENTS, RESPONSE, WAITING, ChainCase
 from loadgen.figures.claims import Claim, at_most
+from loadgen.figures.fingerprints import CHAIN_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
@@ -132,4 +133,5 @@ STUDY = Study(
         "than the rate needs; where there are more, bprr and petals use them too. A dash: on no "
         "deployment do all blocks find a place."
     ),
+    code=CHAIN_FOLDERS,
 )

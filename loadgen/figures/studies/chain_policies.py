@@ -13,6 +13,7 @@ from types import MappingProxyType
 from loadgen.chains.chains_command import ChainsOptions
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, SERVICE, UPPER, ChainCase
 from loadgen.figures.claims import Claim, at_least, at_most
+from loadgen.figures.fingerprints import CHAIN_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
@@ -139,4 +140,5 @@ STUDY = Study(
     words=lambda _: (
         "With one queue for all, sed and sa_jsq choose as jffc does: the fastest with a free slot."
     ),
+    code=CHAIN_FOLDERS,
 )

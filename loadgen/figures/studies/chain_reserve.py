@@ -15,6 +15,7 @@ from loadgen.chains.chain_simulation import simulate_chains
 from loadgen.chains.work import draw_work
 from loadgen.figures.chain_cases import DEPLOYMENTS, LOWER, RESPONSE, UPPER, Computed, deployment
 from loadgen.figures.claims import Claim, at_most
+from loadgen.figures.fingerprints import CHAIN_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.study import Study
@@ -190,4 +191,5 @@ STUDY = Study(
         "reserves too little, as the paper finds; at high ones, where few c have enough chains, "
         "too much. So does the upper bound in between: it is least where a single chain is left."
     ),
+    code=CHAIN_FOLDERS,
 )

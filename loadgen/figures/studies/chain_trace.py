@@ -15,6 +15,7 @@ from loadgen.chains.chains_config import Blocks
 from loadgen.chains.work import Arrivals, Service
 from loadgen.figures.chain_cases import RESPONSE, SERVICE, TAIL, WAITING, ChainCase
 from loadgen.figures.claims import Claim, at_most
+from loadgen.figures.fingerprints import CHAIN_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
@@ -97,4 +98,5 @@ STUDY = Study(
         "Where waiting is hundreds of seconds more comes than is completed: the figure grows with "
         "the number of requests."
     ),
+    code=CHAIN_FOLDERS,
 )

@@ -13,6 +13,7 @@ import numpy as np
 
 from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
 from loadgen.figures.claims import Claim, at_least, at_most
+from loadgen.figures.fingerprints import ADMISSION_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
@@ -157,4 +158,5 @@ STUDY = Study(
     tables=_tables,
     claims=_claims,
     draw=_draw,
+    code=ADMISSION_FOLDERS,
 )

@@ -11,6 +11,7 @@ from typing import Any
 from loadgen.emulator.prefill_settings import PrefillTime
 from loadgen.figures.cases import Case, trace_lengths
 from loadgen.figures.claims import Claim, at_most
+from loadgen.figures.fingerprints import HANDOFF_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.studies.arrivals_study import FORMS, OURS
@@ -234,4 +235,5 @@ STUDY = Study(
     claims=_claims,
     draw=_draw,
     words=_words,
+    code=HANDOFF_FOLDERS,
 )

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from loadgen.figures.admission_cases import AdmissionCase
 from loadgen.figures.claims import Claim, at_least, at_most
+from loadgen.figures.fingerprints import ADMISSION_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import Study
@@ -144,4 +145,5 @@ STUDY = Study(
         "come. MC-SF at 10/s: vLLM's order becomes critical just there, so its mean latency, and "
         "with it the ratio, differs much from seed to seed."
     ),
+    code=ADMISSION_FOLDERS,
 )

@@ -11,6 +11,7 @@ from engine_patches.admission.theory.fluid import Flow
 from engine_patches.admission.theory.thresholds import equal_segments, least_nested, least_wait
 from loadgen.figures.admission_cases import AdmissionCase
 from loadgen.figures.claims import Claim, at_least, at_most
+from loadgen.figures.fingerprints import ADMISSION_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.studies.kv_pressure import EVICTIONS, LATENCY, P99, TOKENS
@@ -195,4 +196,5 @@ STUDY = Study(
     measure=_measure,
     tables=_tables,
     claims=_claims,
+    code=ADMISSION_FOLDERS,
 )

@@ -1,0 +1,213 @@
+"""Origin of figures in a JSON file: code, commit, date, command, machine and versions.
+
+The header is the value of ``origin``, in the file or in each of its parts that is measured alone.
+Figures are stale once the code that decides them has changed, see ``changed``.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+KEY = "origin"
+UNKNOWN = "unknown"
+# Folder of the packages: the clone, or where they are installed.
+ROOT = Path(__file__).resolve().parents[2]
+# What a request passes through, and what stands in for vLLM.
+SERVING = ("router/core", "router/dispatch", "router/engines", "router/http", "router/proxy")
+EMULATION = ("loadgen/emulator", "loadgen/model", "engine_patches")
+_PACKAGES = ("evenstep", "numpy", "numba")
+_PROSE = (".md", ".pyc")
+_DEEPEST = 3
+
+Document = dict[str, Any]
+
+
+class Engines(StrEnum):
+    """What stood for the engines."""
+
+    EMULATED = "emulated"
+    SIMULATED = "simulated"
+    REAL = "real"
+    UNKNOWN = UNKNOWN
+
+
+def origin(engines: Engines, code: Sequence[str], **versions: str) -> Document:
+    """Header of figures that are made now, by this process.
+
+    Args:
+        engines: what stood for the engines.
+        code: files and folders that decide the figures, below ``ROOT``.
+        versions: versions of further programs, by name.
+    """
+    return {
+        "engines": engines.value,
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command(),
+        "machine": machine(),
+        "versions": {**installed_versions(), **versions},
+        "code": {path: code_hash(path) for path in code},
+    }
+
+
+def write_figures(file: Path, figures: Mapping[str, object], header: Document) -> None:
+    """Write figures with their header."""
+    text = json.dumps({KEY: header, **_without_header(figures)}, indent=1, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def write_part(file: Path, name: str, part: Mapping[str, object], header: Document) -> None:
+    """Replace one part of a file, with a header of its own."""
+    kept: Document = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    text = json.dumps(kept | {name: {KEY: header, **part}}, indent=1, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")
+
+
+def read_figures(file: Path) -> Document:
+    """Read figures without the file's header."""
+    found: Document = json.loads(file.read_text(encoding="utf-8"))
+    return _without_header(found)
+
+
+def origins(document: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, Document]]:
+    """Headers in a document, with the names of their parts; the file's own has an empty name."""
+    if not isinstance(document, dict) or depth > _DEEPEST:
+        return
+    if isinstance(header := document.get(KEY), dict):
+        yield name, header
+    for key, value in document.items():
+        if key != KEY:
+            yield from origins(value, f"{name}/{key}" if name else key, depth + 1)
+
+
+def changed(header: Document) -> list[str]:
+    """Files and folders that have changed since, or whose state then is unknown."""
+    return [path for path, known in header["code"].items() if known != code_hash(path)]
+
+
+def commit() -> str:
+    """Commit of this clone; ``UNKNOWN`` where the packages are installed without one."""
+    top, name = _git("rev-parse", "--show-toplevel"), _git("rev-parse", "HEAD")
+    if not name or Path(top) != ROOT:
+        return UNKNOWN
+    return f"{name} with changes" if _git("status", "--porcelain", "-uno") else name
+
+
+def command() -> str:
+    """Command line of this process, without paths of this machine alone."""
+    words = sys.orig_argv[1:] if _is_script(sys.orig_argv[1:2]) else sys.orig_argv
+    return shlex.join(map(_portable, words))
+
+
+def machine() -> dict[str, object]:
+    """Processor and number of usable cores."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    model = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return {"cpu": next(model, UNKNOWN), "cores": len(os.sched_getaffinity(0))}
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide figures, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def code_hash(path: str, root: Path = ROOT) -> str | None:
+    """Hash of a file or of a folder's files; None if there are none.
+
+    Prose, layout, imports, file names and the order of definitions do not count: a moved or better
+    documented function decides the same figures. Data files count byte for byte.
+    """
+    place = root / path
+    files = [place] if place.is_file() else sorted(place.rglob("*"))
+    parts: list[str] = []
+    for file in files:
+        if file.suffix == ".py":
+            parts += _definitions(file)
+        elif file.is_file() and file.suffix not in _PROSE:
+            parts.append(hashlib.sha256(file.read_bytes()).hexdigest())
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:16] if files else None
+
+
+@cache
+def _definitions(file: Path) -> list[str]:
+    statements = bare_module(file).body
+    return [shape(node) for node in statements if not isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def bare_module(file: Path) -> ast.Module:
+    """Syntax tree of a source file without docstrings."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and _is_docstring(body[0]):
+            body[0] = ast.Pass()
+    return tree
+
+
+def shape(value: object) -> str:
+    """Text of a syntax tree that is the same on every version of Python."""
+    if isinstance(value, ast.AST):
+        fields = [
+            f"{name}={shape(each)}"
+            for name, each in ast.iter_fields(value)
+            if each is not None and each != []
+        ]
+        return f"{type(value).__name__}({', '.join(fields)})"
+    return f"[{', '.join(map(shape, value))}]" if isinstance(value, list) else repr(value)
+
+
+def _without_header(figures: Mapping[str, object]) -> Document:
+    return {key: value for key, value in figures.items() if key != KEY}
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _is_script(words: Sequence[str]) -> bool:
+    """Whether an installed command runs, for which Python's own name says nothing."""
+    return bool(words) and Path(words[0]).name == "evenstep"
+
+
+def _portable(word: str) -> str:
+    path = Path(word)
+    if not path.is_absolute():
+        return word
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+def _git(*arguments: str) -> str:
+    """Output of git; empty where it is missing or fails."""
+    words = ["git", "-C", str(ROOT), *arguments]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
