@@ -1,7 +1,8 @@
 """Write the generated pages beside this file, and the dashboards.
 
 python -m docs.generate            # write changed files
-python -m docs.generate --check    # write nothing; exit 1 if a file is out of date
+python -m docs.generate --check    # write nothing; exit 1 if a file is out of date; list figures
+                                   # that code has decided which has changed since
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 from dashboards import generate as dashboards
+from docs import stale_figures
 from docs.commands_page import commands_text
 from docs.metrics_page import metrics_text
 from docs.settings_page import settings_text
@@ -33,6 +35,7 @@ def main() -> None:
     """Generate or check all files."""
     changed = stale()
     if "--check" in sys.argv[1:]:
+        stale_figures.main()
         names = ", ".join(path.name for path in changed)
         sys.exit(f"not up to date: {names}; run {COMMAND}" if names else 0)
     dashboards.write(changed)

@@ -134,13 +134,13 @@ def installed_versions() -> dict[str, str]:
     return found
 
 
-def code_hash(path: str, root: Path = ROOT) -> str | None:
-    """Hash of a file or of a folder's files; None if there are none.
+def code_hash(path: str, root: Path | None = None) -> str | None:
+    """Hash of a file or of a folder's files below ``ROOT``; None if there are none.
 
     Prose, layout, imports, file names and the order of definitions do not count: a moved or better
     documented function decides the same figures. Data files count byte for byte.
     """
-    place = root / path
+    place = (root or ROOT) / path
     files = [place] if place.is_file() else sorted(place.rglob("*"))
     parts: list[str] = []
     for file in files:

@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import pytest
 
 from loadgen.emulator.kv_handoff import TransferTime
 from loadgen.emulator.prefill_settings import PrefillTime
 from loadgen.model.step_time import StepTime
+from loadgen.report.origin import read_figures
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.estimates import seen_prompt_tokens
@@ -156,8 +156,7 @@ def test_full_arrivals_keep_as_many_waiting_before_decode() -> None:
 
 
 def test_without_prefill_workers_the_report_is_as_it_was() -> None:
-    kept: dict[str, Any] = json.loads(KEPT_REPORT.read_text())
-    for policy, expected in kept.items():
+    for policy, expected in read_figures(KEPT_REPORT).items():
         report = simulate(replace(PLAIN, policy=policy)).report()
 
         assert list(report) == list(expected)

@@ -1,0 +1,55 @@
+"""List the kept figures whose deciding code has changed since; it fails for none of them.
+
+python -m docs.stale_figures
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from loadgen.report.origin import ROOT, Document, changed, origins
+
+DATA = ROOT / "tests/data"
+_MOST_PATHS = 4
+
+
+def stale_figures(folder: Path = DATA) -> Iterator[str]:
+    """One line for each file with stale parts, or without a header."""
+    for file in sorted(folder.rglob("*.json")):
+        name = file.relative_to(folder)
+        headers = dict(origins(json.loads(file.read_text(encoding="utf-8"))))
+        since = {part: changed(header) for part, header in headers.items()}
+        stale = [part for part, paths in since.items() if paths]
+        if not headers:
+            yield f"{name}: it does not say what decided it"
+        elif stale:
+            paths = list(dict.fromkeys(path for part in stale for path in since[part]))
+            made = ", ".join(dict.fromkeys(_made(headers[part]) for part in stale))
+            yield f"{name}{_parts(stale, len(headers))}: of {made}; changed since: {_first(paths)}"
+
+
+def _parts(stale: list[str], parts: int) -> str:
+    if len(stale) == parts:
+        return ""
+    return f" ({', '.join(stale) if len(stale) <= 3 else f'{len(stale)} of {parts} parts'})"
+
+
+def _first(paths: list[str]) -> str:
+    rest = len(paths) - _MOST_PATHS
+    return ", ".join(paths[:_MOST_PATHS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _made(header: Document) -> str:
+    return f"{header['commit'][:7]} on {header['date'][:10]}"
+
+
+def main() -> None:
+    """Print the lines."""
+    for line in stale_figures():
+        print(f"stale figures: {line}")
+
+
+if __name__ == "__main__":
+    main()

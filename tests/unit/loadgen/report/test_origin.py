@@ -1,0 +1,129 @@
+"""Headers of kept figures: what they hold, and when the code counts as changed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from loadgen.report import origin as module
+from loadgen.report.origin import (
+    KEY,
+    UNKNOWN,
+    Engines,
+    changed,
+    code_hash,
+    commit,
+    origin,
+    origins,
+    read_figures,
+    write_figures,
+    write_part,
+)
+
+SOURCE = '''"""Prose."""
+
+import json
+
+LIMIT = 3
+
+
+def first(x: int) -> int:
+    """Prose."""
+    return x + LIMIT  # why
+
+
+def second() -> str:
+    return json.dumps(1)
+'''
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with code that stands for the repository."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/a.py").write_text(SOURCE)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    return tmp_path
+
+
+def hash_of(folder: Path, **files: str) -> str | None:
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    return code_hash(".", folder)
+
+
+def test_prose_layout_and_place_do_not_count(tmp_path: Path) -> None:
+    first = hash_of(tmp_path / "0", a=SOURCE)
+    head, _, tail = SOURCE.partition("def second")
+    others = [
+        hash_of(tmp_path / "1", b=SOURCE),
+        hash_of(tmp_path / "2", a=SOURCE.replace("Prose", "Better prose").replace("  # why", "")),
+        hash_of(tmp_path / "3", a=head, b=f"from json import dumps\n\n\ndef second{tail}"),
+        hash_of(tmp_path / "4", a=SOURCE.replace("x + LIMIT", "(x\n            + LIMIT)")),
+    ]
+    assert [each for each in others if each != first] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("= 3", "= 4"), ("x + LIMIT", "LIMIT + x"), ("second", "third")]
+)
+def test_a_changed_definition_counts(tmp_path: Path, old: str, new: str) -> None:
+    first = hash_of(tmp_path / "0", a=SOURCE)
+    assert hash_of(tmp_path / "1", a=SOURCE.replace(old, new)) != first
+
+
+def test_data_counts_byte_for_byte_and_pages_do_not(tmp_path: Path) -> None:
+    assert code_hash("missing", tmp_path) is None
+    (tmp_path / "lengths.csv").write_text("1,2\n")
+    first = code_hash(".", tmp_path)
+    (tmp_path / "README.md").write_text("Prose.\n")
+    assert code_hash(".", tmp_path) == first
+    assert code_hash("lengths.csv", tmp_path) == first
+    (tmp_path / "lengths.csv").write_text("1,3\n")
+    assert code_hash(".", tmp_path) != first
+
+
+def test_a_header_says_what_decided_the_figures(root: Path) -> None:
+    header = origin(Engines.REAL, ("code",), vllm="0.32.0")
+    assert header["engines"] == "real"
+    assert header["commit"] == UNKNOWN
+    assert header["versions"].keys() >= {"python", "evenstep", "numpy", "vllm"}
+    assert header["machine"]["cores"] >= 1
+    assert str(root) not in json.dumps(header)
+    assert changed(header) == []
+    (root / "code/b.py").write_text("MORE = 1\n")
+    assert changed(header) == ["code"]
+    unlike = {"code": code_hash("code"), "gone": "1", "not recorded": None, "code/a.py": None}
+    assert changed({**header, "code": unlike}) == ["gone", "code/a.py"]
+
+
+def test_the_commit_is_this_repositorys_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*words: str) -> None:
+        name = ("-c", "user.name=x", "-c", "user.email=x@y")
+        subprocess.run(["git", "-C", str(root), *name, *words], check=True, capture_output=True)
+
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "one")
+    assert len(commit()) == 40
+    (root / "code/a.py").write_text("")
+    assert commit().endswith(" with changes")
+    monkeypatch.setattr(module, "ROOT", root / "code")
+    assert commit() == UNKNOWN
+
+
+def test_files_and_parts_of_files_are_read_again(tmp_path: Path) -> None:
+    header = origin(Engines.EMULATED, ("loadgen/report/origin.py",))
+    file, parts = tmp_path / "file.json", tmp_path / "parts.json"
+    write_figures(file, {KEY: "of the command", "tokens": 5}, header)
+    assert read_figures(file) == {"tokens": 5}
+    assert dict(origins(json.loads(file.read_text()))) == {"": header}
+    write_part(parts, "a", {"tokens": 1}, header)
+    write_part(parts, "b", {"tokens": 2}, header)
+    write_part(parts, "a", {"tokens": 3}, header)
+    assert read_figures(parts)["a"] == {KEY: header, "tokens": 3}
+    assert [name for name, _ in origins(read_figures(parts))] == ["a", "b"]
