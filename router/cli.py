@@ -28,64 +28,64 @@ class _Command:
 COMMANDS = {
     "serve": _Command(
         RUN,
-        "router.commands.serve:serve",
+        "router.commands.serve_command:serve",
         "Route requests to workers so that their KV loads stay even.",
         "evenstep serve --port 8000 --worker http://127.0.0.1:8001,slots=64 "
         "--worker http://127.0.0.1:8002,slots=64",
     ),
     "observe": _Command(
         LOOK,
-        "router.commands.observe:observe",
-        "See what the barrier costs while somebody else balances; routes nothing.",
+        "router.commands.observe_command:observe",
+        "Measure what the barrier costs while another system balances; routes nothing.",
         "evenstep observe --worker http://127.0.0.1:8001,snapshots=tcp://127.0.0.1:5600 "
         "--worker http://127.0.0.1:8002,snapshots=tcp://127.0.0.1:5602 --seconds 60",
     ),
     "workers list": _Command(
         RUN,
-        "router.commands.workers:list_workers",
-        "List a running router's workers, and how they are.",
+        "router.commands.workers_command:list_workers",
+        "List a running router's workers and their states.",
         "evenstep workers list --url http://127.0.0.1:8090",
     ),
     "workers add": _Command(
         RUN,
-        "router.commands.workers:add",
+        "router.commands.workers_command:add",
         "Add a worker.",
         "evenstep workers add http://10.0.0.7:8000,slots=64 --url http://127.0.0.1:8090",
     ),
     "workers drain": _Command(
         RUN,
-        "router.commands.workers:drain",
-        "Give a worker no new requests.",
+        "router.commands.workers_command:drain",
+        "Send no new requests to a worker.",
         "evenstep workers drain 10.0.0.7:8000 --wait 60 --url http://127.0.0.1:8090",
     ),
     "workers undrain": _Command(
         RUN,
-        "router.commands.workers:undrain",
-        "Give a drained worker requests again.",
+        "router.commands.workers_command:undrain",
+        "Send requests to a drained worker again.",
         "evenstep workers undrain 10.0.0.7:8000 --url http://127.0.0.1:8090",
     ),
     "workers remove": _Command(
         RUN,
-        "router.commands.workers:remove",
+        "router.commands.workers_command:remove",
         "Remove a worker.",
         "evenstep workers remove 10.0.0.7:8000 --drain --url http://127.0.0.1:8090",
     ),
     "keygen": _Command(
         RUN,
-        "router.commands.keygen:keygen",
+        "router.commands.keygen_command:keygen",
         "Make a CURVE key pair, for a router or an engine.",
         "evenstep keygen router.key_secret",
     ),
     "agent": _Command(
         RUN,
         "engine_patches.agent.command:agent",
-        "Tell routers the power of GPUs whose engines run without the plug-in.",
+        "Report to routers the power of GPUs whose engines run without the plug-in.",
         "evenstep agent --ranks-of 127.0.0.1:8001=0+1 --bind tcp://127.0.0.1:5700",
     ),
     "calibrate": _Command(
         LOOK,
-        "router.commands.calibrate:calibrate",
-        "Power levels of a running router's workers, from what their meters have counted.",
+        "router.commands.calibrate_command:calibrate",
+        "Fit power levels to the measured energy of a running router's workers.",
         "evenstep calibrate --url http://127.0.0.1:8000",
     ),
     "emulate": _Command(
@@ -127,7 +127,7 @@ COMMANDS = {
     "diagnose": _Command(
         LOOK,
         "loadgen.diagnose.diagnose_command:diagnose",
-        "Say whether balancing matters on a running cluster, and what it would win.",
+        "Find out whether balancing matters on a running cluster, and what it would gain.",
         "evenstep diagnose --url http://127.0.0.1:8090 --price 0.30",
     ),
     "tune": _Command(
@@ -138,13 +138,13 @@ COMMANDS = {
     ),
     "solve": _Command(
         RESEARCH,
-        "router.commands.solve:solve_file",
+        "router.commands.solve_command:solve_file",
         "Make one decision of bfio from a file, and prove the optimum.",
         "evenstep solve instance.json --exact",
     ),
     "bounds": _Command(
         PLAN,
-        "router.commands.bounds:bounds",
+        "router.commands.bounds_command:bounds",
         "Mean response time of jffc before chains or workers of unequal speed.",
         "evenstep bounds --service-rates 1,.5 --slots 3,4 --rate 3.5",
     ),
@@ -223,8 +223,8 @@ class _InSections(TyperCommand):
                 formatter.write_dl(rows)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"evenstep {version('evenstep')}")
         raise typer.Exit
 
@@ -239,15 +239,23 @@ def _evenstep(
     pass
 
 
-def _group(name: str, panel: str, summary: str) -> typer.Typer:
-    group = typer.Typer(help=summary, no_args_is_help=True, rich_markup_mode=None)
-    app.add_typer(group, name=name, rich_help_panel=panel)
-    return group
+def function_of(target: str) -> Callable[..., None]:
+    """Import the function of a command, ``module:function``."""
+    module, _, attribute = target.partition(":")
+    function: Callable[..., None] = getattr(import_module(module), attribute)
+    return function
 
 
 def _register(parent: typer.Typer, name: str, command: _Command) -> None:
+    """Add a command that is imported when it runs, and reads its arguments only then."""
+
     def run(context: typer.Context) -> None:
-        _run(name, command, context.args)
+        inner = typer.Typer(
+            add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+        )
+        epilog = f"\b\nExample:\n  {command.example}"
+        inner.command(cls=_InSections, epilog=epilog)(function_of(command.target))
+        inner(context.args, prog_name=f"evenstep {name}")
 
     everything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
     last = name.rpartition(" ")[2]
@@ -257,22 +265,10 @@ def _register(parent: typer.Typer, name: str, command: _Command) -> None:
     add(run)
 
 
-def _run(name: str, command: _Command, arguments: list[str]) -> None:
-    inner = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    inner.command(cls=_InSections, epilog=f"\b\nExample:\n  {command.example}")(
-        function_of(command.target)
-    )
-    inner(arguments, prog_name=f"evenstep {name}")
-
-
-def function_of(target: str) -> Callable[..., None]:
-    """Import the function of a command, ``module:function``."""
-    module, _, attribute = target.partition(":")
-    function: Callable[..., None] = getattr(import_module(module), attribute)
-    return function
-
-
-_parents = {"": app} | {name: _group(name, *group) for name, group in GROUPS.items()}
+_parents = {"": app}
+for _name, (_panel, _summary) in GROUPS.items():
+    _parents[_name] = typer.Typer(help=_summary, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(_parents[_name], name=_name, rich_help_panel=_panel)
 for _name, _command in COMMANDS.items():
     _register(_parents[_name.rpartition(" ")[0]], _name, _command)
 

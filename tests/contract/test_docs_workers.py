@@ -95,7 +95,7 @@ def test_a_shell_that_knows_the_admin_port_and_its_key(
 
 
 def test_the_command_loads_nothing_that_takes_long() -> None:
-    code = "import sys, router.cli, router.commands.workers; print(*sys.modules)"
+    code = "import sys, router.cli, router.commands.workers_command; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     loaded = {name.partition(".")[0] for name in said.stdout.split()}
     assert not loaded & {"httpx", "httpcore", "fastapi", "pydantic", "numpy", "numba", "zmq"}

@@ -155,7 +155,7 @@ def test_it_ends_with_a_report_when_nobody_reads_its_lines_any_more(tmp_path: Pa
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as observer:
         assert observer.stdout is not None
         assert observer.stderr is not None
-        assert b"no worker's snapshots come" in observer.stdout.readline()
+        assert b"no snapshots arrive" in observer.stdout.readline()
         observer.stdout.close()
         assert b"Traceback" not in observer.stderr.read()
         assert observer.wait(60) == 1

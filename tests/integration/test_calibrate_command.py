@@ -81,8 +81,8 @@ def test_what_is_no_url_is_said() -> None:
     [
         ("", "no worker has a meter yet"),
         (told("g", idle_s=0.4), "have been idle for 0.4 s of the 0.5 s that it takes; let the"),
-        (told("g", watts=()), "cannot be told apart yet"),
-        (told("g", watts=(300, 212, 403)), "no three levels"),
+        (told("g", watts=()), "cannot be separated yet"),
+        (told("g", watts=(300, 212, 403)), "does not give three levels"),
         ("<!doctype html>\n<p>Hello</p>\n", "give the router's URL"),
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 from msgspec import structs
 
-from router.commands.observe import sentence
+from router.commands.observe_command import sentence
 from router.core.state.barrier import StepTotals
 from router.core.types import FeedStale, PoolState, Snapshot
 from router.observe.observed import Seen, SeenRequests, share, total

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import httpx
 import typer
@@ -19,40 +19,55 @@ from router.core.errors import ConfigError, InputError
 _TIMEOUT_S = 5.0
 _SECONDS, _WATTS = "evenstep_metered_seconds_total", "evenstep_fitted_power_watts"
 _MENDS = {
-    "idle": "let the workers rest for a while, with their meters read",
+    "idle": "let the workers rest for a while, with their meters on",
     "waiting": "have requests of different lengths running on several workers that step together",
     "computing": "have requests running",
 }
 
 Url = Annotated[
-    str, typer.Option("--url", metavar="URL", help="the router's, or of evenstep observe")
+    str, typer.Option("--url", metavar="URL", help="URL of the router, or of evenstep observe")
 ]
 GroupName = Annotated[
-    str | None, typer.Option("--group", metavar="NAME", help="of workers, if there are several")
+    str | None,
+    typer.Option("--group", metavar="NAME", help="workers' group, if there are several"),
 ]
 JsonFile = Annotated[str | None, json_option("write levels and seconds; - is stdout")]
 
-_States = Mapping[str, float]
-
 
 def calibrate(url: Url, group: GroupName = None, json_file: JsonFile = None) -> None:
-    """Print --power-levels as the workers' meters say them.
+    """Print --power-levels, fitted to the workers' measured energy.
 
-    A router fits them to all that it has seen since its start: let its workers rest for some
-    seconds, then give them uneven load, then ask. Exit 2 while they do not tell.
+    A router fits them to all steps since its start. Let its workers rest for some seconds, then
+    give them uneven load, then run this command. It exits with 2 while the data do not suffice.
     """
-    seconds, watts = _told(_scraped(f"{url.rstrip('/')}/metrics"), group)
-    levels = _levels(seconds, watts)
-    flag = ",".join(f"{level:.0f}" for level in levels)
+    seconds, watts = _measured(_metrics(f"{url.rstrip('/')}/metrics"), group)
+    for state in STATES:
+        if seconds[state] < LEAST_S:
+            raise InputError(
+                f"not enough is known yet: the workers have been {state} for "
+                f"{seconds[state]:.1f} s of the {LEAST_S:g} s that it takes; {_MENDS[state]}"
+            )
+    if not watts:
+        raise InputError(
+            "the watts of each state cannot be separated yet: give the workers more load, in "
+            "changing proportions, with uneven load and rests"
+        )
+    levels = [watts[state] for state in STATES]
+    try:
+        PowerLevels(*levels)
+    except ConfigError as error:
+        raise InputError(
+            f"the measured power does not give three levels ({error}): it does not follow the "
+            "modelled waiting here; calibrate on steps that depend more on the load"
+        ) from None
     if json_file != STDOUT:
-        typer.echo(f"--power-levels {flag}")
+        typer.echo(f"--power-levels {','.join(f'{level:.0f}' for level in levels)}")
         spent = ", ".join(f"{seconds[state]:,.0f} s {state}" for state in STATES)
         typer.echo(f"fitted to {spent}, summed over workers", err=True)
-    report: dict[str, Any] = {"power_levels_w": levels, "seconds": dict(seconds)}
-    write_json(report, json_file)
+    write_json({"power_levels_w": levels, "seconds": dict(seconds)}, json_file)
 
 
-def _scraped(address: str) -> Sequence[Metric]:
+def _metrics(address: str) -> Sequence[Metric]:
     try:
         answer = httpx.get(address, timeout=_TIMEOUT_S)
     except (httpx.UnsupportedProtocol, httpx.InvalidURL):
@@ -69,42 +84,22 @@ def _scraped(address: str) -> Sequence[Metric]:
         ) from None
 
 
-def _told(families: Iterable[Metric], group: str | None) -> tuple[_States, _States]:
+def _measured(
+    families: Iterable[Metric], group: str | None
+) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Return the chosen group's seconds and fitted watts, by state."""
     found: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for family in families:
         for sample in family.samples:
             if sample.name in {_SECONDS, _WATTS}:
                 found[sample.labels["group"], sample.name][sample.labels["state"]] = sample.value
-    groups = sorted({name for (name, metric), told in found.items() if sum(told.values()) > 0})
+    groups = sorted({name for (name, _), states in found.items() if sum(states.values()) > 0})
     chosen = group or (groups[0] if len(groups) == 1 else None)
     if not groups:
         raise InputError(
-            "no worker has a meter yet: the plug-in beside its engine, or evenstep agent, tells "
-            "power, and the router sees it with the first steps"
+            "no worker has a meter yet: the plug-in beside its engine, or evenstep agent, reports "
+            "power, and the router knows it from the first steps on"
         )
     if chosen not in groups:
         raise ConfigError(f"--group: there is {', '.join(groups)}; choose one")
     return found[chosen, _SECONDS], found[chosen, _WATTS]
-
-
-def _levels(seconds: _States, watts: _States) -> Sequence[float]:
-    for state in STATES:
-        if seconds[state] < LEAST_S:
-            raise InputError(
-                f"not enough is known yet: the workers have been {state} for "
-                f"{seconds[state]:.1f} s of the {LEAST_S:g} s that it takes; {_MENDS[state]}"
-            )
-    if not watts:
-        raise InputError(
-            "the watts of each cannot be told apart yet: let the workers do more of it, and in "
-            "changing proportions, by uneven load and rests"
-        )
-    levels = [watts[state] for state in STATES]
-    try:
-        PowerLevels(*levels)
-    except ConfigError as error:
-        raise InputError(
-            f"what the meters say is no three levels ({error}): power does not follow the modelled "
-            "waiting here; calibrate on steps that depend more on the load"
-        ) from None
-    return levels

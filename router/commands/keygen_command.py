@@ -11,9 +11,9 @@ from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import InputError
 from router.engines.curve import read_key_pair, write_key_pair
 
-KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="where the key pair is, or will be")]
+KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="file of the key pair")]
 Public = Annotated[
-    bool, typer.Option("--public", help="make nothing: print the public key that FILE has")
+    bool, typer.Option("--public", help="print the public key of an existing FILE; make none")
 ]
 JsonFile = Annotated[str | None, json_option("write the public key; - is stdout")]
 
@@ -21,11 +21,12 @@ JsonFile = Annotated[str | None, json_option("write the public key; - is stdout"
 def keygen(file: KeyFile, public_only: Public = False, json_file: JsonFile = None) -> None:
     """Make a CURVE key pair in a file that only its owner can read, and print the public key.
 
-    An engine names its file as secret_key_file and the router's public key in allowed_keys; the
-    router names its own by --secret-key-file and each engine's public key as server_key.
+    In an engine's configuration, secret_key_file is its file and allowed_keys has the router's
+    public key. For the router, --secret-key-file is its file, and server_key= of each worker is the
+    engine's public key.
     """
     if str(file) == json_file:
-        raise InputError(f"--json {json_file} is where the key pair goes; name another file")
+        raise InputError(f"--json {json_file} is the file of the key pair; name another")
     public = read_key_pair(str(file)).public.decode() if public_only else write_key_pair(file)
     if json_file != STDOUT:
         typer.echo(public)

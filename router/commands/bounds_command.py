@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from router.commands.json_output import STDOUT, finite, json_option, write_json
 from router.core.errors import ConfigError
-from router.core.placement.bounds import ResponseBounds, response_bounds
+from router.core.placement.bounds import response_bounds
 from router.core.placement.exact import exact_response_s
 
 _MAX_SLOTS = 1_000_000
@@ -45,10 +45,29 @@ def bounds(
     total = math.fsum(mu * count for mu, count in zip(rates, counts, strict=True))
     limits = response_bounds(rates, counts, arrivals)
     exact_s = exact_response_s(rates, counts, arrivals)
+    stable = limits.lower_s < math.inf
+    load = arrivals / total
+    lines = [f"{arrivals:g} requests/s of {total:g} that can be served: load {load:.3g}"]
+    if stable:
+        exact = "not for so many slots and speeds" if exact_s is None else f"{exact_s:.6g} s"
+        lines += [
+            f"mean response time from {limits.lower_s:.6g} to {limits.upper_s:.6g} s",
+            f"exact value: {exact}",
+        ]
+    else:
+        lines.append("unstable: the queue grows without end")
     console = Console(stderr=json_file == STDOUT)
-    for line in _lines(limits, exact_s, arrivals, total):
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
-    write_json(_report(limits, exact_s, arrivals, total), json_file)
+    report = {
+        "lower_s": finite(limits.lower_s),
+        "exact_s": finite(exact_s),
+        "upper_s": finite(limits.upper_s),
+        "total_rate": total,
+        "load": load,
+        "stable": stable,
+    }
+    write_json(report, json_file)
 
 
 def _rate(option: str, text: str) -> float:
@@ -68,29 +87,3 @@ def _count(text: str) -> int:
     if not (text.strip().isdecimal() and len(text) < 100 and int(text) > 0):
         raise ConfigError(f"--slots takes whole numbers above 0, parted by commas, got {text:.99}")
     return int(text)
-
-
-def _lines(
-    limits: ResponseBounds, exact_s: float | None, arrivals: float, total: float
-) -> list[str]:
-    load = f"{arrivals:g} requests/s of {total:g} that can be served: load {arrivals / total:.3g}"
-    if limits.lower_s == math.inf:
-        return [load, "unstable: the queue grows without end"]
-    lines = [load, f"mean response time from {limits.lower_s:.6g} to {limits.upper_s:.6g} s"]
-    if exact_s is None:
-        return [*lines, "exact value: not for so many slots and speeds"]
-    return [*lines, f"exact value: {exact_s:.6g} s"]
-
-
-def _report(
-    limits: ResponseBounds, exact_s: float | None, arrivals: float, total: float
-) -> dict[str, Any]:
-    """Return the report; infinite or unknown values are null."""
-    return {
-        "lower_s": finite(limits.lower_s),
-        "exact_s": finite(exact_s),
-        "upper_s": finite(limits.upper_s),
-        "total_rate": total,
-        "load": arrivals / total,
-        "stable": limits.lower_s < math.inf,
-    }

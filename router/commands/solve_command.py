@@ -17,7 +17,7 @@ from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import ConfigError, InputError
 from router.core.forecast.step_cost import Ints
 from router.core.policies.bfio.instances import from_json
-from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, Solution, solve
+from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
 
 if TYPE_CHECKING:
     from router.core.policies.bfio.exact import ExactSolution
@@ -42,9 +42,9 @@ def solve_file(
     time_limit: TimeLimit = 60.0,
     json_file: JsonFile = None,
 ) -> None:
-    """Decide who of a waiting pool goes where, as bfio does, from a file.
+    """Assign the waiting requests of a file to workers, as bfio does.
 
-    The format of the file is told in router/core/policies/bfio/instances.py.
+    router/core/policies/bfio/instances.py has the format of the file.
     """
     instance = _read(Path(file))
     console = Console(stderr=json_file == STDOUT)
@@ -55,28 +55,48 @@ def solve_file(
         solution = solve(instance, moves)
     if not math.isfinite(solution.objective):
         raise InputError(f"{file}: tie_weight cannot stand beside weights so close to 0")
-    optimum = _prove(instance, solution, time_limit) if exact else None
-    places = solution.places if optimum is None else optimum.places
+    lines = [f"solver: objective {solution.objective:,.1f} after {solution.moves} moves"]
+    report: dict[str, Any] = {
+        "tie_weight": instance.tie_weight,
+        "objective": solution.objective,
+        "moves": solution.moves,
+        "places": solution.places.tolist(),
+    }
+    places = solution.places
+    if exact:
+        optimum = _optimum(instance, places, time_limit)
+        places = optimum.places
+        gap, most = (_gap(solution.objective, best) for best in (optimum.objective, optimum.bound))
+        known = "proven" if optimum.proven else "not proven in time"
+        lines += [
+            f"HiGHS: objective {optimum.objective:,.1f}, bound {optimum.bound:,.1f} ({known})",
+            f"gap of the solver: {_percent(gap)}, at most {_percent(most)}",
+        ]
+        report["gap_percent"] = gap
+        report["exact"] = {
+            "objective": optimum.objective,
+            "bound": optimum.bound,
+            "proven": optimum.proven,
+            "places": places.tolist(),
+        }
     console.print(_placement(instance, places))
-    for line in _figures(solution, optimum):
+    for line in lines:
         console.print(line, highlight=False)
-    write_json(_report(instance, solution, optimum), json_file)
+    write_json(report, json_file)
 
 
 def _read(file: Path) -> Instance:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        return from_json(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not JSON: {error}") from error
-    try:
-        return from_json(data)
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is not JSON: {error}") from error
 
 
-def _prove(instance: Instance, solution: Solution, time_limit_s: float) -> ExactSolution:
+def _optimum(instance: Instance, start: Ints, time_limit_s: float) -> ExactSolution:
     try:
         from router.core.policies.bfio.exact import solve_exact
     except ImportError as error:
@@ -84,7 +104,7 @@ def _prove(instance: Instance, solution: Solution, time_limit_s: float) -> Exact
             f"--exact needs HiGHS ({error}); install it with: pip install highspy "
             "(it is in the extra dev of evenstep)"
         ) from error
-    return solve_exact(instance, time_limit_s, solution.places)
+    return solve_exact(instance, time_limit_s, start)
 
 
 def _placement(instance: Instance, places: Ints) -> Table:
@@ -105,48 +125,12 @@ def _placement(instance: Instance, places: Ints) -> Table:
     return table
 
 
-def _figures(solution: Solution, optimum: ExactSolution | None) -> list[str]:
-    lines = [f"solver: objective {solution.objective:,.1f} after {solution.moves} moves"]
-    if optimum is None:
-        return lines
-    known = "proven" if optimum.proven else "not proven in time"
-    lines += [
-        f"HiGHS: objective {optimum.objective:,.1f}, bound {optimum.bound:,.1f} ({known})",
-        f"gap of the solver: {_percent(solution.objective, optimum.objective)}, "
-        f"at most {_percent(solution.objective, optimum.bound)}",
-    ]
-    return lines
-
-
-def _gap_percent(objective: float, best: float) -> float | None:
+def _gap(objective: float, best: float) -> float | None:
     """Return the gap in percent; None if the best value is 0."""
     if objective <= best:
         return 0.0
     return 100 * (objective / best - 1) if best > 0 else None
 
 
-def _percent(objective: float, best: float) -> str:
-    gap = _gap_percent(objective, best)
+def _percent(gap: float | None) -> str:
     return "unknown" if gap is None else f"{gap:.3f} %"
-
-
-def _report(
-    instance: Instance, solution: Solution, optimum: ExactSolution | None
-) -> dict[str, Any]:
-    report = {
-        "tie_weight": instance.tie_weight,
-        "objective": solution.objective,
-        "moves": solution.moves,
-        "places": solution.places.tolist(),
-    }
-    if optimum is None:
-        return report
-    return report | {
-        "gap_percent": _gap_percent(solution.objective, optimum.objective),
-        "exact": {
-            "objective": optimum.objective,
-            "bound": optimum.bound,
-            "proven": optimum.proven,
-            "places": optimum.places.tolist(),
-        },
-    }

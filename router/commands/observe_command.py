@@ -1,4 +1,4 @@
-"""``evenstep observe``: measures imbalance under live traffic without routing."""
+"""``evenstep observe``: measures imbalance under live traffic, without routing."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from router.core.state.group import Group
 from router.observe.observed import Share, total
 
 _SETTINGS = (
-    *(
-        "workers",
-        "secret_key_file",
-        "admin_port",
-        "admin_host",
-        "admin_key_file",
-        "record",
-        "power_levels",
-    ),
-    *("snapshot_stale_s", "log_level"),
+    "workers",
+    "secret_key_file",
+    "admin_port",
+    "admin_host",
+    "admin_key_file",
+    "record",
+    "power_levels",
+    "snapshot_stale_s",
+    "log_level",
 )
 _SOURCES = {
     "modelled": "modelled",
@@ -53,14 +52,22 @@ def observe(
     json_file: JsonFile = None,
     **_: object,
 ) -> None:
-    """See what the barrier costs while somebody else balances; nothing is routed.
+    """Measure what the barrier costs while another system balances; nothing is routed.
 
-    Listens to the state that engines with the plug-in publish, each worker's by snapshots=. A line
-    per group shows the imbalance and the share of the workers' time that they wait for the fullest
-    one; at the end a report shows it for all the time.
+    The command receives the state that engines with the plug-in publish, each worker's from its
+    snapshots=. A line per group shows the imbalance and the share of the workers' time spent
+    waiting for the fullest one. The report at the end covers the whole time.
     """
     settings = given_settings(context, config)
-    _check(settings)
+    if not settings.workers:
+        example = "--worker http://127.0.0.1:8001,snapshots=tcp://127.0.0.1:5600"
+        raise ConfigError(f"no workers: give each one that steps with the others, as in {example}")
+    for spec in settings.workers:
+        if spec.snapshots is None:
+            raise ConfigError(
+                f"worker {spec.id} has no snapshots=ENDPOINT: observe knows engines by the state "
+                "that the plug-in publishes there"
+            )
     out = sys.stderr if json_file == STDOUT else sys.stdout
     report, last_lines = _observe(settings, seconds, every, out)
     write_json(report, json_file)
@@ -69,18 +76,6 @@ def observe(
 
 
 with_flags(observe, _SETTINGS)
-
-
-def _check(settings: ServeSettings) -> None:
-    if not settings.workers:
-        example = "--worker http://127.0.0.1:8001,snapshots=tcp://127.0.0.1:5600"
-        raise ConfigError(f"no workers: give each one that steps with the others, as in {example}")
-    silent = [spec.id for spec in settings.workers if spec.snapshots is None]
-    if silent:
-        raise ConfigError(
-            f"worker {silent[0]} has no snapshots=ENDPOINT: observe knows engines by the state "
-            "that the plug-in publishes there"
-        )
 
 
 def _observe(
@@ -95,10 +90,10 @@ def _observe(
     start_logging(settings.log_level)
     stopped = asyncio.Event()
 
-    def say(group: str, measured: Share) -> None:
+    def show(group: str, measured: Share) -> None:
         try:
-            said = _line(observer.groups[group], measured)
-            typer.echo(f"{time.strftime('%H:%M:%S')}  {group}: {said}", file=out)
+            line = _line(observer.groups[group], measured)
+            typer.echo(f"{time.strftime('%H:%M:%S')}  {group}: {line}", file=out)
         except BrokenPipeError:  # the reader of the pipe is gone
             stopped.set()
 
@@ -108,7 +103,7 @@ def _observe(
             loop.add_signal_handler(number, stopped.set)
         if seconds is not None:
             loop.call_later(seconds, stopped.set)
-        await observer.run(stopped, every_s, say, admin)
+        await observer.run(stopped, every_s, show, admin)
 
     with ExitStack() as sockets:
         admin = None
@@ -128,7 +123,7 @@ def _observe(
 def _line(group: Group, measured: Share) -> str:
     if measured.steps or group.live_workers():
         return sentence(measured)
-    return "no steps; no worker's snapshots come: do the engines run, and is snapshots= theirs?"
+    return "no steps; no snapshots arrive: do the engines run, and is snapshots= theirs?"
 
 
 def sentence(measured: Share) -> str:

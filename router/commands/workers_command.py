@@ -46,24 +46,32 @@ KeyFile = Annotated[
 ]
 JsonFile = Annotated[str | None, json_option("Write the router's answer; - is stdout.")]
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="URL[,key=value]..., as in --worker.")]
-WorkerId = Annotated[str, typer.Argument(metavar="ID", help="The worker's, as list shows it.")]
+WorkerId = Annotated[str, typer.Argument(metavar="ID", help="The worker's id, as list shows it.")]
 Wait = Annotated[
     float,
     typer.Option(
-        min=0, max=_LONGEST_S, metavar="S", help="How long to wait until nothing is left on it."
+        min=0,
+        max=_LONGEST_S,
+        metavar="S",
+        help="Longest wait until no request is left on the worker.",
     ),
 ]
-Drain = Annotated[bool, typer.Option("--drain", help="It may end what it has.")]
-Force = Annotated[bool, typer.Option("--force", help="What it has is ended, or begins elsewhere.")]
+Drain = Annotated[
+    bool, typer.Option("--drain", help="First let the worker end the requests that it has.")
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="End its requests now: unanswered ones begin again elsewhere."),
+]
 
 
 def list_workers(url: Url, key_file: KeyFile = None, json_file: JsonFile = None) -> None:
-    """List the workers, and how they are."""
+    """List the workers and their states."""
     _show(_ask("GET", url, "", key_file), json_file)
 
 
 def add(spec: Spec, url: Url, key_file: KeyFile = None, json_file: JsonFile = None) -> None:
-    """Add a worker; it is given requests once it has answered a health check."""
+    """Add a worker; it gets requests once it has answered a health check."""
     added = _ask("POST", url, "", key_file, content=spec)
     _show({"workers": [added]}, json_file)
 
@@ -77,7 +85,7 @@ def remove(
     key_file: KeyFile = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Remove a worker, and all that step in lockstep with it."""
+    """Remove a worker, and all workers in lockstep with it."""
     how = {"drain": drain, "force": force, "wait_s": wait}
     answer = _ask("DELETE", url, f"/{quote(worker_id, safe='')}", key_file, wait, params=how)
     _show(answer, json_file)
@@ -90,7 +98,7 @@ def drain(
     key_file: KeyFile = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Give a worker no new requests, nor any that steps in lockstep with it."""
+    """Send no new requests to a worker, nor to the workers in lockstep with it."""
     path = f"/{quote(worker_id, safe='')}/drain"
     _show(_ask("POST", url, path, key_file, wait, params={"wait_s": wait}), json_file)
 
@@ -98,7 +106,7 @@ def drain(
 def undrain(
     worker_id: WorkerId, url: Url, key_file: KeyFile = None, json_file: JsonFile = None
 ) -> None:
-    """Give a drained worker requests again."""
+    """Send requests to a drained worker again."""
     _show(_ask("POST", url, f"/{quote(worker_id, safe='')}/undrain", key_file), json_file)
 
 
@@ -131,10 +139,10 @@ def _ask(
         except (OSError, http.client.HTTPException) as error:
             raise ConfigError(f"--url: nothing answers at {address} ({error})") from None
     try:
-        said = json.loads(body)
+        parsed = json.loads(body)
         if 200 <= status < 300:
-            return dict(said)
-        reason = said["error"]["message"]
+            return dict(parsed)
+        reason = parsed["error"]["message"]
     except (ValueError, TypeError, KeyError):
         reason = None
     if reason is None or (status == 404 and path == ""):
