@@ -274,26 +274,30 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     waiting_routed: Count | None = None
 
 
-class WorkerUp(msgspec.Struct, frozen=True, gc=False):
+class _Event(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """An event; those of requests and answers also travel between the router's processes."""
+
+
+class WorkerUp(_Event, frozen=True):
     """A worker joined, or passed its health check again."""
 
     worker_id: str
 
 
-class WorkerDown(msgspec.Struct, frozen=True, gc=False):
+class WorkerDown(_Event, frozen=True):
     """A worker must not be used, perhaps only because one request's connection broke."""
 
     worker_id: str
     reason: str
 
 
-class EngineFailed(msgspec.Struct, frozen=True, gc=False):
+class EngineFailed(_Event, frozen=True):
     """A worker's engine failed its health checks: KV that it kept for others is gone."""
 
     worker_id: str
 
 
-class SnapshotReceived(msgspec.Struct, frozen=True, gc=False):
+class SnapshotReceived(_Event, frozen=True):
     """A snapshot arrived from a worker."""
 
     worker_id: str
@@ -301,7 +305,7 @@ class SnapshotReceived(msgspec.Struct, frozen=True, gc=False):
     received_s: float
 
 
-class GaugesReceived(msgspec.Struct, frozen=True, gc=False):
+class GaugesReceived(_Event, frozen=True):
     """Gauges of a worker without fresh snapshots; None: they could not be read."""
 
     worker_id: str
@@ -309,7 +313,7 @@ class GaugesReceived(msgspec.Struct, frozen=True, gc=False):
     received_s: float
 
 
-class PowerTold(msgspec.Struct, frozen=True, gc=False):
+class PowerTold(_Event, frozen=True):
     """An agent reported a worker's power, and joules since the agent's start; None: unknown."""
 
     worker_id: str
@@ -318,13 +322,13 @@ class PowerTold(msgspec.Struct, frozen=True, gc=False):
     received_s: float
 
 
-class Arrived(msgspec.Struct, frozen=True, gc=False):
+class Arrived(_Event, frozen=True):
     """A request arrived and waits for a worker."""
 
     request: Request
 
 
-class Dispatched(msgspec.Struct, frozen=True, gc=False):
+class Dispatched(_Event, frozen=True):
     """A waiting request was sent to a worker; ``time_s`` None (here and below): unknown."""
 
     request_id: str
@@ -332,14 +336,27 @@ class Dispatched(msgspec.Struct, frozen=True, gc=False):
     time_s: float | None = None
 
 
-class Progressed(msgspec.Struct, frozen=True, gc=False):
+class Began(_Event, frozen=True):
+    """The first byte of a request's answer goes to its client.
+
+    Attributes:
+        good: false for an error, which is no measure of the worker.
+    """
+
+    request_id: str
+    worker_id: str
+    time_s: float
+    good: bool = True
+
+
+class Progressed(_Event, frozen=True):
     """Number of output tokens that a request has streamed so far (workers without snapshots)."""
 
     request_id: str
     generated_tokens: int
 
 
-class PromptCounted(msgspec.Struct, frozen=True, gc=False):
+class PromptCounted(_Event, frozen=True):
     """An engine's answer reported the prompt tokens of a one-slot request.
 
     ``output_tokens`` counts those of a complete answer; 0: unknown.
@@ -350,7 +367,7 @@ class PromptCounted(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int = 0
 
 
-class Prefilled(msgspec.Struct, frozen=True, gc=False):
+class Prefilled(_Event, frozen=True):
     """A prompt is computed and ``ready`` waits; ``kept_until_s`` is the lease on its KV, if any."""
 
     request_id: str
@@ -359,13 +376,13 @@ class Prefilled(msgspec.Struct, frozen=True, gc=False):
     time_s: float | None = None
 
 
-class Fetched(msgspec.Struct, frozen=True, gc=False):
+class Fetched(_Event, frozen=True):
     """A decode worker fetched a request's KV: the prefill worker may drop it."""
 
     request_id: str
 
 
-class Returned(msgspec.Struct, frozen=True, gc=False):
+class Returned(_Event, frozen=True):
     """A request without a first byte waits for a worker again, as ``again``."""
 
     request_id: str
@@ -373,7 +390,7 @@ class Returned(msgspec.Struct, frozen=True, gc=False):
     time_s: float | None = None
 
 
-class Ended(msgspec.Struct, frozen=True, gc=False):
+class Ended(_Event, frozen=True):
     """A request ended, waiting or dispatched."""
 
     request_id: str
@@ -381,13 +398,48 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     time_s: float | None = None
 
 
-class FeedStale(msgspec.Struct, frozen=True, gc=False):
+class Succeeded(_Event, frozen=True):
+    """A worker answered a request that streams nothing to a client, or skips the pool."""
+
+    request_id: str
+    worker_id: str
+    time_s: float
+
+
+class Failed(_Event, frozen=True):
+    """A worker failed a request; ``suspect``: another worker failed the same request before."""
+
+    request_id: str
+    worker_id: str
+    time_s: float
+    suspect: bool = False
+
+
+class Refused(_Event, frozen=True):
+    """A worker answered a request with an error, whatever its cause."""
+
+    request_id: str
+    worker_id: str
+
+
+class RestRequested(_Event, frozen=True):
+    """A worker asked for some seconds without requests."""
+
+    worker_id: str
+    time_s: float
+    seconds: float
+
+
+class FeedStale(_Event, frozen=True):
     """A worker's snapshots stopped; the router's own counts hold until the next one."""
 
     worker_id: str
 
 
-RequestEvent = Dispatched | Progressed | PromptCounted | Prefilled | Fetched | Returned | Ended
+RequestEvent = (
+    Dispatched | Began | Progressed | PromptCounted | Prefilled | Fetched | Returned | Ended
+)
+AnswerEvent = Succeeded | Failed | Refused | RestRequested
 StateEvent = SnapshotReceived | GaugesReceived | FeedStale | PowerTold
 WorkerEvent = WorkerUp | WorkerDown | EngineFailed | StateEvent
-Event = Arrived | WorkerEvent | RequestEvent
+Event = Arrived | WorkerEvent | AnswerEvent | RequestEvent

@@ -7,7 +7,15 @@ from collections.abc import Set
 from typing import Protocol
 
 from router.core.stats import TokenStats
-from router.core.types import Outcome, Request, WorkerSpec
+from router.core.types import (
+    AnswerEvent,
+    Fetched,
+    Outcome,
+    Progressed,
+    PromptCounted,
+    Request,
+    WorkerSpec,
+)
 
 
 class DispatchPort(Protocol):
@@ -24,10 +32,6 @@ class DispatchPort(Protocol):
             NoWorkerError: the group has had no live worker for a second.
             PoolFullError: the queue is full.
         """
-        ...
-
-    def withdraw(self, request: Request, outcome: Outcome = Outcome.ABORTED) -> None:
-        """Remove a waiting or assigned request whose client has left."""
         ...
 
     def give_back(
@@ -50,43 +54,31 @@ class DispatchPort(Protocol):
         """
         ...
 
-    def answered(self, worker_id: str, attempt: str) -> None: ...
+    def began(
+        self, request: Request, worker_id: str, now_s: float, *, good: bool = True
+    ) -> TokenStats:
+        """Record that the answer's first byte goes to the client now; not ``good``: an error.
 
-    def failed(self, worker_id: str, attempt: str, *, suspect: bool = False) -> None:
-        """Record that a worker failed a request; suspect: another worker failed it too."""
+        Returns:
+            Counters of the group's token times, which its streams update.
+        """
         ...
 
-    def refused(self, worker_id: str, attempt: str) -> None:
-        """Record that a worker answered with an error, whatever its cause."""
+    def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None:
+        """Record an event of an answer."""
         ...
 
-    def rest(self, worker_id: str, seconds: float) -> None:
-        """Give a worker no requests for some seconds, as it asked for."""
-        ...
-
-    def end(self, request: Request, outcome: Outcome) -> None: ...
-
-    def progress(self, request: Request, generated_tokens: int) -> None:
-        """Record the number of output tokens that an assigned request has streamed so far."""
-        ...
-
-    def prompt_counted(self, request: Request, prompt_tokens: int, output_tokens: int = 0) -> None:
-        """Record the numbers of prompt tokens and, if known, output tokens from an engine."""
-        ...
-
-    def token_stats(self, group: str) -> TokenStats:
-        """Counters of a group's token times, which its streams update."""
+    def end(self, request: Request, outcome: Outcome) -> None:
+        """End a request, waiting or at a worker; no-op if it has ended."""
         ...
 
     def energy_j(self, request: Request) -> float | None: ...
 
-    def first_byte(self, request: Request, now_s: float) -> None:
-        """Record the time (dispatcher's clock) at which an answer's first byte was passed on."""
-        ...
-
 
 class SplitPort(DispatchPort, Protocol):
     """The interface for requests with separate prefill and decode workers."""
+
+    def apply(self, event: AnswerEvent | Progressed | PromptCounted | Fetched) -> None: ...
 
     def turned_away(
         self, request: Request, worker_id: str
@@ -131,8 +123,4 @@ class SplitPort(DispatchPort, Protocol):
 
     def keeps(self, request: Request) -> bool:
         """Report if a prefill worker still keeps the request's KV."""
-        ...
-
-    def fetched(self, request: Request) -> None:
-        """Release the KV that a prefill worker kept; the decode worker has fetched it."""
         ...

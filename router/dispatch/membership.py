@@ -17,7 +17,7 @@ from router.core.state.cluster import Cluster, in_order
 from router.core.state.worker import Worker
 from router.core.types import DEFAULT_SLOTS, WorkerSpec
 from router.core.worker_specs import check_workers
-from router.dispatch.lanes import Lanes
+from router.dispatch.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Fleet:
     """Adds, drains and removes workers; everything runs on the dispatcher's event loop.
 
     Args:
-        lanes: updated first when a worker joins, last when it leaves.
+        dispatcher: updated first when a worker joins, last when it leaves.
         followers: updated in this order on joining, in reverse on leaving.
         break_off: callback (worker id, reason) that ends a worker's attempts; unanswered requests
             restart elsewhere.
@@ -71,13 +71,13 @@ class Fleet:
     def __init__(
         self,
         cluster: Cluster,
-        lanes: Lanes,
+        dispatcher: Dispatcher,
         followers: Sequence[Follower],
         break_off: Callable[[str, str], None],
         configured: Iterable[WorkerSpec],
     ) -> None:
         self._cluster = cluster
-        self._lanes = lanes
+        self._dispatcher = dispatcher
         self._followers = followers
         self._break_off = break_off
         self._there = {spec.id: spec for spec in configured}
@@ -163,7 +163,7 @@ class Fleet:
         configured = tuple(configured)
         wanted = self.check(configured)
         self._configured = {spec.id: spec for spec in configured}
-        self._lanes.set_lockstep(lockstep)
+        self._dispatcher.set_lockstep(lockstep)
         self._want(wanted)
 
     def check(self, configured: Iterable[WorkerSpec]) -> dict[str, WorkerSpec]:
@@ -225,7 +225,7 @@ class Fleet:
         leaving, worker = self._leaving(spec.id), self._cluster.worker(spec.id)
         self._forced -= set() if leaving else {spec.id}
         if worker.draining != (leaving or spec.id in self._drained):
-            self._lanes.drain(spec.id, draining=not worker.draining)
+            self._dispatcher.drain(spec.id, draining=not worker.draining)
         if leaving and spec.id in self._forced and not worker.empty:
             self._break_off(spec.id, "the worker is being removed")
         if leaving and worker.empty:
@@ -237,7 +237,7 @@ class Fleet:
     def _come(self, spec: WorkerSpec) -> None:
         told: list[Follower] = []
         try:
-            self._lanes.join(spec)
+            self._dispatcher.join(spec)
             self._there[spec.id] = spec
             for follower in self._followers:
                 follower.join(spec)
@@ -255,7 +255,7 @@ class Fleet:
     def _go(self, worker_id: str, followers: Sequence[Follower] | None = None) -> None:
         for follower in reversed(self._followers if followers is None else followers):
             follower.leave(worker_id)
-        self._lanes.leave(worker_id)
+        self._dispatcher.leave(worker_id)
         del self._there[worker_id]
         self._drained.pop(worker_id, None)
         self._forced.discard(worker_id)
@@ -263,7 +263,7 @@ class Fleet:
 
     def _amend(self, spec: WorkerSpec) -> None:
         self._there[spec.id] = spec
-        self._lanes.amend(spec)
+        self._dispatcher.amend(spec)
         for follower in self._followers:
             follower.leave(spec.id)
             try:

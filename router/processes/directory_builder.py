@@ -61,7 +61,7 @@ class Teller:
 
     def _patience(self) -> Patience:
         router = self._router
-        settings = router.dispatcher.lanes.settings
+        settings = router.dispatcher.settings
         return Patience(
             max_attempts=router.relay.max_attempts,
             deadlines=router.relay.deadlines,

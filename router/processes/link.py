@@ -15,16 +15,32 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
+import msgspec
+
 from router.access.keys import Key, KeyRing
 from router.access.limits import KeyLimits
 from router.core.clock import Clock
 from router.core.errors import EvenstepError
 from router.core.process_counts import ProcessCounts
-from router.core.types import Request, WorkerSpec
+from router.core.types import (
+    Arrived,
+    Began,
+    Ended,
+    Failed,
+    Outcome,
+    Progressed,
+    PromptCounted,
+    Refused,
+    Request,
+    RestRequested,
+    Returned,
+    Succeeded,
+    WorkerSpec,
+)
 from router.dispatch.dispatcher import Dispatcher
 from router.http.counts import HttpCounts
 from router.processes import messages as m
-from router.processes.connection import Connection
+from router.processes.peer import Peer
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +97,8 @@ class Link:
         self._lost = lost
         self._requests: dict[str, Request] = {}
         self._seat = _Seat()
-        self.connection: Connection[m.FromProxy] = Connection(
-            m.from_proxy, self._take, self._come, self._gone, self._broken
+        self.peer: Peer[m.FromProxy] = Peer(
+            m.from_proxy, self._receive, self._come, self._gone, self._broken
         )
         self.tried = m.Tried(0, "")
         self.follows = 0
@@ -96,7 +112,7 @@ class Link:
     def restarts(self) -> int:
         return self._seat.restarts
 
-    def _take(self, message: m.FromProxy) -> None:
+    def _receive(self, message: m.FromProxy) -> None:
         self._DO[type(message)](self, message)
 
     def _come(self) -> None:
@@ -115,7 +131,7 @@ class Link:
             for key in seat.keys.values():
                 done.callback(self._books.limits.leave, key)
             for request in requests.values():
-                done.callback(self._dispatcher.withdraw, request)
+                done.callback(self._dispatcher.end, request, Outcome.ABORTED)
 
     def _broken(self) -> None:
         self._books.processes.broken += 1
@@ -126,15 +142,15 @@ class Link:
         self._seat.slot, self._seat.restarts = hello.slot, hello.restarts
         for held in hello.held:
             request = held.request
-            if self._dispatcher.lanes.adopt(request, held.worker_id):
+            if self._dispatcher.adopt(request, held.worker_id):
                 self._let_in(request, self._books.limits.resume)
                 self._requests[request.id] = request
-                self._dispatcher.progress(request, held.tokens)
+                self._dispatcher.apply(Progressed(request.id, held.tokens))
         if hello.held:
             log.info("proxy %d has %d requests at workers", hello.slot, len(hello.held))
 
-    def _submit(self, message: m.Submit) -> None:
-        request = message.request
+    def _arrived(self, event: Arrived) -> None:
+        request = event.request
         try:
             self._let_in(request, partial(self._books.limits.enter, now_s=self._books.clock()))
             waiter = self._dispatcher.submit(request)
@@ -150,12 +166,12 @@ class Link:
             enter(key)
             self._seat.keys[request.first_id] = key
 
-    def _give_back(self, message: m.GiveBack) -> None:
-        before = self._requests.pop(message.id, None)
+    def _returned(self, event: Returned) -> None:
+        before, again = self._requests.pop(event.request_id, None), event.again
         if before is None:  # the request was at a worker unknown to this process
-            self._submit(m.Submit(message.again))
+            self._arrived(Arrived(again))
         else:
-            self._await(*self._dispatcher.give_back(before, *message.failed_by))
+            self._await(*self._dispatcher.give_back(before, *(again.avoid - before.avoid)))
 
     def _await(self, request: Request, waiter: Waiter) -> None:
         self._requests[request.id] = request
@@ -166,62 +182,38 @@ class Link:
         if waiter.cancelled() or request_id not in self._requests:
             return
         if error is None:
-            self.connection.say(m.Given(request_id, waiter.result()))
+            self.peer.send(m.Given(request_id, waiter.result()))
         else:
             assert isinstance(error, EvenstepError)
             self._deny(self._requests.pop(request_id), error)
 
     def _deny(self, request: Request, error: EvenstepError) -> None:
         self._let_out(request)
-        self.connection.say(m.denied(request.id, error))
+        self.peer.send(m.denied(request.id, error))
 
-    def _withdraw(self, message: m.Withdraw) -> None:
-        if (request := self._requests.pop(message.id, None)) is not None:
-            self._dispatcher.withdraw(request, message.outcome)
-            self._let_out(request)
-
-    def _end(self, message: m.End) -> None:
-        if (request := self._requests.pop(message.id, None)) is not None:
-            self._dispatcher.end(request, message.outcome)
+    def _ended(self, event: Ended) -> None:
+        if (request := self._requests.pop(event.request_id, None)) is not None:
+            self._dispatcher.end(request, event.outcome)
             self._let_out(request)
 
     def _let_out(self, request: Request) -> None:
         if (key := self._seat.keys.pop(request.first_id, None)) is not None:
             self._books.limits.leave(key)
 
-    # progress of requests
+    # answers
 
-    def _first_byte(self, message: m.FirstByte) -> None:
-        if (request := self._requests.get(message.id)) is not None:
-            self._dispatcher.first_byte(request, message.time_s)
+    def _began(self, event: Began) -> None:
+        if (request := self._requests.get(event.request_id)) is not None:
+            self._dispatcher.began(request, event.worker_id, event.time_s, good=event.good)
 
-    def _progress(self, message: m.Progress) -> None:
-        if (request := self._requests.get(message.id)) is not None:
-            self._dispatcher.progress(request, message.generated_tokens)
-
-    def _counted(self, message: m.Counted) -> None:
-        if (request := self._requests.get(message.id)) is not None:
-            counts = message.prompt_tokens, message.output_tokens
-            self._dispatcher.prompt_counted(request, *counts)
-
-    def _answered(self, message: m.Answered) -> None:
-        if message.attempt in self._requests:
-            self._dispatcher.answered(message.worker_id, message.attempt)
-
-    def _failed(self, message: m.Failed) -> None:
-        if message.attempt in self._requests:
-            worker, attempt = message.worker_id, message.attempt
-            self._dispatcher.failed(worker, attempt, suspect=message.suspect)
-
-    def _refused(self, message: m.Refused) -> None:
-        if message.attempt in self._requests:
-            self._dispatcher.refused(message.worker_id, message.attempt)
+    def _answered(self, event: Progressed | PromptCounted | Succeeded | Failed | Refused) -> None:
+        if event.request_id in self._requests:
+            self._dispatcher.apply(event)
 
     # workers and counts
 
-    def _rest(self, message: m.Rest) -> None:
-        if self._dispatcher.cluster.knows(message.worker_id):
-            self._dispatcher.rest(message.worker_id, message.seconds)
+    def _rested(self, event: RestRequested) -> None:
+        self._dispatcher.apply(event)
 
     def _trouble(self, message: m.Trouble) -> None:
         if self._dispatcher.cluster.knows(message.worker_id):
@@ -236,10 +228,10 @@ class Link:
         self._books.limits.unauthorized += tally.unauthorized
         self._books.processes.broken += tally.broken
         for name, group in tally.groups.items():
-            if (lane := self._dispatcher.lanes.get(name)) is not None:
-                lane.stats.tokens.itl_s.add(group.itl, group.itl_s)
-                lane.stats.tokens.tpot_s.add(group.tpot, group.tpot_s)
-                lane.stats.unreturned += group.unreturned
+            if (queue := self._dispatcher.queues.get(name)) is not None:
+                queue.stats.tokens.itl_s.add(group.itl, group.itl_s)
+                queue.stats.tokens.tpot_s.add(group.tpot, group.tpot_s)
+                queue.stats.unreturned += group.unreturned
 
     # the process
 
@@ -253,19 +245,18 @@ class Link:
         """Do nothing: the connection notes every message as a sign of life."""
 
     # A table, because a chain of cases would be walked for every message of every request.
-    _DO: ClassVar[Mapping[type[m.Message], Callable[[Link, Any], None]]] = {
+    _DO: ClassVar[Mapping[type[msgspec.Struct], Callable[[Link, Any], None]]] = {
+        Arrived: _arrived,
+        Returned: _returned,
+        Began: _began,
+        Progressed: _answered,
+        PromptCounted: _answered,
+        Succeeded: _answered,
+        Failed: _answered,
+        Refused: _answered,
+        Ended: _ended,
+        RestRequested: _rested,
         m.Hello: _hello,
-        m.Submit: _submit,
-        m.GiveBack: _give_back,
-        m.Withdraw: _withdraw,
-        m.End: _end,
-        m.FirstByte: _first_byte,
-        m.Progress: _progress,
-        m.Counted: _counted,
-        m.Answered: _answered,
-        m.Failed: _failed,
-        m.Refused: _refused,
-        m.Rest: _rest,
         m.Trouble: _trouble,
         m.Tally: _tally,
         m.Tried: _tried,

@@ -18,7 +18,20 @@ from router.core.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
-from router.core.types import Outcome, Request, WorkerSpec
+from router.core.types import (
+    Arrived,
+    Began,
+    Ended,
+    Failed,
+    Progressed,
+    PromptCounted,
+    Refused,
+    Request,
+    RestRequested,
+    Returned,
+    Succeeded,
+    WorkerSpec,
+)
 from router.processes.directory import Directory, Pair
 
 # No real frame is longer: a larger announced length is a protocol error.
@@ -28,7 +41,7 @@ _LENGTH_BYTES = 4
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """Base of all messages."""
+    """Base of the messages that are no events."""
 
 
 class Beat(Message, frozen=True):
@@ -52,85 +65,6 @@ class Hello(Message, frozen=True):
     slot: int
     restarts: int
     held: list[Held]
-
-
-class Submit(Message, frozen=True):
-    """``DispatchPort.submit``; the reply is ``Given`` or ``Denied``."""
-
-    request: Request
-
-
-class GiveBack(Message, frozen=True):
-    """``DispatchPort.give_back``; ``again`` gets the same replies as ``Submit``."""
-
-    id: str
-    again: Request
-    failed_by: tuple[str, ...]
-
-
-class Withdraw(Message, frozen=True):
-    """``DispatchPort.withdraw``."""
-
-    id: str
-    outcome: Outcome
-
-
-class End(Message, frozen=True):
-    """``DispatchPort.end``."""
-
-    id: str
-    outcome: Outcome
-
-
-class FirstByte(Message, frozen=True):
-    """``DispatchPort.first_byte``."""
-
-    id: str
-    time_s: float
-
-
-class Progress(Message, frozen=True):
-    """``DispatchPort.progress``."""
-
-    id: str
-    generated_tokens: int
-
-
-class Counted(Message, frozen=True):
-    """``DispatchPort.prompt_counted``."""
-
-    id: str
-    prompt_tokens: int
-    output_tokens: int
-
-
-class Answered(Message, frozen=True):
-    """``DispatchPort.answered``."""
-
-    worker_id: str
-    attempt: str
-
-
-class Failed(Message, frozen=True):
-    """``DispatchPort.failed``."""
-
-    worker_id: str
-    attempt: str
-    suspect: bool
-
-
-class Refused(Message, frozen=True):
-    """``DispatchPort.refused``."""
-
-    worker_id: str
-    attempt: str
-
-
-class Rest(Message, frozen=True):
-    """``DispatchPort.rest``."""
-
-    worker_id: str
-    seconds: float
 
 
 class Trouble(Message, frozen=True):
@@ -226,19 +160,16 @@ class Told(Message, frozen=True):
     directory: Directory
 
 
+# A request and its answer travel as the events that the cluster applies. ``Arrived`` and
+# ``Returned`` get ``Given`` or ``Denied`` as a reply.
+Answered = Began | Progressed | PromptCounted | Succeeded | Failed | Refused
 FromProxy = (
-    Hello
-    | Submit
-    | GiveBack
-    | Withdraw
-    | End
-    | FirstByte
-    | Progress
-    | Counted
+    Arrived
+    | Returned
     | Answered
-    | Failed
-    | Refused
-    | Rest
+    | Ended
+    | RestRequested
+    | Hello
     | Trouble
     | Tally
     | Tried
@@ -280,7 +211,7 @@ from_proxy: msgspec.msgpack.Decoder[FromProxy] = msgspec.msgpack.Decoder(FromPro
 from_decider: msgspec.msgpack.Decoder[FromDecider] = msgspec.msgpack.Decoder(FromDecider)
 
 
-def append(message: Message, data: bytearray) -> None:
+def append(message: msgspec.Struct, data: bytearray) -> None:
     """Append a frame to a send buffer.
 
     Raises:
@@ -314,17 +245,13 @@ class Frames:
         """
         data = self._rest + data if self._rest else data
         view, at = memoryview(data), 0
-        while (end := _end_of_frame(view, at)) is not None and end <= len(data):
-            yield view[at + _LENGTH_BYTES : end]
-            at = end
+        while len(data) - at >= _LENGTH_BYTES:
+            length = int.from_bytes(view[at : at + _LENGTH_BYTES], "big")
+            if length > _MOST_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            begin = at + _LENGTH_BYTES
+            if begin + length > len(data):
+                break
+            yield view[begin : begin + length]
+            at = begin + length
         self._rest = data[at:]
-
-
-def _end_of_frame(view: memoryview, at: int) -> int | None:
-    """Return the end of the frame at ``at``; None: its length is incomplete."""
-    if len(view) - at < _LENGTH_BYTES:
-        return None
-    length = int.from_bytes(view[at : at + _LENGTH_BYTES], "big")
-    if length > _MOST_BYTES:
-        raise ValueError(f"a frame of {length} bytes")
-    return at + _LENGTH_BYTES + length

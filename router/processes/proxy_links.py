@@ -6,13 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
+import msgspec
+
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.core.process_counts import ProcessCounts
 from router.processes import messages as m
-from router.processes.connection import Connection
 from router.processes.directory import Directory
 from router.processes.link import Books, Link
+from router.processes.peer import Peer
 from router.processes.remote_dispatcher import SILENT_S
 
 log = logging.getLogger(__name__)
@@ -61,13 +63,13 @@ class Links:
         finally:
             server.close()
             for link in list(self._links):
-                link.connection.close()
+                link.peer.close()
 
     def _look(self) -> None:
         proxies = self.proxies
         for link in proxies:
-            link.connection.silent += 1
-        heard = [link for link in proxies if link.connection.silent * _LOOK_S < SILENT_S]
+            link.peer.silent += 1
+        heard = [link for link in proxies if link.peer.silent * _LOOK_S < SILENT_S]
         self._counts.proxies = len(heard)
         self._counts.proxy_restarts |= {link.slot: link.restarts for link in proxies}
         self._renew()
@@ -85,7 +87,7 @@ class Links:
         self._tries += 1
         asked = self.proxies
         for link in asked:
-            link.connection.say(m.Try(self._tries, settings.certificate))
+            link.peer.send(m.Try(self._tries, settings.certificate))
 
         def unheard() -> list[Link]:
             return [one for one in asked if one in self._links and one.tried.number < self._tries]
@@ -113,17 +115,17 @@ class Links:
     def recall(self, worker_id: str, reason: str, streams: bool) -> None:
         self._tell(m.Recall(worker_id, reason, streams))
 
-    def _tell(self, message: m.Message) -> None:
+    def _tell(self, message: msgspec.Struct) -> None:
         for link in list(self._links):
-            link.connection.say(message)
+            link.peer.send(message)
 
-    def _join(self) -> Connection[m.FromProxy]:
-        return Link(self._books, self._welcome, self._links.discard).connection
+    def _join(self) -> Peer[m.FromProxy]:
+        return Link(self._books, self._welcome, self._links.discard).peer
 
     def _welcome(self, link: Link) -> None:
         self._renew()
         self._links.add(link)
-        link.connection.say(self._told)
+        link.peer.send(self._told)
 
 
 async def _until(condition: Callable[[], bool]) -> None:

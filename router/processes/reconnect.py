@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.processes import messages as m
-from router.processes.connection import Connection
 from router.processes.directory import Directory, Pair
+from router.processes.peer import Peer
 from router.processes.proxy_counters import Tallies
 from router.processes.remote_dispatcher import TICK_S, RemotePort
 
@@ -68,7 +68,7 @@ class Dial:
         delay_s = _AGAIN_S
         while True:
             with contextlib.suppress(OSError):
-                await loop.create_unix_connection(self._connection, self._path)
+                await loop.create_unix_connection(self._make_peer, self._path)
                 made_s = loop.time()
                 await self._lost.wait()
                 log.warning("the connection to the deciding process is lost; connecting again")
@@ -77,15 +77,15 @@ class Dial:
                 delay_s = min(2 * delay_s, _SELDOM_S) if brief else _AGAIN_S
             await asyncio.sleep(delay_s)
 
-    def _connection(self) -> Connection[m.FromDecider]:
+    def _make_peer(self) -> Peer[m.FromDecider]:
         def made() -> None:
-            self._port.connected(connection)
+            self._port.connected(peer)
 
-        def take(message: m.FromDecider) -> None:
-            self._take(message, connection)
+        def receive(message: m.FromDecider) -> None:
+            self._receive(message, peer)
 
-        connection = Connection(m.from_decider, take, made, self._end, self._count)
-        return connection
+        peer = Peer(m.from_decider, receive, made, self._end, self._count)
+        return peer
 
     def _end(self) -> None:
         self._port.lost()
@@ -94,14 +94,14 @@ class Dial:
     def _count(self) -> None:
         self._tallies.broken += 1
 
-    def _take(self, message: m.FromDecider, connection: Connection[m.FromDecider]) -> None:
+    def _receive(self, message: m.FromDecider, peer: Peer[m.FromDecider]) -> None:
         hearing = self._hearing
         match message:
             case m.Told():
                 hearing.learn(message.directory)
-                connection.say(m.Followed(message.number))
+                peer.send(m.Followed(message.number))
             case m.Try():
-                connection.say(m.Tried(message.number, hearing.refusal(message.pair)))
+                peer.send(m.Tried(message.number, hearing.refusal(message.pair)))
             case m.Recall():
                 hearing.recall(message.worker_id, message.reason, message.streams)
             case m.Given() | m.Denied():

@@ -15,14 +15,27 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from router.core.clock import Clock
 from router.core.errors import DisplacedError, EvenstepError, NoWorkerError, QueueTimeoutError
 from router.core.queue.retry import RetryBudget
 from router.core.stats import TokenStats
-from router.core.types import Outcome, Request, WorkerSpec
+from router.core.types import (
+    AnswerEvent,
+    Arrived,
+    Began,
+    Ended,
+    Outcome,
+    Progressed,
+    PromptCounted,
+    Request,
+    Returned,
+    WorkerSpec,
+)
 from router.processes import messages as m
-from router.processes.connection import Connection
 from router.processes.directory import Directory
+from router.processes.peer import Peer
 from router.processes.proxy_counters import Tallies
 from router.proxy.request_log import Served
 
@@ -58,6 +71,13 @@ class _Entry:
     prompt_tokens: int | None = None
     tokens: int = 0
     lost: int = 0
+
+    def note(self, event: Progressed | PromptCounted) -> None:
+        if isinstance(event, Progressed):
+            self.tokens = event.generated_tokens
+        else:
+            self.prompt_tokens = event.prompt_tokens
+            self.tokens = event.output_tokens or self.tokens
 
     @property
     def served(self) -> Served | None:
@@ -98,41 +118,41 @@ class RemotePort:
         self._witness = witness
         self._entries: dict[str, _Entry] = {}
         self._ended: list[tuple[_Entry, Outcome]] = []
-        self._connection: Connection[m.FromDecider] | None = None
+        self._peer: Peer[m.FromDecider] | None = None
         self._gone_s: float | None = clock()
         self._budgets: dict[str, RetryBudget] = {}
         self.directory: Directory | None = None
 
     # the connection
 
-    def connected(self, connection: Connection[m.FromDecider]) -> None:
+    def connected(self, peer: Peer[m.FromDecider]) -> None:
         """Report this proxy's state to the deciding process, which may be a new one."""
-        self._connection, self._gone_s = connection, None
+        self._peer, self._gone_s = peer, None
         self._tallies.anew()
         ended = [entry for entry, _ in self._ended]
         sent = [entry for entry in (*ended, *self._entries.values()) if entry.worker_id]
         held = [m.Held(one.request, one.worker_id or "", one.tokens) for one in sent]
-        connection.say(m.Hello(*self._seat, held))
+        peer.send(m.Hello(*self._seat, held))
         for entry, outcome in self._ended:
-            self._tell_end(entry.request, outcome)
+            peer.send(Ended(entry.request.id, outcome))
         self._ended.clear()
         for entry in self._waiting():
             if entry.lost < _MOST_LOST:
-                self._ask(m.Submit(entry.request), entry.request)
+                self._ask(Arrived(entry.request), entry.request)
             else:
                 self._deny(entry.request.id, deserted())
 
     def lost(self) -> None:
-        self._connection, self._gone_s = None, self._clock()
+        self._peer, self._gone_s = None, self._clock()
         for entry in self._waiting():
             entry.lost += 1
 
     def _waiting(self) -> list[_Entry]:
         return [entry for entry in self._entries.values() if entry.worker_id is None]
 
-    def _ask(self, message: m.Submit | m.GiveBack, request: Request) -> None:
+    def _ask(self, message: Arrived | Returned, request: Request) -> None:
         """Request a worker; deny the request if the message cannot be sent."""
-        if self._connection is not None and not self._connection.say(message):
+        if self._peer is not None and not self._peer.send(message):
             self._deny(
                 request.id,
                 EvenstepError(
@@ -141,8 +161,8 @@ class RemotePort:
             )
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
+        if self._peer is not None:
+            self._peer.close()
 
     async def back(self) -> None:
         """Wait for the deciding process if it is gone, as long as requests do.
@@ -158,17 +178,17 @@ class RemotePort:
     @property
     def here(self) -> bool:
         """Whether the deciding process is connected and not silent for too long."""
-        return self._connection is not None and not self._silent
+        return self._peer is not None and not self._silent
 
     def tick(self) -> None:
         """Report the counters; end all waits if the deciding process is gone for too long."""
-        if (connection := self._connection) is not None:
-            connection.silent += 1
-            connection.say(self._tallies.take() or m.Beat())
+        if (peer := self._peer) is not None:
+            peer.silent += 1
+            peer.send(self._tallies.take() or m.Beat())
         if self.deserted:
             for entry in self._waiting():
                 self._deny(entry.request.id, deserted())
-                self._say(m.Withdraw(entry.request.id, Outcome.FAILED))
+                self._send(Ended(entry.request.id, Outcome.FAILED))
 
     @property
     def deserted(self) -> bool:
@@ -178,7 +198,7 @@ class RemotePort:
 
     @property
     def _silent(self) -> bool:
-        return self._connection is not None and self._connection.silent * TICK_S >= SILENT_S
+        return self._peer is not None and self._peer.silent * TICK_S >= SILENT_S
 
     def take(self, message: m.Given | m.Denied) -> None:
         if isinstance(message, m.Denied):
@@ -198,9 +218,9 @@ class RemotePort:
         if not entry.waiter.done():
             entry.waiter.set_exception(error)
 
-    def _say(self, message: m.Message) -> None:
-        if self._connection is not None:
-            self._connection.say(message)
+    def _send(self, message: msgspec.Struct) -> None:
+        if self._peer is not None:
+            self._peer.send(message)
 
     # requests of the relays
 
@@ -210,7 +230,7 @@ class RemotePort:
             raise deserted()
         self._budget(request.group).earn(self._clock())
         waiter = self._wait(request)
-        self._ask(m.Submit(request), request)
+        self._ask(Arrived(request), request)
         return waiter
 
     def _wait(self, request: Request) -> Waiter:
@@ -218,35 +238,22 @@ class RemotePort:
         self._entries[request.id] = _Entry(request, waiter)
         return waiter
 
-    def withdraw(self, request: Request, outcome: Outcome = Outcome.ABORTED) -> None:
+    def end(self, request: Request, outcome: Outcome) -> None:
         entry = self._entries.pop(request.id, None)
         if entry is None:
             return
         entry.waiter.cancel()
         self._witness.note_end(entry.request, entry.served, outcome)
-        if self._connection is not None:
-            self._connection.say(m.Withdraw(request.id, outcome))
+        if self._peer is not None:
+            self._peer.send(Ended(request.id, outcome))
         elif entry.worker_id is not None:
             self._ended.append((entry, outcome))
-
-    def end(self, request: Request, outcome: Outcome) -> None:
-        entry = self._entries.pop(request.id, None)
-        if entry is None:
-            return
-        self._witness.note_end(entry.request, entry.served, outcome)
-        if self._connection is not None:
-            self._tell_end(request, outcome)
-        elif entry.worker_id is not None:
-            self._ended.append((entry, outcome))
-
-    def _tell_end(self, request: Request, outcome: Outcome) -> None:
-        self._say(m.End(request.id, outcome))
 
     def give_back(self, request: Request, *failed_by: str) -> tuple[Request, Waiter]:
         again = request.again(*failed_by)
         self._entries.pop(request.id, None)
         waiter = self._wait(again)
-        self._ask(m.GiveBack(request.id, again, failed_by), again)
+        self._ask(Returned(request.id, again), again)
         return again, waiter
 
     def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
@@ -280,40 +287,28 @@ class RemotePort:
         for budget in self._budgets.values():
             budget.configure(*self._retries)
 
-    # reports of the relays
+    # answers
 
-    def first_byte(self, request: Request, now_s: float) -> None:
+    def began(
+        self, request: Request, worker_id: str, now_s: float, *, good: bool = True
+    ) -> TokenStats:
         self._witness.first_byte(request)
-        self._say(m.FirstByte(request.id, now_s))
+        self._send(Began(request.id, worker_id, now_s, good))
+        return self._tallies.tokens[request.group]
 
-    def progress(self, request: Request, generated_tokens: int) -> None:
-        if (entry := self._entries.get(request.id)) is not None:
-            entry.tokens = generated_tokens
-            self._say(m.Progress(request.id, generated_tokens))
-
-    def prompt_counted(self, request: Request, prompt_tokens: int, output_tokens: int = 0) -> None:
-        if (entry := self._entries.get(request.id)) is not None:
-            entry.prompt_tokens = prompt_tokens
-            entry.tokens = output_tokens or entry.tokens
-            self._say(m.Counted(request.id, prompt_tokens, output_tokens))
-
-    def answered(self, worker_id: str, attempt: str) -> None:
-        self._say(m.Answered(worker_id, attempt))
-
-    def failed(self, worker_id: str, attempt: str, *, suspect: bool = False) -> None:
-        self._say(m.Failed(worker_id, attempt, suspect))
-
-    def refused(self, worker_id: str, attempt: str) -> None:
-        self._say(m.Refused(worker_id, attempt))
-
-    def rest(self, worker_id: str, seconds: float) -> None:
-        self._say(m.Rest(worker_id, seconds))
+    def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None:
+        match event:
+            case Progressed() | PromptCounted():
+                entry = self._entries.get(event.request_id)
+                if entry is None:
+                    return
+                entry.note(event)
+            case _:
+                pass
+        self._send(event)
 
     def trouble(self, worker_id: str, reason: str) -> None:
-        self._say(m.Trouble(worker_id, reason))
-
-    def token_stats(self, group: str) -> TokenStats:
-        return self._tallies.tokens[group]
+        self._send(m.Trouble(worker_id, reason))
 
     def energy_j(self, request: Request) -> float | None:
         """Unknown in a proxy."""

@@ -31,7 +31,7 @@ from router.core.errors import (
 from router.core.queue.retry import may_differ_elsewhere
 from router.core.state.group import Group
 from router.core.state.worker import Worker
-from router.core.types import WorkerSpec
+from router.core.types import Succeeded, WorkerSpec
 from router.engines.client import Response as EngineResponse
 from router.proxy import multipart, router_headers
 from router.proxy.answers import (
@@ -237,7 +237,7 @@ class _Relay:
                 line.failed(worker.id, error)
             return False
         except UpstreamError as error:
-            judge_failure(context.port, context.trouble, worker.id, attempt, error)
+            judge_failure(context.port, context.trouble, worker.id, attempt, error, context.clock())
             if self._started or not self._may_retry(error):
                 raise
             if line is not None:
@@ -259,13 +259,14 @@ class _Relay:
         Raises:
             AnsweredError: retry at another worker.
         """
-        port, status = self._context.port, response.status
+        port, status, now_s = self._context.port, response.status, self._context.clock()
         retry_after = header(response.headers, b"retry-after")
-        judge_answer(port, worker.id, attempt, status, retry_after, suspect=len(self._tried) > 1)
+        suspect = len(self._tried) > 1
+        judge_answer(port, worker.id, attempt, status, retry_after, now_s, suspect=suspect)
         if self._attempts_left and may_differ_elsewhere(status) and self._may_ask_elsewhere():
             raise AnsweredError(f"status {status}")
         if status < HTTPStatus.BAD_REQUEST:
-            port.answered(worker.id, attempt)
+            port.apply(Succeeded(attempt, worker.id, now_s))
 
     def _may_retry(self, error: UpstreamError) -> bool:
         if isinstance(error, DescriptorsError):

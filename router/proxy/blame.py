@@ -17,6 +17,7 @@ from router.core.errors import (
     UpstreamTimeoutError,
 )
 from router.core.queue.retry import faults, rest_s
+from router.core.types import Failed, Refused, RestRequested
 from router.dispatch.interface import DispatchPort
 
 
@@ -26,6 +27,7 @@ def judge_answer(
     attempt: str,
     status: int,
     retry_after: bytes,
+    now_s: float,
     *,
     suspect: bool,
 ) -> None:
@@ -35,11 +37,11 @@ def judge_answer(
     request.
     """
     if status >= HTTPStatus.BAD_REQUEST:
-        port.refused(worker_id, attempt)
+        port.apply(Refused(attempt, worker_id))
     if faults(status):
-        port.failed(worker_id, attempt, suspect=suspect)
+        port.apply(Failed(attempt, worker_id, now_s, suspect))
     if seconds := rest_s(status, retry_after):
-        port.rest(worker_id, seconds)
+        port.apply(RestRequested(worker_id, now_s, seconds))
 
 
 def judge_failure(
@@ -48,6 +50,7 @@ def judge_failure(
     worker_id: str,
     attempt: str,
     error: UpstreamError,
+    now_s: float,
 ) -> None:
     """Report an answer that is missing or incomplete, unless the router caused the error.
 
@@ -55,6 +58,6 @@ def judge_failure(
     """
     if isinstance(error, RecalledError | AnsweredError | DescriptorsError):
         return
-    port.failed(worker_id, attempt)
+    port.apply(Failed(attempt, worker_id, now_s))
     if not isinstance(error, UpstreamTimeoutError):
         trouble(worker_id, str(error))

@@ -6,7 +6,8 @@ from http import HTTPStatus
 
 from router.core.errors import NoWorkerError, RecalledError, UpstreamError
 from router.core.queue.retry import faults, may_differ_elsewhere
-from router.core.types import Outcome, Request, WorkerSpec
+from router.core.stats import TokenStats
+from router.core.types import Fetched, Outcome, PromptCounted, Request, Succeeded, WorkerSpec
 from router.proxy.answers import Answer, header, headers_down
 from router.proxy.blame import judge_answer
 from router.proxy.events import EventStream
@@ -92,11 +93,12 @@ class SplitRelay(Relay):
     def _rest(self, stream: EventStream) -> bytes:
         return self._held + super()._rest(stream)
 
-    def _note_first_byte(self) -> None:
-        super()._note_first_byte()
+    def _note_first_byte(self) -> TokenStats:
+        stats = super()._note_first_byte()
         # With an error the KV was not fetched, and is kept.
         if self._response.status < HTTPStatus.BAD_REQUEST and not self._failed:
-            self._transfer.port.fetched(self._request)
+            self._transfer.port.apply(Fetched(self._request.id))
+        return stats
 
     async def _prefill(self, waiter: Waiter) -> Waiter | None:
         """Compute the prompt, then queue for a worker; None if the client has its answer."""
@@ -124,13 +126,15 @@ class SplitRelay(Relay):
 
     def _turned_away(self, answer: Computed | Answer, worker: WorkerSpec) -> Waiter | None:
         """Queue for another prefill worker if this one refused; None: use the answer."""
-        port, request = self._context.port, self._request
+        port, request, now_s = self._context.port, self._request, self._context.clock()
         if isinstance(answer, Computed):
-            port.answered(worker.id, request.id)
+            port.apply(Succeeded(request.id, worker.id, now_s))
             return None
         retry_after = header(answer.headers, b"retry-after")
         suspect = bool(request.avoid)
-        judge_answer(port, worker.id, request.id, answer.status, retry_after, suspect=suspect)
+        judge_answer(
+            port, worker.id, request.id, answer.status, retry_after, now_s, suspect=suspect
+        )
         again = None
         if self._prefills_left > 0 and may_differ_elsewhere(answer.status):
             if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
@@ -162,7 +166,7 @@ class SplitRelay(Relay):
         if response.status >= HTTPStatus.BAD_REQUEST:
             return Answer(response.status, answer, tuple(headers_down(response.headers)))
         computed = read_answer(answer)
-        context.port.prompt_counted(request, computed.prompt_tokens)
+        context.port.apply(PromptCounted(request.id, computed.prompt_tokens))
         self._computed_at = worker.id
         if place is not None or not hands_params:
             return replace(computed, kv_transfer_params=place)

@@ -22,7 +22,8 @@ from router.core.errors import (
     UpstreamTimeoutError,
 )
 from router.core.queue.retry import may_differ_elsewhere
-from router.core.types import Outcome, Request, WorkerSpec
+from router.core.stats import TokenStats
+from router.core.types import Outcome, Progressed, PromptCounted, Refused, Request, WorkerSpec
 from router.engines.client import Response
 from router.proxy.answers import (
     BODILESS,
@@ -97,7 +98,7 @@ class Relay:
         except asyncio.CancelledError:
             if client.gone:
                 self._count()
-                port.withdraw(self._request)
+                port.end(self._request, Outcome.ABORTED)
                 raise
             self._cut_short(EndingError("the router is ending; retry"), Outcome.FAILED)
         except BaseException:
@@ -122,7 +123,7 @@ class Relay:
         stream = self._stream_down
         self._count()
         done = stream is not None and stream.done
-        self._context.port.withdraw(self._request, Outcome.COMPLETED if done else outcome)
+        self._context.port.end(self._request, Outcome.COMPLETED if done else outcome)
         if not self._headed:
             self._refuse(error)
         elif stream is not None:
@@ -213,7 +214,7 @@ class Relay:
         self._note_first_byte()
         counted = tokens_of(body) if self._request.slots == 1 else None
         if counted is not None:
-            self._context.port.prompt_counted(self._request, *counted)
+            self._context.port.apply(PromptCounted(self._request.id, *counted))
         failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
         energy = [(ENERGY_HEADER, self._energy())] if self._request.metered else []
         self._end(Outcome.FAILED if failed else Outcome.COMPLETED)
@@ -240,9 +241,7 @@ class Relay:
 
     def _begin(self, response: Response) -> None:
         if not self._started:
-            self._note_first_byte()
-            stats = self._context.port.token_stats(self._request.group)
-            self._times = TokenTimes(stats, self._request.slots)
+            self._times = TokenTimes(self._note_first_byte(), self._request.slots)
             self._client.begin(response.status, self._headers_down(response), response)
             self._headed = True
 
@@ -280,7 +279,7 @@ class Relay:
 
     def _progress(self, tokens: int) -> None:
         self._told_tokens = tokens
-        self._context.port.progress(self._request, tokens)
+        self._context.port.apply(Progressed(self._request.id, tokens))
 
     def _count(self) -> None:
         if self._passing is not None:
@@ -311,14 +310,17 @@ class Relay:
         return b"unknown" if energy_j is None else b"%.3f" % energy_j
 
     def _judge(self, worker: WorkerSpec, error: UpstreamError) -> None:
-        judge_failure(self._context.port, self._context.trouble, worker.id, self._request.id, error)
+        context = self._context
+        judge_failure(
+            context.port, context.trouble, worker.id, self._request.id, error, context.clock()
+        )
 
     def _look_at_first(self, events: bytes) -> None:
         # A stream may begin with an error despite status 200.
         self._failed = FAILED.search(events) is not None
         if not self._failed:
             return
-        self._context.port.refused(self._at, self._request.id)
+        self._context.port.apply(Refused(self._request.id, self._at))
         if (status := _CODE.search(events)) is not None:
             self._look_at_status(int(status[1]))
 
@@ -331,25 +333,27 @@ class Relay:
         self._failed |= status >= HTTPStatus.BAD_REQUEST
         port, request = self._context.port, self._request
         suspect = bool(request.avoid)
-        judge_answer(port, self._at, request.id, status, retry_after, suspect=suspect)
+        now_s = self._context.clock()
+        judge_answer(port, self._at, request.id, status, retry_after, now_s, suspect=suspect)
         if self._attempts_left > 0 and self._asks_elsewhere(status):
             raise AnsweredError(f"status {status}")
 
     def _asks_elsewhere(self, status: int) -> bool:
         return may_differ_elsewhere(status) and self._may_ask_elsewhere(self._at)
 
-    def _note_first_byte(self) -> None:
+    def _note_first_byte(self) -> TokenStats:
         """Record the first byte, just before it goes to the client.
+
+        Returns:
+            Counters of the group's token times.
 
         Raises:
             RecalledError: the attempt was recalled; retry elsewhere.
         """
         self._watched.note_started(self._response)
         self._started = True
-        port, now_s = self._context.port, self._context.clock()
-        port.first_byte(self._request, now_s)
-        if not self._failed:
-            port.answered(self._at, self._request.id)
+        now_s, good = self._context.clock(), not self._failed
+        return self._context.port.began(self._request, self._at, now_s, good=good)
 
 
 def blamed(worker: WorkerSpec, error: UpstreamError) -> tuple[str, ...]:

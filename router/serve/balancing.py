@@ -19,7 +19,7 @@ from router.core.policies.protocol import Policy
 from router.core.policies.table import POLICIES, PolicySettings
 from router.core.types import DEFAULT_SLOTS, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.lane import DispatchSettings
+from router.dispatch.group_queue import DispatchSettings
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def balancing(settings: ServeSettings, dispatcher: Dispatcher) -> Part:
             chosen = deciding(settings)
             dispatcher.decide_by(chosen.policy, chosen.look_ahead)
             in_force = settings.of(DecidingSettings)
-        dispatcher.lanes.configure(bounds(settings))
+        dispatcher.configure(bounds(settings))
 
     return Part(take)
 

@@ -170,9 +170,9 @@ class Router:
             self.clock,
             settings.keys,
             lambda worker_id: cluster.worker(worker_id).live,
-            lambda: dispatcher.lanes.waiting,
+            lambda: dispatcher.waiting,
         )
-        dispatcher.lanes.incoming = self.snapshots
+        dispatcher.read_before_rounds(self.snapshots)
         self.gauges = GaugeReader(
             specs,
             dispatcher.apply,
@@ -201,7 +201,7 @@ class Router:
         )
         # In this order a worker that joins gets known.
         followers = (self.urls, self.agents, self.gauges, self.models, self.health, self.snapshots)
-        self.fleet = Fleet(cluster, dispatcher.lanes, followers, self.attempts.break_off, specs)
+        self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
 
     def _reloadable(self, settings: ServeSettings) -> list[Part]:
         """Return the parts that accept settings at run time; those that may reject them first."""

@@ -27,6 +27,7 @@ from router.config.serve_settings import ServeSettings
 from router.core.state.cluster import Cluster
 from router.core.types import (
     Outcome,
+    PromptCounted,
     Request,
     RunningRequest,
     Snapshot,
@@ -94,9 +95,8 @@ class Load:
         )
 
     def _answer(self, request: Request, worker: WorkerSpec) -> None:
-        self._dispatcher.answered(worker.id, request.id)
-        self._dispatcher.first_byte(request, time.monotonic())
-        self._dispatcher.prompt_counted(request, 60, 9)
+        self._dispatcher.began(request, worker.id, time.monotonic())
+        self._dispatcher.apply(PromptCounted(request.id, 60, 9))
 
 
 def made(

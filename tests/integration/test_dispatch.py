@@ -171,7 +171,7 @@ async def test_withdrawn_while_waiting() -> None:
     await settle()
     asking, waiter = rig.submit(1)
 
-    rig.dispatcher.withdraw(asking)
+    rig.dispatcher.end(asking, Outcome.ABORTED)
 
     assert waiter.cancelled()
     assert (rig.waiting, rig.in_flight) == (0, 1)
@@ -184,7 +184,7 @@ async def test_withdrawn_after_its_assignment() -> None:
     _, other = rig.submit(1)
     await settle()
 
-    rig.dispatcher.withdraw(asking)
+    rig.dispatcher.end(asking, Outcome.ABORTED)
     await settle()
 
     assert sent_to(other) == "a"
@@ -198,7 +198,7 @@ async def test_the_end_counts_once() -> None:
 
     for outcome in (Outcome.COMPLETED, Outcome.FAILED):
         rig.dispatcher.end(asking, outcome)
-    rig.dispatcher.withdraw(asking)
+    rig.dispatcher.end(asking, Outcome.ABORTED)
 
     assert (rig.in_flight, dict(rig.stats.outcomes)) == (0, {Outcome.COMPLETED: 1})
 
@@ -217,7 +217,7 @@ async def test_a_client_that_leaves_in_the_very_round_of_its_assignment(
 
     waiter.cancel()  # what cancelling a task that awaits it does
     await settle()
-    rig.dispatcher.withdraw(asking)
+    rig.dispatcher.end(asking, Outcome.ABORTED)
     await settle()
 
     assert sent_to(other) == "b"
@@ -286,7 +286,7 @@ async def test_waits_and_first_bytes_are_measured_from_the_arrival() -> None:
     rig.now_s += 4
     rig.dispatcher.end(first, Outcome.COMPLETED)
     await settle()
-    rig.dispatcher.first_byte(second, rig.now_s + 3)
+    rig.dispatcher.began(second, "a", rig.now_s + 3)
 
     assert rig.stats.pool_wait_s.total == pytest.approx(4)
     assert rig.stats.ttft_s.total == pytest.approx(7)

@@ -9,7 +9,7 @@ import pytest
 
 from router.core.state.group import Group
 from router.core.state.worker import Worker
-from router.core.types import Outcome, Request
+from router.core.types import Outcome, Progressed, Request
 from tests.support.core import part, running, token
 from tests.support.dispatching import Rig, sent_to, settle
 from tests.support.scripted import soon
@@ -102,7 +102,7 @@ async def test_progress_counts_where_no_snapshot_does() -> None:
     asking, _ = rig.submit(0, prompt_tokens=100)
     await settle()
 
-    rig.dispatcher.progress(asking, 32)
+    rig.dispatcher.apply(Progressed(asking.id, 32))
 
     assert rig.cluster.worker("a").load_tokens == 132
 
@@ -113,7 +113,7 @@ class Late:
     def __init__(self, rig: Rig) -> None:
         self.unread: list[Callable[[], None]] = []
         self.hastened = 0
-        rig.dispatcher.lanes.incoming = self
+        rig.dispatcher.read_before_rounds(self)
 
     def read(self) -> None:
         unread, self.unread = self.unread, []
@@ -147,7 +147,7 @@ async def test_who_has_to_wait_has_snapshots_read_soon() -> None:
 
     assert not waiter.done()
     assert late.hastened == 1
-    assert rig.dispatcher.lanes.waiting
+    assert rig.dispatcher.waiting
 
 
 class Ends:

@@ -35,11 +35,11 @@ async def in_its_body(router: Router, _: ScriptedServer, client: RawClient) -> A
 
 @contextlib.asynccontextmanager
 async def in_the_pool(router: Router, _: ScriptedServer, client: RawClient) -> AsyncIterator[None]:
-    router.dispatcher.lanes.drain("a", draining=True)
+    router.dispatcher.drain("a", draining=True)
     client.writer.write(HEAD + BODY)
     await until(lambda: router.waiting == 1)
     yield
-    router.dispatcher.lanes.drain("a", draining=False)
+    router.dispatcher.drain("a", draining=False)
 
 
 @contextlib.asynccontextmanager

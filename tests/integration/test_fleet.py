@@ -11,8 +11,8 @@ import pytest
 
 from router.core.errors import ConfigError, NoWorkerError, PoolFullError, QueueTimeoutError
 from router.core.policies.baselines import PerRequest
-from router.core.types import Dispatch, Outcome, WorkerDown, WorkerSpec, WorkerUp
-from router.dispatch.lanes import DISSOLVED_S
+from router.core.types import Dispatch, Fetched, Outcome, WorkerDown, WorkerSpec, WorkerUp
+from router.dispatch.group_queue import DISSOLVED_S
 from router.dispatch.membership import BusyError, Fleet, UnknownWorkerError
 from router.dispatch.models import ModelTable
 from router.engines.shared_urls import SharedUrls
@@ -125,7 +125,7 @@ async def test_a_worker_that_dies_while_it_is_drained() -> None:
 
 async def test_a_lockstep_group_is_drained_and_removed_as_one() -> None:
     rig = Managed({"a": 1, "b": 1})
-    rig.dispatcher.lanes.set_lockstep(("default",))
+    rig.dispatcher.set_lockstep(("default",))
     asking, _ = rig.submit(0)
     await settle()
     assert rig.fleet.drain("b") == ["a", "b"]
@@ -248,7 +248,7 @@ async def test_a_group_that_stays_empty_is_gone_after_a_while() -> None:
     late = request(9)
     with pytest.raises(NoWorkerError, match="has been removed"):
         rig.dispatcher.submit(late)
-    rig.dispatcher.withdraw(late)
+    rig.dispatcher.end(late, Outcome.ABORTED)
     rig.add("a")
     _, waiter = rig.submit(2)
     await settle()
@@ -271,7 +271,7 @@ async def test_prefill_workers_come_and_go() -> None:
     rig.fleet.settle()
     assert rig.states["p"] == "leaving"  # until its KV has been fetched, or nobody wants it
     await settle()
-    rig.dispatcher.fetched(ready)
+    rig.dispatcher.apply(Fetched(ready.id))
     rig.fleet.settle()
     assert rig.states == {"a": "up"}
     assert rig.cluster.prefill_group("default") is None
@@ -338,8 +338,8 @@ def test_a_rank_is_named_once_there_have_been_several() -> None:
 async def managed(router: Router, specs: Iterable[WorkerSpec]) -> AsyncIterator[Fleet]:
     """A fleet that sees to its workers until the block ends."""
     specs = tuple(specs)
-    cluster, lanes = router.dispatcher.cluster, router.dispatcher.lanes
-    fleet = Fleet(cluster, lanes, (SharedUrls(specs),), router.attempts.break_off, specs)
+    cluster, dispatcher = router.dispatcher.cluster, router.dispatcher
+    fleet = Fleet(cluster, dispatcher, (SharedUrls(specs),), router.attempts.break_off, specs)
     task = asyncio.create_task(fleet.run())
     yield fleet
     task.cancel()
@@ -405,12 +405,16 @@ async def test_pools_and_dispatch_take_other_settings() -> None:
     _, first = rig.submit(1)
     with pytest.raises(PoolFullError):
         rig.submit(2)
-    lanes = rig.dispatcher.lanes
-    lanes.configure(replace(lanes.settings, pool_limit=2, queue_timeout_s=5.0, overcommit=3))
+    dispatcher = rig.dispatcher
+    dispatcher.configure(
+        replace(dispatcher.settings, pool_limit=2, queue_timeout_s=5.0, overcommit=3)
+    )
     _, second = rig.submit(2)
     await settle()
     assert [sent_to(first), sent_to(second)] == ["a", "a"]
-    lanes.configure(replace(lanes.settings, overcommit=0, retry_share=0.0, retry_min_per_s=0.0))
+    dispatcher.configure(
+        replace(dispatcher.settings, overcommit=0, retry_share=0.0, retry_min_per_s=0.0)
+    )
     assert not rig.dispatcher.may_ask_elsewhere("default", frozenset())
     _, late = rig.submit(3)
     rig.now_s += 5.0
@@ -418,7 +422,7 @@ async def test_pools_and_dispatch_take_other_settings() -> None:
     with pytest.raises(QueueTimeoutError, match="within 5 s"):
         await late
     _, waiter = rig.submit(4)
-    lanes.configure(replace(lanes.settings, dispatch=Dispatch.INSTANT))
+    dispatcher.configure(replace(dispatcher.settings, dispatch=Dispatch.INSTANT))
     await settle()
     assert sent_to(waiter) == "a"
 

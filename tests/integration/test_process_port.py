@@ -19,7 +19,18 @@ from router.core.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
-from router.core.types import Outcome, Request, WorkerDown, WorkerSpec
+from router.core.types import (
+    Failed,
+    Outcome,
+    Progressed,
+    PromptCounted,
+    Refused,
+    Request,
+    RestRequested,
+    Succeeded,
+    WorkerDown,
+    WorkerSpec,
+)
 from router.processes.remote_dispatcher import GONE_S, SILENT_S, TICK_S
 from router.proxy.request_log import Served
 from tests.support.certificates import certificate
@@ -33,9 +44,9 @@ async def test_a_request_gets_its_worker_and_ends_once(tmp_path: Path) -> None:
     async with Decider(path, {"a": 1}).up() as decider, Proxy(path).up() as proxy:
         asked, port = request(0, arrival=100.0), proxy.port
         worker = await port.submit(asked)
-        port.first_byte(asked, 100.5)
-        port.progress(asked, 7)
-        port.prompt_counted(asked, 90)
+        port.began(asked, worker.id, 100.5)
+        port.apply(Progressed(asked.id, 7))
+        port.apply(PromptCounted(asked.id, 90))
         port.end(asked, Outcome.COMPLETED)
         port.end(asked, Outcome.FAILED)
 
@@ -57,7 +68,7 @@ async def test_who_leaves_the_pool_waits_no_more(tmp_path: Path) -> None:
         waiting = request(1)
         waiter = proxy.port.submit(waiting)
         await until(lambda: decider.rig.waiting == 1)
-        proxy.port.withdraw(waiting)
+        proxy.port.end(waiting, Outcome.ABORTED)
 
         await until(lambda: decider.rig.waiting == 0)
         assert waiter.cancelled()
@@ -70,7 +81,7 @@ async def test_a_worker_that_comes_too_late_is_given_back(tmp_path: Path) -> Non
         asked = request(0)
         proxy.port.submit(asked)
         await until(lambda: decider.rig.in_flight == 1)  # told, and not heard yet
-        proxy.port.withdraw(asked)
+        proxy.port.end(asked, Outcome.ABORTED)
 
         await until(lambda: decider.rig.in_flight == 0)
         assert dict(decider.rig.stats.outcomes) == {Outcome.ABORTED: 1}
@@ -190,7 +201,7 @@ async def test_another_decider_knows_what_is_under_way(tmp_path: Path) -> None:
             proxy = await proxies.enter_async_context(Proxy(path).up())
             await proxy.port.submit(streaming)
             await proxy.port.submit(ending)
-            proxy.port.progress(streaming, 40)
+            proxy.port.apply(Progressed(streaming.id, 40))
         await until(lambda: not proxy.port.here)
         proxy.port.end(ending, Outcome.COMPLETED)
         waiter = proxy.port.submit(waiting)
@@ -254,8 +265,8 @@ async def test_what_proxies_count_comes_together(tmp_path: Path) -> None:
         Proxy(path, 1).up() as other,
     ):
         for proxy in (one, other):
-            proxy.port.token_stats("default").itl_s.observe(0.02)
-            proxy.port.token_stats("default").tpot_s.observe(0.03)
+            proxy.tallies.tokens["default"].itl_s.observe(0.02)
+            proxy.tallies.tokens["default"].tpot_s.observe(0.03)
             proxy.http.connections, proxy.http.refused[413] = 2, 1
             proxy.tallies.unauthorized += 1
             proxy.port.tick()
@@ -292,12 +303,12 @@ async def test_what_is_said_of_workers_is_heard(tmp_path: Path) -> None:
     async with Decider(path, {"a": 1, "b": 1}).up() as decider, Proxy(path).up() as proxy:
         asked = request(0)
         worker = await proxy.port.submit(asked)
-        proxy.port.failed(worker.id, asked.id)
-        proxy.port.refused(worker.id, asked.id)
-        proxy.port.rest(worker.id, 2.0)
-        proxy.port.rest("nobody", 2.0)
+        proxy.port.apply(Failed(asked.id, worker.id, proxy.now_s))
+        proxy.port.apply(Refused(asked.id, worker.id))
+        proxy.port.apply(RestRequested(worker.id, proxy.now_s, 2.0))
+        proxy.port.apply(RestRequested("nobody", proxy.now_s, 2.0))
         proxy.port.trouble(worker.id, "cannot connect")
-        proxy.port.answered("nobody", "es-unknown")
+        proxy.port.apply(Succeeded("es-unknown", "nobody", proxy.now_s))
 
         await until(lambda: decider.troubles == [(worker.id, "cannot connect")])
         breaker = decider.rig.cluster.worker(worker.id).breaker

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.core.types import Outcome
+from router.core.types import Event, Outcome, Progressed
 from router.recording.lines import read
 from router.recording.recorder import Recorder, Setting
 from tests.support.relaying import One, RawClient, routed
@@ -73,7 +73,7 @@ async def test_the_times_of_a_streams_tokens_are_counted(one: One, answers: int)
         await client.read_to_end()
     await router.settled()
 
-    found = router.dispatcher.token_stats("default")
+    found = router.dispatcher.deciders["default"].stats.tokens
     assert sum(found.itl_s.counts) == (5 if answers == 1 else 0)
     assert sum(found.tpot_s.counts) == 1
     if answers == 1:
@@ -233,13 +233,13 @@ async def test_the_length_of_a_short_answer_is_told_at_its_end(
     one: One, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router, engine = one
-    told = []
-    monkeypatch.setattr(router.dispatcher, "progress", lambda _, tokens: told.append(tokens))
+    events: list[Event] = []
+    monkeypatch.setattr(router.dispatcher, "apply", events.append)
     asked = router.post(stream=True)
     await (await engine.next()).stream(*token_events(5), DONE)
     await soon(asked)
     await router.settled()
-    assert told == [5]
+    assert [event.generated_tokens for event in events if isinstance(event, Progressed)] == [5]
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ async def test_nothing_is_left_of_any_request(kept_s: float | None) -> None:
         assert set(chaos.outcomes) <= {200, 400, 429, 500, 502, "left"}, chaos.outcomes
         assert chaos.outcomes[200] > REQUESTS / 5, chaos.outcomes
         assert not router.dispatcher.cluster._requests
-        assert not any(lane.waiters for lane in router.dispatcher.lanes)
+        assert not any(queue.waiters for queue in router.dispatcher.queues.values())
         assert not any(router.attempts._of.values())
         assert not any(answer._connection for answer in router.upstream.answers)
     gc.collect()  # a future whose error nobody has asked for says so when it goes

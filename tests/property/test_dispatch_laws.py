@@ -72,9 +72,9 @@ class Story:
         request, waiter = self.alive[request_id]
         if step == "leave":  # what cancelling the task that awaits it does
             waiter.cancel()
-            asyncio.get_running_loop().call_soon(self.rig.dispatcher.withdraw, request)
+            asyncio.get_running_loop().call_soon(self.rig.dispatcher.end, request, Outcome.ABORTED)
         elif step == "withdraw" or not waiter.done():
-            self.rig.dispatcher.withdraw(request)
+            self.rig.dispatcher.end(request, Outcome.ABORTED)
         elif step == "give_back" and waiter.exception() is None:
             again = self.rig.dispatcher.give_back(request)
             self.alive[again[0].id] = again

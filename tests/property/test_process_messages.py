@@ -20,7 +20,21 @@ from router.core.errors import (
     QueueTimeoutError,
 )
 from router.core.queue.deadlines import Deadlines
-from router.core.types import Outcome, Request, WorkerSpec
+from router.core.types import (
+    Arrived,
+    Began,
+    Ended,
+    Failed,
+    Outcome,
+    Progressed,
+    PromptCounted,
+    Refused,
+    Request,
+    RestRequested,
+    Returned,
+    Succeeded,
+    WorkerSpec,
+)
 from router.http.limits import HttpLimits
 from router.processes import messages as m
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
@@ -51,17 +65,16 @@ from_proxies = st.one_of(
     st.builds(
         m.Hello, counts, counts, st.lists(st.builds(m.Held, requests, names, counts), max_size=2)
     ),
-    st.builds(m.Submit, requests),
-    st.builds(m.GiveBack, names, requests, st.lists(names, max_size=2).map(tuple)),
-    st.builds(m.Withdraw, names, outcomes),
-    st.builds(m.End, names, outcomes),
-    st.builds(m.FirstByte, names, times),
-    st.builds(m.Progress, names, counts),
-    st.builds(m.Counted, names, counts, counts),
-    st.builds(m.Answered, names, names),
-    st.builds(m.Failed, names, names, st.booleans()),
-    st.builds(m.Refused, names, names),
-    st.builds(m.Rest, names, times),
+    st.builds(Arrived, requests),
+    st.builds(Returned, names, requests),
+    st.builds(Ended, names, outcomes, st.none() | times),
+    st.builds(Began, names, names, times, st.booleans()),
+    st.builds(Progressed, names, counts),
+    st.builds(PromptCounted, names, counts, counts),
+    st.builds(Succeeded, names, names, times),
+    st.builds(Failed, names, names, times, st.booleans()),
+    st.builds(Refused, names, names),
+    st.builds(RestRequested, names, times, times),
     st.builds(m.Trouble, names, names),
     st.builds(
         m.Tally,
@@ -95,7 +108,7 @@ from_deciders = st.one_of(
 )
 
 
-def framed(messages: Iterable[m.Message]) -> bytes:
+def framed(messages: Iterable[msgspec.Struct]) -> bytes:
     data = bytearray()
     for message in messages:
         m.append(message, data)
@@ -112,22 +125,22 @@ def taken_apart(data: bytes, cuts: Sequence[int]) -> list[bytes]:
 
 
 @given(st.lists(from_proxies, max_size=9), st.lists(counts, max_size=20))
-def test_what_a_proxy_says(said: list[m.Message], cuts: list[int]) -> None:
+def test_what_a_proxy_says(said: list[msgspec.Struct], cuts: list[int]) -> None:
     frames = taken_apart(framed(said), cuts)
     assert [m.from_proxy.decode(frame) for frame in frames] == said
 
 
 @given(st.lists(from_deciders, max_size=9), st.lists(counts, max_size=20))
-def test_what_the_deciding_process_says(said: list[m.Message], cuts: list[int]) -> None:
+def test_what_the_deciding_process_says(said: list[msgspec.Struct], cuts: list[int]) -> None:
     frames = taken_apart(framed(said), cuts)
     assert [m.from_decider.decode(frame) for frame in frames] == said
 
 
 def test_what_cannot_be_written_leaves_the_rest_as_it_was() -> None:
-    data = bytearray(framed([m.Rest("a", 1.0)]))
+    data = bytearray(framed([m.Trouble("a", "b")]))
     before = bytes(data)
     beyond = Request("es-1", "g", 1, priority=2**64)
-    for message in (m.Submit(beyond), m.Trouble("a", "\ud800"), m.Progress("a", -(2**63) - 1)):
+    for message in (Arrived(beyond), m.Trouble("a", "\ud800"), Progressed("a", -(2**63) - 1)):
         with pytest.raises((OverflowError, ValueError)):
             m.append(message, data)
         assert data == before
@@ -162,7 +175,7 @@ def test_a_length_that_nobody_says_is_no_frame() -> None:
 
 
 @given(from_deciders.filter(lambda message: not isinstance(message, m.Beat)))
-def test_one_end_does_not_take_what_it_says_itself(message: m.Message) -> None:
+def test_one_end_does_not_take_what_it_says_itself(message: msgspec.Struct) -> None:
     (frame,) = taken_apart(framed([message]), [])
     with pytest.raises(msgspec.ValidationError):
         m.from_proxy.decode(frame)

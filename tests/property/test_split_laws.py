@@ -17,6 +17,7 @@ from router.core.state.cluster import Cluster
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.types import (
     EngineFailed,
+    Fetched,
     Outcome,
     Phase,
     Request,
@@ -26,7 +27,7 @@ from router.core.types import (
     WorkerView,
 )
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.lane import DispatchSettings
+from router.dispatch.group_queue import DispatchSettings
 from tests.support.core import request
 from tests.support.dispatching import play
 
@@ -132,7 +133,7 @@ class Story:
         asking, waiter = self.alive.pop(request_id)
         if step == "leave":
             waiter.cancel()
-            asyncio.get_running_loop().call_soon(self.port.withdraw, asking)
+            asyncio.get_running_loop().call_soon(self.port.end, asking, Outcome.ABORTED)
         elif not waiter.done():
             self.alive[request_id] = asking, waiter
         elif waiter.exception() is not None:
@@ -142,7 +143,7 @@ class Story:
         elif asking.group == STAGE:
             self.prefill(step, asking, waiter.result().id)
         else:
-            self.decode(step, asking)
+            self.decode(step, asking, waiter)
 
     def prefill(self, step: str, asking: Request, worker_id: str) -> None:
         """What comes of a request at a prefill worker."""
@@ -157,23 +158,23 @@ class Story:
         else:
             self.keep(self.port.hand_off(asking, PROMPT_TOKENS, KEPT_S))
 
-    def decode(self, step: str, asking: Request) -> None:
+    def decode(self, step: str, asking: Request, waiter: asyncio.Future[WorkerSpec]) -> None:
         """What comes of a request at a worker that decodes."""
         whole = asking.id in self.policy.whole
         if step == "fail" and whole:
-            again, waiter = self.port.give_back(asking)
-            self.policy.whole.add(again.id)
-            self.keep((again, waiter))
+            again = self.port.give_back(asking)
+            self.policy.whole.add(again[0].id)
+            self.keep(again)
         elif not whole and (step == "fail" or not self.port.keeps(asking)):
             self.keep(self.port.prefill_again(asking))
         else:
-            self.port.first_byte(asking, self.now_s)
+            self.port.began(asking, waiter.result().id, self.now_s)
             kept = self.kept_tokens
             if step == "refuse":  # what it would have fetched stays until it expires
                 self.port.end(asking, Outcome.COMPLETED)
                 assert self.kept_tokens == kept
             else:
-                self.port.fetched(asking)
+                self.port.apply(Fetched(asking.id))
                 assert not self.port.keeps(asking)
                 assert self.kept_tokens == kept - (0 if whole else PROMPT_TOKENS)
                 self.port.end(asking, Outcome.COMPLETED)
@@ -212,7 +213,7 @@ class Story:
 
     def finish(self) -> None:
         for asking, _ in self.alive.values():
-            self.port.withdraw(asking)
+            self.port.end(asking, Outcome.ABORTED)
         self.now_s += KEPT_S
         self.port.tick()
         for group in self.cluster.groups.values():

@@ -11,7 +11,7 @@ from router.core.policies.protocol import Policy
 from router.core.state.cluster import Cluster
 from router.core.types import Request, SnapshotReceived, WorkerSpec, WorkerUp
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.lane import DispatchSettings
+from router.dispatch.group_queue import DispatchSettings
 from tests.support.core import request, snapshot
 
 

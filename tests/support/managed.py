@@ -30,7 +30,7 @@ class Managed(Rig):
         self.urls = Shared(specs)
         self.fleet = Fleet(
             self.cluster,
-            self.dispatcher.lanes,
+            self.dispatcher,
             (self.urls, Shared(specs)),
             lambda worker_id, _: self.broken.append(worker_id),
             specs,

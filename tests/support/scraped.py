@@ -12,7 +12,7 @@ from router.core.policies.table import POLICIES, PolicySettings
 from router.core.state.cluster import Cluster
 from router.core.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.lane import DispatchSettings
+from router.dispatch.group_queue import DispatchSettings
 from router.engines.gauges import GaugeReader
 from router.engines.health import HealthMonitor
 from router.engines.power_agents import PowerAgents

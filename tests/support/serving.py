@@ -26,7 +26,7 @@ from router.core.state.worker import Worker
 from router.core.stats import GroupStats
 from router.core.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.lane import DispatchSettings
+from router.dispatch.group_queue import DispatchSettings
 from router.dispatch.models import ModelTable
 from router.engines.client import HttpClient, Response
 from router.http.lifecycle import Lifecycle

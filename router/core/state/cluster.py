@@ -19,11 +19,14 @@ from router.core.state.group import Group
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.state.worker import Worker
 from router.core.types import (
+    AnswerEvent,
     Arrived,
+    Began,
     Dispatched,
     Ended,
     EngineFailed,
     Event,
+    Failed,
     FeedStale,
     Fetched,
     GaugesReceived,
@@ -33,10 +36,13 @@ from router.core.types import (
     Prefilled,
     Progressed,
     PromptCounted,
+    Refused,
     Request,
     RequestEvent,
+    RestRequested,
     Returned,
     SnapshotReceived,
+    Succeeded,
     WorkerDown,
     WorkerSpec,
     WorkerUp,
@@ -191,10 +197,6 @@ class Cluster:
             if group.lockstep != (group.name in names):
                 group.set_lockstep(group.name in names)
 
-    def note_first_byte(self, request: Request) -> None:
-        for watcher in self.watchers:
-            watcher.first_byte(request)
-
     def apply(self, event: Event) -> bool:
         """Apply one event; late events of ended requests are ignored.
 
@@ -214,6 +216,8 @@ class Cluster:
                 self._group_of[event.worker_id].lose_feed(event.worker_id)
             case PowerTold():
                 self._group_of[event.worker_id].take_power(event)
+            case Succeeded() | Failed() | Refused() | RestRequested():
+                self._apply_answer(event)
             case _:
                 tracked = self._requests.get(event.request_id)
                 if tracked is not None:
@@ -233,11 +237,28 @@ class Cluster:
                 if isinstance(worker, PrefillWorker):
                     worker.lose_kept()
 
+    def _apply_answer(self, event: AnswerEvent) -> None:
+        """Record what an answer shows of its worker; that of a removed worker shows nothing."""
+        group = self._group_of.get(event.worker_id)
+        if group is None:
+            return
+        match event:
+            case Succeeded():
+                group.workers[event.worker_id].breaker.succeeded(event.request_id, event.time_s)
+            case Failed():
+                group.failed(event.worker_id, event.request_id, event.time_s, suspect=event.suspect)
+            case Refused():
+                group.workers[event.worker_id].refused(event.request_id)
+            case _:
+                group.rest(event.worker_id, event.time_s, event.seconds)
+
     def _apply_request(self, event: RequestEvent, tracked: _Tracked) -> None:
         group = self.groups[tracked.request.group]
         match event:
             case Dispatched():
                 self._dispatch(group, tracked, event)
+            case Began():
+                self._begin(tracked, event)
             case Progressed():
                 if tracked.worker is not None:
                     group.progress(tracked.worker, tracked.request, event.generated_tokens)
@@ -255,6 +276,12 @@ class Cluster:
         tracked.go_to(self.worker(event.worker_id), event.time_s)
         for watcher in self.watchers:
             watcher.dispatched(tracked.request)
+
+    def _begin(self, tracked: _Tracked, event: Began) -> None:
+        for watcher in self.watchers:
+            watcher.first_byte(tracked.request)
+        if event.good and tracked.worker is not None:
+            tracked.worker.breaker.succeeded(event.request_id, event.time_s)
 
     def _end_stage(
         self, group: Group, tracked: _Tracked, event: Prefilled | Returned | Ended

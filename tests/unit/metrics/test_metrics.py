@@ -13,6 +13,8 @@ from router.core.errors import KeyLimitError
 from router.core.stats import Histogram
 from router.core.types import (
     ADMISSION_ENDED,
+    Failed,
+    Fetched,
     Outcome,
     PoolState,
     PowerTold,
@@ -371,13 +373,13 @@ async def test_what_becomes_of_prompts_that_are_computed_elsewhere() -> None:
     first, waiter = ready[0]
     assert (await waiter).id == "d"
     assert bench.scrape()["kv_kept_tokens", (stage,)] == 120
-    port.first_byte(first, bench.now_s + 2)
-    port.fetched(first)
+    port.began(first, "d", bench.now_s + 2)
+    port.apply(Fetched(first.id))
     port.end(first, Outcome.COMPLETED)
     again, waiter = port.prefill_again(ready[1][0])
     assert (await waiter).id == "p"
     whole, _ = port.serve_whole(again)
-    port.withdraw(whole)
+    port.end(whole, Outcome.ABORTED)
     bench.now_s += 30.0
     port.tick()
     shown = bench.scrape()
@@ -428,7 +430,7 @@ def test_an_ejected_worker_says_so_and_has_ten_series_all_the_same(bench: Bench)
     bench.step(1, a=10, b=10)
     group = bench.dispatcher.cluster.groups["g"]
     while not group.ejections:
-        bench.dispatcher.failed("a", "x")
+        bench.dispatcher.apply(Failed("x", "a", bench.now_s))
     samples = bench.scrape()
     assert samples["worker_breaker", ("g", "0", "a")] == 2
     assert samples["worker_ejections_total", ("g",)] == 1

@@ -8,6 +8,7 @@ from router.core.energy.joules import PowerLevels
 from router.core.state.cluster import Cluster
 from router.core.types import (
     Arrived,
+    Began,
     Ended,
     FeedStale,
     KvGroup,
@@ -84,7 +85,7 @@ def test_a_request_by_the_counts_of_its_engine() -> None:
     send(recorded.cluster, request(1, 100, arrival=100.5))
     recorded.now_s = 101.0
     show(recorded.cluster, snapshot("full", 1, running(part(1), 98, 1)))
-    recorded.cluster.note_first_byte(request(1))
+    recorded.cluster.apply(Began(token(1), "a", recorded.now_s))
     show(recorded.cluster, snapshot("delta", 2), snapshot("delta", 3, finished=(part(1),)))
     recorded.now_s = 102.0
     assert recorded.end(1) == RequestLine(
@@ -201,7 +202,7 @@ def test_requests_sent_before_anybody_listened_lack_the_times_of_before() -> Non
     recorded.recorder.leave(recorded.listener)
     send(recorded.cluster, request(1, arrival=99.0))
     recorded.listener = recorded.recorder.listen()
-    recorded.cluster.note_first_byte(request(1))
+    recorded.cluster.apply(Began(token(1), "a", recorded.now_s))
     header = recorded.listener.take()
     recorded.cluster.apply(Ended(token(1), Outcome.COMPLETED))
     recorded.listener.put(b"")

@@ -1,4 +1,4 @@
-"""One end of the connection between a proxy and the deciding process."""
+"""A proxy as the deciding process reaches it, or the other way round."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from router.processes.messages import Frames, Message, append
+from router.processes.messages import Frames, append
 
 log = logging.getLogger(__name__)
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=msgspec.Struct)
 
 
-class Connection(asyncio.Protocol, Generic[M]):
+class Peer(asyncio.Protocol, Generic[M]):
     """Sends and receives messages; one write carries all messages of an event loop turn.
 
     Any error in a message ends the connection and both ends reconnect: the state that each holds of
@@ -35,13 +35,13 @@ class Connection(asyncio.Protocol, Generic[M]):
     def __init__(
         self,
         decoder: msgspec.msgpack.Decoder[M],
-        take: Callable[[M], None],
+        receive: Callable[[M], None],
         made: Callable[[], None],
         lost: Callable[[], None],
         broken: Callable[[], None],
     ) -> None:
         self._decoder = decoder
-        self._take = take
+        self._receive = receive
         self._made = made
         self._lost = lost
         self._broken = broken
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol, Generic[M]):
         self.silent = 0
         try:
             for frame in self._frames.feed(data):
-                self._take(self._decoder.decode(frame))
+                self._receive(self._decoder.decode(frame))
         except Exception:
             log.exception("a message from another process cannot be handled; the two connect anew")
             self._broken()
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol, Generic[M]):
         self._unsent.clear()
         self._lost()
 
-    def say(self, message: Message) -> bool:
+    def send(self, message: msgspec.Struct) -> bool:
         """Queue a message for the end of this loop turn; return false if it cannot be encoded.
 
         In that case earlier messages are still sent, then the connection closes.

@@ -1,0 +1,417 @@
+"""A group's waiting requests, the timing of its rounds, and the dispatch of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+from router.core.clock import Clock
+from router.core.errors import (
+    DisplacedError,
+    EvenstepError,
+    NoWorkerError,
+    PoolFullError,
+    QueueTimeoutError,
+)
+from router.core.forecast.look_ahead import LookAhead
+from router.core.policies.protocol import Policy
+from router.core.queue.retry import RetryBudget
+from router.core.rounds.decider import Decider
+from router.core.rounds.overcommit import Overcommit
+from router.core.state.cluster import Cluster
+from router.core.types import (
+    Arrived,
+    Dispatch,
+    Dispatched,
+    Ended,
+    FeedStale,
+    Outcome,
+    Request,
+    WorkerSpec,
+)
+
+log = logging.getLogger(__name__)
+
+# One failed request takes a worker down until its next health check. Requests wait for that long.
+_GRACE_S = 1.0
+# All workers may be replaced at once. Until then, requests get a retryable error.
+DISSOLVED_S = 60.0
+# Ranks of one barrier report within this time of each other; a round waits for the last report.
+_BARRIER_SKEW_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchSettings:
+    """Settings of the loop.
+
+    Attributes:
+        patience_s: wait after which a request takes the next free slot.
+        queue_timeout_s: wait after which a request fails; it starts again when a worker fails the
+            request.
+        snapshot_stale_s: age from which a snapshot no longer counts.
+        overcommit: number of requests that may queue in an engine; None: as its slot bubble
+            requires.
+        retry_share: retries allowed per request.
+        retry_min_per_s: retries allowed per second in any case.
+    """
+
+    dispatch: Dispatch = Dispatch.POOL
+    pool_limit: int = 1024
+    patience_s: float = 5.0
+    queue_timeout_s: float = 60.0
+    snapshot_stale_s: float = 3.0
+    overcommit: int | None = 0
+    retry_share: float = 0.2
+    retry_min_per_s: float = 10.0
+
+
+class Incoming(Protocol):
+    """Engine messages that have arrived and are not applied yet."""
+
+    def read(self) -> None:
+        """Apply all messages that have arrived; a decision follows."""
+        ...
+
+    def hasten(self) -> None:
+        """Apply further messages soon; requests wait for them."""
+        ...
+
+
+class NothingIncoming:
+    """A source without messages."""
+
+    def read(self) -> None: ...
+
+    def hasten(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all queues of a dispatcher share.
+
+    Attributes:
+        clock: seconds, monotonic.
+        incoming: engine messages that are applied before each round.
+    """
+
+    cluster: Cluster
+    clock: Clock
+    settings: DispatchSettings
+    incoming: Incoming
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A waiting request's future; ``since_s``: its arrival, or its return from another worker."""
+
+    worker: asyncio.Future[WorkerSpec]
+    since_s: float
+
+    def refuse(self, error: EvenstepError) -> None:
+        """Fail the future; no-op if it has a worker already, or the client has left."""
+        if not self.worker.done():
+            self.worker.set_exception(error)
+
+
+class GroupQueue:
+    """The queue of a group whose workers answer requests; all runs on one event loop.
+
+    Attributes:
+        lacking: what a request that waits for too long has not got.
+        waiters: futures of the requests in the pool.
+        prefills: queue of the group's prefill stage; None without prefill workers.
+        sent_s: times of dispatch, until the first byte.
+        deserted_s: time since which no worker serves the group; None while one does, or is only
+            paused.
+    """
+
+    lacking: ClassVar[str] = "slot became free"
+
+    def __init__(self, shared: Shared, decider: Decider) -> None:
+        self._shared = shared
+        self.decider = decider
+        self.group = decider.group
+        self.pool = decider.pool
+        self.stats = decider.stats
+        settings = shared.settings
+        self.budget = RetryBudget(settings.retry_share, settings.retry_min_per_s)
+        self.waiters: dict[str, Waiter] = {}
+        self.prefills: PrefillQueue | None = None
+        self.deserted_s: float | None = shared.clock()
+        self.sent_s: dict[str, float] = {}
+        self._timer: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._hurried = False
+
+    # Settings.
+
+    def configure(self, settings: DispatchSettings, before: DispatchSettings) -> None:
+        self.budget.configure(settings.retry_share, settings.retry_min_per_s)
+        self.pool.configure(settings.pool_limit, settings.patience_s, settings.queue_timeout_s)
+        if before.overcommit != settings.overcommit:
+            self.decider.overcommit = Overcommit(settings.overcommit)
+        self.decider.dispatch = settings.dispatch
+        self.note_change()
+
+    def decide_by(
+        self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
+    ) -> None:
+        self.decider.policy, self.decider.look_ahead = make_policy(), make_look_ahead()
+
+    # Requests.
+
+    def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
+        """Queue a newcomer; errors as from ``DispatchPort.submit``."""
+        if (deserted := self.deserted()) is not None:
+            raise self._unserved(deserted)
+        if self.pool.full:
+            self.hold_round()
+            if self.pool.full:
+                self._make_place(request)
+        self.budget.earn(self._shared.clock())
+        self._shared.cluster.apply(Arrived(request))
+        return self.wait(request, request.arrival_s)
+
+    def wait(self, request: Request, since_s: float) -> asyncio.Future[WorkerSpec]:
+        """Queue a request that the cluster knows; the future resolves to its worker."""
+        self.pool.add(request)
+        worker: asyncio.Future[WorkerSpec] = asyncio.get_running_loop().create_future()
+        self.waiters[request.id] = Waiter(worker, since_s)
+        self.schedule(hurry=True)
+        return worker
+
+    def began(self, request: Request, now_s: float) -> None:
+        self.stats.ttft_s.observe(now_s - request.arrival_s)
+        self.observe_service(request.id, now_s)
+
+    def observe_service(self, request_id: str, now_s: float) -> None:
+        """Measure the time since the dispatch, once; the prompt's part of the service."""
+        sent_s = self.sent_s.pop(request_id, None)
+        if sent_s is not None:
+            self.stats.service_s.observe(now_s - sent_s)
+
+    def end(self, request: Request, outcome: Outcome) -> None:
+        """End a waiting or dispatched request."""
+        if (waiter := self.waiters.pop(request.id, None)) is not None:
+            self.pool.remove(request.id)
+            waiter.worker.cancel()
+        shared = self._shared
+        shared.incoming.read()  # its last tokens must be counted before it ends
+        self.stats.outcomes[outcome] += 1
+        self.sent_s.pop(request.id, None)
+        shared.cluster.apply(Ended(request.id, outcome, shared.clock()))
+        self.wake()
+
+    def may_retry(self) -> bool:
+        within = self.budget.spend(self._shared.clock())
+        self.stats.unreturned += not within
+        return within
+
+    def _make_place(self, newcomer: Request) -> None:
+        """Evict a request of the tenant with the most waiting requests, or reject the newcomer."""
+        limit = self._shared.settings.pool_limit
+        displaced = self.pool.displaced_by(newcomer.tenant, self.decider.fair.weight)
+        if displaced is None:
+            self.stats.rejected += 1
+            raise PoolFullError(limit, retry_after_s=1)
+        self._give_up(displaced, Outcome.DISPLACED, DisplacedError(limit, retry_after_s=1))
+
+    def _give_up(self, request: Request, outcome: Outcome, error: EvenstepError) -> None:
+        waiter = self._take_out(request)
+        self.end(request, outcome)
+        waiter.refuse(error)
+
+    def _take_out(self, request: Request) -> Waiter:
+        self.pool.remove(request.id)
+        return self.waiters.pop(request.id)
+
+    # Rounds.
+
+    def wake(self) -> None:
+        """Schedule rounds of all the group's stages, since a slot may have become free."""
+        self.schedule(hurry=True)
+        if self.prefills is not None:
+            self.prefills.schedule(hurry=True)
+
+    def schedule(self, *, hurry: bool) -> None:
+        """Schedule a round: at the loop's next turn, or once all ranks should have reported."""
+        if not self.waiters:
+            return
+        if self._timer is not None:
+            if self._hurried or not hurry:
+                return
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._hurried = hurry
+        if hurry:
+            self._timer = loop.call_soon(self.hold_round)
+        else:
+            self._timer = loop.call_later(_BARRIER_SKEW_S, self.hold_round)
+
+    def hold_round(self) -> None:
+        self._shared.incoming.read()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._assign()
+        if self.waiters:
+            self._shared.incoming.hasten()
+
+    def _assign(self) -> None:
+        cluster, stats, now = self._shared.cluster, self.stats, self._shared.clock()
+        assignments = self.decider.decide(now, self._shared.clock)
+        for request_id, worker_id in assignments:
+            request = self.pool.remove(request_id)
+            waiter = self.waiters.pop(request_id)
+            assert request is not None
+            cluster.apply(Dispatched(request_id, worker_id, now))
+            self.sent_s[request_id] = now
+            stats.assigned += 1
+            stats.estimated += not request.exact
+            stats.pool_wait_s.observe(now - waiter.since_s)
+            if not waiter.worker.done():  # else its client has just left, and withdraws it next
+                waiter.worker.set_result(cluster.worker(worker_id).spec)
+        # Prompts go out one a round, and now the queue behind has room for further ones.
+        if assignments and self.prefills is not None:
+            self.prefills.schedule(hurry=True)
+
+    # Workers.
+
+    def note_change(self) -> None:
+        """Note that the set of usable workers may have changed."""
+        if self.group.serving or self.group.paused:
+            self.deserted_s = None
+        elif self.deserted_s is None:
+            self.deserted_s = self._shared.clock()
+        self.schedule(hurry=True)
+
+    @property
+    def dissolvable(self) -> bool:
+        """True once the group is empty and has had no worker for ``DISSOLVED_S`` seconds."""
+        if self.group.workers or self.deserted_s is None:
+            return False
+        return self._shared.clock() - self.deserted_s >= DISSOLVED_S
+
+    def deserted(self) -> GroupQueue | None:
+        """A queue without workers for ``_GRACE_S`` seconds that requests here need."""
+        since_s = self.deserted_s
+        if since_s is None or self._shared.clock() - since_s < _GRACE_S:
+            return None
+        return self
+
+    def desertion(self) -> NoWorkerError:
+        workers = self.group.workers.items()
+        states = ", ".join(f"{i}: {w.down_reason or 'draining'}" for i, w in workers)
+        return NoWorkerError(
+            f"no worker of group {self.group.name!r} is up ({states or 'all have been removed'})"
+        )
+
+    def _unserved(self, deserted: GroupQueue) -> NoWorkerError:
+        self.stats.unserved += 1
+        return deserted.desertion()
+
+    def _desert(self, request: Request, deserted: GroupQueue) -> None:
+        """Fail a waiting request."""
+        self._give_up(request, Outcome.FAILED, deserted.desertion())
+
+    # Time.
+
+    def tick(self, now: float) -> None:
+        """Check stale snapshots and expired requests."""
+        self.decider.learn()
+        self.decider.fair.see(now, self.group.held)
+        for worker in self.group.live_workers():
+            age_s = now - worker.feed.received_s if worker.feed else 0.0
+            if age_s > self._shared.settings.snapshot_stale_s:
+                log.warning("%s: no snapshot for %.1f s, own counts hold", worker.spec.id, age_s)
+                self._shared.cluster.apply(FeedStale(worker.spec.id))
+                self.schedule(hurry=True)
+        self._expire(now)
+        if self.group.review(now):
+            self.schedule(hurry=True)
+        if self.waiters and (deserted := self.deserted()) is not None:
+            for request in list(self.pool):
+                self._desert(request, deserted)
+
+    def _expire(self, now: float) -> None:
+        for request in self.pool.expired(now):
+            # A request that came back is old by its arrival, but has waited only since its return.
+            timeout_s = self.pool.timeout_of(request)
+            if now - self.waiters[request.id].since_s >= timeout_s:
+                own = timeout_s == request.queue_timeout_s
+                error = QueueTimeoutError(f"no {self.lacking} within {timeout_s:g} s", own=own)
+                self._give_up(request, Outcome.EXPIRED, error)
+
+
+class PrefillQueue(GroupQueue):
+    """The queue of a group's prefill stage, which hands requests off to the group's own queue.
+
+    Args:
+        decode: the group's own queue.
+    """
+
+    lacking = "prefill worker had room"
+
+    def __init__(self, shared: Shared, decider: Decider, decode: GroupQueue) -> None:
+        super().__init__(shared, decider)
+        self.decode = decode
+        self.prefills = decode.prefills = self
+
+    def configure(self, settings: DispatchSettings, before: DispatchSettings) -> None:
+        super().configure(replace(settings, dispatch=Dispatch.POOL), before)
+
+    def decide_by(
+        self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
+    ) -> None:
+        """Keep the fallback policy: a prefill stage has no other."""
+
+    def refuse(self, worker_id: str) -> bool:
+        """Give a worker that refused a prompt no other until the next tick.
+
+        Returns:
+            False, without effect, if all others refuse too or the retry budget is spent.
+        """
+        workers = self.group.prefill_workers
+        if not any(w.takes and not w.refusing and w.spec.id != worker_id for w in workers):
+            return False
+        if not self.may_retry():
+            return False
+        for worker in workers:
+            worker.refusing |= worker.spec.id == worker_id
+        return True
+
+    def _assign(self) -> None:
+        """Hold a round if the decode queue can hold all prompts that are being computed."""
+        prefilling = sum(worker.in_flight for worker in self.group.workers.values())
+        if len(self.decode.waiters) + prefilling < self._shared.settings.pool_limit:
+            super()._assign()
+
+    @property
+    def dissolvable(self) -> bool:
+        """False: it goes with the group's own queue."""
+        return False
+
+    def deserted(self) -> GroupQueue | None:
+        return self.decode.deserted() or super().deserted()
+
+    def _unserved(self, deserted: GroupQueue) -> NoWorkerError:
+        return deserted.desertion()  # a worker may still serve the whole request
+
+    def _desert(self, request: Request, deserted: GroupQueue) -> None:
+        """Fail a waiting request, which stays known if a worker may still serve it whole."""
+        if deserted is self:
+            self._take_out(request).refuse(self.desertion())
+        else:
+            super()._desert(request, deserted)
+
+    def tick(self, now: float) -> None:
+        """Check as for other queues; expired KV or the end of a refusal may make room."""
+        for worker in self.group.prefill_workers:
+            kept_tokens = worker.kept_tokens
+            self.stats.expired_kv_tokens += worker.expire(now)
+            if worker.kept_tokens < kept_tokens or worker.refusing:
+                self.schedule(hurry=True)
+            worker.refusing = False
+        super().tick(now)
