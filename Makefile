@@ -10,7 +10,7 @@ PURE := router/core/* engine_patches/admission/* loadgen/diagnose/analysis/* $(a
     recording/lines.py recording/recorder.py observe/observed.py)
 
 .NOTPARALLEL:
-.PHONY: help venv engine prometheus up demo figures gpu test test-fast test-engine test-planes soak check format docs bench bench-router clean
+.PHONY: help venv engine prometheus up demo figures gpu test test-fast test-engine soak check format docs bench bench-router clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -75,10 +75,7 @@ BESIDE = nice -n 10 $(PYTEST) --cov --cov-report= -p no:cacheprovider -m "$(1)" 
 test-engine: engine  ## the slow proofs on real vLLM
 	REQUIRE_ENGINE=1 $(PYTEST) -m "engine and slow"
 
-test-planes: engine  ## what a client may rely on, on the data plane that is not the default
-	EVENSTEP_DATA_PLANE=asgi REQUIRE_ENGINE=1 $(PYTEST) -m "planes and (engine or not slow)"
-
-soak: $(READY)  ## the long runs on emulated workers
+soak: $(READY)  ## the long runs on emulated workers, and FastAPI's data plane in processes
 	$(PYTEST) -m "slow and not engine"
 
 check: $(READY)  ## lint, formatting, types, import rules (what pre-commit runs)

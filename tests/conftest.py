@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from router.cli import main
+from router.http.plane import DataPlane
 from tests.support import plugin_engine
-from tests.support.planes import LONG, QUICK, VARIABLE, planes_of
+from tests.support.planes import VARIABLE, planes_of
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -40,23 +41,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if planes := planes_of(metafunc.module.__name__):
+    slow = metafunc.definition.get_closest_marker("slow") is not None
+    if planes := planes_of(metafunc.module.__name__, slow=slow):
         metafunc.parametrize("data_plane", planes, indirect=True, scope="module", ids=str)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in QUICK | LONG:
-            item.add_marker(pytest.mark.planes)
-
-
 @pytest.fixture(scope="module", autouse=True)
-def data_plane(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The data plane of routers that are started meanwhile, where a test is told which."""
+def data_plane(request: pytest.FixtureRequest) -> Iterator[DataPlane | None]:
+    """The data plane of the routers that a test starts; None: the environment names it."""
+    plane: DataPlane | None = getattr(request, "param", None)
     with pytest.MonkeyPatch.context() as patch:
-        if plane := getattr(request, "param", ""):
+        if plane:
             patch.setenv(VARIABLE, plane)
-        yield
+        yield plane
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import signal
 import ssl
@@ -15,15 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from router.http.plane import DataPlane
 from tests.support.certificates import certificate, shown
 from tests.support.chaos import body
 from tests.support.fleet import running_fleet
-from tests.support.planes import VARIABLE
 from tests.support.server import Server, free_port, starting, wait_until
 
-SEVERAL_PROCESSES = pytest.mark.skipif(
-    os.environ.get(VARIABLE) == "asgi", reason="this data plane knows one process"
-)
 Settings = dict[str, object]
 Pair = tuple[Path, Path]
 
@@ -57,10 +53,12 @@ def write(config: Path, settings: Settings) -> None:
     config.write_text("".join(f"{name} = {json.dumps(v)}\n" for name, v in settings.items()))
 
 
-@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=SEVERAL_PROCESSES)])
+@pytest.mark.parametrize("processes", ["1", "2"])
 async def test_a_stream_goes_on_while_everything_is_read_again(
-    tmp_path: Path, processes: str
+    tmp_path: Path, data_plane: DataPlane, processes: str
 ) -> None:
+    if data_plane is DataPlane.ASGI and processes != "1":
+        pytest.skip("this data plane knows one process")
     certificates, lines = set_up(tmp_path)
     config = tmp_path / "evenstep.toml"
     port, admin = free_port(), free_port()

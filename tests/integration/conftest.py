@@ -48,7 +48,9 @@ def engine(shared_engine: SharedEngine) -> Server:
 
 
 @pytest.fixture(scope="module")
-def router(engine: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def router(
+    data_plane: None, engine: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """The router before that engine."""
     worker = f"{engine.url},group={GROUP},slots=8"
     folder = tmp_path_factory.mktemp("router")

@@ -45,7 +45,7 @@ assert len(BODY) == 59
 
 
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+def front(data_plane: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     """What ends nothing by itself is ended by the timeouts."""
     times = ("--header-timeout", "0.2", "--body-timeout", "0.2")
     flags = (*LIMIT_FLAGS[:2], *times, "--keep-alive-timeout", "0.2")

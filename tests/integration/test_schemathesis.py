@@ -17,12 +17,12 @@ from tests.support.raw_http import TIMEOUT_S, Front, fronted
 
 # Of an engine that has what is asked for, and of one that has not; 503 while no worker is up.
 BAD = {500, 502, 504}
-FEW = pytest.param(5, id="few")
-MANY = pytest.param(200, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+PORTS = pytest.mark.parametrize("port", ["client", "admin"])
+MODES = pytest.mark.parametrize("mode", GenerationMode)
 
 
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+def front(data_plane: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     folder = tmp_path_factory.mktemp("schemathesis")
     with fronted(folder, "--queue-timeout", "2") as front:
         yield front
@@ -33,12 +33,23 @@ def operations(url: str) -> list[Any]:
     return [found.ok() for found in schema.get_all_operations()]
 
 
-@pytest.mark.parametrize("port", ["client", "admin"])
-@pytest.mark.parametrize("mode", GenerationMode)
-@pytest.mark.parametrize("examples", [FEW, MANY])
-def test_no_operation_answers_500(
-    front: Front, port: str, mode: GenerationMode, examples: int
+@PORTS
+@MODES
+def test_no_operation_answers_500(front: Front, port: str, mode: GenerationMode) -> None:
+    check(front, port, mode, examples=5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@PORTS
+@MODES
+def test_of_many_requests_none_is_answered_500(
+    front: Front, port: str, mode: GenerationMode
 ) -> None:
+    check(front, port, mode, examples=200)
+
+
+def check(front: Front, port: str, mode: GenerationMode, examples: int) -> None:
     url = f"http://127.0.0.1:{front.port if port == 'client' else front.admin}"
     session = requests.Session()
     for operation in operations(url):

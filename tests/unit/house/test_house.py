@@ -81,6 +81,16 @@ def test_files_are_short() -> None:
     assert quantiles(lengths.values(), n=10)[-1] <= 330
 
 
+def test_the_folders_of_unit_tests_are_those_of_the_source() -> None:
+    """Those of router/ stand without its name; house/ has the rules of the repository."""
+    units = ROOT / "tests" / "unit"
+    tested = {path.parent.relative_to(units) for path in units.rglob("test_*.py")}
+    sources = {path.parent.relative_to(ROOT) for path in SOURCES}
+    known = sources | {path.relative_to("router") for path in sources if path.parts[0] == "router"}
+
+    assert tested - known == {Path("house")}
+
+
 def test_names_say_what_things_are() -> None:
     defined = [
         f"{place(path)}:{node.lineno} {node.name}"
