@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci
 PURE := router/core/* engine_patches/admission/* loadgen/diagnose/analysis/* $(addprefix router/, \
-    access/keys.py access/limits.py http/counts.py http/head.py http/limits.py http/refusal.py \
+    access/key_ring.py access/key_limits.py http/head.py http/port.py http/refusal.py \
     recording/lines.py recording/recorder.py observe/observed.py)
 
 .NOTPARALLEL:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from router.cli import main
-from router.http.plane import DataPlane
+from router.http.port import DataPlane
 from tests.support import plugin_engine
 from tests.support.planes import VARIABLE, planes_of
 

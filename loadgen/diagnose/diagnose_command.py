@@ -17,7 +17,7 @@ from loadgen.diagnose.recording_source import earlier_report, recording_from
 from loadgen.replay.workload import checked_time_scale
 from loadgen.report.origin import KEY, Engines, origin
 from loadgen.traces.recordings import load_recording
-from router.access.files import first_key
+from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError

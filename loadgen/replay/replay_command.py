@@ -26,10 +26,10 @@ from loadgen.replay.replayer import Replayer, Target, get_json
 from loadgen.replay.router_counters import Scrapes, StepTime, cluster_report
 from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
 from loadgen.traces.trace import BUNDLED, Trace, load_trace
-from router.access.files import first_key
+from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import ConfigError, UpstreamError
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

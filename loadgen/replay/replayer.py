@@ -15,7 +15,7 @@ from loadgen.replay.stream import UNREADABLE, CompletionStream, error_message
 from loadgen.replay.workload import Workload
 from loadgen.traces.trace import TraceRequest
 from router.core.errors import UpstreamError
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 
 HTTP_OK = 200
 SCRAPE_TIMEOUT_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, MutableMapping
 from typing import Any, Protocol
 
-from router.access.keys import Key, KeyRing
+from router.access.key_ring import Key, KeyRing
 from router.core.clock import Clock
 from router.core.errors import UnknownKeyError
 

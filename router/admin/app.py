@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from router.access.files import KeySource
+from router.access.key_files import KeySource
 from router.admin.hosts import LocalOnly
 from router.admin.login import KeyedOnly
 from router.api.error_handlers import add_error_handlers

@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.http.loopback import is_loopback
+from router.http.port import is_loopback
 from router.http.refusal import error_body
 from router.proxy.answers import Answer, send_answer
 

@@ -19,8 +19,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.access.door import shown_key
-from router.access.files import KeySource
-from router.access.keys import Key
+from router.access.key_files import KeySource
+from router.access.key_ring import Key
 from router.admin.hosts import guarded
 from router.admin.origin import is_foreign, is_foreign_change
 from router.admin.page import WEB

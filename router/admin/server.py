@@ -12,8 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from router.admin.streams import Streams
-from router.http.limits import HttpLimits
 from router.http.listening import server_config
+from router.http.port import HttpLimits
 
 _GRACE_S = 2
 

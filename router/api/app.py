@@ -21,9 +21,9 @@ from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.worker_status import WorkerStatus, status_of
 from router.core.types import StateSource
+from router.proxy.asgi_client import Identified
 from router.proxy.beside_pool import Aside, add_aside
 from router.proxy.context import DecidingContext
-from router.proxy.identity import Identified
 
 
 class AppContext(DecidingContext, Protocol):

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from router.core.errors import EvenstepError, InvalidRequestError
 from router.http.refusal import error_body
 from router.proxy.answers import Answer, error_answer
+from router.proxy.client_request import head_of
 from router.proxy.endpoints import dialect_of
-from router.proxy.identity import identity_of
 
 _KINDS = {
     403: "PermissionDeniedError",
@@ -46,7 +46,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def on_failure(request: Request, _: Exception) -> Response:
         body = error_body("internal error", "InternalServerError", 500)
-        name, value = identity_of(request.scope).header
+        name, value = head_of(request.scope).header
         headers = {"content-type": "application/json", name.decode(): value.decode()}
         return Response(body, 500, headers)
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.core.errors import NoWorkerError
-from router.http.lifecycle import Lifecycle
-from router.proxy.answers import error_answer, send_answer
+from router.http.port import Lifecycle
+from router.proxy.answers import error_answer, header, send_answer
+from router.proxy.client_request import HEADER, head_of
 from router.proxy.endpoints import dialect_of
-from router.proxy.identity import read_identity
 from router.proxy.request_log import RequestLine, RequestLog
 
 # Operators need these until the end.
@@ -56,12 +56,13 @@ class _Noting:
 
     def __call__(self, message: Message) -> Awaitable[None]:
         if self._line.status is None:
-            self._line.begun(message["status"], message["headers"])
+            request_id = header(message["headers"], HEADER).decode("latin-1")
+            self._line.begun(message["status"], request_id or None)
         return self._send(message)
 
 
 async def _turn_away(scope: Scope, send: Send) -> None:
     answer = error_answer(NoWorkerError("the router is ending; retry"))
     answer = dialect_of(scope["path"]).error(answer)
-    named = (*answer.headers, read_identity(scope["headers"]).header)
+    named = (*answer.headers, head_of(scope).header)
     await send_answer(send, replace(answer, headers=named))

@@ -15,8 +15,8 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
+from router.proxy.client_request import PRIORITY, QUEUE_TIMEOUT, REQUEST_TIMEOUT
 from router.proxy.endpoints import ENDPOINTS
-from router.proxy.router_headers import PRIORITY, QUEUE_TIMEOUT, REQUEST_TIMEOUT
 
 Schema = dict[str, Any]
 

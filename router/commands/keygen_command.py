@@ -9,7 +9,7 @@ import typer
 
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import InputError
-from router.engines.curve import read_key_pair, write_key_pair
+from router.engines.curve_keys import read_key_pair, write_key_pair
 
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="file of the key pair")]
 Public = Annotated[

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from router.access.files import first_key
+from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import ConfigError, InputError
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pydantic import field_validator
 from pydantic_settings import BaseSettings
 
-from router.access.files import check_keys, read_key
+from router.access.key_files import check_keys, read_key
 from router.config.setting import DAY_S, IF_GIVEN, MOMENT_S, checked, setting
 from router.core.request_limits import DEFAULT_LIMITS
-from router.http.limits import HttpLimits
+from router.http.port import HttpLimits
 
 _DEFAULTS = HttpLimits()
 

@@ -12,7 +12,7 @@ from router.config.setting import DAY_S, HOUR_S, MOMENT_S, checked, setting
 from router.config.worker_notation import parse_workers, unknown
 from router.core.energy.joules import PowerLevels
 from router.core.types import WorkerSpec
-from router.engines.curve import KeyPair, read_key_pair
+from router.engines.curve_keys import KeyPair, read_key_pair
 
 _LEVELS = len(fields(PowerLevels))
 _MOST_WATTS = 1_000_000

@@ -10,8 +10,7 @@ from pydantic import ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
 from router.config.setting import DAY_S, IF_GIVEN, checked, setting
-from router.http.loopback import loopback
-from router.http.plane import DataPlane
+from router.http.port import DataPlane, loopback
 from router.http.tls import read, server_context
 
 

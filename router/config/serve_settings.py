@@ -12,7 +12,7 @@ from router.config.client_settings import AccessSettings, LimitSettings, Request
 from router.config.engine_settings import EngineSettings
 from router.config.fault_settings import FaultSettings
 from router.config.operation_settings import AddressSettings, OperationSettings
-from router.http.limits import HttpLimits
+from router.http.port import HttpLimits
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
-from router.access.files import KEYS_VARIABLE
+from router.access.key_files import KEYS_VARIABLE
 from router.config.serve_settings import PREFIX, ServeSettings
 from router.config.toml_file import read_toml
 from router.config.worker_notation import complaint, unknown

@@ -13,7 +13,7 @@ from router.core.errors import ConfigError, SnapshotError
 from router.core.types import Role, WorkerSpec, prefill_stage
 from router.core.wire import full_endpoint, is_local
 from router.core.worker_specs import check_url, check_workers, default_worker_id
-from router.engines.curve import read_public_key
+from router.engines.curve_keys import read_public_key
 
 _LONGEST_NAME = 1024
 

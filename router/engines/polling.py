@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Generic, TypeVar
 
 from router.core.errors import AnsweredError, UnknownPathError, UpstreamTimeoutError
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 
 _UNKNOWN = (404, 405, 501)
 

@@ -13,9 +13,9 @@ from router.core.energy.joules import METER_SILENT_S
 from router.core.errors import SnapshotError
 from router.core.types import PowerTold, WorkerSpec
 from router.core.wire import PowerMessage, decode_power
-from router.engines.curve import KeyPair
-from router.engines.streams import OPTIONS
+from router.engines.curve_keys import KeyPair
 from router.engines.zmq_reader import Socket
+from router.engines.zmq_streams import OPTIONS
 
 log = logging.getLogger(__name__)
 

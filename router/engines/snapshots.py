@@ -23,10 +23,10 @@ from zmq.utils.monitor import parse_monitor_message
 from router.core.errors import ConfigError, SnapshotError
 from router.core.types import Snapshot, SnapshotReceived, WorkerSpec
 from router.core.wire import decode, epoch_of
-from router.engines.curve import KeyPair
-from router.engines.streams import FULL_INTERVAL_S, OPTIONS, SILENCE_S, Channel, Stream
+from router.engines.curve_keys import KeyPair
 from router.engines.worker_identity import given_names
 from router.engines.zmq_reader import Socket, SocketReader
+from router.engines.zmq_streams import FULL_INTERVAL_S, OPTIONS, SILENCE_S, Channel, Stream
 
 log = logging.getLogger(__name__)
 

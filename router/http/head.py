@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from router.http.limits import HttpLimits
+from router.http.port import HttpLimits
 from router.http.refusal import Refused
 
 Header = tuple[bytes, bytes]

@@ -11,9 +11,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from router.core.errors import ConfigError
-from router.http.counts import HttpCounts
-from router.http.limits import HttpLimits
-from router.http.protocol import HotPath, LimitedProtocol
+from router.http.client_protocol import HotPath, LimitedProtocol
+from router.http.port import HttpLimits
+from router.http.refusal import HttpCounts
 
 
 def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import msgspec
 
 _NAMES = {
@@ -47,3 +49,17 @@ def error_body(message: str, kind: str, code: int, param: str | None = None) -> 
     """An error as OpenAI's clients expect it; ``kind`` is one of vLLM's names."""
     error = {"message": message, "type": kind, "param": param, "code": code}
     return msgspec.json.encode({"error": error})
+
+
+@dataclass(slots=True)
+class HttpCounts:
+    """Counts of one port's connections.
+
+    Attributes:
+        body_bytes: body bytes of unanswered requests.
+        refused: refused requests and connections, by status.
+    """
+
+    connections: int = 0
+    body_bytes: int = 0
+    refused: dict[int, int] = field(default_factory=lambda: dict.fromkeys(STATUSES, 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from router.http.counts import HttpCounts
+from router.http.refusal import HttpCounts
 
 CONNECTIONS = (
     "evenstep_http_connections",

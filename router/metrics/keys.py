@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from router.access.limits import KeyCounts, KeyLimits
+from router.access.key_limits import KeyCounts, KeyLimits
 from router.core.rounds.decider import Decider
 from router.metrics.rows import Row
 

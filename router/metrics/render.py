@@ -20,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from router.access.limits import KeyLimits
+from router.access.key_limits import KeyLimits
 from router.core.clock import Clock
 from router.core.energy.levels import STATES
 from router.core.process_counts import ProcessCounts
@@ -31,10 +31,10 @@ from router.core.state.group import Group
 from router.core.state.worker_status import WorkerStatus, status_of
 from router.core.types import ADMISSION_ENDED, Outcome, StateSource
 from router.engines.gauges import GaugeReader
-from router.engines.health import HealthMonitor
+from router.engines.health_checks import HealthMonitor
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
-from router.http.counts import HttpCounts
+from router.http.refusal import HttpCounts
 from router.metrics import http as http_rows
 from router.metrics.groups import (
     ADMISSION_WORKERS,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from router.core.state.breaker import BreakerState
 from router.core.state.worker_status import WorkerStatus
 from router.engines.gauges import GaugeReader
-from router.engines.health import HealthMonitor
+from router.engines.health_checks import HealthMonitor
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.metrics.rows import Row

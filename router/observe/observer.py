@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from router.access.files import key_source, warn_of_readers
+from router.access.key_files import key_source, warn_of_readers
 from router.admin.app import AddRoutes, create_admin
 from router.admin.facts import Footing
 from router.admin.health import add_health

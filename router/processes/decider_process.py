@@ -19,13 +19,13 @@ import typer
 import uvicorn
 
 from router import systemd
-from router.access.keys import KeyRing
+from router.access.key_ring import KeyRing
 from router.config.flags import ConfigFile, read_settings, with_flags
 from router.config.serve_settings import ServeSettings
 from router.core.process_counts import ProcessCounts
 from router.file_limit import allow_connections
-from router.http.limits import HttpLimits
 from router.http.listening import server_config
+from router.http.port import HttpLimits
 from router.logs import report_errors, start_logging
 from router.processes.directory_builder import Teller
 from router.processes.link import Books

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.access.door import SHOWN
 from router.core.errors import EvenstepError, UpstreamError
-from router.engines.client import HttpClient, Response
+from router.engines.http_client import HttpClient, Response
 from router.processes.remote_dispatcher import RemotePort, deserted
 from router.proxy.answers import (
     Answer,
@@ -22,11 +22,10 @@ from router.proxy.answers import (
     headers_on,
     told_in_stream,
 )
-from router.proxy.asgi_client import read_body, serve
-from router.proxy.client import Client
+from router.proxy.asgi_client import cancelled, read_body, serve
+from router.proxy.client_request import head_of
+from router.proxy.context import Client
 from router.proxy.endpoints import dialect_of
-from router.proxy.identity import identity_of
-from router.proxy.leaving import cancelled
 from router.proxy.request_log import pass_on, take_back
 
 # The deciding process ends at the same time; this is the wait for its last bytes.
@@ -98,7 +97,7 @@ class Whole:
 
     async def _asked(self) -> Response:
         scope = self._scope
-        headers = headers_on((*scope["headers"], *scope.get(SHOWN, ())), identity_of(scope).header)
+        headers = headers_on((*scope["headers"], *scope.get(SHOWN, ())), head_of(scope).header)
         ask = self._upstream.request
         return await ask(scope["method"], _URL, _target(scope), headers, self._body)
 

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from router.access.keys import Key, KeyRing
-from router.access.limits import KeyLimits
+from router.access.key_limits import KeyLimits
+from router.access.key_ring import Key, KeyRing
 from router.core.clock import Clock
 from router.core.errors import EvenstepError
 from router.core.process_counts import ProcessCounts
@@ -38,7 +38,7 @@ from router.core.types import (
     WorkerSpec,
 )
 from router.dispatch.dispatcher import Dispatcher
-from router.http.counts import HttpCounts
+from router.http.refusal import HttpCounts
 from router.processes import messages as m
 from router.processes.peer import Peer
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from router.access.keys import Key
+from router.access.key_ring import Key
 from router.core.stats import TokenStats
-from router.http.counts import HttpCounts
+from router.http.refusal import HttpCounts
 from router.processes.messages import GroupTally, Tally
 
 

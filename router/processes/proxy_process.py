@@ -21,14 +21,14 @@ from starlette.types import ASGIApp, Scope
 
 from router import systemd
 from router.access.door import Door
-from router.access.keys import Key, KeyRing
+from router.access.key_ring import Key, KeyRing
 from router.core.clock import Clock
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from router.file_limit import allow_connections
 from router.http import tls
-from router.http.counts import HttpCounts
-from router.http.lifecycle import Lifecycle
 from router.http.listening import server_config
+from router.http.port import Lifecycle
+from router.http.refusal import HttpCounts
 from router.logs import start_logging
 from router.processes import messages as m
 from router.processes.directory import Directory
@@ -37,9 +37,8 @@ from router.processes.process_args import Place, end_with_supervisor, orphaned, 
 from router.processes.proxy_counters import Tallies
 from router.processes.reconnect import Dial, Hearing
 from router.processes.remote_dispatcher import RemotePort
-from router.proxy.context import Models, Serves
-from router.proxy.identity import Identified
-from router.proxy.relay_context import RelayContext
+from router.proxy.asgi_client import Identified
+from router.proxy.context import Models, RelayContext, Serves
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from router.serve.server import MainServer

@@ -1,7 +1,8 @@
-"""The router's own answers, and which headers pass in either direction."""
+"""The router's own answers, which headers pass in either direction, and what an answer counts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -48,6 +49,14 @@ _NOT_SENT_UP = _HOP_BY_HOP | {
 # Replaced when another process of this router serves the request.
 _NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request-id"}
 _KINDS_NOT_SENT_UP = (b"x-forwarded-", b"x-evenstep-")
+
+
+# Text cannot match: its quotation marks are escaped. Details of a count may stand between.
+_USAGE = re.compile(rb'"usage": ?\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}')
+_DETAILS = re.compile(rb"\{[^{}]*\}")
+_PROMPT = re.compile(rb'"(?:prompt|input)_tokens": ?(\d{1,9})\b')
+_CACHED = re.compile(rb'"cache_(?:read|creation)_input_tokens": ?(\d{1,9})\b')
+_OUTPUT = re.compile(rb'"(?:completion|output)_tokens": ?(\d{1,9})\b')
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,3 +187,19 @@ async def send_answer(send: Send, answer: Answer) -> None:
     """Send an answer whole."""
     await send_head(send, answer.status, framed(answer))
     await send({"type": "http.response.body", "body": answer.body})
+
+
+def tokens_of(body: bytes) -> tuple[int, int] | None:
+    """Tokens of prompt and output (0 if unknown) in the answer of any endpoint.
+
+    A message's ``input_tokens`` exclude cached tokens; the other formats include them.
+    """
+    usage = _USAGE.search(body)
+    if usage is None:
+        return None
+    counts = _DETAILS.sub(b"", usage[1])
+    prompt, output = _PROMPT.search(counts), _OUTPUT.search(counts)
+    if prompt is None:
+        return None
+    cached = sum(map(int, _CACHED.findall(counts)))
+    return int(prompt[1]) + cached, 0 if output is None else int(output[1])

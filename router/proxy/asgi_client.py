@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from io import BytesIO
 
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.proxy.answers import Answer, Header, framed
-from router.proxy.client import Source
-from router.proxy.context import Serves
-from router.proxy.leaving import cancelled, client_left
+from router.proxy.client_request import head_of
+from router.proxy.context import Serves, Source
 
 # Bytes queued for the client before the source is paused.
 _HIGH_WATER_BYTES = 64 * 1024
@@ -99,3 +99,36 @@ class _Client:
     def _say(self, message: Message) -> None:
         self._messages.append(message)
         self._news.set()
+
+
+async def client_left(receive: Receive) -> None:
+    """Return when the client has left or has its whole answer; its body was read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end; an earlier error of the task is raised here."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+class Identified:
+    """ASGI middleware that gives every answer its request's name."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        head = head_of(scope)
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], head.header]}
+            await send(message)
+
+        await self._app(scope, receive, named)

@@ -1,17 +1,78 @@
+"""Attempts at workers: their time limits, and what their results mean for the worker."""
+
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
+from http import HTTPStatus
+from types import TracebackType
 from typing import Any
 
-from router.core.errors import RecalledError, UpstreamTimeoutError
+from router.core.errors import (
+    AnsweredError,
+    DescriptorsError,
+    RecalledError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from router.core.queue.deadlines import Deadlines
-from router.engines.client import Response
-from router.proxy.cancel_scope import Bound
+from router.core.queue.retry import faults, rest_s
+from router.core.types import Failed, Refused, RestRequested
+from router.dispatch.interface import DispatchPort
+from router.engines.http_client import Response
 
 # Number of checks within the time for which a stream may be silent.
 _LOOKS = 4
+
+
+class Bound:
+    """A block of a task that ``strike`` ends with an error, from outside.
+
+    Like ``asyncio.Timeout``, but for any error, and free of cost where no time is set.
+    """
+
+    __slots__ = ("_cancelling", "_error", "_task", "_timer")
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+    ) -> None:
+        self.lift()
+        if self._error is None:
+            return
+        alone = self._task.uncancel() <= self._cancelling
+        if alone and kind is asyncio.CancelledError:
+            raise self._error from None
+
+    @property
+    def error(self) -> Exception | None:
+        return self._error
+
+    def within(self, seconds: float | None, error: Exception) -> None:
+        """Strike after a time, if one is given; call this at most once."""
+        if seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self.strike, error)
+
+    def lift(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def strike(self, error: Exception) -> None:
+        """End the block from another task; the first error wins."""
+        if self._error is None:
+            self._error = error
+            self._task.cancel()
 
 
 class Attempt:
@@ -102,3 +163,48 @@ class Attempts:
                 attempt.recall(reason)
             elif streams:
                 attempt.response.break_off(RecalledError(reason))
+
+
+def judge_answer(
+    port: DispatchPort,
+    worker_id: str,
+    attempt: str,
+    status: int,
+    retry_after: bytes,
+    now_s: float,
+    *,
+    suspect: bool,
+) -> None:
+    """Report an answer; ``status`` may be that of an error inside it.
+
+    A client's mistakes (4xx) and a busy worker (429, 408) are not faults. The latency of an error
+    is no measure of a worker's speed.
+
+    ``attempt`` is the request's id at the worker. ``suspect``: another worker failed the same
+    request.
+    """
+    if status >= HTTPStatus.BAD_REQUEST:
+        port.apply(Refused(attempt, worker_id))
+    if faults(status):
+        port.apply(Failed(attempt, worker_id, now_s, suspect))
+    if seconds := rest_s(status, retry_after):
+        port.apply(RestRequested(worker_id, now_s, seconds))
+
+
+def judge_failure(
+    port: DispatchPort,
+    trouble: Callable[[str, str], None],
+    worker_id: str,
+    attempt: str,
+    error: UpstreamError,
+    now_s: float,
+) -> None:
+    """Report an answer that is missing or incomplete, unless the router caused the error.
+
+    ``trouble`` is the callback for an unreachable worker.
+    """
+    if isinstance(error, RecalledError | AnsweredError | DescriptorsError):
+        return
+    port.apply(Failed(attempt, worker_id, now_s))
+    if not isinstance(error, UpstreamTimeoutError):
+        trouble(worker_id, str(error))

@@ -32,8 +32,8 @@ from router.core.queue.retry import may_differ_elsewhere
 from router.core.state.group import Group
 from router.core.state.worker import Worker
 from router.core.types import Succeeded, WorkerSpec
-from router.engines.client import Response as EngineResponse
-from router.proxy import multipart, router_headers
+from router.engines.http_client import Response as EngineResponse
+from router.proxy import multipart
 from router.proxy.answers import (
     Answer,
     Header,
@@ -46,19 +46,15 @@ from router.proxy.answers import (
     send_head,
     told_in_stream,
 )
-from router.proxy.asgi_client import read_body
-from router.proxy.attempts import Attempt
-from router.proxy.blame import judge_answer, judge_failure
+from router.proxy.asgi_client import cancelled, client_left, read_body
+from router.proxy.attempts import Attempt, judge_answer, judge_failure
 from router.proxy.body import model_in
+from router.proxy.client_request import ClientRequest
 from router.proxy.context import DecidingContext
 from router.proxy.dialects import COMPLETIONS, MESSAGES
-from router.proxy.endpoints import target
 from router.proxy.events import check_end
-from router.proxy.identity import identity_of
 from router.proxy.json_fields import with_field
-from router.proxy.leaving import cancelled, client_left
 from router.proxy.request_log import note_sent
-from router.proxy.upstream_request import Asked
 
 # vLLM 0.32 serves these, each if the model supports it.
 PATHS = (
@@ -129,15 +125,10 @@ async def _serve(aside: Aside, request: Request) -> Response:
     models, cluster = aside.context.models, aside.context.dispatcher.cluster
     body, model = await _read(aside, request)
     group = cluster.groups[models.group(model)]
-    identity = identity_of(request.scope)
     dialect = MESSAGES if request.url.path.startswith("/v1/messages/") else COMPLETIONS
-    headers = request.headers.raw
-    timeout_s = router_headers.timeout_s(
-        router_headers.said(headers), router_headers.REQUEST_TIMEOUT
-    )
-    asked = Asked(target(request.scope), body, headers, identity.client_id, dialect, timeout_s)
+    asked = ClientRequest.read(request.scope, body, dialect)
     # The object is an ASGI application, and Starlette only calls it.
-    return cast(Response, _Relay(aside, group, asked, identity.token, models.lacking(model)))
+    return cast(Response, _Relay(aside, group, asked, models.lacking(model)))
 
 
 async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
@@ -162,13 +153,13 @@ class _Relay:
     """ASGI application for one request whose body has been read."""
 
     def __init__(
-        self, aside: Aside, group: Group, asked: Asked, token: str, lacks: frozenset[str]
+        self, aside: Aside, group: Group, asked: ClientRequest, lacks: frozenset[str]
     ) -> None:
         self._aside = aside
         self._context = aside.context.relay
         self._group = group
         self._asked = asked
-        self._token = token
+        self._token = asked.head.token
         self._lacks = lacks
         self._deadlines = self._context.deadlines.within(asked.timeout_s)
         self._tried: frozenset[str] = frozenset()
@@ -249,7 +240,7 @@ class _Relay:
 
     async def _post(self, worker: WorkerSpec) -> EngineResponse:
         rank = worker.rank if worker.url in self._context.ranked else None
-        headers = headers_up(self._asked.headers, self._token, rank, self._asked.client_id)
+        headers = headers_up(self._asked.headers, self._token, rank, self._asked.head.client_id)
         target, body = self._asked.target, self._asked.body
         return await self._context.client.request("POST", worker.url, target, headers, body)
 

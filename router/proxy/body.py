@@ -12,15 +12,13 @@ import msgspec
 
 from router.core.errors import InvalidRequestError
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
-from router.proxy.prefill_bodies import Keys, splittable
-from router.proxy.raw import (
+from router.proxy.json_fields import (
     ABSENT,
     Raw,
     TooManyError,
     commas,
     given,
     items,
-    short,
     start,
     text_bytes,
     true,
@@ -61,7 +59,7 @@ class ParsedRequest:
     splittable: bool = True
 
 
-class _Body(Keys, gc=False):
+class _Body(msgspec.Struct, gc=False):
     """Fields of all endpoints, as raw JSON."""
 
     model: Raw = ABSENT
@@ -83,9 +81,16 @@ class _Body(Keys, gc=False):
     documents: Raw = ABSENT
     chat_template: Raw = ABSENT
     truncate_prompt_tokens: Raw = ABSENT
+    prompt_embeds: Raw = ABSENT
+    prompt_logprobs: Raw = ABSENT
+    kv_transfer_params: Raw = ABSENT
+    echo: Raw = ABSENT
+    use_beam_search: Raw = ABSENT
 
 
 _body = msgspec.json.Decoder(_Body)
+# The messages of a body that has none.
+_UNSAID = Rendered(0)
 
 
 def parse(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
@@ -95,25 +100,26 @@ def parse(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
         InvalidRequestError: not a JSON object, a model that is not a string, or beyond the limits.
     """
     fields = _read(body)
-    copies = min(max(_count(fields.n), _count(fields.best_of), 1), _MOST)
+    copies = _copies(fields)
     # Each endpoint uses one of the two; a body with both is counted with both.
-    said = _rendered(fields, limits, fields.messages) if given(fields.messages) else Rendered(0)
-    sizes = _prompts(fields.prompt, limits) if given(fields.prompt) else [(0, 0)]
+    said = _rendered(fields, limits, fields.messages) if given(fields.messages) else _UNSAID
+    sizes = _prompts(fields.prompt, limits)
     slots = len(sizes) * copies
     if slots > limits.max_slots:
         raise too_many_slots(slots, limits.max_slots)
-    known_tokens, size = (-(-sum(each) // len(sizes)) for each in zip(*sizes, strict=True))
-    untouched = not (given(fields.prompt_embeds) or given(fields.truncate_prompt_tokens))
+    known_tokens, size = sizes[0]
+    if len(sizes) > 1:
+        known_tokens, size = (-(-sum(each) // len(sizes)) for each in zip(*sizes, strict=True))
     return ParsedRequest(
         model=model_of(fields.model),
         known_tokens=known_tokens,
         text_bytes=size + said.bytes,
         slots=slots,
-        max_tokens=_cap(fields.max_completion_tokens) or _cap(fields.max_tokens),
+        max_tokens=_cap(fields.max_completion_tokens, fields.max_tokens),
         priority=_priority(fields.priority),
         parts=said.parts,
-        measured=said.whole and untouched,
-        splittable=not said.parts and len(sizes) == 1 and splittable(fields),
+        measured=said.whole and not given(fields.prompt_embeds, fields.truncate_prompt_tokens),
+        splittable=not said.parts and len(sizes) == 1 and _splittable(fields),
     )
 
 
@@ -159,9 +165,9 @@ def model_of(raw: Raw) -> str | None:
     Raises:
         InvalidRequestError: not a string, or too long.
     """
-    if not given(raw):
-        return None
     if start(raw) != b'"':
+        if not given(raw):
+            return None
         raise InvalidRequestError("'model' should be a string", param="model")
     if memoryview(raw).nbytes > _LONGEST_NAME_BYTES:
         raise InvalidRequestError(f"'model' is above {_LONGEST_NAME_BYTES:,} bytes", param="model")
@@ -226,29 +232,56 @@ def _rendered(
     return said
 
 
+def _splittable(fields: _Body) -> bool:
+    """Whether the only prompt can be computed elsewhere."""
+    # vLLM fetches no KV if a prompt's log-probabilities are requested, even 0 of them. A client
+    # that sends kv_transfer_params addresses the connector itself, and its null would override
+    # ours, which comes first.
+    if given(fields.prompt_logprobs) or fields.kv_transfer_params is not ABSENT:
+        return False
+    # Here the answer includes the prompt, or the prompt is no text, or the number of answers is
+    # unknown.
+    return not true(fields.echo, fields.use_beam_search, fields.prompt_embeds)
+
+
 def _priority(raw: Raw) -> int:
+    if raw is ABSENT:
+        return 0
     least, most = _PRIORITIES
     return max(least, min(whole(raw) or 0, most))
 
 
-def _count(raw: Raw) -> int:
-    """A count, 0 if it is none; like pydantic in engines, accepts "5" and 5.0."""
-    if (number := whole(raw)) is not None:
-        return number
-    try:
-        return int(max(0.0, min(float(short(raw).strip(b'" ')), float(_MOST))))
-    except ValueError:  # not a number, or nan
-        return 0
+def _copies(fields: _Body) -> int:
+    """Answers to each prompt; like pydantic in engines, accepts "5" and 5.0 for 5."""
+    most = 1
+    for raw in (fields.n, fields.best_of):
+        if raw is ABSENT:
+            continue
+        number = whole(raw)
+        if number is None:
+            try:
+                text = bytes(memoryview(raw)[:64]).strip(b'" ')
+                number = int(max(0.0, min(float(text), float(_MOST))))
+            except ValueError:  # not a number, or nan
+                continue
+        most = max(most, number)
+    return min(most, _MOST)
 
 
-def _cap(raw: Raw) -> int | None:
-    number = whole(raw)
-    return min(number, _MOST) if number is not None and number > 0 else None
+def _cap(*raws: Raw) -> int | None:
+    """The first of several limits that is above 0."""
+    for raw in raws:
+        if raw is not ABSENT and (number := whole(raw)) is not None and number > 0:
+            return min(number, _MOST)
+    return None
 
 
 def _prompts(prompt: Raw, limits: RequestLimits) -> list[tuple[int, int]]:
     """Token ids and bytes of text of each prompt; at least one prompt."""
-    if start(prompt) != b"[" or _first(prompt) not in b'["':
+    kind = start(prompt)
+    if kind == b'"':
+        return [(0, text_bytes(prompt))]
+    if kind != b"[" or _first(prompt) not in b'["':
         return [_prompt(prompt)]
     try:
         return [_prompt(one) for one in items(prompt, limits.max_slots)]

@@ -1,26 +1,96 @@
+"""What relays work with: their client, their shared state, and the process around them."""
+
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Container, Iterable, Set
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote
 
 from starlette.types import Scope
 
 from router.access.door import Door
 from router.core.clock import Clock
+from router.core.queue.deadlines import Deadlines
 from router.core.request_limits import RequestLimits
-from router.http.lifecycle import Lifecycle
-from router.proxy.client import Client
-from router.proxy.relay_context import RelayContext
+from router.dispatch.interface import DispatchPort
+from router.engines.http_client import HttpClient
+from router.http.port import Lifecycle
+from router.proxy.answers import Answer, Header
+from router.proxy.attempts import Attempts
+from router.proxy.kv_transfer import KvTransfer
+from router.proxy.request_log import RequestLine
 
 if TYPE_CHECKING:
     from router.dispatch.dispatcher import Dispatcher
     from router.dispatch.models import ModelTable
+
+# Characters of a worker's id that a header keeps; others are quoted as in a URL.
+_PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
+
+
+class Source(Protocol):
+    """Source of an answer's chunks."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Client(Protocol):
+    """A relay's view of its client, which receives one answer: whole, or as head, chunks and end.
+
+    No method blocks; a client that reads slowly pauses the source.
+    """
+
+    gone: bool
+
+    def answer(self, answer: Answer) -> None: ...
+
+    # The head goes out with the first chunk.
+    def begin(self, status: int, headers: Iterable[Header], source: Source) -> None: ...
+
+    def send(self, piece: bytes) -> None: ...
+
+    def finish(self, piece: bytes = b"") -> None: ...
 
 
 class Serves(Protocol):
     """Serves one request."""
 
     async def serve(self, client: Client) -> None: ...
+
+
+@dataclass(slots=True)
+class RelayContext:
+    """State that all relays share; limits may change, for new requests.
+
+    Attributes:
+        trouble: callback with worker id and reason, when a connection fails.
+        ranked: URLs behind which a header selects the rank.
+        max_attempts: attempts per request before the first byte.
+        transfer: KV transfer, None without prefill workers.
+        tells: whether answers name their worker and their wait in the pool.
+    """
+
+    port: DispatchPort
+    client: HttpClient
+    trouble: Callable[[str, str], None]
+    ranked: Container[str]
+    max_attempts: int
+    clock: Clock
+    attempts: Attempts = field(default_factory=Attempts)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    transfer: KvTransfer | None = None
+    tells: bool = False
+
+    def told(self, worker_id: str, line: RequestLine | None) -> list[Header]:
+        if not self.tells:
+            return []
+        headers = [(b"x-evenstep-worker", quote(worker_id, safe=_PLAIN).encode())]
+        if line is not None and line.pool_s is not None:
+            headers.append((b"x-evenstep-pool-wait-s", b"%.6f" % line.pool_s))
+        return headers
 
 
 class Models(Protocol):

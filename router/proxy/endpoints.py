@@ -12,18 +12,15 @@ from starlette.types import Scope
 
 from router.core.request_limits import RequestLimits
 from router.core.types import Request as PoolRequest
-from router.proxy import router_headers
 from router.proxy.body import ParsedRequest, parse, parse_message, parse_response, too_many_slots
-from router.proxy.context import Serves, ServingContext
+from router.proxy.client_request import QUEUE_TIMEOUT, ClientRequest, head_of
+from router.proxy.context import RelayContext, Serves, ServingContext
 from router.proxy.dialects import COMPLETIONS, MESSAGES, RESPONSES, Dialect
-from router.proxy.identity import identity_of
 from router.proxy.json_fields import with_field
-from router.proxy.prefill_bodies import few_fields
+from router.proxy.kv_transfer import few_fields
 from router.proxy.prefill_relay import SplitRelay
 from router.proxy.relay import Relay
-from router.proxy.relay_context import RelayContext
 from router.proxy.request_log import follow
-from router.proxy.upstream_request import Asked
 
 # A larger body is parsed in a thread, in several passes, so that the event loop can run.
 _LARGE_BYTES = 1024 * 1024
@@ -57,8 +54,7 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
         RequestError: the request is invalid.
         NoWorkerError: no worker serves any model yet.
     """
-    endpoint, headers = ENDPOINTS[scope["path"]], scope["headers"]
-    models = context.models
+    endpoint, models = ENDPOINTS[scope["path"]], context.models
     if len(body) > _LARGE_BYTES:
         parsed = await asyncio.to_thread(endpoint.parse, body, models.limits)
     else:
@@ -73,34 +69,24 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
     prefills = models.prefills(group, lacks)
     if prefills is not None and not (_splittable(parsed, context.relay) and few_fields(body)):
         prefills = None
-    identity, said = identity_of(scope), router_headers.said(headers)
-    metered = router_headers.metered(said)
-    if context.elsewhere is not None and (metered or prefills is not None):
+    head = head_of(scope)
+    if context.elsewhere is not None and (head.metered or prefills is not None):
         return context.elsewhere(scope, body)
     waiting = pool_request(
         parsed,
         partial(models.tokens, group),
         context.clock(),
-        id=identity.token,
+        id=head.token,
         group=prefills or group,
-        priority=router_headers.priority(said, parsed.priority),
-        queue_timeout_s=router_headers.timeout_s(said, router_headers.QUEUE_TIMEOUT),
-        metered=metered,
+        priority=head.priority(parsed.priority),
+        queue_timeout_s=head.timeout_s(QUEUE_TIMEOUT),
+        metered=head.metered,
         tenant=scope.get("tenant", ""),
         lacks=lacks,
     )
-    timeout_s = router_headers.timeout_s(said, router_headers.REQUEST_TIMEOUT)
-    line = follow(scope, waiting, model, identity.name)
-    asked = Asked(
-        target(scope), body, headers, identity.client_id, endpoint.dialect, timeout_s, line
-    )
+    asked = ClientRequest.read(scope, body, endpoint.dialect)
+    asked.line = follow(scope, waiting, model, head.name)
     return (SplitRelay if prefills else Relay)(context.relay, waiting, asked)
-
-
-def target(scope: Scope) -> str:
-    """Path and query of a request; the query is kept byte for byte."""
-    query = scope["query_string"].decode("latin-1")
-    return f"{scope['path']}?{query}" if query else scope["path"]
 
 
 def _splittable(parsed: ParsedRequest, relay: RelayContext) -> bool:

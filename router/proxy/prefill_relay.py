@@ -9,12 +9,12 @@ from router.core.queue.retry import faults, may_differ_elsewhere
 from router.core.stats import TokenStats
 from router.core.types import Fetched, Outcome, PromptCounted, Request, Succeeded, WorkerSpec
 from router.proxy.answers import Answer, header, headers_down
-from router.proxy.blame import judge_answer
+from router.proxy.attempts import judge_answer
+from router.proxy.client_request import ClientRequest
+from router.proxy.context import RelayContext
 from router.proxy.events import EventStream
-from router.proxy.prefill_bodies import Computed, decode_body, prefill_body, read_answer
+from router.proxy.kv_transfer import Computed, decode_body, prefill_body, read_answer
 from router.proxy.relay import FAILED, Relay, Waiter, blamed
-from router.proxy.relay_context import RelayContext
-from router.proxy.upstream_request import Asked
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class SplitRelay(Relay):
     request.
     """
 
-    def __init__(self, context: RelayContext, request: Request, asked: Asked) -> None:
+    def __init__(self, context: RelayContext, request: Request, asked: ClientRequest) -> None:
         super().__init__(context, request, asked)
         assert context.transfer is not None
         self._transfer = context.transfer

@@ -24,7 +24,7 @@ from router.core.errors import (
 from router.core.queue.retry import may_differ_elsewhere
 from router.core.stats import TokenStats
 from router.core.types import Outcome, Progressed, PromptCounted, Refused, Request, WorkerSpec
-from router.engines.client import Response
+from router.engines.http_client import Response
 from router.proxy.answers import (
     BODILESS,
     Answer,
@@ -34,18 +34,13 @@ from router.proxy.answers import (
     header,
     headers_down,
     headers_up,
+    tokens_of,
     told_in_stream,
 )
-from router.proxy.attempts import Attempt
-from router.proxy.blame import judge_answer, judge_failure
-from router.proxy.cancel_scope import Bound
-from router.proxy.client import Client
-from router.proxy.events import EventStream, check_end, with_comment
-from router.proxy.relay_context import RelayContext
-from router.proxy.stream_pump import Passing
-from router.proxy.token_times import TokenTimes
-from router.proxy.upstream_request import Asked
-from router.proxy.usage import tokens_of
+from router.proxy.attempts import Attempt, Bound, judge_answer, judge_failure
+from router.proxy.client_request import ClientRequest
+from router.proxy.context import Client, RelayContext
+from router.proxy.events import EventStream, Passing, TokenTimes, check_end, with_comment
 
 Waiter = asyncio.Future[WorkerSpec]
 
@@ -61,7 +56,7 @@ _PROGRESS_TOKENS = 32
 class Relay:
     """Relay of one completion request whose body has been read."""
 
-    def __init__(self, context: RelayContext, request: Request, asked: Asked) -> None:
+    def __init__(self, context: RelayContext, request: Request, asked: ClientRequest) -> None:
         self._context = context
         self._request = request
         self._asked = asked
@@ -195,7 +190,7 @@ class Relay:
     async def _post(self, worker: WorkerSpec, body: bytes) -> Response:
         asked, context = self._asked, self._context
         rank = worker.rank if worker.url in context.ranked else None
-        headers = headers_up(asked.headers, self._request.id, rank, asked.client_id)
+        headers = headers_up(asked.headers, self._request.id, rank, asked.head.client_id)
         return await context.client.request("POST", worker.url, asked.target, headers, body)
 
     async def _take(self, response: Response, worker: WorkerSpec) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from router.proxy.raw import ABSENT, Raw, given, items, json_bytes, start, text_bytes, true
+from router.proxy.json_fields import ABSENT, Raw, given, items, json_bytes, start, text_bytes, true
 
 # Bytes that a chat template adds to a message.
 _BYTES_PER_MESSAGE = 16

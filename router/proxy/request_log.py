@@ -6,7 +6,6 @@ Lines hold names, counts and times, never a prompt, answer, key or query.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +14,6 @@ from starlette.types import Scope
 from router.core.clock import Clock
 from router.core.types import Outcome, Request
 from router.logs import fields
-from router.proxy.identity import HEADER
 
 if TYPE_CHECKING:
     from router.core.state.group import Group
@@ -92,9 +90,9 @@ class RequestLine:
                 self.pool_s = (self.pool_s or 0.0) + spent_s
         self._since_s, self._at_engine = now_s, at_engine
 
-    def begun(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def begun(self, status: int, request_id: str | None) -> None:
         self.status = status
-        self.request_id = next((v.decode("latin-1") for n, v in headers if n == HEADER), None)
+        self.request_id = request_id
 
 
 class Served(NamedTuple):

@@ -19,10 +19,9 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from router.core.errors import EvenstepError, NoWorkerError
 from router.http.refusal import error_body
 from router.proxy.answers import Answer, Header, error_answer, framed
-from router.proxy.client import Source
-from router.proxy.context import ServingContext
+from router.proxy.client_request import head_of
+from router.proxy.context import ServingContext, Source
 from router.proxy.endpoints import ENDPOINTS, dialect_of, relay_of
-from router.proxy.identity import identify
 from router.proxy.request_log import RequestLog
 
 log = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ class Exchange:
         self._transport = cycle.transport
         # HTTP/1.0 has no chunks: a body without a length ends with the connection.
         self._chunked = self._scope["http_version"] != "1.0"
-        self._identity = identify(self._scope)
+        self._identity = head_of(self._scope)
         self._line = hot.requests.begin(self._scope)
         self._line.request_id = self._identity.name  # set even if no answer follows
         self._body_there: asyncio.Future[None] | None = None
@@ -121,7 +120,7 @@ class Exchange:
     def _encode(self, status: int, headers: Iterable[Header]) -> bytes:
         cycle = self._cycle
         cycle.response_started = True
-        self._line.begun(status, (self._identity.header,))
+        self._line.begun(status, self._identity.name)
         closes = _CLOSE in cycle.default_headers
         if closes:
             cycle.keep_alive = False

@@ -5,9 +5,15 @@ from __future__ import annotations
 import logging
 
 from router.access.door import Door
-from router.access.files import KEYS_VARIABLE, KeySource, key_source, keys_wanted, warn_of_readers
-from router.access.keys import KeyRing
-from router.access.limits import KeyLimits
+from router.access.key_files import (
+    KEYS_VARIABLE,
+    KeySource,
+    key_source,
+    keys_wanted,
+    warn_of_readers,
+)
+from router.access.key_limits import KeyLimits
+from router.access.key_ring import KeyRing
 from router.config.serve_settings import ServeSettings
 from router.core.clock import Clock
 

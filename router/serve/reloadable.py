@@ -9,10 +9,10 @@ from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.dispatch.membership import Fleet
 from router.engines.gauges import GaugeReader
-from router.engines.health import HealthMonitor
+from router.engines.health_checks import HealthMonitor
 from router.http import tls
-from router.http.lifecycle import Lifecycle
-from router.proxy.relay_context import RelayContext
+from router.http.port import Lifecycle
+from router.proxy.context import RelayContext
 from router.recording.recorder import Recorder, Setting
 from router.serve.access import Access
 

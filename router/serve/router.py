@@ -39,23 +39,22 @@ from router.core.types import EngineFailed
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.membership import Fleet
 from router.dispatch.models import ModelTable
-from router.engines.client import HttpClient
 from router.engines.gauges import GaugeReader
-from router.engines.health import HealthMonitor
+from router.engines.health_checks import HealthMonitor
+from router.engines.http_client import HttpClient
 from router.engines.power_agents import PowerAgents
-from router.engines.shared_urls import SharedUrls
 from router.engines.snapshots import SnapshotClient
+from router.engines.worker_identity import SharedUrls
 from router.file_limit import allow_connections
 from router.http import uvicorn_api
-from router.http.counts import HttpCounts
-from router.http.lifecycle import Lifecycle
 from router.http.listening import server_config
-from router.http.plane import DataPlane
+from router.http.port import DataPlane, Lifecycle
+from router.http.refusal import HttpCounts
 from router.logs import start_logging
 from router.metrics.render import Metrics
 from router.proxy.attempts import Attempts
-from router.proxy.mooncake import Bootstraps
-from router.proxy.relay_context import KvTransfer, RelayContext
+from router.proxy.context import RelayContext
+from router.proxy.kv_transfer import Bootstraps, KvTransfer
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from router.recording.file import RecordFile

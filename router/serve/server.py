@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 import uvicorn
 
 from router import systemd
-from router.http.lifecycle import Lifecycle
+from router.http.port import Lifecycle
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.http.listening import listen, listen_together, url
-from router.http.loopback import is_loopback, loopback
+from router.http.port import is_loopback, loopback
 from router.systemd import given_sockets
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support.chaos import SLOTS, Seen, ask, body, cluster
 from tests.support.server import Server
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.traces.recordings import load_recording
-from router.engines.client import HttpClient, bearer
+from router.engines.http_client import HttpClient, bearer
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.server import running_router, wait_until
 

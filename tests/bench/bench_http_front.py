@@ -21,8 +21,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router.http.limits import HttpLimits
 from router.http.listening import listen, server_config
+from router.http.port import HttpLimits
 from tests.support.server import Server, free_port, running
 
 _BODY = b'{"model": "tiny", "prompt": "' + b"x" * 400 + b'", "max_tokens": 16}'

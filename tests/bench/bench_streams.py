@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from loadgen.report.origin import SERVING, Engines, origin, write_figures
-from router.http.plane import DataPlane
+from router.http.port import DataPlane
 from tests.support.router_bench.targets import (
     OTHER_CORE,
     ROUTER_CORE,

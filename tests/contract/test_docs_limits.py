@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from router.config.setting_sources import flag_name
 from router.core.request_limits import DEFAULT_LIMITS
-from router.http.limits import HttpLimits
+from router.http.port import HttpLimits
 from tests.support.docs import section_of, words
 from tests.support.malformed import MALFORMED
 

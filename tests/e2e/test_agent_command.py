@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from router.engines.curve import write_key_pair
+from router.engines.curve_keys import write_key_pair
 from tests.conftest import Run
 from tests.support.engine import metric
 from tests.support.fleet import running_fleet

@@ -6,7 +6,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support.chaos import (
     SLOTS,
     WORKERS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support.chaos import Seen, ask, body
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.server import Server, running_router, wait_until

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from router.core.errors import UpstreamError
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support.chaos import (
     SLOTS,
     WORKERS,

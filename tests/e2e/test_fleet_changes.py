@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from loadgen.traces.recordings import load_recording
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support.chaos import SLOTS, Seen, ask, body
 from tests.support.fleet import Fleet, running_fleet
 from tests.support.server import Server, free_port, running_router, wait_until

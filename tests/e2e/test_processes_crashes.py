@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from router.core.errors import UpstreamError
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from router.processes.remote_dispatcher import GONE_S
 from tests.support.chaos import Seen, ask, body, workers_of
 from tests.support.fleet import Fleet, running_fleet, worker_flags

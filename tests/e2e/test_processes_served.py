@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support.chaos import Seen, ask, body
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.processes import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.http.plane import DataPlane
+from router.http.port import DataPlane
 from tests.support.certificates import certificate, shown
 from tests.support.chaos import body
 from tests.support.fleet import running_fleet

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import openai
 import pytest
 
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support import relaying
 from tests.support.engine import Installation, SharedEngine, installation
 from tests.support.engine_clients import GROUP, client_of

@@ -15,7 +15,7 @@ from router.access.door import OPEN
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.core.types import Outcome, WorkerSpec
-from router.engines.health import HealthMonitor
+from router.engines.health_checks import HealthMonitor
 from router.proxy.endpoints import ENDPOINTS
 from router.serve import reloadable
 from router.serve.access import Access

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI, Request
 
 from loadgen.report.browser import Page
-from router.access.files import KeySource
+from router.access.key_files import KeySource
 from router.admin.app import AddRoutes, create_admin
 from router.admin.login import SESSION_S, Sessions
 from router.admin.origin import asked_by

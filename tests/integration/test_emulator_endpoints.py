@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from loadgen.emulator.emulated_fleet import EmulatedFleet
+from router.proxy.answers import tokens_of
 from router.proxy.dialects import MESSAGES, RESPONSES, Dialect
-from router.proxy.usage import tokens_of
 from tests.support.emulated import client, emulated, openai_client
 
 XARGS = {"vllm_xargs": {"evenstep_output_tokens": 20}}

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from router.core.types import Outcome
-from router.http.limits import HttpLimits
-from router.http.plane import DataPlane
-from router.http.protocol import LimitedProtocol
+from router.http.client_protocol import LimitedProtocol
+from router.http.port import DataPlane, HttpLimits
 from tests.support.relaying import One, RawClient, routed
 from tests.support.scripted import DONE, SSE, head, soon, token_events, until
 

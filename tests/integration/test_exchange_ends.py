@@ -12,7 +12,7 @@ from itertools import permutations
 import pytest
 
 from router.core.errors import UpstreamError
-from router.http.plane import DataPlane
+from router.http.port import DataPlane
 from tests.support.relaying import RawClient, routed
 from tests.support.scripted import DONE, ScriptedServer, soon, token_events, until
 from tests.support.serving import Router

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.http.plane import DataPlane
+from router.http.port import DataPlane
 from router.proxy.relay import Relay
 from router.proxy.splice import Exchange
 from tests.support.relaying import RawClient, routed

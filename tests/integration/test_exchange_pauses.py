@@ -8,7 +8,7 @@ import json
 import pytest
 
 from router.core.types import Outcome
-from router.http.plane import DataPlane
+from router.http.port import DataPlane
 from tests.support.relaying import RawClient, routed
 from tests.support.scripted import DONE, Exchange, event, soon, until
 from tests.support.serving import Router

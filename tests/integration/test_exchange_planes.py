@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from router.core.types import Outcome
-from router.http.plane import DataPlane
+from router.http.port import DataPlane
 from tests.support.relaying import One, RawClient, routed
 from tests.support.scripted import DONE, ScriptedServer, soon, token_events, until
 

@@ -15,7 +15,7 @@ from router.core.types import Dispatch, Fetched, Outcome, WorkerDown, WorkerSpec
 from router.dispatch.group_queue import DISSOLVED_S
 from router.dispatch.membership import BusyError, Fleet, UnknownWorkerError
 from router.dispatch.models import ModelTable
-from router.engines.shared_urls import SharedUrls
+from router.engines.worker_identity import SharedUrls
 from tests.support.core import request
 from tests.support.dispatching import sent_to, settle
 from tests.support.managed import Managed, worker

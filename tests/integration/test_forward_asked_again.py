@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from router.processes.forward import Whole
 from router.processes.remote_dispatcher import GONE_S, RemotePort
 from router.proxy.answers import Answer

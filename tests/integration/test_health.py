@@ -9,7 +9,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 import pytest
 
 from router.core.types import ASLEEP, PAUSED, WorkerDown, WorkerSpec, WorkerUp
-from router.engines.health import HealthMonitor
+from router.engines.health_checks import HealthMonitor
 from tests.support.scripted import TIMEOUT_S, until
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()

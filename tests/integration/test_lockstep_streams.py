@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support.chaos import Seen, ask, body, live
 from tests.support.scripted import (
     DONE,

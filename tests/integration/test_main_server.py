@@ -15,9 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.api.front import Front
-from router.http.lifecycle import Lifecycle
-from router.http.limits import HttpLimits
 from router.http.listening import listen, server_config
+from router.http.port import HttpLimits, Lifecycle
 from router.proxy.request_log import RequestLog
 from router.serve.server import MainServer
 from tests.support.scripted import TIMEOUT_S, until

@@ -15,7 +15,7 @@ from engine_patches.plugin.settings import PlugInError
 from engine_patches.power.source import PowerReading
 from router.core.energy.joules import METER_SILENT_S
 from router.core.types import PowerTold, WorkerSpec
-from router.engines.curve import KeyPair, read_key_pair, write_key_pair
+from router.engines.curve_keys import KeyPair, read_key_pair, write_key_pair
 from router.engines.power_agents import PowerAgents
 from tests.support.server import free_port
 

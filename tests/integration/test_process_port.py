@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.access.keys import Key, digest_of
+from router.access.key_ring import Key, digest_of
 from router.config.setting_sources import load_settings
 from router.core.errors import (
     ConfigError,

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from router.core.types import Outcome
-from router.engines.connection import Connection
+from router.engines.engine_connection import Connection
 from tests.support.relaying import One, routed
 from tests.support.scripted import DONE, head, soon, token_events, until
 from tests.support.serving import Router

@@ -17,7 +17,7 @@ from loadgen.replay.replayer import Replayer, Target
 from loadgen.replay.router_counters import Scrapes
 from loadgen.replay.workload import Arrivals, Workload
 from loadgen.traces.trace import TraceRequest
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 
 EVENSTEP = str(Path(sys.executable).with_name("evenstep"))
 TIMEOUT_S = 60.0

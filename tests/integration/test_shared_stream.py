@@ -16,7 +16,7 @@ from router.core.types import Snapshot, SnapshotReceived, WorkerSpec
 from router.core.wire import encode
 from router.engines import snapshots, streams
 from router.engines.snapshots import SnapshotClient
-from router.engines.streams import SILENCE_S
+from router.engines.zmq_streams import SILENCE_S
 from tests.support.scripted import TIMEOUT_S, until
 from tests.support.state_stream import Engine, delta, full
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from router.core.types import Outcome
-from router.http.limits import HttpLimits
+from router.http.port import HttpLimits
 from tests.support.raw_http import (
     HOST,
     LAST,

@@ -16,7 +16,7 @@ from engine_patches.stream.curve import CurveGate
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from router.core.errors import ConfigError
 from router.core.types import Snapshot, SnapshotReceived, WorkerSpec
-from router.engines.curve import KeyPair, read_key_pair, write_key_pair
+from router.engines.curve_keys import KeyPair, read_key_pair, write_key_pair
 from router.engines.snapshots import SnapshotClient
 from tests.support.scripted import soon, until
 from tests.support.server import free_port

@@ -14,7 +14,7 @@ from router.core.state.cluster import Cluster
 from router.core.types import MOST_ENDED, MOST_RUNNING, SnapshotReceived, WorkerSpec
 from router.core.wire import MOST_BYTES, encode
 from router.engines.snapshots import SnapshotClient
-from router.engines.streams import FULL_INTERVAL_S
+from router.engines.zmq_streams import FULL_INTERVAL_S
 from tests.support.scripted import until
 from tests.support.state_stream import NOTHING, TIMEOUT_S, Engine, delta, full
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from router.core.errors import UpstreamError
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support.peers import CHUNKED, KIND, OK, Peers
 from tests.support.scripted import head, soon, until
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from router.core.errors import UpstreamError
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support.peers import CHUNKED, KIND, OK, Peers
 from tests.support.scripted import head, soon, until
 from tests.support.server import free_port

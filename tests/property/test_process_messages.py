@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.access.keys import Key, Rate, digest_of
+from router.access.key_ring import Key, Rate, digest_of
 from router.core.errors import (
     DisplacedError,
     EvenstepError,
@@ -35,7 +35,7 @@ from router.core.types import (
     Succeeded,
     WorkerSpec,
 )
-from router.http.limits import HttpLimits
+from router.http.port import HttpLimits
 from router.processes import messages as m
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.proxy.answers import error_answer

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from router.engines.client import HttpClient
+from router.engines.http_client import HttpClient
 from tests.support.fleet import Fleet, running_fleet, worker_flags
 from tests.support.server import Server, running_router, wait_until
 

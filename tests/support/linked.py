@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
-from router.access.keys import Key, KeyRing
-from router.access.limits import KeyLimits
+from router.access.key_limits import KeyLimits
+from router.access.key_ring import Key, KeyRing
 from router.core.process_counts import ProcessCounts
 from router.core.queue.deadlines import Deadlines
 from router.core.types import Outcome, Request
-from router.http.counts import HttpCounts
-from router.http.limits import HttpLimits
+from router.http.port import HttpLimits
+from router.http.refusal import HttpCounts
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.processes.link import Books
 from router.processes.proxy_counters import Tallies

@@ -7,7 +7,7 @@ from typing import Any
 from router.core.errors import ConfigError
 from router.core.types import Outcome, Request, WorkerSpec, WorkerUp
 from router.dispatch.membership import Fleet
-from router.engines.shared_urls import SharedUrls
+from router.engines.worker_identity import SharedUrls
 from tests.support.dispatching import Rig
 
 

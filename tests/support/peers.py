@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router.engines.client import Headers, HttpClient, Response
+from router.engines.http_client import Headers, HttpClient, Response
 from tests.support.scripted import ScriptedServer, head, soon
 
 KIND = "application/json"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.http.plane import DataPlane
+from router.http.port import DataPlane
 
 VARIABLE = "EVENSTEP_DATA_PLANE"
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.access.limits import KeyLimits
+from router.access.key_limits import KeyLimits
 from router.core.policies.table import POLICIES, PolicySettings
 from router.core.state.cluster import Cluster
 from router.core.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
 from router.engines.gauges import GaugeReader
-from router.engines.health import HealthMonitor
+from router.engines.health_checks import HealthMonitor
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
-from router.http.counts import HttpCounts
+from router.http.refusal import HttpCounts
 from router.metrics.render import Metrics
 
 SPECS = [

@@ -28,14 +28,12 @@ from router.core.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
 from router.dispatch.models import ModelTable
-from router.engines.client import HttpClient, Response
-from router.http.lifecycle import Lifecycle
-from router.http.limits import HttpLimits
+from router.engines.http_client import HttpClient, Response
 from router.http.listening import server_config
-from router.http.plane import DataPlane
+from router.http.port import DataPlane, HttpLimits, Lifecycle
 from router.proxy.attempts import Attempts
-from router.proxy.mooncake import Bootstraps
-from router.proxy.relay_context import KvTransfer, RelayContext
+from router.proxy.context import RelayContext
+from router.proxy.kv_transfer import Bootstraps, KvTransfer
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from tests.support.scripted import TIMEOUT_S, ScriptedServer, until

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from router.access.files import KeySource, first_key, read_key
-from router.access.keys import KeyRing, Rate, digest_of, parse_keys, ring
-from router.access.limits import NAMED, OTHERS, KeyLimits
+from router.access.key_files import KeySource, first_key, read_key
+from router.access.key_limits import NAMED, OTHERS, KeyLimits
+from router.access.key_ring import KeyRing, Rate, digest_of, parse_keys, ring
 from router.core.errors import ConfigError, KeyLimitError
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"

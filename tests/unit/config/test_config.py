@@ -8,8 +8,8 @@ from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError
 from router.core.policies.table import POLICIES
 from router.core.types import Dispatch, WorkerSpec
-from router.engines.curve import write_key_pair
-from router.http.plane import DataPlane
+from router.engines.curve_keys import write_key_pair
+from router.http.port import DataPlane
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from router.http.head import (
     too_many_headers,
     uri_too_long,
 )
-from router.http.limits import HttpLimits
+from router.http.port import HttpLimits
 from router.http.refusal import Refused
 
 LIMITS = HttpLimits(max_header_bytes=1024, max_body_bytes=1000)

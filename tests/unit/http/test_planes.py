@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from router.http.plane import DataPlane
+from router.http.port import DataPlane
 from tests.support.planes import BOTH, SOAKED, planes_of
 
 TESTS = Path(__file__).resolve().parents[2]

@@ -100,6 +100,6 @@ def test_all_that_is_used_is_listed_and_nothing_else() -> None:
     listed = {*PROTOCOL, *CYCLE, *FLOW, *STATE, *PROTOCOL_METHODS, *FLOW_METHODS}
     files = {name: theirs & set(used(module)) for name, module in sources().items()}
 
-    assert files.keys() >= {"router/http/protocol.py", "router/proxy/splice.py"}
+    assert files.keys() >= {"router/http/client_protocol.py", "router/proxy/splice.py"}
     assert {name: found - listed for name, found in files.items() if found - listed} == {}
     assert listed - set().union(*files.values()) == {"__init__"}

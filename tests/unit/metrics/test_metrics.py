@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from router.access.keys import parse_keys
+from router.access.key_ring import parse_keys
 from router.core.energy.joules import METER_SILENT_S
 from router.core.errors import KeyLimitError
 from router.core.stats import Histogram

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from router.core.errors import RecalledError, RequestTimeoutError
-from router.proxy.cancel_scope import Bound
+from router.proxy.attempts import Bound
 from tests.support.scripted import soon
 
 STRUCK, TIMED = RecalledError("struck"), RequestTimeoutError("timed")

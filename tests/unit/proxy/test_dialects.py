@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from router.core.errors import NoWorkerError, UnknownModelError
-from router.proxy.answers import error_answer
+from router.proxy.answers import error_answer, tokens_of
 from router.proxy.dialects import COMPLETIONS, MESSAGES, RESPONSES, Dialect
 from router.proxy.events import with_comment
-from router.proxy.usage import tokens_of
 
 
 def event(name: str, **data: object) -> bytes:

@@ -8,15 +8,18 @@ from starlette.datastructures import Headers
 from router.core.errors import InvalidRequestError
 from router.core.wire import request_token
 from router.proxy.answers import headers_up
-from router.proxy.identity import read_identity
-from router.proxy.router_headers import priority, timeout_s
+from router.proxy.client_request import RequestHead
 
 FORGED = "es-" + 20 * "0"
 
 
+def head(headers: dict[str, str]) -> RequestHead:
+    return RequestHead(Headers(headers).raw)
+
+
 @pytest.mark.parametrize("given", ["a", "A-z_0.9~", FORGED, "x" * 128])
 def test_a_sane_id_is_kept(given: str) -> None:
-    identity = read_identity([(b"host", b"x"), (b"x-request-id", given.encode())])
+    identity = RequestHead([(b"host", b"x"), (b"x-request-id", given.encode())])
 
     assert identity.header == (b"x-request-id", given.encode())
     up = dict(headers_up([(b"x-request-id", given.encode())], identity.token, 3, given))
@@ -32,7 +35,7 @@ def test_a_sane_id_is_kept(given: str) -> None:
     "given", [[], [b""], [b"x" * 129], [b"a b"], [b"a\xff"], [b"a/b"], [b"a", b"a"]], ids=str
 )
 def test_another_is_made(given: list[bytes]) -> None:
-    identity = read_identity([(b"x-request-id", value) for value in given])
+    identity = RequestHead([(b"x-request-id", value) for value in given])
 
     assert re.fullmatch("es-[0-9a-f]{20}", identity.token)
     assert identity.header == (b"x-request-id", identity.token.encode())
@@ -40,7 +43,7 @@ def test_another_is_made(given: list[bytes]) -> None:
 
 
 def test_no_two_are_alike() -> None:
-    assert len({read_identity([]).token for _ in range(100)}) == 100
+    assert len({RequestHead([]).token for _ in range(100)}) == 100
 
 
 @pytest.mark.parametrize(
@@ -56,13 +59,13 @@ def test_no_two_are_alike() -> None:
     ids=str,
 )
 def test_priority(headers: dict[str, str], expected: int) -> None:
-    assert priority(Headers(headers), 7) == expected
+    assert head(headers).priority(7) == expected
 
 
 @pytest.mark.parametrize("wrong", ["", "high", "1.5", "--1", "9" * 21, "²"])
 def test_a_priority_that_is_none(wrong: str) -> None:
     with pytest.raises(InvalidRequestError, match="whole number") as caught:
-        priority(Headers({"x-request-priority": wrong}), 0)
+        head({"x-request-priority": wrong}).priority(0)
     assert caught.value.param == "X-Request-Priority"
 
 
@@ -70,12 +73,12 @@ def test_a_priority_that_is_none(wrong: str) -> None:
     ("given", "expected"), [(None, None), ("2", 2.0), (" 0.25 ", 0.25), ("999999999", 999999999.0)]
 )
 def test_timeouts(given: str | None, expected: float | None) -> None:
-    headers = Headers({} if given is None else {"x-request-timeout-s": given})
-    assert timeout_s(headers, "X-Request-Timeout-S") == expected
+    headers = {} if given is None else {"x-request-timeout-s": given}
+    assert head(headers).timeout_s("X-Request-Timeout-S") == expected
 
 
 @pytest.mark.parametrize("wrong", ["", "0", "0.0", "-1", "1e3", "inf", "nan", ".5", "soon", "²"])
 def test_timeouts_that_are_none(wrong: str) -> None:
     with pytest.raises(InvalidRequestError, match="above 0") as caught:
-        timeout_s(Headers({"x-queue-timeout-s": wrong}), "X-Queue-Timeout-S")
+        head({"x-queue-timeout-s": wrong}).timeout_s("X-Queue-Timeout-S")
     assert caught.value.param == "X-Queue-Timeout-S"

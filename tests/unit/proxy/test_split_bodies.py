@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.core.errors import UpstreamError
-from router.proxy.prefill_bodies import Computed, decode_body, prefill_body, read_answer
+from router.proxy.kv_transfer import Computed, decode_body, prefill_body, read_answer
 
 ID = f"es-{1:020x}"
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from router.access.keys import Key, Rate
+from router.access.key_ring import Key, Rate
 from router.core.errors import KeyLimitError
 
 NAMED = 64

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from urllib.parse import urlsplit
 
 from router.core.errors import UnreachedError, UpstreamError
-from router.engines.connection import Connection, Sink
+from router.engines.engine_connection import Connection, Sink
 from router.file_limit import LACKS, descriptors_lacking, scarce
 
 Headers = Sequence[tuple[bytes, bytes]]

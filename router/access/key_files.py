@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from router.access.keys import Key, KeyRing, parse_keys, ring
+from router.access.key_ring import Key, KeyRing, parse_keys, ring
 from router.core.errors import ConfigError
 
 log = logging.getLogger(__name__)

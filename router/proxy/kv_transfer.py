@@ -1,21 +1,30 @@
-"""Split a completion request: one computes the prompt (prefill), one decodes.
+"""Split a completion request: one worker computes the prompt (prefill), another decodes.
 
 vLLM's KV connectors define the form (docs/features/disagg_prefill.md there). The first request asks
 for one token, which is discarded: the decode engine computes the prompt's last token itself. The
 answer's ``kv_transfer_params`` locate the KV for the second.
+
+With vLLM's ``MooncakeConnector`` (0.32, ``mooncake_connector.py``) bootstrap servers report the
+location instead. Both requests share a ``transfer_id``, made by the router. The second also names
+the bootstrap server and the id of the engine that computed the prompt; ``GET /query`` there lists
+these ids by data-parallel rank.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
 
 from router.core.errors import UpstreamError
+from router.core.types import WorkerSpec
+from router.dispatch.interface import SplitPort
+from router.engines.http_client import HttpClient
 from router.proxy.json_fields import body_of, fields_of
-from router.proxy.raw import ABSENT, Raw, given, start, true
 
+_ANSWER_S = 5.0
 _MOST_COLONS = 65_536
 # Useless for a prefill, or invalid with one token.
 _NOT_FIRST = (
@@ -44,28 +53,6 @@ class Computed:
 
     prompt_tokens: int
     kv_transfer_params: bytes | None
-
-
-class Keys(msgspec.Struct, gc=False):
-    """Fields that decide whether a prompt can be computed elsewhere."""
-
-    prompt_logprobs: Raw = ABSENT
-    kv_transfer_params: Raw = ABSENT
-    echo: Raw = ABSENT
-    use_beam_search: Raw = ABSENT
-    prompt_embeds: Raw = ABSENT
-
-
-def splittable(keys: Keys) -> bool:
-    """Whether a request's only prompt can be computed elsewhere."""
-    # vLLM fetches no KV if a prompt's log-probabilities are requested, even 0 of them. A client
-    # that sends kv_transfer_params addresses the connector itself, and its null would override
-    # ours, which comes first.
-    own = given(keys.prompt_logprobs) or start(keys.kv_transfer_params)
-    # Here the answer includes the prompt, or the prompt is no text, or the number of answers is
-    # unknown.
-    whole = any(map(true, (keys.echo, keys.use_beam_search, keys.prompt_embeds)))
-    return not (own or whole)
 
 
 def few_fields(body: bytes) -> bool:
@@ -127,3 +114,75 @@ def read_answer(body: bytes) -> Computed:
     if not params.startswith((b"{", b"null")):
         raise UpstreamError("the prefill worker's answer cannot be read: kv_transfer_params")
     return Computed(answer.usage.prompt_tokens, None if params == b"null" else params)
+
+
+class _Entry(msgspec.Struct):
+    engine_id: str
+
+
+_engines = msgspec.json.Decoder(dict[str, _Entry])
+
+
+class Bootstraps:
+    """Cache of engine ids; a failure clears an entry, since a new engine has a new id."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self._ids: dict[str, str] = {}
+
+    def forget(self, worker_id: str) -> None:
+        self._ids.pop(worker_id, None)
+
+    async def params(self, worker: WorkerSpec, transfer_id: str) -> bytes:
+        """JSON kv_transfer_params of a request whose prompt the worker computes.
+
+        Raises:
+            UpstreamError: the bootstrap server does not name the engine.
+        """
+        assert worker.kv_bootstrap is not None
+        if worker.id not in self._ids:
+            self._ids[worker.id] = await self._ask(worker.kv_bootstrap, str(worker.rank or 0))
+        return msgspec.json.encode(
+            {
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_engine_id": self._ids[worker.id],
+                "remote_bootstrap_addr": worker.kv_bootstrap,
+                "transfer_id": transfer_id,
+            }
+        )
+
+    async def _ask(self, url: str, rank: str) -> str:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                body = await self._get(url)
+        except TimeoutError:
+            raise UpstreamError(f"{url}/query: no answer within {_ANSWER_S:g} s") from None
+        try:
+            return _engines.decode(body)[rank].engine_id
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
+            raise UpstreamError(f"{url}/query does not tell the engine of rank {rank}") from error
+
+    async def _get(self, url: str) -> bytes:
+        response = await self._client.request("GET", url, "/query")
+        try:
+            return await response.read()
+        finally:
+            response.close()
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransfer:
+    """Transfer of prompts' KV from prefill to decode workers.
+
+    Attributes:
+        kept_s: lease on KV handed over by address; None: KV is found by content, no address is
+            exchanged.
+        bootstraps: locations that engines do not report.
+        warned: workers already warned about missing locations.
+    """
+
+    port: SplitPort
+    kept_s: float | None
+    bootstraps: Bootstraps
+    warned: set[str] = field(default_factory=set)

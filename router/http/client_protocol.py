@@ -20,7 +20,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.file_limit import descriptors_lacking, scarce
-from router.http.counts import HttpCounts
 from router.http.deadline import Deadline
 from router.http.head import (
     bodies_too_large,
@@ -32,8 +31,8 @@ from router.http.head import (
     too_many_headers,
     uri_too_long,
 )
-from router.http.limits import HttpLimits
-from router.http.refusal import Refused
+from router.http.port import HttpLimits
+from router.http.refusal import HttpCounts, Refused
 
 log = logging.getLogger(__name__)
 

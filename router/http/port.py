@@ -1,0 +1,89 @@
+"""What one port allows: its limits, its data plane, its address, and the stage of its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import ip_address
+
+from router.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Limits of one port: wire sizes in bytes, times in seconds; with the refusal's status.
+
+    Attributes:
+        max_connections: open connections; 503.
+        max_uri_bytes: path and query; 414.
+        max_header_bytes: request line and header fields; 431.
+        max_headers: number of header fields; 431.
+        max_body_bytes: body, announced or chunked; 413.
+        max_bodies_bytes: all bodies held at a time; 503.
+        header_timeout_s: time from a request's first byte, or from a connection's start, to the end
+            of the head; 408.
+        body_timeout_s: time from there to the body's end; 408.
+        keep_alive_timeout_s: time between an answer and the next request.
+        write_timeout_s: time for a slow client to resume reading.
+    """
+
+    max_connections: int = 16_384
+    max_uri_bytes: int = 8_192
+    max_header_bytes: int = 32_768
+    max_headers: int = 100
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_bodies_bytes: int = 512 * 1024 * 1024
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    keep_alive_timeout_s: float = 75.0
+    write_timeout_s: float = 30.0
+
+
+class DataPlane(StrEnum):
+    """Path of requests that generate; FastAPI serves all others."""
+
+    SPLICE = "splice"
+    """The connection's own protocol, which passes an engine's bytes on as they came."""
+
+    ASGI = "asgi"
+    """FastAPI, as for all others."""
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """Stage of the shutdown: the router drains, then accepts nothing new.
+
+    Attributes:
+        drain_delay_s: time spent draining.
+        grace_s: time that open answers may take after that.
+        draining: whether balancers are warned off; requests are still served.
+        closed: whether new requests are refused.
+    """
+
+    drain_delay_s: float = 0.0
+    grace_s: float = 30.0
+    draining: bool = False
+    closed: bool = False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address, without a port, can only mean this machine."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def loopback(host: str) -> str:
+    """The address, if only this machine can reach it.
+
+    Raises:
+        ConfigError: other machines can reach it.
+    """
+    if not is_loopback(host):
+        raise ConfigError(
+            f"admin_host {host} can be reached from other machines, and no keys guard the admin "
+            "port: give --admin-key-file, or 127.0.0.1, ::1 or localhost; from elsewhere, forward "
+            "a port to it: ssh -L PORT:127.0.0.1:PORT"
+        )
+    return host

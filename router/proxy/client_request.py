@@ -1,0 +1,150 @@
+"""A client's request, read once: its names, what its headers ask of the router, and its body.
+
+State messages are matched by the router's own token, because clients repeat and forge ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from starlette.types import Scope
+
+from router.core.errors import InvalidRequestError
+from router.proxy.dialects import Dialect
+from router.proxy.request_log import RequestLine
+
+# Every answer carries it: the client's id if valid, else the router's token.
+HEADER = b"x-request-id"
+PRIORITY = "X-Request-Priority"
+REQUEST_TIMEOUT = "X-Request-Timeout-S"
+QUEUE_TIMEOUT = "X-Queue-Timeout-S"
+_ENERGY = b"x-evenstep-energy"
+# vLLM's header; like vLLM, the router ignores one that is no number.
+_ENGINE_PRIORITY = b"x-vllm-priority"
+_READ = frozenset(
+    {HEADER, _ENERGY, _ENGINE_PRIORITY}
+    | {name.lower().encode() for name in (PRIORITY, REQUEST_TIMEOUT, QUEUE_TIMEOUT)}
+)
+_MOST = 2**63
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_SANE = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
+
+_HEAD = "evenstep.head"
+# Collisions do not occur in practice; the kernel's generator would cost more than the rest.
+_tokens = Random()
+
+
+class RequestHead:
+    """What the router reads from a request's headers.
+
+    Attributes:
+        token: router's unique token, ``es-`` and 20 hexadecimal digits.
+        client_id: client's id, empty if absent, malformed or repeated.
+        name: the client's id, else the token.
+        metered: whether the client requests the energy of its request.
+    """
+
+    __slots__ = ("_asked", "client_id", "metered", "name", "token")
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        asked: dict[bytes, bytes] = {}  # the first of several counts
+        ids = 0
+        for name, value in headers:
+            if name in _READ:
+                asked.setdefault(name, value)
+                ids += name == HEADER
+        sane = ids == 1 and _SANE.fullmatch(asked[HEADER]) is not None
+        self.token = f"es-{_tokens.getrandbits(80):020x}"
+        self.client_id = asked[HEADER].decode() if sane else ""
+        self.name = self.client_id or self.token
+        self.metered = asked.get(_ENERGY) == b"1"
+        self._asked = asked
+
+    @property
+    def header(self) -> tuple[bytes, bytes]:
+        return HEADER, self.name.encode()
+
+    def priority(self, of_body: int) -> int:
+        """Priority of the request, lower first; as in vLLM, a header overrides the body.
+
+        Raises:
+            InvalidRequestError: the header is not a number.
+        """
+        given = self._asked.get(PRIORITY.lower().encode())
+        if given is not None:
+            wished = _whole(given)
+            if wished is None:
+                raise InvalidRequestError(
+                    f"{PRIORITY} should be a whole number; lower goes first", param=PRIORITY
+                )
+            return wished
+        given = self._asked.get(_ENGINE_PRIORITY)
+        wished = None if given is None else _whole(given)
+        return of_body if wished is None else wished
+
+    def timeout_s(self, name: str) -> float | None:
+        """Seconds in the header ``name``, None if absent.
+
+        Raises:
+            InvalidRequestError: the value is malformed.
+        """
+        value = self._asked.get(name.lower().encode())
+        if value is None:
+            return None
+        given = value.decode("latin-1")
+        if _SECONDS.fullmatch(given.strip()) is None or not (seconds := float(given)):
+            raise InvalidRequestError(
+                f"{name} should be a number of seconds above 0, as in 2.5", param=name
+            )
+        return seconds
+
+
+def head_of(scope: Scope) -> RequestHead:
+    """The request's head, read at the first call."""
+    head: RequestHead | None = scope.get(_HEAD)
+    if head is None:
+        head = scope[_HEAD] = RequestHead(scope["headers"])
+    return head
+
+
+def _whole(value: bytes) -> int | None:
+    digits = value.decode("latin-1").strip()
+    if not digits.removeprefix("-").isdecimal() or len(digits) > 20:
+        return None
+    return max(-_MOST, min(int(digits), _MOST))
+
+
+@dataclass(slots=True)
+class ClientRequest:
+    """A client's request in the form that engines receive.
+
+    Attributes:
+        target: path and query; the query is kept byte for byte.
+        body: JSON or a form, unchanged unless a model's alias is replaced.
+        headers: client's headers without its key.
+        timeout_s: client's limit on the answer, None if absent.
+    """
+
+    head: RequestHead
+    target: str
+    body: bytes
+    headers: Sequence[tuple[bytes, bytes]]
+    dialect: Dialect
+    timeout_s: float | None = None
+    line: RequestLine | None = None
+
+    @classmethod
+    def read(cls, scope: Scope, body: bytes, dialect: Dialect) -> ClientRequest:
+        """Read a request whose body is there.
+
+        Raises:
+            InvalidRequestError: the header with the limit is malformed.
+        """
+        head, path = head_of(scope), scope["path"]
+        query = scope["query_string"]
+        target = f"{path}?{query.decode('latin-1')}" if query else path
+        timeout_s = head.timeout_s(REQUEST_TIMEOUT)
+        return cls(head, target, body, scope["headers"], dialect, timeout_s)
