@@ -47,7 +47,7 @@ def hold_hangups() -> None:
     """Hold SIGHUP in this process, across exec and in its children, until ``take_hangups``."""
     # A mask alone is not enough: threads started earlier by libraries have their own.
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, _hold)
+        signal.signal(signal.SIGHUP, lambda number, _: _held.add(number))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
@@ -57,10 +57,6 @@ def take_hangups() -> None:
     if _held:
         _held.clear()
         signal.raise_signal(signal.SIGHUP)
-
-
-def _hold(number: int, _: object) -> None:
-    _held.add(number)
 
 
 async def beat() -> None:

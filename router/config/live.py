@@ -85,7 +85,10 @@ class Reload:
         self._prepare = prepare
         self._one = asyncio.Lock()
         self.followers: Followers | None = None
-        self._parts = (*parts, Part(_log_anew))
+        self._parts = (
+            *parts,
+            Part(lambda settings: start_logging(settings.log_level, settings.log_format)),
+        )
         self.names: Set[str] = _ALWAYS_LIVE.union(*(part.given for part in self._parts))
 
     async def __call__(self) -> None:
@@ -146,7 +149,3 @@ class Reload:
         rest = {i for i in news.keys() - taken if news[i] != getattr(self._begun_with, i)}
         if rest:
             log.warning("these take effect at the next start: %s", ", ".join(sorted(rest)))
-
-
-def _log_anew(settings: ServeSettings) -> None:
-    start_logging(settings.log_level, settings.log_format)

@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
 from router.access.key_files import KEYS_VARIABLE
-from router.config.serve_settings import PREFIX, ServeSettings
+from router.config.serve_settings import PREFIX, SETTINGS, ServeSettings
 from router.config.toml_file import read_toml
 from router.config.worker_notation import complaint, unknown
 from router.core.errors import ConfigError
@@ -64,10 +64,14 @@ def load_settings(flags: Mapping[str, object], config: Path | None = None) -> Se
     Raises:
         ConfigError: unknown names or wrong values, in one line that names setting and source.
     """
+    in_file: dict[str, object] = {}
+    if config is not None:
+        in_file = read_toml(config)
+        _check_names(in_file, str(config))
     sources = (
         _Source(flags, flag_name),
         _Source(_from_environment(), lambda setting: PREFIX + setting.upper()),
-        _Source({} if config is None else _from_toml(config), lambda _: str(config)),
+        _Source(in_file, lambda _: str(config)),
     )
     merged = {name: v for source in reversed(sources) for name, v in source.values.items()}
     try:
@@ -83,7 +87,7 @@ def changed(settings: ServeSettings, values: Mapping[str, object]) -> ServeSetti
         ConfigError: a name is unknown, or a value is invalid by itself or with the others.
     """
     _check_names(values, "the change")
-    every = {name: getattr(settings, name) for name in ServeSettings.model_fields}
+    every = {name: getattr(settings, name) for name in SETTINGS}
     try:
         return ServeSettings(**{**every, **values})
     except ValidationError as invalid:
@@ -111,20 +115,16 @@ def _explain(error: ErrorDetails, sources: Iterable[_Source]) -> str:
     where = next((f" (from {s.name(setting)})" for s in sources if setting in s.values), "")
     if error["type"] == "value_error":
         return f"{complaint(error)}{where}"
-    return f"{setting} = {error['input']!r} {complaint(error)}{where}{_allowed(setting)}"
-
-
-def _allowed(setting: str) -> str:
-    """Return a number's range, to complete an error message."""
-    found = {type(bound).__name__: bound for bound in ServeSettings.model_fields[setting].metadata}
-    if not {"Ge", "Le"} <= found.keys():
-        return ""
-    return f"; {found['Ge'].ge:,} to {found['Le'].le:,} is allowed"
+    range_ = ""
+    limits = {type(limit).__name__: limit for limit in SETTINGS[setting].metadata}
+    if {"Ge", "Le"} <= limits.keys():
+        range_ = f"; {limits['Ge'].ge:,} to {limits['Le'].le:,} is allowed"
+    return f"{setting} = {error['input']!r} {complaint(error)}{where}{range_}"
 
 
 def _from_environment() -> dict[str, object]:
     links = {name for name, value in os.environ.items() if _is_service_link(name, value)}
-    known = {PREFIX + setting.upper() for setting in ServeSettings.model_fields} | _OTHER_VARIABLES
+    known = {PREFIX + setting.upper() for setting in SETTINGS} | _OTHER_VARIABLES
     for name in os.environ:
         if name.startswith(PREFIX) and name not in known | links:
             raise ConfigError(unknown("environment variable", name, known))
@@ -139,16 +139,10 @@ def _is_service_link(name: str, value: str) -> bool:
     return bool(address or _SERVICE_LINK.search(name))
 
 
-def _from_toml(path: Path) -> dict[str, object]:
-    values = read_toml(path)
-    _check_names(values, str(path))
-    return values
-
-
 def _check_names(values: Iterable[str], where: str) -> None:
     for name in values:
-        if name not in ServeSettings.model_fields:
-            wrong = unknown("setting", name, ServeSettings.model_fields)
+        if name not in SETTINGS:
+            wrong = unknown("setting", name, SETTINGS)
             raise ConfigError(f"{wrong} (in {where})")
 
 

@@ -46,7 +46,16 @@ def parse_worker(entry: object) -> WorkerSpec:
     if isinstance(entry, WorkerSpec):
         return entry
     if isinstance(entry, str):
-        return _parse(entry, _split(entry))
+        url, *items = (part.strip() for part in entry.split(","))
+        table: dict[str, object] = {"url": url}
+        for item in items:
+            key, equals, value = item.partition("=")
+            if not equals:
+                raise ConfigError(f"worker {entry!r}: {item!r} is not key=value")
+            if key in table:
+                raise ConfigError(f"worker {entry!r}: {key} is given twice")
+            table[key] = value
+        return _parse(entry, table)
     if isinstance(entry, Mapping):
         return _parse(f"table {entry.get('url', '')!s}".rstrip(), entry)
     raise ConfigError(f"worker {entry!r} should be URL[,key=value]... or a table with a url")
@@ -76,19 +85,6 @@ def complaint(error: ErrorDetails) -> str:
     return re.sub(r"^(Value error,|Input|String|Field) ", "", error["msg"])
 
 
-def _split(text: str) -> dict[str, object]:
-    url, *items = (part.strip() for part in text.split(","))
-    table: dict[str, object] = {"url": url}
-    for item in items:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise ConfigError(f"worker {text!r}: {item!r} is not key=value")
-        if key in table:
-            raise ConfigError(f"worker {text!r}: {key} is given twice")
-        table[key] = value
-    return table
-
-
 def _parse(name: str, entry: Mapping[str, object]) -> WorkerSpec:
     for key in entry:
         if key not in _Table.model_fields:
@@ -114,9 +110,17 @@ def _spec(table: _Table) -> WorkerSpec:
     if table.group.endswith(prefill_stage("")):
         raise ConfigError(f"group {table.group!r}: a name that ends so means prefill workers")
     for name, endpoint in (("snapshots", table.snapshots), ("power", table.power)):
-        if endpoint is not None:
-            _check_endpoint(name, endpoint)
-            _check_security(name, endpoint, secured=table.server_key is not None)
+        if endpoint is None:
+            continue
+        if not re.match(r"tcp://[\w.:%\[\]-]+:\d+$|ipc://.", endpoint):
+            raise ConfigError(f"{name} {endpoint!r} should be tcp://HOST:PORT or ipc://PATH")
+        full_endpoint(endpoint)
+        if table.server_key is None and not is_local(endpoint):
+            raise ConfigError(
+                f"{name} {endpoint} can be read and forged by other machines: give server_key=, "
+                "the engine's public CURVE key, and --secret-key-file; or use an endpoint on "
+                "127.0.0.1"
+            )
     if table.kv_bootstrap is not None:
         if table.role != "prefill":
             raise ConfigError("kv_bootstrap is for a worker with role=prefill")
@@ -134,17 +138,3 @@ def _spec(table: _Table) -> WorkerSpec:
         power=table.power,
         service_rate=table.service_rate,
     )
-
-
-def _check_endpoint(name: str, endpoint: str) -> None:
-    if not re.match(r"tcp://[\w.:%\[\]-]+:\d+$|ipc://.", endpoint):
-        raise ConfigError(f"{name} {endpoint!r} should be tcp://HOST:PORT or ipc://PATH")
-    full_endpoint(endpoint)
-
-
-def _check_security(name: str, endpoint: str, *, secured: bool) -> None:
-    if not secured and not is_local(endpoint):
-        raise ConfigError(
-            f"{name} {endpoint} can be read and forged by other machines: give server_key=, the "
-            "engine's public CURVE key, and --secret-key-file; or use an endpoint on 127.0.0.1"
-        )
