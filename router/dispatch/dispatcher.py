@@ -323,7 +323,7 @@ class Dispatcher:
         settings, answers = self._shared.settings, group.serves is None
         decider = Decider(
             group,
-            Pool(settings.pool_limit, settings.patience_s, settings.queue_timeout_s),
+            Pool(settings.pool_size, settings.starvation_s, settings.queue_timeout_s),
             self._make_policy() if answers else self._fallback(),
             self._fallback(),
             settings.dispatch if answers else Dispatch.POOL,

@@ -45,27 +45,16 @@ _BARRIER_SKEW_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
-    """Settings of the loop.
+    """Settings of queues and rounds, as ``router.config`` declares them."""
 
-    Attributes:
-        patience_s: wait after which a request takes the next free slot.
-        queue_timeout_s: wait after which a request fails; it starts again when a worker fails the
-            request.
-        snapshot_stale_s: age from which a snapshot no longer counts.
-        overcommit: number of requests that may queue in an engine; None: as its slot bubble
-            requires.
-        retry_share: retries allowed per request.
-        retry_min_per_s: retries allowed per second in any case.
-    """
-
-    dispatch: Dispatch = Dispatch.POOL
-    pool_limit: int = 1024
-    patience_s: float = 5.0
-    queue_timeout_s: float = 60.0
-    snapshot_stale_s: float = 3.0
-    overcommit: int | None = 0
-    retry_share: float = 0.2
-    retry_min_per_s: float = 10.0
+    dispatch: Dispatch
+    pool_size: int
+    starvation_s: float
+    queue_timeout_s: float  # it starts again when a worker fails the request
+    snapshot_stale_s: float
+    overcommit: int | None
+    retry_budget: float
+    retry_min_per_s: float
 
 
 class Incoming(Protocol):
@@ -137,7 +126,7 @@ class GroupQueue:
         self.pool = decider.pool
         self.stats = decider.stats
         settings = shared.settings
-        self.budget = RetryBudget(settings.retry_share, settings.retry_min_per_s)
+        self.budget = RetryBudget(settings.retry_budget, settings.retry_min_per_s)
         self.waiters: dict[str, Waiter] = {}
         self.prefills: PrefillQueue | None = None
         self.deserted_s: float | None = shared.clock()
@@ -148,8 +137,8 @@ class GroupQueue:
     # Settings.
 
     def configure(self, settings: DispatchSettings, before: DispatchSettings) -> None:
-        self.budget.configure(settings.retry_share, settings.retry_min_per_s)
-        self.pool.configure(settings.pool_limit, settings.patience_s, settings.queue_timeout_s)
+        self.budget.configure(settings.retry_budget, settings.retry_min_per_s)
+        self.pool.configure(settings.pool_size, settings.starvation_s, settings.queue_timeout_s)
         if before.overcommit != settings.overcommit:
             self.decider.overcommit = Overcommit(settings.overcommit)
         self.decider.dispatch = settings.dispatch
@@ -211,7 +200,7 @@ class GroupQueue:
 
     def _make_place(self, newcomer: Request) -> None:
         """Evict a request of the tenant with the most waiting requests, or reject the newcomer."""
-        limit = self._shared.settings.pool_limit
+        limit = self._shared.settings.pool_size
         displaced = self.pool.displaced_by(newcomer.tenant, self.decider.fair.weight)
         if displaced is None:
             self.stats.rejected += 1
@@ -385,7 +374,7 @@ class PrefillQueue(GroupQueue):
     def _assign(self) -> None:
         """Hold a round if the decode queue can hold all prompts that are being computed."""
         prefilling = sum(worker.in_flight for worker in self.group.workers.values())
-        if len(self.decode.waiters) + prefilling < self._shared.settings.pool_limit:
+        if len(self.decode.waiters) + prefilling < self._shared.settings.pool_size:
             super()._assign()
 
     @property

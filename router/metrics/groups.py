@@ -23,7 +23,7 @@ GROUP_ROWS: Sequence[Row[Decider]] = (
     Row(
         "evenstep_pool_limit_requests",
         "Requests that may wait in the router (--pool-size); further ones are rejected.",
-        lambda decider: decider.pool.limit,
+        lambda decider: decider.pool.pool_size,
     ),
     Row(
         "evenstep_requests_assigned_total",

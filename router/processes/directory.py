@@ -37,7 +37,7 @@ class Patience(msgspec.Struct, frozen=True):
 
     max_attempts: int
     deadlines: Deadlines
-    retry_share: float
+    retry_budget: float
     retry_min_per_s: float
     tells: bool = False
 

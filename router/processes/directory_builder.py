@@ -65,7 +65,7 @@ class Teller:
         return Patience(
             max_attempts=router.relay.max_attempts,
             deadlines=router.relay.deadlines,
-            retry_share=settings.retry_share,
+            retry_budget=settings.retry_budget,
             retry_min_per_s=settings.retry_min_per_s / self._proxies,
             tells=router.relay.tells,
         )

@@ -272,7 +272,7 @@ class RemotePort:
     @property
     def _retries(self) -> tuple[float, float]:
         patience = self.told.patience
-        return patience.retry_share, patience.retry_min_per_s
+        return patience.retry_budget, patience.retry_min_per_s
 
     @property
     def told(self) -> Directory:

@@ -84,20 +84,6 @@ def deciding(settings: ServeSettings) -> Deciding:
     )
 
 
-def bounds(settings: ServeSettings) -> DispatchSettings:
-    """Return the limits of the queue and of waiting."""
-    return DispatchSettings(
-        dispatch=settings.dispatch,
-        pool_limit=settings.pool_size,
-        patience_s=settings.starvation_s,
-        queue_timeout_s=settings.queue_timeout_s,
-        snapshot_stale_s=settings.snapshot_stale_s,
-        overcommit=settings.overcommit,
-        retry_share=settings.retry_budget,
-        retry_min_per_s=settings.retry_min_per_s,
-    )
-
-
 def balancing(settings: ServeSettings, dispatcher: Dispatcher) -> Part:
     """Reloadable policy and limits."""
     in_force = settings.of(DecidingSettings)
@@ -108,7 +94,7 @@ def balancing(settings: ServeSettings, dispatcher: Dispatcher) -> Part:
             chosen = deciding(settings)
             dispatcher.decide_by(chosen.policy, chosen.look_ahead)
             in_force = settings.of(DecidingSettings)
-        dispatcher.configure(bounds(settings))
+        dispatcher.configure(settings.of(DispatchSettings))
 
     return Part(take)
 

@@ -37,6 +37,7 @@ from router.core.request_limits import RequestLimits
 from router.core.state.cluster import Cluster
 from router.core.types import EngineFailed
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.group_queue import DispatchSettings
 from router.dispatch.membership import Fleet
 from router.dispatch.models import ModelTable
 from router.engines.gauges import GaugeReader
@@ -61,7 +62,7 @@ from router.recording.file import RecordFile
 from router.recording.recorder import Recorder
 from router.serve import reloadable
 from router.serve.access import Access
-from router.serve.balancing import balancing, bounds, deciding
+from router.serve.balancing import balancing, deciding
 from router.serve.server import MainServer
 from router.serve.sockets import admin_tls, opened
 
@@ -308,7 +309,7 @@ def make_dispatcher(
         cluster,
         chosen.policy,
         fallback=chosen.fallback,
-        settings=bounds(settings),
+        settings=settings.of(DispatchSettings),
         clock=time.monotonic,
         make_look_ahead=chosen.look_ahead,
         weight=weight,

@@ -63,7 +63,7 @@ async def guarded_router(folder: Path, engine_key: str | None = None) -> AsyncIt
     access = Access(ServeSettings(api_key_file=str(file)), lambda: 0.0)
     async with (
         scripted() as (engine,),
-        serving([engine], slots=1, pool_limit=2, door=access.door, engine_key=engine_key) as router,
+        serving([engine], slots=1, pool_size=2, door=access.door, engine_key=engine_key) as router,
     ):
         yield Guarded(router, engine, access, file)
 

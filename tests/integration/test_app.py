@@ -22,7 +22,7 @@ One = tuple[Router, ScriptedServer]
 @pytest.fixture
 async def one() -> AsyncIterator[One]:
     """A router before one engine."""
-    async with scripted() as (engine,), serving([engine], slots=1, pool_limit=1) as router:
+    async with scripted() as (engine,), serving([engine], slots=1, pool_size=1) as router:
         yield router, engine
 
 

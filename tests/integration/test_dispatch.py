@@ -117,7 +117,7 @@ async def test_a_request_that_comes_back_keeps_its_place() -> None:
 
 
 async def test_a_request_that_comes_back_finds_room_in_a_full_pool() -> None:
-    rig = Rig({"a": 1, "b": 1}, pool_limit=1)
+    rig = Rig({"a": 1, "b": 1}, pool_size=1)
     first, _ = rig.submit(0)
     await settle()
     rig.submit(1)
@@ -147,7 +147,7 @@ class Newest:
 
 
 async def test_a_request_that_has_lost_patience_goes_first() -> None:
-    rig = Rig({"a": 1}, Newest(), patience_s=5)
+    rig = Rig({"a": 1}, Newest(), starvation_s=5)
     first, _ = rig.submit(0)
     await settle()
     second, old = rig.submit(1)

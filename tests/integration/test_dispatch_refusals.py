@@ -13,7 +13,7 @@ from tests.support.scripted import soon
 
 
 async def test_a_pool_is_full_only_when_no_slot_is_free() -> None:
-    rig = Rig({"a": 2, "b": 2}, pool_limit=2)
+    rig = Rig({"a": 2, "b": 2}, pool_size=2)
     waiters = [rig.submit(i)[1] for i in range(6)]  # all within one pass of the event loop
 
     with pytest.raises(PoolFullError, match="2 requests") as caught:

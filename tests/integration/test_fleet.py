@@ -399,7 +399,7 @@ async def test_by_force_a_stream_breaks_off_with_one_error_and_others_begin_else
 
 
 async def test_pools_and_dispatch_take_other_settings() -> None:
-    rig = Managed({"a": 1}, pool_limit=1)
+    rig = Managed({"a": 1}, pool_size=1)
     rig.submit(0)
     await settle()
     _, first = rig.submit(1)
@@ -407,13 +407,13 @@ async def test_pools_and_dispatch_take_other_settings() -> None:
         rig.submit(2)
     dispatcher = rig.dispatcher
     dispatcher.configure(
-        replace(dispatcher.settings, pool_limit=2, queue_timeout_s=5.0, overcommit=3)
+        replace(dispatcher.settings, pool_size=2, queue_timeout_s=5.0, overcommit=3)
     )
     _, second = rig.submit(2)
     await settle()
     assert [sent_to(first), sent_to(second)] == ["a", "a"]
     dispatcher.configure(
-        replace(dispatcher.settings, overcommit=0, retry_share=0.0, retry_min_per_s=0.0)
+        replace(dispatcher.settings, overcommit=0, retry_budget=0.0, retry_min_per_s=0.0)
     )
     assert not rig.dispatcher.may_ask_elsewhere("default", frozenset())
     _, late = rig.submit(3)

@@ -90,7 +90,7 @@ async def test_a_worker_that_comes_too_late_is_given_back(tmp_path: Path) -> Non
 async def test_errors_are_the_dispatchers_own(tmp_path: Path) -> None:
     path = socket_path(tmp_path)
     async with (
-        Decider(path, {"a": 1}, pool_limit=1).up() as decider,
+        Decider(path, {"a": 1}, pool_size=1).up() as decider,
         Proxy(path).up() as proxy,
     ):
         await proxy.port.submit(request(0))

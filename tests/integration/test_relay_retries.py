@@ -95,7 +95,7 @@ async def test_no_worker_is_asked_twice_for_an_answer_that_it_has_given() -> Non
 
 
 async def test_without_budget_answers_pass_as_they_are() -> None:
-    async with routed(2, retry_share=0.0, retry_min_per_s=0.1) as (router, engines):
+    async with routed(2, retry_budget=0.0, retry_min_per_s=0.1) as (router, engines):
         statuses: list[int] = []
         for _ in range(3):
             asked = router.post()

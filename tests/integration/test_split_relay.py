@@ -220,7 +220,7 @@ async def test_ranks_behind_one_url_are_told_apart() -> None:
 
 
 async def test_the_queue_before_prefill_is_bounded() -> None:
-    async with routed(2, prefills=1, kept_s=30.0, pool_limit=1) as (router, (prefill, decode)):
+    async with routed(2, prefills=1, kept_s=30.0, pool_size=1) as (router, (prefill, decode)):
         asked: list[asyncio.Task[httpx.Response]] = [router.post(prompt=list(range(5000)))]
         exchange = await prefill.next()
         asked.append(router.post())
@@ -249,7 +249,7 @@ async def test_a_prefill_worker_that_has_no_room_in_time() -> None:
 
 
 async def test_ready_requests_hold_back_the_prefill_workers() -> None:
-    settings = {"slots": 1, "prefills": 1, "kept_s": 30.0, "pool_limit": 2}
+    settings = {"slots": 1, "prefills": 1, "kept_s": 30.0, "pool_size": 2}
     async with routed(2, **settings) as (router, (prefill, decode)):
         asked = [router.post() for _ in range(3)]
         for _ in asked:

@@ -175,7 +175,7 @@ async def clients(router: Router) -> AsyncIterator[httpx.AsyncClient]:
 async def test_nothing_is_left_of_any_request(kept_s: float | None) -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
-    settings = {"prefills": 2, "slots": 3, "max_attempts": 4, "pool_limit": 30, "kept_s": kept_s}
+    settings = {"prefills": 2, "slots": 3, "max_attempts": 4, "pool_size": 30, "kept_s": kept_s}
     async with routed(len(WORKERS), **settings) as (router, servers), clients(router) as http:
         chaos = Chaos(router, random.Random(7))
         chaos.start(servers)

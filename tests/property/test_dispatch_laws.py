@@ -30,7 +30,7 @@ class Story:
     """What has become of each request."""
 
     def __init__(self) -> None:
-        self.rig = Rig(WORKERS, pool_limit=POOL_LIMIT)
+        self.rig = Rig(WORKERS, pool_size=POOL_LIMIT)
         self.asked = 0
         self.refused = 0
         self.alive: dict[str, tuple[Request, asyncio.Future[WorkerSpec]]] = {}

@@ -35,7 +35,7 @@ class FleetStory(Story):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rig: Managed = Managed(WORKERS, pool_limit=POOL_LIMIT)
+        self.rig: Managed = Managed(WORKERS, pool_size=POOL_LIMIT)
 
     @property
     def free_slots(self) -> int:

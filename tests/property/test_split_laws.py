@@ -27,9 +27,8 @@ from router.core.types import (
     WorkerView,
 )
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.group_queue import DispatchSettings
 from tests.support.core import request
-from tests.support.dispatching import play
+from tests.support.dispatching import dispatch_settings, play
 
 STAGE = "default/prefill"
 SPECS = [
@@ -84,7 +83,7 @@ class Story:
             self.cluster,
             lambda: cast(Policy, policy),
             lambda: PerRequest(fcfs),
-            DispatchSettings(pool_limit=POOL_LIMIT, queue_timeout_s=1000.0),
+            dispatch_settings(pool_size=POOL_LIMIT, queue_timeout_s=1000.0),
             lambda: self.now_s,
         )
         for spec in SPECS:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+from router.config.serve_settings import ServeSettings
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.protocol import Policy
 from router.core.state.cluster import Cluster
@@ -13,6 +15,11 @@ from router.core.types import Request, SnapshotReceived, WorkerSpec, WorkerUp
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
 from tests.support.core import request, snapshot
+
+
+def dispatch_settings(**settings: Any) -> DispatchSettings:
+    """The defaults of ``evenstep serve``, without over-commit, but for these settings."""
+    return replace(ServeSettings().of(DispatchSettings), **{"overcommit": 0, **settings})
 
 
 class Rig:
@@ -31,7 +38,7 @@ class Rig:
             Cluster(specs),
             lambda: policy or PerRequest(fcfs),
             lambda: PerRequest(fcfs),
-            DispatchSettings(**settings),
+            dispatch_settings(**settings),
             lambda: self.now_s,
         )
         for spec in specs:

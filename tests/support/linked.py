@@ -46,7 +46,7 @@ def directory(rig: Rig, **patience: Any) -> Directory:
     """What proxies before this dispatcher go by."""
     group = rig.cluster.groups["default"]
     card = GroupCard(4.0, prefills=None, askable=frozenset(group.askable))
-    known = {"max_attempts": 3, "deadlines": Deadlines(), "retry_share": 0.0}
+    known = {"max_attempts": 3, "deadlines": Deadlines(), "retry_budget": 0.0}
     return Directory(
         groups={"default": card},
         models={"tiny": "default"},

@@ -12,13 +12,13 @@ from router.core.policies.table import POLICIES, PolicySettings
 from router.core.state.cluster import Cluster
 from router.core.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.group_queue import DispatchSettings
 from router.engines.gauges import GaugeReader
 from router.engines.health_checks import HealthMonitor
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.http.refusal import HttpCounts
 from router.metrics.render import Metrics
+from tests.support.dispatching import dispatch_settings
 
 SPECS = [
     WorkerSpec("a", "http://h:1", "g", rank=0, slots=4, snapshots="tcp://h:5", service_rate=0.5),
@@ -42,7 +42,7 @@ class Bench:
             Cluster(specs),
             lambda: POLICIES["jsq"].make(PolicySettings()),
             lambda: POLICIES["jsq"].make(PolicySettings()),
-            DispatchSettings(),
+            dispatch_settings(),
             lambda: self.now_s,
         )
         apply = self.dispatcher.apply

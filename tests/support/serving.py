@@ -26,7 +26,6 @@ from router.core.state.worker import Worker
 from router.core.stats import GroupStats
 from router.core.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.group_queue import DispatchSettings
 from router.dispatch.models import ModelTable
 from router.engines.http_client import HttpClient, Response
 from router.http.listening import server_config
@@ -36,6 +35,7 @@ from router.proxy.context import RelayContext
 from router.proxy.kv_transfer import Bootstraps, KvTransfer
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
+from tests.support.dispatching import dispatch_settings
 from tests.support.scripted import TIMEOUT_S, ScriptedServer, until
 
 MODEL = "tiny"
@@ -173,7 +173,7 @@ async def serving(
         cluster,
         lambda: PerRequest(fcfs),
         lambda: PerRequest(fcfs),
-        DispatchSettings(**settings),
+        dispatch_settings(**settings),
         time.monotonic,
     )
     models = ModelTable(cluster, aliases or {})

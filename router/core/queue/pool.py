@@ -23,7 +23,7 @@ _Key = tuple[int, float, int]
 # Places in the order; a range of them costs nothing.
 _Places = Sequence[int]
 
-# Fractions of the patience: from _WILLING on a request takes a gap that it fits into; room for it
+# Fractions of ``starvation``: from _WILLING on a request takes a gap that it fits into; room for it
 # is made from _ROOM_FROM on, and in full at _ROOM_MADE. The reluctance is how slowly its need for a
 # gap shrinks. Found by simulation, at 16 workers with and without look-ahead.
 _WILLING = 0.2
@@ -35,15 +35,17 @@ class Pool:
     """Waiting requests, lowest priority number first, then in order of arrival.
 
     Args:
-        patience: time after which a request precedes all others of its priority; infinite: never.
+        starvation: time after which a request precedes all others of its priority; infinite: never.
             Otherwise a free policy might never choose an awkward one. Before that, the oldest
             request past a fifth of it goes first if it fits into the gap between the workers'
             loads.
-        timeout: time after which a request expires. Infinite: never.
+        queue_timeout: time after which a request expires. Infinite: never.
     """
 
-    def __init__(self, limit: int, patience: float = math.inf, timeout: float = math.inf) -> None:
-        self.configure(limit, patience, timeout)
+    def __init__(
+        self, pool_size: int, starvation: float = math.inf, queue_timeout: float = math.inf
+    ) -> None:
+        self.configure(pool_size, starvation, queue_timeout)
         self._keys: dict[str, _Key] = {}
         self._by_id: dict[str, Request] = {}
         # Columns in the order of the keys:
@@ -57,11 +59,11 @@ class Pool:
         self._failed: dict[str, tuple[_Key, Request]] = {}
         self._choosy = 0  # number of requests that only some workers can serve
 
-    def configure(self, limit: int, patience: float, timeout: float) -> None:
-        """Change limit, patience and timeout; waiting requests keep their place."""
-        self._limit = limit
-        self._patience = patience
-        self._timeout = timeout
+    def configure(self, pool_size: int, starvation: float, queue_timeout: float) -> None:
+        """Change the settings; waiting requests keep their place."""
+        self.pool_size = pool_size
+        self._starvation = starvation
+        self._queue_timeout = queue_timeout
 
     def __len__(self) -> int:
         return len(self._order) + len(self._failed)
@@ -74,13 +76,9 @@ class Pool:
         return chain(failed, self._waiting)
 
     @property
-    def limit(self) -> int:
-        return self._limit
-
-    @property
     def full(self) -> bool:
         """True if no newcomer may enter; a returning request still may."""
-        return len(self) >= self._limit
+        return len(self) >= self.pool_size
 
     @property
     def requests_of(self) -> Mapping[str, int]:
@@ -153,7 +151,7 @@ class Pool:
 
     def timeout_of(self, request: Request) -> float:
         own = request.queue_timeout_s
-        return self._timeout if own is None else min(own, self._timeout)
+        return self._queue_timeout if own is None else min(own, self._queue_timeout)
 
     def tiers(
         self,
@@ -272,7 +270,7 @@ class Pool:
         )
 
     def _waited(self, request: Request, now: float) -> float:
-        return (now - request.arrival_s) / self._patience
+        return (now - request.arrival_s) / self._starvation
 
     def _fits(self, request: Request, now: float, gap_tokens: int) -> bool:
         """True if the gap is large enough; the gap needed falls from a request's size to 0."""

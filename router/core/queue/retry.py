@@ -36,21 +36,21 @@ def rest_s(status: int, retry_after: bytes) -> float:
 class RetryBudget:
     """Retries as a share of the requests of the last ten seconds, plus a fixed rate."""
 
-    def __init__(self, share: float, min_per_s: float) -> None:
-        self.configure(share, min_per_s)
+    def __init__(self, retry_budget: float, retry_min_per_s: float) -> None:
+        self.configure(retry_budget, retry_min_per_s)
         self._requests = Recent(WINDOW_S)
         self._retries = Recent(WINDOW_S)
 
-    def configure(self, share: float, min_per_s: float) -> None:
-        self._share = share
-        self._always = min_per_s * WINDOW_S
+    def configure(self, retry_budget: float, retry_min_per_s: float) -> None:
+        self._retry_budget = retry_budget
+        self._always = retry_min_per_s * WINDOW_S
 
     def earn(self, now_s: float) -> None:
         self._requests.add(now_s)
 
     def spend(self, now_s: float) -> bool:
         """Take one retry, if there is one."""
-        allowed = self._share * self._requests.count(now_s) + self._always
+        allowed = self._retry_budget * self._requests.count(now_s) + self._always
         if self._retries.count(now_s) + 1 > allowed:
             return False
         self._retries.add(now_s)

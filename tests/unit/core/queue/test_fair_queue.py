@@ -38,7 +38,7 @@ LENGTH_S = 150.0
 class Day:
     """Requests of both keys, and how long each of them waited."""
 
-    pool: Pool = field(default_factory=lambda: Pool(128, patience=5.0))
+    pool: Pool = field(default_factory=lambda: Pool(128, starvation=5.0))
     waited_s: dict[str, list[float]] = field(default_factory=lambda: {"slow": [], "fast": []})
     refused: dict[str, int] = field(default_factory=lambda: {"slow": 0, "fast": 0})
     idle: int = 0

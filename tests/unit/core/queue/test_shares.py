@@ -112,7 +112,7 @@ def tiers(pool: Pool, *turns: dict[str, float], now: float = 0) -> list[list[str
 
 
 def test_tenants_have_their_turns_and_in_each_everything_is_as_it_is_of_one() -> None:
-    pool = Pool(100, patience=10)
+    pool = Pool(100, starvation=10)
     for one in (
         *(of("a", 1, 0), of("a", 2, 1), of("a", 3, 95)),
         *(of("b", 4, 94), of("b", 5, 96), of("b", 6, 97, priority=-1)),
