@@ -14,7 +14,7 @@ import zmq
 from router.core.errors import ConfigError
 from router.core.types import Snapshot, SnapshotReceived, WorkerSpec
 from router.core.wire import encode
-from router.engines import snapshots, streams
+from router.engines import snapshots, zmq_streams
 from router.engines.snapshots import SnapshotClient
 from router.engines.zmq_streams import SILENCE_S
 from tests.support.scripted import TIMEOUT_S, until
@@ -216,7 +216,7 @@ async def test_a_silent_worker_is_seen_however_much_the_others_say(
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, silence_s: float) -> None:
-    for module in (snapshots, streams):
+    for module in (snapshots, zmq_streams):
         monkeypatch.setattr(module, "SILENCE_S", silence_s)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from router.core.state.breaker import BreakerSettings
 from router.core.types import EngineFailed, WorkerUp
-from router.proxy import mooncake
+from router.proxy import kv_transfer
 from tests.support.relaying import routed
 from tests.support.scripted import (
     DONE,
@@ -299,7 +299,7 @@ async def test_a_bootstrap_server_that_says_nothing_of_use(
 ) -> None:
     """No prompt is computed whose KV could not be found."""
     if told is None:
-        monkeypatch.setattr(mooncake, "_ANSWER_S", 0.05)
+        monkeypatch.setattr(kv_transfer, "_ANSWER_S", 0.05)
     async with (
         scripted(3) as (prefill, decode, bootstrap),
         serving(
