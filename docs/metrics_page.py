@@ -2,51 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from router.metrics import groups as metric_table
-from router.metrics import http as metric_http
-from router.metrics import keys as metric_keys
-from router.metrics import processes as metric_processes
-from router.metrics import workers as metric_workers
+from router.metrics import groups, other, workers
+from router.metrics.rows import Row
 
-_GROUP, _WORKER = "group", "group, worker, rank"
-_TABLES = (
-    (_GROUP, metric_table.GROUP_ROWS),
-    (_GROUP, metric_table.FEED_ROWS),
-    (_GROUP, metric_table.ENERGY_ROWS),
-    (_GROUP, metric_table.PREFILL_ROWS),
-    (_GROUP, metric_table.LOOK_AHEAD_ROWS),
-    ("group, pool", metric_table.STEP_ROWS),
-    (_WORKER, metric_workers.WORKER_ROWS),
-    (_WORKER, metric_workers.LIVE_WORKER_ROWS),
-    ("key", metric_keys.KEY_ROWS),
-    ("", metric_workers.SNAPSHOT_ROWS),
-    ("", metric_workers.AGENT_ROWS),
-    ("", metric_workers.HEALTH_ROWS),
-    ("", metric_workers.GAUGE_ROWS),
-)
-_LABELED = (
-    ("version", metric_table.BUILD),
-    ("group, state", metric_table.METERED_SECONDS),
-    ("group, state", metric_table.FITTED_POWER),
-    ("group, outcome", metric_table.REQUESTS),
-    ("group, source", metric_table.WORKERS),
-    ("group, admission", metric_table.ADMISSION_WORKERS),
-    (f"{_WORKER}, source", metric_workers.STATE_SOURCE),
-    ("key, limit", metric_keys.KEY_LIMITED),
-    ("", metric_keys.UNAUTHORIZED),
-    ("", metric_http.CONNECTIONS),
-    ("status", metric_http.REFUSED),
-    ("role", metric_processes.PROCESSES),
-    ("role", metric_processes.RESTARTS),
-    ("", metric_processes.BROKEN),
+_GROUP, _WORKER = ("group",), ("group", "worker", "rank")
+# Labels of a table's subjects, and its rows.
+_TABLES: tuple[tuple[tuple[str, ...], Sequence[Row[Any]]], ...] = (
+    (_GROUP, groups.DECIDER_ROWS),
+    (_GROUP, groups.GROUP_ROWS),
+    (_GROUP, groups.PREFILL_ROWS),
+    (_GROUP, groups.LOOK_AHEAD_ROWS),
+    (("group", "pool"), groups.STEP_ROWS),
+    (_WORKER, workers.WORKER_ROWS),
+    (_WORKER, workers.LIVE_WORKER_ROWS),
+    ((), workers.SNAPSHOT_ROWS),
+    ((), workers.AGENT_ROWS),
+    ((), workers.HEALTH_ROWS),
+    ((), workers.GAUGE_ROWS),
+    (("key",), other.KEY_ROWS),
+    ((), other.ACCESS_ROWS),
+    ((), other.BUILD_ROWS),
+    ((), other.HTTP_ROWS),
+    ((), other.PROCESS_ROWS),
 )
 _HEAD = """# Metrics
 
 What `/metrics` tells, generated from the tables that the router reads them by
-(`groups.py`, `workers.py`, `keys.py`, `http.py` and `processes.py` in `router/metrics`): change
-them there, then `python -m docs.generate`. Units are Prometheus's base units. A worker has
+(`groups.py`, `workers.py` and `other.py` in `router/metrics`): change them there, then
+`python -m docs.generate`. Units are Prometheus's base units. A worker has
 ten series at most; its gauges end while it is down, and totals of groups never fall. The process's
 own (`process_…`) come on top; with `--processes` above 1 they are those of the one that decides.
 API keys are told by their names, 64 at most and the rest together as `other`.
@@ -68,14 +54,10 @@ def metrics_text() -> str:
 
 
 def _all() -> Iterator[tuple[str, str, str, str]]:
-    for labels, rows in _TABLES:
-        yield from _rows(labels, ((row.name, row.help) for row in rows))
-    for labels, named in _LABELED:
-        yield from _rows(labels, [named])
-    for name, text, _ in metric_table.HISTOGRAMS:
-        yield name, "histogram", _GROUP, text
-
-
-def _rows(labels: str, named: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, str, str]]:
-    for name, text in named:
-        yield name, "counter" if name.endswith("_total") else "gauge", labels, text
+    for names, rows in _TABLES:
+        for row in rows:
+            kind = "counter" if row.name.endswith("_total") else "gauge"
+            labels = names if row.label is None else (*names, row.label)
+            yield row.name, kind, ", ".join(labels), row.help
+    for each in groups.HISTOGRAMS:
+        yield each.name, "histogram", ", ".join(_GROUP), each.help

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 PROXY, DECIDER = "proxy", "decider"
@@ -25,10 +24,9 @@ class ProcessCounts:
     broken: int = 0
     wanted: int = 0
 
-    def up(self) -> Iterator[tuple[tuple[str], int]]:
-        yield (PROXY,), self.proxies
-        yield (DECIDER,), 1
+    def up(self) -> dict[str, int]:
+        """Number of running processes by role."""
+        return {PROXY: self.proxies, DECIDER: 1}
 
-    def restarts(self) -> Iterator[tuple[tuple[str], int]]:
-        yield (PROXY,), sum(self.proxy_restarts.values())
-        yield (DECIDER,), self.decider_restarts
+    def restarts(self) -> dict[str, int]:
+        return {PROXY: sum(self.proxy_restarts.values()), DECIDER: self.decider_restarts}

@@ -5,16 +5,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
+from router.core.energy.levels import STATES
 from router.core.forecast.look_ahead import LookAhead
 from router.core.rounds.decider import Decider
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
-from router.core.stats import GroupStats, Histogram
-from router.metrics.rows import Row
+from router.core.types import ADMISSION_ENDED, Outcome, StateSource
+from router.metrics.rows import HistogramRow, Row
 
-GROUP_ROWS: Sequence[Row[Decider]] = (
+
+def _sources(group: Group) -> dict[str, float]:
+    counts = Counter(worker.source for worker in group.live_workers())
+    return {source.value: counts[source] for source in StateSource}
+
+
+def _admissions(group: Group) -> dict[str, float]:
+    feeds = [worker.feed for worker in group.live_workers() if worker.feed is not None]
+    counts = Counter(feed.admission or "engine" for feed in feeds)
+    return {
+        admission: counts[admission] for admission in sorted({*counts, ADMISSION_ENDED, "engine"})
+    }
+
+
+def _fitted_watts(group: Group) -> dict[str, float]:
+    found = group.level_fit.fitted()
+    return {} if found is None else dict(zip(STATES, found.watts, strict=False))
+
+
+DECIDER_ROWS: Sequence[Row[Decider]] = (
+    Row(
+        "evenstep_requests_total",
+        "Requests by how they ended: completed; aborted by the client; failed in the engine; "
+        "expired in the queue; rejected because the queue was full, displaced from it by one of a "
+        "key with fewer waiting; unserved because no worker was up.",
+        lambda decider: {
+            **{outcome.value: decider.stats.outcomes.get(outcome, 0) for outcome in Outcome},
+            "rejected": decider.stats.rejected,
+            "unserved": decider.stats.unserved,
+        },
+        "outcome",
+    ),
     Row(
         "evenstep_pool_requests",
         "Requests that wait in the router for a free slot.",
@@ -85,7 +118,22 @@ GROUP_ROWS: Sequence[Row[Decider]] = (
     ),
 )
 
-FEED_ROWS: Sequence[Row[Group]] = (
+GROUP_ROWS: Sequence[Row[Group]] = (
+    Row(
+        "evenstep_workers",
+        "Workers that may be given requests, by where their state is known from: their snapshots, "
+        "else their engine's own metrics, else this router's counts alone.",
+        _sources,
+        "source",
+    ),
+    Row(
+        "evenstep_admission_workers",
+        "Workers whose snapshots tell who decides on admission there: a policy of the plug-in; "
+        "engine: their engine alone; ended: since a fault of the plug-in's policy, its engine "
+        "alone.",
+        _admissions,
+        "admission",
+    ),
     Row(
         "evenstep_workers_draining",
         "Workers that are given no more requests since their operator drains or removes them.",
@@ -102,9 +150,6 @@ FEED_ROWS: Sequence[Row[Group]] = (
         "again later; of workers that tell snapshots.",
         lambda group: group.preemptions,
     ),
-)
-
-ENERGY_ROWS: Sequence[Row[Group]] = (
     Row(
         "evenstep_useful_energy_joules_total",
         "Energy that workers spent on computing, by the calibrated --power-levels.",
@@ -126,6 +171,24 @@ ENERGY_ROWS: Sequence[Row[Group]] = (
         "Energy of steps that is known only as a whole: no --power-levels, or not known how long "
         "workers waited. With the other three it is all that the workers' meters have counted.",
         lambda group: group.joules.unknown_j,
+    ),
+    Row(
+        "evenstep_metered_seconds_total",
+        "What metered workers have done, summed over workers: idle between steps, waiting in steps "
+        "for the fullest, computing; unknown of steps of which it is not known how long they "
+        "waited.",
+        lambda group: {
+            **dict(zip(STATES, group.level_fit.seconds, strict=True)),
+            "unknown": group.level_fit.unknown_s,
+        },
+        "state",
+    ),
+    Row(
+        "evenstep_fitted_power_watts",
+        "Power of a worker's GPUs in each of these states, fitted to what the meters have counted; "
+        "evenstep calibrate makes --power-levels of it. No value while the meters do not tell.",
+        _fitted_watts,
+        "state",
     ),
 )
 
@@ -186,55 +249,55 @@ LOOK_AHEAD_ROWS: Sequence[Row[LookAhead]] = (
     ),
 )
 
-HISTOGRAMS: Sequence[tuple[str, str, Callable[[GroupStats], Histogram]]] = (
-    (
+HISTOGRAMS: Sequence[HistogramRow] = (
+    HistogramRow(
         "evenstep_decision_seconds",
         "How long a round takes to assign requests, the look-ahead included.",
         lambda stats: stats.decision_s,
     ),
-    (
+    HistogramRow(
         "evenstep_decision_candidates",
         "Requests that waited when a round began.",
         lambda stats: stats.decision_candidates,
     ),
-    (
+    HistogramRow(
         "evenstep_decision_admitted",
         "Requests that a round assigned.",
         lambda stats: stats.decision_admitted,
     ),
-    (
+    HistogramRow(
         "evenstep_decision_objective_tokens",
         "What bfio's objective came to, in KV tokens, the weighted sum over its look-ahead.",
         lambda stats: stats.decision_objective,
     ),
-    (
+    HistogramRow(
         "evenstep_decision_moves",
         "Changes whose cost bfio's search worked out in a round, of its budget (--solver-ms).",
         lambda stats: stats.decision_moves,
     ),
-    (
+    HistogramRow(
         "evenstep_pool_wait_seconds",
         "How long a request waits in the router before it is given to a worker.",
         lambda stats: stats.pool_wait_s,
     ),
-    (
+    HistogramRow(
         "evenstep_service_seconds",
         "From a request's being given to a worker to the first byte of its answer, or to the end "
         "of its prefill where another worker decodes.",
         lambda stats: stats.service_s,
     ),
-    (
+    HistogramRow(
         "evenstep_time_to_first_token_seconds",
         "From a request's arrival at the router to the first byte of its answer.",
         lambda stats: stats.ttft_s,
     ),
-    (
+    HistogramRow(
         "evenstep_inter_token_latency_seconds",
         "Between two tokens of a streamed answer, as they are passed on; tokens that come together "
         "count as one, and requests for several answers (n) do not count.",
         lambda stats: stats.tokens.itl_s,
     ),
-    (
+    HistogramRow(
         "evenstep_time_per_output_token_seconds",
         "From a streamed answer's first token to its last, by the tokens after the first, one an "
         "event.",
@@ -323,32 +386,4 @@ STEP_ROWS: Sequence[Row[StepTotals]] = (
         "waited; the rest is modelled.",
         lambda totals: totals.measured_s,
     ),
-)
-
-BUILD = ("evenstep_build_info", "Always 1; the label says which version runs.")
-WORKERS = (
-    "evenstep_workers",
-    "Workers that may be given requests, by where their state is known from: their snapshots, else "
-    "their engine's own metrics, else this router's counts alone.",
-)
-ADMISSION_WORKERS = (
-    "evenstep_admission_workers",
-    "Workers whose snapshots tell who decides on admission there: a policy of the plug-in; engine: "
-    "their engine alone; ended: since a fault of the plug-in's policy, its engine alone.",
-)
-METERED_SECONDS = (
-    "evenstep_metered_seconds_total",
-    "What metered workers have done, summed over workers: idle between steps, waiting in steps for "
-    "the fullest, computing; unknown of steps of which it is not known how long they waited.",
-)
-FITTED_POWER = (
-    "evenstep_fitted_power_watts",
-    "Power of a worker's GPUs in each of these states, fitted to what the meters have counted; "
-    "evenstep calibrate makes --power-levels of it. No value while the meters do not tell.",
-)
-REQUESTS = (
-    "evenstep_requests_total",
-    "Requests by how they ended: completed; aborted by the client; failed in the engine; expired "
-    "in the queue; rejected because the queue was full, displaced from it by one of a key with "
-    "fewer waiting; unserved because no worker was up.",
 )

@@ -1,24 +1,37 @@
-"""Row of a metrics table."""
+"""Rows of the metrics tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from router.core.stats import GroupStats, Histogram
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[T]):
-    """One metric.
+    """One metric of a table's subjects.
 
     Attributes:
         name: full name; a name that ends in ``_total`` is a counter.
         help: help text for a first-time reader.
-        read: returns the value; None: no sample.
+        read: returns the value, None for no sample; with a ``label`` the values by it.
+        label: label beside those of the subject; None: a subject has one sample.
     """
 
     name: str
     help: str
-    read: Callable[[T], float | None]
+    read: Callable[[T], float | Mapping[str, float] | None]
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramRow:
+    """One histogram of each group."""
+
+    name: str
+    help: str
+    read: Callable[[GroupStats], Histogram]

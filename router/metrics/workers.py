@@ -165,10 +165,11 @@ LIVE_WORKER_ROWS: Sequence[Row[WorkerStatus]] = (
         "it has completed so far; no value while neither tells.",
         lambda worker: worker.service_rate,
     ),
-)
-
-STATE_SOURCE = (
-    "evenstep_worker_state_source",
-    "Always 1; the label says where the worker's state is known from: its snapshots, else its "
-    "engine's own metrics with this router's counts, else these alone.",
+    Row(
+        "evenstep_worker_state_source",
+        "Always 1; the label says where the worker's state is known from: its snapshots, else its "
+        "engine's own metrics with this router's counts, else these alone.",
+        lambda worker: {worker.source.value: 1},
+        "source",
+    ),
 )

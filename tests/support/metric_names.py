@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import re
 
-from router.metrics import groups as metric_table
-from router.metrics import http as metric_http
-from router.metrics import keys as metric_keys
-from router.metrics import processes as metric_processes
-from router.metrics import workers as metric_workers
+from router.metrics import groups, other, workers
+from router.metrics.rows import HistogramRow, Row
 
 # The router's process, and what of vLLM's own metrics is drawn.
 OTHERS = {
@@ -20,12 +17,9 @@ OTHERS = {
 
 def own_metrics() -> set[str]:
     """Everything that the router's tables name."""
-    tables_of = (metric_table, metric_workers, metric_keys, metric_http, metric_processes)
-    named = [value for module in tables_of for value in vars(module).values()]
-    tables = [table for table in named if isinstance(table, tuple)]
-    rows = {row.name for table in tables for row in table if hasattr(row, "help")}
-    histograms = {name for name, *_ in metric_table.HISTOGRAMS}
-    return rows | histograms | {name for name, *_ in tables if isinstance(name, str)}
+    tables = [value for module in (groups, workers, other) for value in vars(module).values()]
+    listed = [row for table in tables if isinstance(table, tuple) for row in table]
+    return {row.name for row in listed if isinstance(row, Row | HistogramRow)}
 
 
 def asked(expression: str) -> set[str]:

@@ -24,5 +24,5 @@ def test_counts_are_taken_here_and_added_elsewhere() -> None:
 
 def test_processes_by_role() -> None:
     counts = ProcessCounts(proxies=2, proxy_restarts={0: 1, 1: 3}, decider_restarts=5)
-    assert dict(counts.up()) == {(PROXY,): 2, (DECIDER,): 1}
-    assert dict(counts.restarts()) == {(PROXY,): 4, (DECIDER,): 5}
+    assert counts.up() == {PROXY: 2, DECIDER: 1}
+    assert counts.restarts() == {PROXY: 4, DECIDER: 5}

@@ -25,10 +25,7 @@ from router.core.types import (
     WorkerUp,
 )
 from router.dispatch.dispatcher import Dispatcher
-from router.metrics import groups as metric_table
-from router.metrics import http as metric_http
-from router.metrics import keys as metric_keys
-from router.metrics import workers as metric_workers
+from router.metrics import groups, other, workers
 from tests.support import core
 from tests.support.scraped import BASE, SPECS, TELLING, Bench
 
@@ -45,27 +42,13 @@ def test_every_metric_has_a_sound_name_help_and_type(bench: Bench) -> None:
     bench.step(1, a=10, b=5)
     text = bench.text()
     tables = (
-        metric_table.GROUP_ROWS,
-        metric_table.FEED_ROWS,
-        metric_table.ENERGY_ROWS,
-        metric_table.PREFILL_ROWS,
-        metric_table.LOOK_AHEAD_ROWS,
-        metric_table.STEP_ROWS,
-        metric_workers.SNAPSHOT_ROWS,
-        metric_workers.AGENT_ROWS,
-        metric_workers.HEALTH_ROWS,
-        metric_workers.GAUGE_ROWS,
-        metric_workers.WORKER_ROWS,
-        metric_workers.LIVE_WORKER_ROWS,
-        metric_keys.KEY_ROWS,
+        *(groups.DECIDER_ROWS, groups.GROUP_ROWS, groups.PREFILL_ROWS, groups.LOOK_AHEAD_ROWS),
+        *(groups.STEP_ROWS, workers.SNAPSHOT_ROWS, workers.AGENT_ROWS, workers.HEALTH_ROWS),
+        *(workers.GAUGE_ROWS, workers.WORKER_ROWS, workers.LIVE_WORKER_ROWS),
+        *(other.KEY_ROWS, other.ACCESS_ROWS, other.BUILD_ROWS, other.HTTP_ROWS),
     )
     named = [(row.name, row.help) for table in tables for row in table]
-    named += [(name, help_) for name, help_, _ in metric_table.HISTOGRAMS]
-    named += [metric_table.BUILD, metric_table.REQUESTS, metric_workers.STATE_SOURCE]
-    named += [metric_table.WORKERS, metric_table.ADMISSION_WORKERS]
-    named += [metric_table.METERED_SECONDS, metric_table.FITTED_POWER]
-    named += [metric_keys.KEY_LIMITED, metric_keys.UNAUTHORIZED]
-    named += [metric_http.CONNECTIONS, metric_http.REFUSED]
+    named += [(row.name, row.help) for row in groups.HISTOGRAMS]
     assert len({name for name, _ in named}) == len(named)
     for name, help_ in named:
         assert re.fullmatch(r"evenstep_[a-z_]+", name)
@@ -100,11 +83,11 @@ def test_sums_over_steps_per_group_and_state_of_the_pool(bench: Bench) -> None:
         "timed_worker_seconds_total": "timed_s",
         "measured_worker_seconds_total": "measured_s",
     }
-    groups = bench.dispatcher.cluster.groups
-    assert groups["g"].totals[PoolState.EMPTY].imbalance_tokens > 0
-    assert groups["g"].totals[PoolState.EMPTY].measured_s > 0
-    for (name, field), group, state in product(names.items(), groups, PoolState):
-        expected = getattr(groups[group].totals[state], field)
+    there = bench.dispatcher.cluster.groups
+    assert there["g"].totals[PoolState.EMPTY].imbalance_tokens > 0
+    assert there["g"].totals[PoolState.EMPTY].measured_s > 0
+    for (name, field), group, state in product(names.items(), there, PoolState):
+        expected = getattr(there[group].totals[state], field)
         assert samples[name, (group, state.value)] == expected
 
 

@@ -1,0 +1,120 @@
+"""Tables of the metrics of API keys, of the clients' port and of the router's processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from router.access.key_limits import KeyCounts, KeyLimits
+from router.core.process_counts import ProcessCounts
+from router.core.rounds.decider import Decider
+from router.http.refusal import HttpCounts
+from router.metrics.rows import Row
+
+BUILD_ROWS: Sequence[Row[str]] = (
+    Row(
+        "evenstep_build_info",
+        "Always 1; the label says which version runs.",
+        lambda version: {version: 1},
+        "version",
+    ),
+)
+
+HTTP_ROWS: Sequence[Row[HttpCounts]] = (
+    Row(
+        "evenstep_http_connections",
+        "Open connections of clients (--max-connections).",
+        lambda counts: counts.connections,
+    ),
+    Row(
+        "evenstep_http_refused_total",
+        "Requests that were refused as a whole, by status: malformed, too large (413, 414, 431) or "
+        "too slow (408), and connections beyond the limit (503).",
+        lambda counts: {str(status): number for status, number in counts.refused.items()},
+        "status",
+    ),
+)
+
+PROCESS_ROWS: Sequence[Row[ProcessCounts]] = (
+    Row(
+        "evenstep_processes",
+        "Processes of the router that run: the one that decides, and proxies where there are "
+        "several (--processes).",
+        lambda counts: counts.up(),
+        "role",
+    ),
+    Row(
+        "evenstep_process_restarts_total",
+        "Times that a process of the router was started again after it had failed.",
+        lambda counts: counts.restarts(),
+        "role",
+    ),
+    Row(
+        "evenstep_process_connection_errors_total",
+        "Connections between the router's processes that an error has ended; they connect anew.",
+        lambda counts: counts.broken,
+    ),
+)
+
+ACCESS_ROWS: Sequence[Row[KeyLimits]] = (
+    Row(
+        "evenstep_unauthorized_requests_total",
+        "Requests that were refused since they showed no API key, or one that is not known.",
+        lambda limits: limits.unauthorized,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReading:
+    """A key at the moment of a scrape, over all groups: waiting requests and slots in use."""
+
+    counts: KeyCounts
+    waiting: int
+    slots: int
+
+
+KEY_ROWS: Sequence[Row[KeyReading]] = (
+    Row(
+        "evenstep_key_requests_total",
+        "Requests that were let in by an API key.",
+        lambda key: key.counts.requests,
+    ),
+    Row(
+        "evenstep_key_requests",
+        "Requests of an API key that are under way, waiting ones included.",
+        lambda key: key.counts.under_way,
+    ),
+    Row(
+        "evenstep_key_pool_requests",
+        "Requests of an API key that wait in the router for a free slot.",
+        lambda key: key.waiting,
+    ),
+    Row(
+        "evenstep_key_slots",
+        "Slots that requests of an API key hold on the workers.",
+        lambda key: key.slots,
+    ),
+    Row(
+        "evenstep_key_limited_total",
+        "Requests that were refused since their API key had reached its limit: of requests under "
+        "way, or of their rate.",
+        lambda key: key.counts.limited,
+        "limit",
+    ),
+)
+
+
+def key_readings(
+    limits: KeyLimits, deciders: Mapping[str, Decider]
+) -> Iterator[tuple[tuple[str], KeyReading]]:
+    """Yield each key's reading with its label: 64 names at most, the rest as ``other``."""
+    waiting: Counter[str] = Counter()
+    slots: Counter[str] = Counter()
+    for decider in deciders.values():
+        for sums, by_tenant in ((waiting, decider.pool.requests_of), (slots, decider.group.held)):
+            for tenant, number in by_tenant.items():
+                sums[limits.label(tenant)] += number
+    for name, counts in limits.counts.items():
+        yield (name,), KeyReading(counts, waiting[name], slots[name])
