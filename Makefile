@@ -83,6 +83,7 @@ check: $(READY)  ## lint, formatting, types, import rules (what pre-commit runs)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python -m docs.stale_figures
 
 format: $(READY)  ## format, and fix what the linter can fix
 	$(BIN)/ruff format

@@ -1,4 +1,4 @@
-"""Write the generated pages beside this file, and the dashboards.
+"""Write the generated pages beside this file, the figures in all pages, and the dashboards.
 
 python -m docs.generate            # write changed files
 python -m docs.generate --check    # write nothing; exit 1 if a file is out of date; list figures
@@ -13,6 +13,7 @@ from pathlib import Path
 from dashboards import generate as dashboards
 from docs import stale_figures
 from docs.commands_page import commands_text
+from docs.figure_blocks import filled_pages
 from docs.metrics_page import metrics_text
 from docs.settings_page import settings_text
 
@@ -27,7 +28,7 @@ _PAGES = {
 
 def stale() -> dict[Path, str]:
     """Out-of-date generated files with their new text."""
-    pages = {FOLDER / name: text() for name, text in _PAGES.items()}
+    pages = {FOLDER / name: text() for name, text in _PAGES.items()} | filled_pages()
     return dashboards.differing(pages) | dashboards.stale()
 
 

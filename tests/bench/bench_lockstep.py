@@ -17,11 +17,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import starmap
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from docs.result_tables import lockstep
 from loadgen.report.origin import SERVING, Engines, origin, write_figures
 from tests.support.engine import Installation, installation
 from tests.support.moe_lockstep.ranks import SLOTS, Group, moe_installation, running_ranks
@@ -50,10 +49,6 @@ WAYS = {
     "bfio from the pool": ("--policy", "bfio", "--overcommit", "0"),
     "bfio, over-commit 2": ("--policy", "bfio", "--overcommit", "2"),
 }
-HEAD = (
-    "| way | imbalance, tokens (each seed) | mean load of a rank, tokens | slot bubble, steps "
-    "| answered, failed |"
-)
 Row = dict[str, Any]
 
 
@@ -73,8 +68,7 @@ def main() -> None:
         for result["barrier"], result["ways"] in measure(engine, Path(folder), given):
             if given.json:  # what there is, should a later run fail
                 write_figures(given.json, result, header)
-    for line in table(result["ways"]):
-        print(line)
+    print(lockstep(result["ways"]).markdown())
     print(f"barrier: {result['barrier']}")
 
 
@@ -127,23 +121,6 @@ def row(way: str, url: str, group: Group, folder: Path, requests: int, seed: int
     }
     sys.stderr.write(f"{way}: {found}\n")
     return found
-
-
-def table(rows: dict[str, list[Row]]) -> list[str]:
-    """Means over the seeds, in Markdown, as the page has them."""
-    return [HEAD, "| --- | ---: | ---: | ---: | ---: |", *starmap(_line, rows.items())]
-
-
-def _line(way: str, seeds: list[Row]) -> str:
-    each = " / ".join(f"{one['imbalance_tokens']:,.0f}" for one in seeds)
-    cells = (
-        way,
-        f"{fmean(one['imbalance_tokens'] for one in seeds):,.0f} ({each})",
-        f"{fmean(one['mean_load_tokens'] for one in seeds):,.0f}",
-        f"{fmean(one['slot_bubble_steps'] for one in seeds):.2f}",
-        f"{sum(one['completed'] for one in seeds)}, {sum(one['failed'] for one in seeds)}",
-    )
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

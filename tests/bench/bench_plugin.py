@@ -88,17 +88,5 @@ def share(row: dict[str, Any]) -> str:
     return f"{row['more_us']:.0f} us ({row['more_us'] / row['without_us']:.1%})".replace("%", " %")
 
 
-def table(rows: dict[str, dict[str, float]]) -> list[str]:
-    """The schedulers' rows of the table in docs/plugin.md."""
-
-    def cell(name: str) -> str:
-        return f"{rows[name]['hook_us']:.0f}, {rows[name]['bytes']:.0f}"
-
-    return [
-        f"| `{kind}` | " + " | ".join(cell(f"{kind} {running}") for running in RUNNING) + " |"
-        for kind in ("Scheduler", "AsyncScheduler")
-    ]
-
-
 if __name__ == "__main__":
     main()

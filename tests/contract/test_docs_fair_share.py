@@ -23,14 +23,14 @@ def turned_away(runs: list[dict[str, Any]]) -> float:
 
 
 def test_figures_are_those_of_the_kept_runs() -> None:
-    p99_s, ratios = BURSTS["slow_queue_p99_s"], BURSTS["ratios"]
-    assert f"alone {p99_s['alone']:.2f} s, beside the other one {p99_s['both']:.2f} s" in SECTION
-    assert f"x {BURSTS['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f}" in SECTION
-    away = turned_away(BURSTS["runs"]["without_keys"])
-    assert f"without keys {100 * away:.0f} % of its requests found no place" in SECTION
-    p99_s = SINGLE["slow_queue_p99_s"]
-    assert f"alone {p99_s['alone']:.2f} s, beside twenty a second {p99_s['both']:.2f} s" in SECTION
-    assert f"without keys {p99_s['without_keys']:.1f} s" in SECTION
+    for name, case in (("bursts", BURSTS), ("single", SINGLE)):
+        p99_s = case["slow_queue_p99_s"]
+        times = " | ".join(f"{p99_s[key]:.2f} s" for key in ("alone", "both", "without_keys"))
+        assert f"| {name} | {times} |" in SECTION
+        away = [turned_away(case["runs"][key]) for key in ("both", "without_keys")]
+        assert f"| {100 * away[0]:.0f} % / {100 * away[1]:.0f} % |" in SECTION
+    ratios = BURSTS["ratios"]
+    assert f"| x {BURSTS['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |" in SECTION
 
 
 def test_what_was_asked_is_met() -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.bench.bench_lockstep import table
+from docs.result_tables import lockstep
 from tests.support.docs import text_of, words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ KEPT: dict[str, Any] = json.loads((ROOT / "tests/data/lockstep/lockstep.json").r
 
 def test_the_table_is_what_was_measured() -> None:
     shown = [line for line in SECTION.splitlines() if line.startswith("|")]
-    assert shown == table(KEPT["ways"])
+    assert shown == lockstep(KEPT["ways"]).markdown().splitlines()
 
 
 def test_the_barrier_is_what_was_measured() -> None:

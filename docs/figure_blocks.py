@@ -1,0 +1,74 @@
+"""Blocks of the pages that are written from kept figures.
+
+A block stands between ``<!-- figures: NAME -->`` and ``<!-- /figures -->``. NAME is
+
+- a text or a whole table of ``result_tables``;
+- ``rows of`` such a table, or ``study STUDY``, with ``: TITLE`` where tables of the study look
+  alike: the rows that the page has stay, in its order and with its bold ones, and get the kept
+  figures; an empty block gets all rows.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from docs.result_tables import TABLES, TEXTS, study_tables
+from loadgen.figures.tables import Table
+from loadgen.report.origin import ROOT
+
+WIDTH = 118
+_BLOCK = re.compile(r"(<!-- figures: ([^\n]+) -->\n)(.*?)(<!-- /figures -->)", re.DOTALL)
+
+
+def filled_pages() -> dict[Path, str]:
+    """Pages with blocks, and the text that they should have."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    return {page: filled(text) for page, text in texts.items() if _BLOCK.search(text)}
+
+
+def filled(text: str) -> str:
+    """A page's text with the kept figures in its blocks."""
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{_content(found[2], found[3])}\n{found[4]}", text)
+
+
+def _content(name: str, present: str) -> str:
+    if name in TEXTS:
+        text = TEXTS[name]()
+        return text + "\n" if "\n" in text else textwrap.fill(text, WIDTH) + "\n"
+    if name in TABLES:
+        return TABLES[name]().markdown() + "\n"
+    lines = [_cells(line) for line in present.splitlines() if line.startswith("|")]
+    tables = [table for table in _tables(name) if not lines or list(table.header) == lines[0]]
+    if len(tables) != 1:
+        raise ValueError(f"figures: {name}: {len(tables)} tables look like the one of the page")
+    rows = [*_chosen(tables[0], lines[2:])] if lines else tables[0].rows
+    return replace(tables[0], rows=rows, title="").markdown() + "\n"
+
+
+def _tables(name: str) -> Sequence[Table]:
+    if name.startswith("rows of "):
+        return [TABLES[name.removeprefix("rows of ")]()]
+    study, _, title = name.removeprefix("study ").partition(": ")
+    return [table for table in study_tables(study) if title in table.title]
+
+
+def _chosen(table: Table, present: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
+    known: defaultdict[str, deque[Sequence[str]]] = defaultdict(deque)
+    for row in table.rows:
+        known[row[0].strip("*")].append(row)
+    for name, *_ in present:
+        if not known[name.strip("*")]:
+            raise ValueError(f"no kept figures have a row {name!r}")
+        row = known[name.strip("*")].popleft()
+        plain = [cell.strip("*") for cell in row]
+        yield [f"**{cell}**" for cell in plain] if name.startswith("**") else plain
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
