@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from loadgen.emulator.generation import Limits, RejectedError
+from loadgen.emulator.generation import Limits, RejectedError, decoded
 from loadgen.emulator.text import estimate_text_tokens
 
 _DIMENSIONS = 8
@@ -41,7 +41,13 @@ def embed(body: bytes, limits: Limits) -> bytes:
     ids = isinstance(asked.input, list) and all(isinstance(one, int) for one in asked.input)
     inputs = [asked.input] if ids or isinstance(asked.input, str) else asked.input
     vectors = [
-        {"object": "embedding", "index": index, "embedding": _vector(str(one))}
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": [
+                zlib.crc32(f"{place}/{one}".encode()) / 2**32 for place in range(_DIMENSIONS)
+            ],
+        }
         for index, one in enumerate(inputs)
     ]
     tokens = sum(
@@ -73,14 +79,7 @@ BESIDE: dict[str, Callable[[bytes, Limits], bytes]] = {
 }
 
 
-def _vector(text: str) -> list[float]:
-    return [zlib.crc32(f"{index}/{text}".encode()) / 2**32 for index in range(_DIMENSIONS)]
-
-
 def _decode(body: bytes, kind: type[Asked], limits: Limits) -> Asked:
-    try:
-        asked = msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RejectedError(str(error)) from error
+    asked = decoded(body, kind)
     limits.check(asked.model)
     return asked

@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from loadgen.emulator import asgi
-from loadgen.emulator.generation import RejectedError
+from loadgen.emulator.generation import RejectedError, decoded
 from loadgen.emulator.injected_faults import Fault
 from loadgen.emulator.shapes import error_body
 from router.core.errors import EvenstepError
@@ -68,13 +68,6 @@ class ControlApp:
         if action[2] == "restore":
             await self._fleet.restore(rank)
             return {"rank": rank, "fault": None}
-        fault = _fault(body)
+        fault = decoded(body, Fault)
         await self._fleet.inject(rank, fault)
         return {"rank": rank, "fault": fault.kind}
-
-
-def _fault(body: bytes) -> Fault:
-    try:
-        return msgspec.json.decode(body, type=Fault)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RejectedError(str(error)) from error

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from loadgen.emulator.generation import Generation, Limits, RejectedError, parse_chat
+from loadgen.emulator.generation import Generation, Limits, decoded, parse_chat
 
 # Fields that both APIs share with chat.
 _SAME = ("model", "stream", "priority", "vllm_xargs", "ignore_eos")
@@ -38,7 +39,7 @@ def parse_message(body: bytes, limits: Limits) -> Generation:
     Raises:
         RejectedError: vLLM would reject it too.
     """
-    asked = _decode(body, _Message)
+    asked = decoded(body, _Message)
     before = [] if asked.system is None else [_Item(asked.system, "system")]
     chat = {"max_tokens": asked.max_tokens, "stop": asked.stop_sequences}
     return replace(_parse(body, [*before, *asked.messages], chat, limits), form="message")
@@ -50,7 +51,7 @@ def parse_response(body: bytes, limits: Limits) -> Generation:
     Raises:
         RejectedError: vLLM would reject it too.
     """
-    asked = _decode(body, _Response)
+    asked = decoded(body, _Response)
     said = [_Item(asked.input)] if isinstance(asked.input, str) else asked.input
     before = [] if asked.instructions is None else [_Item(asked.instructions, "system")]
     generation = _parse(body, [*before, *said], {"max_tokens": asked.max_output_tokens}, limits)
@@ -58,15 +59,8 @@ def parse_response(body: bytes, limits: Limits) -> Generation:
 
 
 def _parse(
-    body: bytes, messages: list[_Item], chat: dict[str, object], limits: Limits
+    body: bytes, messages: list[_Item], chat: Mapping[str, object], limits: Limits
 ) -> Generation:
     fields = msgspec.json.decode(body)
     same = {name: fields[name] for name in _SAME if name in fields}
     return parse_chat(msgspec.json.encode({**same, **chat, "messages": messages}), limits)
-
-
-def _decode(body: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RejectedError(str(error)) from error

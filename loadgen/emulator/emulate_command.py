@@ -15,7 +15,6 @@ import typer
 import uvloop
 
 from engine_patches.admission import ADMISSIONS
-from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.emulator_settings import EmulatorSettings, parse_speeds, snapshot_endpoints
 from loadgen.emulator.listener import EVERY_ADDRESS
@@ -23,7 +22,6 @@ from loadgen.emulator.prefill_settings import (
     DEFAULT_PREFILL,
     DEFAULT_TRANSFER,
     KvLoadFailure,
-    PrefillSettings,
     parse_prefill,
 )
 from loadgen.model.step_time import parse_step_time
@@ -176,6 +174,7 @@ class EmulateOptions:
         """
         ranks = self.workers + self.prefill_workers
         first = self.snapshot_port or (self.control_port or self.port + ranks) + 1
+        admission = self.admission
         settings = EmulatorSettings(
             workers=self.workers,
             host=self.host,
@@ -194,27 +193,21 @@ class EmulateOptions:
             control_port=self.control_port,
             record=self.record,
             answers=self.answers,
-            prefill=self._prefill(),
-            admission=self._admission(),
+            prefill=parse_prefill(
+                self.prefill_workers,
+                self.prefill_step_time,
+                chunk=self.prefill_chunk,
+                kv_tokens=self.prefill_kv_tokens,
+                transfer_time=self.kv_transfer_time,
+                kv_expiry_s=self.kv_expiry,
+                load_failure=self.kv_load_failure,
+            ),
+            admission=None if admission is None else parse_admission("--admission", admission),
             time_waits=self.time_waits,
         )
         if not self.snapshots:
             return settings
         return replace(settings, snapshots=snapshot_endpoints(first, ranks))
-
-    def _admission(self) -> AdmissionSettings | None:
-        return None if self.admission is None else parse_admission("--admission", self.admission)
-
-    def _prefill(self) -> PrefillSettings | None:
-        return parse_prefill(
-            self.prefill_workers,
-            self.prefill_step_time,
-            chunk=self.prefill_chunk,
-            kv_tokens=self.prefill_kv_tokens,
-            transfer_time=self.kv_transfer_time,
-            kv_expiry_s=self.kv_expiry,
-            load_failure=self.kv_load_failure,
-        )
 
 
 @command_of(EmulateOptions)
@@ -243,7 +236,29 @@ def _announce(fleet: EmulatedFleet, json: str | None) -> None:
     typer.echo(_ready_text(fleet), err=json == STDOUT)
     if json is None:
         return
-    ready = msgspec.json.encode(_ready(fleet)).decode()
+    settings = fleet.settings
+    endpoints = settings.snapshots or (None,) * settings.ranks
+    ready = msgspec.json.encode(
+        {
+            "emulated": True,
+            "model": settings.model,
+            "group": settings.group,
+            "time_scale": settings.time_scale,
+            "barrier": settings.barrier,
+            "slots": settings.slots,
+            "control": fleet.control.url,
+            "workers": [
+                {
+                    "rank": rank,
+                    "role": settings.role(rank),
+                    "url": listener.url,
+                    "snapshots": endpoints[rank],
+                    "spec": fleet.worker_spec(rank),
+                }
+                for rank, listener in enumerate(fleet.listeners)
+            ],
+        }
+    ).decode()
     if json == STDOUT:
         typer.echo(ready)
         return
@@ -256,38 +271,15 @@ def _announce(fleet: EmulatedFleet, json: str | None) -> None:
         raise InputError(f"cannot write {json}: {error.strerror}") from error
 
 
-def _ready(fleet: EmulatedFleet) -> dict[str, object]:
-    settings = fleet.settings
-    endpoints = settings.snapshots or (None,) * settings.ranks
-    return {
-        "emulated": True,
-        "model": settings.model,
-        "group": settings.group,
-        "time_scale": settings.time_scale,
-        "barrier": settings.barrier,
-        "slots": settings.slots,
-        "control": fleet.control.url,
-        "workers": [
-            {
-                "rank": rank,
-                "role": settings.role(rank),
-                "url": listener.url,
-                "snapshots": endpoints[rank],
-                "spec": fleet.worker_spec(rank),
-            }
-            for rank, listener in enumerate(fleet.listeners)
-        ],
-    }
-
-
 def _ready_text(fleet: EmulatedFleet) -> str:
     settings = fleet.settings
     together = "stepping together" if settings.barrier else "each stepping alone"
+    workers = settings.ranks - settings.workers
     return "\n".join(
         [
             f"{settings.workers} emulated workers (no model, no GPU), {together}, "
             f"{settings.time_scale:g} wall seconds per engine second",
-            *_prefilling(settings.ranks - settings.workers),
+            *([f"{workers} more that only prefill, each stepping alone"] if workers else []),
             *([f"Who enters: {settings.admission.policy}"] if settings.admission else []),
             f"Fault port: {fleet.control.url}",
             "For evenstep serve:",
@@ -295,10 +287,6 @@ def _ready_text(fleet: EmulatedFleet) -> str:
             *_elsewhere(fleet),
         ]
     )
-
-
-def _prefilling(workers: int) -> list[str]:
-    return [f"{workers} more that only prefill, each stepping alone"] if workers else []
 
 
 def _elsewhere(fleet: EmulatedFleet) -> list[str]:

@@ -50,7 +50,22 @@ class EmulatedFleet:
 
     async def __aenter__(self) -> EmulatedFleet:
         try:
-            await self._start()
+            settings = self.settings
+            if settings.record is not None:
+                self._record = RecordWriter(settings.record, settings.workers)
+            for worker in self.workers:
+                if worker.stream is not None:
+                    await worker.stream.start(worker.model)
+            for listener in (*self.listeners, self.control):
+                await listener.open()
+            workers, record = self._answering, self._write_step if self._record else None
+            domains = [workers] if settings.barrier else [[worker] for worker in workers]
+            self._steppers = [self._stepper(domain, record) for domain in domains]
+            prefilling = self.workers[len(workers) :]
+            self._prefill_steppers = [self._stepper([worker], None) for worker in prefilling]
+            steppers = (*self._steppers, *self._prefill_steppers)
+            self._tasks = [asyncio.create_task(stepper.run()) for stepper in steppers]
+            self._tasks.append(asyncio.create_task(self._beat()))
         except BaseException:
             await self.aclose()
             raise
@@ -148,27 +163,6 @@ class EmulatedFleet:
         if worker.fault is not None:
             await worker.recover()
             await self.listeners[rank].open()
-
-    async def _start(self) -> None:
-        settings = self.settings
-        if settings.record is not None:
-            self._record = RecordWriter(settings.record, settings.workers)
-        for worker in self.workers:
-            if worker.stream is not None:
-                await worker.stream.start(worker.model)
-        for listener in (*self.listeners, self.control):
-            await listener.open()
-        self._make_steppers()
-        steppers = (*self._steppers, *self._prefill_steppers)
-        self._tasks = [asyncio.create_task(stepper.run()) for stepper in steppers]
-        self._tasks.append(asyncio.create_task(self._beat()))
-
-    def _make_steppers(self) -> None:
-        workers, record = self._answering, self._write_step if self._record else None
-        domains = [workers] if self.settings.barrier else [[worker] for worker in workers]
-        self._steppers = [self._stepper(domain, record) for domain in domains]
-        prefilling = self.workers[len(workers) :]
-        self._prefill_steppers = [self._stepper([worker], None) for worker in prefilling]
 
     def _stepper(
         self,

@@ -57,7 +57,7 @@ class EmulatedWorker:
         self.prompt_tokens_total = 0
         self.step = 0
         self.operated = Operated()
-        self.on_change: Callable[[], None] = _nothing
+        self.on_change: Callable[[], None] = lambda: None
         self._choices: dict[str, Choice] = {}
         self._ended: list[str] = []
         self._answering = asyncio.Event()
@@ -181,7 +181,15 @@ class EmulatedWorker:
         elif fault.kind == "slow":
             self.model.speed = self.settings.speed(self.rank) / fault.factor
         elif fault.kind == "kill":
-            self._die()
+            self.model.live = False
+            self.model.engine.die(engine_now_s(self.settings.time_scale))
+            del self._kept[self.engine_id]
+            self.model.engine = self._new_engine()
+            self.prompt_tokens_total = 0
+            self._choices.clear()
+            self._ended.clear()
+            if self.stream is not None:
+                self.stream.stop()
         self.on_change()
 
     async def recover(self) -> None:
@@ -200,17 +208,6 @@ class EmulatedWorker:
     def release(self) -> None:
         """Release requests that a hang blocks; they then find their connections closed."""
         self._answering.set()
-
-    def _die(self) -> None:
-        self.model.live = False
-        self.model.engine.die(engine_now_s(self.settings.time_scale))
-        del self._kept[self.engine_id]
-        self.model.engine = self._new_engine()
-        self.prompt_tokens_total = 0
-        self._choices.clear()
-        self._ended.clear()
-        if self.stream is not None:
-            self.stream.stop()
 
     def _add(
         self,
@@ -270,7 +267,3 @@ class EmulatedWorker:
         self.engine_id = uuid.uuid4().hex
         self._kept[self.engine_id] = engine.kept
         return engine
-
-
-def _nothing() -> None:
-    """Do nothing; the default of ``on_change``."""

@@ -85,7 +85,13 @@ class EmulatorSettings:
             raise ConfigError(f"--time-scale must be above 0, got {self.time_scale:g}")
         if self.prefill is not None:
             self.prefill.check(self.slots, self.context_tokens)
-        self._check_speeds()
+        if len(self.speeds) not in (0, 1, self.workers):
+            raise ConfigError(
+                f"--speed has {len(self.speeds)} numbers for {self.workers} workers: "
+                "give one for all of them, or one for each"
+            )
+        if any(not 0 < speed < math.inf for speed in self.speeds):
+            raise ConfigError("--speed takes numbers above 0")
         self._check_ports()
 
     @property
@@ -158,15 +164,6 @@ class EmulatorSettings:
         rng = np.random.default_rng([self.seed, rank])
         eviction = Eviction(clearing=clearing_of(self.admission), rng=rng)
         return PolicyOrder(make_admission(self.admission)), eviction
-
-    def _check_speeds(self) -> None:
-        if len(self.speeds) not in (0, 1, self.workers):
-            raise ConfigError(
-                f"--speed has {len(self.speeds)} numbers for {self.workers} workers: "
-                "give one for all of them, or one for each"
-            )
-        if any(not 0 < speed < math.inf for speed in self.speeds):
-            raise ConfigError("--speed takes numbers above 0")
 
     def _check_ports(self) -> None:
         ports = [self.worker_port(rank) for rank in range(self.ranks)]

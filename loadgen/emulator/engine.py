@@ -16,7 +16,7 @@ then waits with its memory but without a slot. With its KV, it enters before all
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
@@ -221,7 +221,8 @@ class Engine:
         preempted = self._preempt()
         self._queue.open(self._memory(), now_s)
         budget = Budget(self._chunk)
-        self._paused = self._held_back()
+        go_on = self._queue.run
+        self._paused = frozenset() if go_on is None else {r.id for r in self.running} - go_on
         prefilling = [request for request in self.batch if request.prefill_left]
         decoding = len(self.batch) - len(prefilling)
         if not self._prefill_first:
@@ -259,7 +260,10 @@ class Engine:
                 finished.append(request)
         self.load_tokens += generated
         self.generated_total += generated
-        self._queue.stepped(self._still())
+        # Requests that hold memory but do not grow in this step.
+        holding = (r.id for r in (*self._fetching, *self._ready) if self._waiting.get(r.id) is r)
+        idle = (r.id for r in self.running if r.prefill_left or r.id in self._paused)
+        self._queue.stepped(chain(holding, idle))
         if self._block_tokens > 1:
             self._slack_tokens = sum(self._slack(request) for request in self.running)
         for request in finished:
@@ -272,7 +276,12 @@ class Engine:
         preempted = []
         while self.used_tokens > self.kv_tokens:
             for request in self._eviction.victims(self.running):
-                self._evict(request)
+                self._release(request)
+                if self._eviction.restart:
+                    self.lost_total += request.generated_tokens
+                    request.generated_tokens = 0
+                self._wait(request)
+                self._queue.preempted(request)
                 preempted.append(request)
         self.preemptions_total += len(preempted)
         return preempted
@@ -304,7 +313,9 @@ class Engine:
             request = self._ready.pop(0)
             self.fetching_tokens -= request.load_tokens
             return request
-        while (head := self._queue.head()) is not None and self._fits(head):
+        while (head := self._queue.head()) is not None and (
+            self._rounded(head.load_tokens) <= self._free_tokens()
+        ):
             self._queue.entered(head)
             if head.fetch is None:
                 head.prefill_left = head.load_tokens
@@ -360,14 +371,6 @@ class Engine:
         self.load_tokens -= request.load_tokens
         self._slack_tokens -= self._slack(request)
 
-    def _evict(self, request: EngineRequest) -> None:
-        self._release(request)
-        if self._eviction.restart:
-            self.lost_total += request.generated_tokens
-            request.generated_tokens = 0
-        self._wait(request)
-        self._queue.preempted(request)
-
     def _memory(self) -> Memory:
         slots_free = max(0, self.slots - len(self.running) - len(self._ready))
         memory = Memory(self.kv_tokens, self.used_tokens, slots_free, self._block_tokens)
@@ -382,19 +385,5 @@ class Engine:
     def _rounded(self, tokens: int) -> int:
         return tokens + -tokens % self._block_tokens
 
-    def _fits(self, request: EngineRequest) -> bool:
-        return self._rounded(request.load_tokens) <= self._free_tokens()
-
     def _free_tokens(self) -> int:
         return self.kv_tokens - self.used_tokens - bool(self.running) * self._watermark_tokens
-
-    def _held_back(self) -> Set[str]:
-        """Running requests that the queue pauses in this step."""
-        go_on = self._queue.run
-        return frozenset() if go_on is None else {r.id for r in self.running} - go_on
-
-    def _still(self) -> Iterator[str]:
-        """Requests that hold memory but do not grow in this step."""
-        holding = (r.id for r in (*self._fetching, *self._ready) if self._waiting.get(r.id) is r)
-        idle = (r.id for r in self.running if r.prefill_left or r.id in self._paused)
-        return chain(holding, idle)

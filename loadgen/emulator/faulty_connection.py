@@ -32,7 +32,7 @@ class Wire(asyncio.Transport):
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
         self._transport = transport
-        self._fault: Callable[[], Fault | None] = _none
+        self._fault: Callable[[], Fault | None] = lambda: None
         self._bearing = False
         self._writes = 0
         self._dripping = bytearray()
@@ -104,18 +104,15 @@ class Wire(asyncio.Transport):
             self.struck = True
             self._lengthen_head(fault.bytes_per_s)
         elif fault.kind != "endless_head" and self._writes > 1 + fault.after_events:
-            self._strike(fault, data)
+            self.tear(data if fault.mid_event else b"")
+            if fault.kind == "reset":
+                self.reset()
+            elif fault.kind != "stall":
+                if fault.kind == "corrupt":
+                    self._transport.write(GARBAGE)
+                self._transport.close()
         else:
             self._transport.write(data)
-
-    def _strike(self, fault: Fault, data: bytes) -> None:
-        self.tear(data if fault.mid_event else b"")
-        if fault.kind == "reset":
-            self.reset()
-        elif fault.kind != "stall":
-            if fault.kind == "corrupt":
-                self._transport.write(GARBAGE)
-            self._transport.close()
 
     def _drip(self) -> None:
         """Send a few bytes now and the rest later; all at once when the fault has ended."""
@@ -137,7 +134,3 @@ class Wire(asyncio.Transport):
             self._transport.write(_HEADER_LINE)
             pause_s = len(_HEADER_LINE) / bytes_per_s
             asyncio.get_running_loop().call_later(pause_s, self._lengthen_head, bytes_per_s)
-
-
-def _none() -> None:
-    """Return no fault: outside an answer none applies."""

@@ -127,8 +127,21 @@ class _ChatBody(_Body, kw_only=True):
 
 
 _AnyBody = TypeVar("_AnyBody", bound=_Body)
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
 _completions = msgspec.json.Decoder(_CompletionBody)
 _chats = msgspec.json.Decoder(_ChatBody)
+
+
+def decoded(body: bytes, kind: type[_Kind]) -> _Kind:
+    """Decode a body.
+
+    Raises:
+        RejectedError: it is no such JSON.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RejectedError(str(error)) from error
 
 
 def parse_completion(body: bytes, limits: Limits) -> Generation:
@@ -153,7 +166,12 @@ def parse_chat(body: bytes, limits: Limits) -> Generation:
     parsed = _decode(_chats, body)
     if not parsed.messages:
         raise RejectedError("messages must not be empty", "messages")
-    texts = [_content_text(message.content) for message in parsed.messages]
+    texts = [
+        "".join(str(part.get("text", "")) for part in message.content)
+        if isinstance(message.content, list)
+        else message.content or ""
+        for message in parsed.messages
+    ]
     tokens = sum(estimate_text_tokens(text) + TOKENS_PER_MESSAGE for text in texts)
     cap = parsed.max_completion_tokens
     if cap is None:
@@ -185,12 +203,6 @@ def _prompts(prompt: str | list[int | str | list[int]] | None) -> list[str | lis
     return listed
 
 
-def _content_text(content: str | list[dict[str, object]] | None) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
-    return content or ""
-
-
 def _generation(
     body: _Body,
     limits: Limits,
@@ -212,13 +224,14 @@ def _generation(
             length = drawn_output_tokens(key) if hidden is None else hidden
             plans.append(plan_output(key, length, cap, stop, ignore_eos=body.ignore_eos))
     options = body.stream_options
+    predicted = (body.vllm_xargs or {}).get(PREDICTED_KEY)
     return Generation(
         chat=chat,
         prompt_tokens=tuple(lengths),
         n=n,
         plans=tuple(plans),
         caps=tuple(caps),
-        predicted_tokens=_predicted_tokens(body.vllm_xargs),
+        predicted_tokens=predicted if type(predicted) is int and predicted > 0 else None,
         priority=body.priority,
         stream=bool(body.stream),
         include_usage=options is not None and options.include_usage is not False,
@@ -253,11 +266,6 @@ def _cap(prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
             "input_tokens",
         )
     return max_model_len - prompt_tokens if max_tokens is None else max_tokens
-
-
-def _predicted_tokens(xargs: dict[str, object] | None) -> int | None:
-    predicted = (xargs or {}).get(PREDICTED_KEY)
-    return predicted if type(predicted) is int and predicted > 0 else None
 
 
 def _hidden_tokens(xargs: dict[str, object] | None) -> int | None:

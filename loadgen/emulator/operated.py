@@ -9,7 +9,7 @@ import asyncio
 
 import msgspec
 
-from loadgen.emulator.generation import RejectedError
+from loadgen.emulator.generation import RejectedError, decoded
 
 _STOPS = {"/sleep": "is_sleeping", "/pause": "is_paused"}
 _GOES_ON = {"/wake_up": "is_sleeping", "/resume": "is_paused"}
@@ -51,19 +51,13 @@ class Operated:
         elif path in _GOES_ON:
             self._stopped.discard(_GOES_ON[path])
         else:
-            self._change(path, body)
+            adapter = decoded(body, _Adapter)
+            if path == _LOAD:
+                self.adapters[adapter.lora_name] = adapter.lora_path
+            elif self.adapters.pop(adapter.lora_name, None) is None:
+                said = f"The lora adapter '{adapter.lora_name}' cannot be found."
+                raise RejectedError(said, status=404)
         if self._stopped:
             self.going.clear()
         else:
             self.going.set()
-
-    def _change(self, path: str, body: bytes) -> None:
-        try:
-            adapter = msgspec.json.decode(body, type=_Adapter)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RejectedError(str(error)) from error
-        if path == _LOAD:
-            self.adapters[adapter.lora_name] = adapter.lora_path
-        elif self.adapters.pop(adapter.lora_name, None) is None:
-            said = f"The lora adapter '{adapter.lora_name}' cannot be found."
-            raise RejectedError(said, status=404)

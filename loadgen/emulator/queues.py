@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from engine_patches.admission.ledger import Memory, Ticket
-from engine_patches.admission.protocol import Admission, Verdict, ledger_of
+from engine_patches.admission.protocol import Admission, ledger_of
 
 if TYPE_CHECKING:
     from loadgen.emulator.engine import EngineRequest
@@ -140,7 +140,7 @@ class PolicyOrder:
     def open(self, memory: Memory, now_s: float) -> None:
         verdict = self.policy.admit(self.ledger, memory, now_s)
         self.run, self.wake_s = verdict.run, verdict.wake_s
-        self._order = _reversed(verdict)
+        self._order = None if verdict.admit is None else list(reversed(verdict.admit))
 
     def head(self) -> EngineRequest | None:
         waiting: Sequence[Ticket] = self._order or ()
@@ -190,7 +190,3 @@ class Eviction:
         drawn = self.rng.random(len(running)) < self.clearing
         cleared = [request for request, out in zip(running, drawn, strict=True) if out]
         return cleared[::-1]
-
-
-def _reversed(verdict: Verdict) -> list[Ticket] | None:
-    return None if verdict.admit is None else list(reversed(verdict.admit))

@@ -96,22 +96,18 @@ def _read_rows(lines: Iterable[str], path: Path) -> Iterator[StepRecord]:
         try:
             if len(row) != len(header):
                 raise ValueError("wrong number of cells")
-            yield _parse_row(row)
+            first, kinds = len(_STEP_COLUMNS), len(_WORKER_COLUMNS)
+            load, running, waiting, power = (row[first + kind :: kinds] for kind in range(kinds))
+            yield StepRecord(
+                time_s=float(row[0]),
+                stepped=row[1],
+                step=int(row[2]),
+                step_s=float(row[3]),
+                lateness=float(row[4]),
+                load_tokens=tuple(map(int, load)),
+                running=tuple(map(int, running)),
+                waiting=tuple(map(int, waiting)),
+                power_w=tuple(map(float, power)),
+            )
         except ValueError as error:
             raise InputError(f"{path}, line {number}: {error}") from error
-
-
-def _parse_row(row: list[str]) -> StepRecord:
-    first, kinds = len(_STEP_COLUMNS), len(_WORKER_COLUMNS)
-    load, running, waiting, power = (row[first + kind :: kinds] for kind in range(kinds))
-    return StepRecord(
-        time_s=float(row[0]),
-        stepped=row[1],
-        step=int(row[2]),
-        step_s=float(row[3]),
-        lateness=float(row[4]),
-        load_tokens=tuple(map(int, load)),
-        running=tuple(map(int, running)),
-        waiting=tuple(map(int, waiting)),
-        power_w=tuple(map(float, power)),
-    )

@@ -46,7 +46,13 @@ class StateStream:
         initial = _report(model, 0, 0.0)
         for last in (*[False] * _REBIND_TRIES, True):
             try:
-                self._publisher = self._open(initial)
+                self._publisher = SnapshotPublisher(
+                    self._endpoint,
+                    group=self._group,
+                    worker=self._worker,
+                    rank=self._rank,
+                    initial=initial,
+                )
             except zmq.ZMQError as error:
                 # ZMQ releases an endpoint some time after its socket was closed.
                 if last or error.errno != errno.EADDRINUSE:
@@ -102,15 +108,6 @@ class StateStream:
         """Publish that the engine is idle; no step was taken."""
         if self._publisher is not None and not self._silent:
             self._publisher.publish(_report(model, step, 0.0, None, finished))
-
-    def _open(self, initial: StepReport) -> SnapshotPublisher:
-        return SnapshotPublisher(
-            self._endpoint,
-            group=self._group,
-            worker=self._worker,
-            rank=self._rank,
-            initial=initial,
-        )
 
 
 def _report(

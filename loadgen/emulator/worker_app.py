@@ -59,7 +59,7 @@ class WorkerApp:
             "/health": lambda: (b"", asgi.JSON),
             "/version": lambda: (msgspec.json.encode({"version": VERSION}), asgi.JSON),
             "/v1/models": lambda: (self._models(), asgi.JSON),
-            "/load": lambda: (self._load(), asgi.JSON),
+            "/load": lambda: (msgspec.json.encode({"server_load": len(worker.answers)}), asgi.JSON),
             "/metrics": lambda: (render_metrics(worker, lateness), METRICS_TYPE),
             "/is_sleeping": lambda: (worker.operated.said("is_sleeping"), asgi.JSON),
             "/is_paused": lambda: (worker.operated.said("is_paused"), asgi.JSON),
@@ -98,7 +98,12 @@ class WorkerApp:
             request = asgi.header(scope, b"x-request-id") or uuid.uuid4().hex
             try:
                 await self._fail_on_purpose(receive)
-                self._check(scope)
+                rank, own = asgi.header(scope, b"x-data-parallel-rank"), self._worker.rank
+                if rank not in (None, str(own)):
+                    raise RejectedError(
+                        f"data_parallel_rank {rank} is not that of this engine, {own}",
+                        "data_parallel_rank",
+                    )
                 generation = _PARSERS[path](body, self._serving)
                 await self._until_going(receive)
                 answer = await self._generate(request, generation, scope, (receive, send))
@@ -147,14 +152,6 @@ class WorkerApp:
         finally:
             waits.cancel()
             gone.cancel()
-
-    def _check(self, scope: Scope) -> None:
-        rank = asgi.header(scope, b"x-data-parallel-rank")
-        if rank is not None and rank != str(self._worker.rank):
-            raise RejectedError(
-                f"data_parallel_rank {rank} is not that of this engine, {self._worker.rank}",
-                "data_parallel_rank",
-            )
 
     async def _generate(
         self, request: str, generation: Generation, scope: Scope, client: tuple[Receive, Send]
@@ -210,9 +207,6 @@ class WorkerApp:
             for name, root in self._worker.operated.adapters.items()
         ]
         return msgspec.json.encode({"object": "list", "data": [card, *adapters]})
-
-    def _load(self) -> bytes:
-        return msgspec.json.encode({"server_load": len(self._worker.answers)})
 
 
 def _allow(method: str, allowed: str) -> None:

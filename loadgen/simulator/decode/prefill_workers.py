@@ -225,19 +225,19 @@ class Prefill:
             self._coming += 1
             self._at(job.arrival_s, partial(self._arrive, job))
         while self._events and self._events[0][0] <= until_s:
-            self._happen(self._events[0][0])
+            # All events of one time happen; only then may workers begin a step.
+            at_s = self._events[0][0]
+            self._pass(at_s)
+            while self._events and self._events[0][0] == at_s:
+                heapq.heappop(self._events)[2]()
+            self._give()
+            for worker in self._workers:
+                step = worker.begin(at_s)
+                if step is not None:
+                    for number in step.parts[0].schedule.admitted:
+                        self._passages[int(number)].begun_s = self._now_s
+                    self._at(self._now_s + step.seconds, partial(self._end, worker, step))
         self._pass(until_s)
-
-    def _happen(self, at_s: float) -> None:
-        """Run all events of one time; only then may workers begin a step."""
-        self._pass(at_s)
-        while self._events and self._events[0][0] == at_s:
-            heapq.heappop(self._events)[2]()
-        self._give()
-        for worker in self._workers:
-            step = worker.begin(at_s)
-            if step is not None:
-                self._begun(worker, step)
 
     def _pass(self, now_s: float) -> None:
         idle = [worker for worker in self._workers if not worker.stepping]
@@ -268,11 +268,6 @@ class Prefill:
             job = heapq.heappop(self._queue)[2]
             self._computing[str(job.number)] = job
             min(able, key=lambda worker: worker.left_tokens).take(job)
-
-    def _begun(self, worker: _Worker, step: Step) -> None:
-        for number in step.parts[0].schedule.admitted:
-            self._passages[int(number)].begun_s = self._now_s
-        self._at(self._now_s + step.seconds, partial(self._end, worker, step))
 
     def _end(self, worker: _Worker, step: Step) -> None:
         for request in worker.end(step, self._now_s):
