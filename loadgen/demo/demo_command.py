@@ -144,16 +144,15 @@ class Demo:
             return ()
 
     def _all(self, plans: Sequence[RunPlan], requests: int, time_scale: float) -> list[DemoRun]:
-        return [
-            self._one(replace(plan, requests=requests, time_scale=time_scale)) for plan in plans
-        ]
-
-    def _one(self, plan: RunPlan) -> DemoRun:
-        self._console.print(
-            f"{plan.policy}, {plan.dispatch.value} dispatch: {plan.requests:,} requests, "
-            f"time scale {plan.time_scale:g}"
-        )
-        return DemoRun.of(self._execute(plan), self._fleet)
+        runs = []
+        for plan in plans:
+            self._console.print(
+                f"{plan.policy}, {plan.dispatch.value} dispatch: {requests:,} requests, "
+                f"time scale {time_scale:g}"
+            )
+            outcome = self._execute(replace(plan, requests=requests, time_scale=time_scale))
+            runs.append(DemoRun.of(outcome, self._fleet))
+        return runs
 
     def _execute(self, plan: RunPlan) -> Outcome:
         return execute(plan, self._fleet, self._folder, RUN_TIMEOUT_S)

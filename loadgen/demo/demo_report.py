@@ -163,21 +163,18 @@ def _milliseconds(run: DemoRun, key: str) -> float:
 
 def warnings(runs: Sequence[DemoRun]) -> list[str]:
     """Warnings about figures that are not reliable."""
-    own = [f"{run.name}: {warning}" for run in runs for warning in _run_warnings(run)]
-    return own + _unlike_work(subject(runs), best_baseline(runs))
-
-
-def _unlike_work(run: DemoRun | None, baseline: DemoRun | None) -> list[str]:
-    """In a short window the policies may have admitted prompts of unlike lengths."""
+    found = [f"{run.name}: {warning}" for run in runs for warning in _run_warnings(run)]
+    run, baseline = subject(runs), best_baseline(runs)
     if run is None or baseline is None:
-        return []
+        return found
+    # In a short window the policies may have admitted prompts of unlike lengths.
     ours, theirs = run.admitted_tokens, baseline.admitted_tokens
-    if not ours or not theirs or abs(ours / theirs - 1) <= UNLIKE:
-        return []
-    return [
-        f"{run.name} admitted prompts of {ours:.0f} tokens in its window, {baseline.name} of "
-        f"{theirs:.0f}: not like for like; more --seconds give longer windows"
-    ]
+    if ours and theirs and abs(ours / theirs - 1) > UNLIKE:
+        found.append(
+            f"{run.name} admitted prompts of {ours:.0f} tokens in its window, {baseline.name} of "
+            f"{theirs:.0f}: not like for like; more --seconds give longer windows"
+        )
+    return found
 
 
 def _run_warnings(run: DemoRun) -> Iterator[str]:

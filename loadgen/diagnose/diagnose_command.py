@@ -92,7 +92,12 @@ def diagnose(
     """
     span = _span(url, seconds, start, time_scale)
     _checked("--price", price, least=0.0)
-    chosen = _policies(policies)
+    chosen = list(POLICIES)
+    if policies is not None:
+        chosen = [name.strip() for name in policies.split(",")]
+    for name in chosen:
+        if name not in POLICIES:
+            raise ConfigError(f"--policies: {unknown('policy', name, POLICIES)}")
     earlier = None if before is None else earlier_report(before)
     if url is not None and recording is None:
         assert span.listened_s is not None
@@ -115,16 +120,6 @@ def diagnose(
     Console(stderr=json_file == STDOUT).print(diagnosis_table(diagnosis, compared))
     if json_file is not None:
         write_json({KEY: origin(Engines.UNKNOWN, CODE), **report(diagnosis, compared)}, json_file)
-
-
-def _policies(text: str | None) -> list[str]:
-    if text is None:
-        return list(POLICIES)
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in POLICIES:
-            raise ConfigError(f"--policies: {unknown('policy', name, POLICIES)}")
-    return names
 
 
 def _span(url: str | None, seconds: float | None, start_s: float, time_scale: float) -> Span:

@@ -47,9 +47,18 @@ def _conditions(window: Window) -> str:
     policy = _rule(window.policy, window.dispatch)
     others = f" (not: {', '.join(window.others)})" if window.others else ""
     cut = "" if window.complete else "; lines are missing, the figures are of the rest"
-    return (
+    text = (
         f"Group {window.group}{others} under {policy}: {len(window.workers)} workers, "
-        f"{window.steps:,} steps in {window.elapsed_s:.1f} s{cut}.{_changes(window)}"
+        f"{window.steps:,} steps in {window.elapsed_s:.1f} s{cut}."
+    )
+    if not window.changes:
+        return text
+    last, often = window.changes[-1], len(window.changes)
+    times = "" if often == 1 else f" {often} times, the last time"
+    return (
+        f"{text} The policy changed{times} after {last.after_s:.1f} s, from "
+        f"{_rule(last.policy, last.dispatch)}: the figures are of the time since. Give --start and "
+        "--seconds of a recording for the time before."
     )
 
 
@@ -57,18 +66,6 @@ def _rule(policy: str | None, dispatch: Dispatch | None) -> str:
     if policy is None:
         return "an unknown balancer"
     return policy + (f", {dispatch.value}" if dispatch else "")
-
-
-def _changes(window: Window) -> str:
-    if not window.changes:
-        return ""
-    last, often = window.changes[-1], len(window.changes)
-    times = "" if often == 1 else f" {often} times, the last time"
-    return (
-        f" The policy changed{times} after {last.after_s:.1f} s, from "
-        f"{_rule(last.policy, last.dispatch)}: the figures are of the time since. Give --start and "
-        "--seconds of a recording for the time before."
-    )
 
 
 def _policies(diagnosis: Diagnosis, seen: Prospects) -> Table:

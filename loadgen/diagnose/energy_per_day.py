@@ -84,24 +84,17 @@ def energy(
 
 def _power(window: Window, idle_share: float | None) -> tuple[float | None, str]:
     """Mean power of all workers in steps, and whether it is measured, modelled or unknown."""
-    measured_w = _measured_w(window)
-    if measured_w is not None:
-        return measured_w, "measured"
+    # Measured only if nearly every worker reported it at nearly every step.
+    known = ~np.isnan(window.power_w)
+    if known.sum() >= MOSTLY * window.counted.sum():
+        sum_w = np.where(known, window.power_w, 0.0).sum(axis=0)
+        filled_w = np.where(known, window.power_w, sum_w / np.maximum(1, known.sum(axis=0)))
+        total_w = np.where(window.counted, filled_w, 0.0).sum(axis=1)
+        return float(total_w @ window.step_s / window.step_s.sum()), "measured"
     if window.levels is not None and idle_share is not None:
         workers = window.worker_seconds / float(window.step_s.sum())
         return workers * _mean_w(window.levels, idle_share), "modelled"
     return None, "unknown"
-
-
-def _measured_w(window: Window) -> float | None:
-    """Mean power in steps; None unless nearly every worker reported it at nearly every step."""
-    known = ~np.isnan(window.power_w)
-    if known.sum() < MOSTLY * window.counted.sum():
-        return None
-    each_w = np.where(known, window.power_w, 0.0).sum(axis=0) / np.maximum(1, known.sum(axis=0))
-    filled_w = np.where(known, window.power_w, each_w)
-    total_w = np.where(window.counted, filled_w, 0.0).sum(axis=1)
-    return float(total_w @ window.step_s / window.step_s.sum())
 
 
 def _mean_w(levels: PowerLevels, idle_share: float) -> float:

@@ -21,7 +21,6 @@ from loadgen.diagnose.analysis.window import Window
 from loadgen.model.step_time import PowerModel, StepTime
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
-from loadgen.simulator.decode.decode_results import StepRecords
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import ClosedStream, Job, Stream, TimedStream
@@ -161,38 +160,15 @@ def _simulated(setting: _Setting, policy: str, dispatch: Dispatch, seed: int) ->
         knowledge=Knowledge.parse(_LOOKAHEAD if POLICIES[policy].looks_ahead else "none"),
         step_time=setting.step_time,
     )
-    records = simulate(config, stream=_stream(setting), keep_records=True).records
-    assert records is not None
-    return _outcome(records, setting.step_time)
-
-
-def recorded_lengths(window: Window) -> TraceLengths:
-    """The lengths of the window's engine requests."""
-    rows = tuple(TraceRequest(*lengths) for _, lengths in window.parts)
-    return TraceLengths.of(Trace("recorded", "recording", rows))
-
-
-def _stream(setting: _Setting) -> Stream:
+    stream: Stream = TimedStream(_in_a_circle(setting.window))
     if setting.mode == "full":
         rows = [lengths for _, lengths in setting.window.parts]
-        return ClosedStream(cycle(rows), setting.clients)
-    return TimedStream(_in_a_circle(setting.window))
-
-
-def _in_a_circle(window: Window) -> Iterator[Job]:
-    """The window's arrivals, repeated without end; those from before it come at its end."""
-    length_s = window.elapsed_s
-    timed = sorted((at_s % length_s, lengths) for at_s, lengths in window.parts)
-    numbers = count()
-    for turn in count():
-        for at_s, lengths in timed:
-            yield Job(next(numbers), *lengths, turn * length_s + at_s)
-
-
-def _outcome(records: StepRecords, step_time: StepTime) -> _Outcome:
+        stream = ClosedStream(cycle(rows), setting.clients)
+    records = simulate(config, stream=stream, keep_records=True).records
+    assert records is not None
     busy_s, tokens = float(records.seconds.sum()), float(records.tokens.sum())
     imbalance = records.imbalance_tokens
-    idle_s = step_time.per_token_s * float(imbalance.sum())
+    idle_s = setting.step_time.per_token_s * float(imbalance.sum())
     power = PowerModel()
     energy_j = float(records.power_w(power).sum(axis=1) @ records.seconds)
     return _Outcome(
@@ -204,6 +180,22 @@ def _outcome(records: StepRecords, step_time: StepTime) -> _Outcome:
         ),
         energy_j / max(1.0, tokens),
     )
+
+
+def recorded_lengths(window: Window) -> TraceLengths:
+    """The lengths of the window's engine requests."""
+    rows = tuple(TraceRequest(*lengths) for _, lengths in window.parts)
+    return TraceLengths.of(Trace("recorded", "recording", rows))
+
+
+def _in_a_circle(window: Window) -> Iterator[Job]:
+    """The window's arrivals, repeated without end; those from before it come at its end."""
+    length_s = window.elapsed_s
+    timed = sorted((at_s % length_s, lengths) for at_s, lengths in window.parts)
+    numbers = count()
+    for turn in count():
+        for at_s, lengths in timed:
+            yield Job(next(numbers), *lengths, turn * length_s + at_s)
 
 
 def _predicted(measured: Figures, simulated: Figures, current: _Outcome | None) -> Figures:

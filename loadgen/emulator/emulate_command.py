@@ -275,27 +275,17 @@ def _ready_text(fleet: EmulatedFleet) -> str:
     settings = fleet.settings
     together = "stepping together" if settings.barrier else "each stepping alone"
     workers = settings.ranks - settings.workers
-    return "\n".join(
-        [
-            f"{settings.workers} emulated workers (no model, no GPU), {together}, "
-            f"{settings.time_scale:g} wall seconds per engine second",
-            *([f"{workers} more that only prefill, each stepping alone"] if workers else []),
-            *([f"Who enters: {settings.admission.policy}"] if settings.admission else []),
-            f"Fault port: {fleet.control.url}",
-            "For evenstep serve:",
-            *(f"  --worker {fleet.worker_spec(rank)}" for rank in range(settings.ranks)),
-            *_elsewhere(fleet),
-        ]
-    )
-
-
-def _elsewhere(fleet: EmulatedFleet) -> list[str]:
-    """Return the flags for a router on another machine, if the workers are reachable from there."""
-    settings = fleet.settings
-    if is_local(f"tcp://{settings.host}:{settings.port}"):
-        return []
-    name = socket.gethostname() if settings.host in EVERY_ADDRESS else settings.host
-    return [
-        "For evenstep serve on another machine, where the state streams do not go:",
-        *(f"  --worker {fleet.worker_spec(rank, name)}" for rank in range(settings.ranks)),
+    lines = [
+        f"{settings.workers} emulated workers (no model, no GPU), {together}, "
+        f"{settings.time_scale:g} wall seconds per engine second",
+        *([f"{workers} more that only prefill, each stepping alone"] if workers else []),
+        *([f"Who enters: {settings.admission.policy}"] if settings.admission else []),
+        f"Fault port: {fleet.control.url}",
+        "For evenstep serve:",
+        *(f"  --worker {fleet.worker_spec(rank)}" for rank in range(settings.ranks)),
     ]
+    if not is_local(f"tcp://{settings.host}:{settings.port}"):
+        name = socket.gethostname() if settings.host in EVERY_ADDRESS else settings.host
+        lines.append("For evenstep serve on another machine, where the state streams do not go:")
+        lines += [f"  --worker {fleet.worker_spec(rank, name)}" for rank in range(settings.ranks)]
+    return "\n".join(lines)

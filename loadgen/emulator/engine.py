@@ -195,7 +195,13 @@ class Engine:
         """
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
-            self._abort_waiting(waiting)
+            self._queue.left(waiting)
+            self.waiting_tokens -= waiting.load_tokens
+            if waiting in self._ready:
+                self._ready.remove(waiting)
+                self.fetching_tokens -= waiting.load_tokens
+            elif waiting.fetch is not None and waiting not in self._fetching:
+                waiting.fetch.cancel()
             return True
         for request in self.running:
             if request.id == request_id:
@@ -348,15 +354,6 @@ class Engine:
                 self.waiting_tokens -= request.load_tokens
                 self.fetching_tokens -= request.load_tokens
         return failed
-
-    def _abort_waiting(self, request: EngineRequest) -> None:
-        self._queue.left(request)
-        self.waiting_tokens -= request.load_tokens
-        if request in self._ready:
-            self._ready.remove(request)
-            self.fetching_tokens -= request.load_tokens
-        elif request.fetch is not None and request not in self._fetching:
-            request.fetch.cancel()
 
     def _wait(self, request: EngineRequest) -> None:
         self._waiting[request.id] = request

@@ -215,7 +215,10 @@ def _generation(
     n = 1 if body.n is None else body.n
     _check(body, limits, n)
     caps = [_cap(length, max_tokens, limits.max_model_len) for length in lengths]
-    hidden = _hidden_tokens(body.vllm_xargs)
+    xargs = body.vllm_xargs or {}
+    hidden = xargs.get(HIDDEN_LENGTH)
+    if hidden is not None and (not isinstance(hidden, int) or hidden < 1):
+        raise RejectedError(f"{HIDDEN_LENGTH} must be a positive integer", "vllm_xargs")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     plans = []
     for prompt, cap in zip(prompts, caps, strict=True):
@@ -224,7 +227,7 @@ def _generation(
             length = drawn_output_tokens(key) if hidden is None else hidden
             plans.append(plan_output(key, length, cap, stop, ignore_eos=body.ignore_eos))
     options = body.stream_options
-    predicted = (body.vllm_xargs or {}).get(PREDICTED_KEY)
+    predicted = xargs.get(PREDICTED_KEY)
     return Generation(
         chat=chat,
         prompt_tokens=tuple(lengths),
@@ -266,12 +269,3 @@ def _cap(prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
             "input_tokens",
         )
     return max_model_len - prompt_tokens if max_tokens is None else max_tokens
-
-
-def _hidden_tokens(xargs: dict[str, object] | None) -> int | None:
-    hidden = (xargs or {}).get(HIDDEN_LENGTH)
-    if hidden is None:
-        return None
-    if not isinstance(hidden, int) or hidden < 1:
-        raise RejectedError(f"{HIDDEN_LENGTH} must be a positive integer", "vllm_xargs")
-    return hidden

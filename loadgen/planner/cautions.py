@@ -32,7 +32,13 @@ def step_ratio(question: Question, chain: Chain) -> float:
 def cautions(plan: Plan, engines: Sequence[Engine]) -> Iterator[str]:
     """Sentences on where the plan promises too much."""
     question = plan.question
-    yield from _too_long(question)
+    lengths, most = question.footing.lengths, question.footing.model.max_tokens
+    mean = lengths.input_tokens + lengths.output_tokens
+    if most is not None and mean > most:
+        yield (
+            f"requests of {mean:,.0f} tokens, as they are in the mean, are longer than the model's "
+            f"{most:,}: engines refuse them"
+        )
     bound = [
         engine
         for engine in engines
@@ -50,16 +56,6 @@ def cautions(plan: Plan, engines: Sequence[Engine]) -> Iterator[str]:
         yield (
             f"with all slots busy a decode step of {_names(slower)} takes up to "
             f"{max(ratios.values()):.2g} times as long as planned, since the others' KV is read too"
-        )
-
-
-def _too_long(question: Question) -> Iterator[str]:
-    lengths, most = question.footing.lengths, question.footing.model.max_tokens
-    mean = lengths.input_tokens + lengths.output_tokens
-    if most is not None and mean > most:
-        yield (
-            f"requests of {mean:,.0f} tokens, as they are in the mean, are longer than the model's "
-            f"{most:,}: engines refuse them"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadgen.planner.plan_report import Answer, Memory
+from loadgen.planner.plan_report import Answer
 from loadgen.report.charts import COLOURS, finish, panels, save
 
 # Most servers in the picture, and its height with so many.
@@ -25,16 +25,15 @@ def draw_placement(path: Path, answer: Answer) -> None:
             color=colour[memory.engine.name],
             edgecolor="white",
         )
-    axes.set_yticks(range(len(drawn)), [_label(memory) for memory in drawn], fontsize=8)
+    labels = [
+        f"{memory.machine.name}, {memory.engine.chain.slots} slots, "
+        f"{memory.weights_bytes / 1e9:.1f} + {memory.kv_bytes / 1e9:.1f} GB"
+        for memory in drawn
+    ]
+    axes.set_yticks(range(len(drawn)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, answer.plan.question.footing.model.blocks)
     finish(axes, "block of the model", "", answer.model_name)
     left = len(answer.memory) - len(drawn)
     cut = f"; {left} further servers not drawn" if left else ""
     save(figure, path, f"one colour a chain; its slots, GB of weights + KV on the server{cut}")
-
-
-def _label(memory: Memory) -> str:
-    weights, kv = memory.weights_bytes / 1e9, memory.kv_bytes / 1e9
-    name, slots = memory.machine.name, memory.engine.chain.slots
-    return f"{name}, {slots} slots, {weights:.1f} + {kv:.1f} GB"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import groupby
 
 from rich.console import Group, RenderableType
@@ -15,7 +15,6 @@ from loadgen.planner.plan_file import GB
 from loadgen.planner.plan_report import Answer
 from loadgen.planner.planned import Option, Plan, sustained_rate
 from loadgen.report.numbers import number
-from router.core.placement.model import Chain
 
 # Most lines of one table.
 _MOST_ROWS = 24
@@ -44,10 +43,11 @@ def _verdict(answer: Answer) -> Iterator[str]:
     rate, option = plan.question.rate, plan.disjoint
     most = option.unstable_above
     if plan.stable:
+        load = f"{rate / most:.0%}" if rate / most >= 0.01 else "below 1%"
         enough = rate < sustained_rate(plan.question, option)
         yield (
             f"{_requests(rate)}: {'stable' if enough else 'stable by memory alone'}, the load is "
-            f"{_share(rate / most)}; unstable from {_requests(most)} on"
+            f"{load}; unstable from {_requests(most)} on"
         )
         footing = "" if enough else ", as if prompts did not delay each other"
         yield f"mean response time{footing}: {_mean(plan)}"
@@ -108,10 +108,11 @@ def _notes(answer: Answer) -> Iterator[str]:
         shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         yield f"not needed, or left over: {shown}"
     over = plan.overlapping
+    chains = f"{len(over.chains)} chain" + ("" if len(over.chains) == 1 else "s")
     yield (
         f"these chains share no server, as engines of vLLM cannot (c = "
         f"{plan.disjoint.reserved_slots}); if servers could be in several, "
-        f"{_count(over.chains)} would give {_between(over)}, unstable from "
+        f"{chains} would give {_between(over)}, unstable from "
         f"{_requests(over.unstable_above)} on (c = {over.reserved_slots})"
     )
     yield from _footing(plan)
@@ -149,10 +150,6 @@ def _cut(table: Table, count: int) -> None:
         table.caption_justify = "left"
 
 
-def _count(chains: Sequence[Chain]) -> str:
-    return f"{len(chains)} chain" + ("" if len(chains) == 1 else "s")
-
-
 def _mean(plan: Plan) -> str:
     within = _between(plan.disjoint)
     if plan.exact_s is None:
@@ -165,10 +162,6 @@ def _between(option: Option) -> str:
     if not math.isfinite(bounds.upper_s):
         return "no bounded response time"
     return f"{_s(bounds.lower_s)} to {_s(bounds.upper_s)}"
-
-
-def _share(load: float) -> str:
-    return f"{load:.0%}" if load >= 0.01 else "below 1%"
 
 
 def _requests(rate: float) -> str:

@@ -74,25 +74,35 @@ def engines(plan: Plan, model_name: str) -> tuple[Engine, ...]:
         plan: plan with the chains.
         model_name: model argument of ``vllm serve``.
     """
-    question = plan.question
-    meeting = question.footing.engine.master_port
+    question, footing = plan.question, plan.question.footing
+    settings = footing.engine
     taken: dict[str, int] = {}
     found = []
     for index, chain in enumerate(plan.disjoint.chains):
         stages = tuple(question.machines[server] for server in chain.servers)
         head = stages[0].host
-        port = question.footing.engine.port + taken.get(head, 0)
+        port = settings.port + taken.get(head, 0)
         taken[head] = taken.get(head, 0) + 1
-        flags = [model_name, "--port", str(port), *_flags(question.footing, chain)]
+        flags = [
+            *(model_name, "--port", str(port)),
+            *("--pipeline-parallel-size", str(len(chain.servers))),
+            *("--max-num-seqs", str(chain.slots)),
+            *("--max-model-len", str(max_model_len(footing, chain))),
+            *("--block-size", str(settings.block_size)),
+            *("--kv-cache-memory-bytes", str(kv_cache_bytes(footing, chain))),
+            *("--gpu-memory-utilization", f"{settings.gpu_memory_utilization:g}"),
+        ]
+        if settings.kv_cache_dtype != "auto":
+            flags += ["--kv-cache-dtype", settings.kv_cache_dtype]
         found.append(
             Engine(
                 name=f"chain-{index + 1}",
                 chain=chain,
                 stages=stages,
                 port=port,
-                kv_cache_bytes=kv_cache_bytes(question.footing, chain),
-                max_model_len=max_model_len(question.footing, chain),
-                launches=tuple(_launches(chain, stages, flags, meeting + index)),
+                kv_cache_bytes=kv_cache_bytes(footing, chain),
+                max_model_len=max_model_len(footing, chain),
+                launches=tuple(_launches(chain, stages, flags, settings.master_port + index)),
             )
         )
     return tuple(found)
@@ -110,22 +120,13 @@ def max_model_len(footing: Footing, chain: Chain) -> int:
     return min(held, footing.model.max_tokens or held)
 
 
-def _flags(footing: Footing, chain: Chain) -> Iterator[str]:
-    engine = footing.engine
-    yield from ("--pipeline-parallel-size", str(len(chain.servers)))
-    yield from ("--max-num-seqs", str(chain.slots))
-    yield from ("--max-model-len", str(max_model_len(footing, chain)))
-    yield from ("--block-size", str(engine.block_size))
-    yield from ("--kv-cache-memory-bytes", str(kv_cache_bytes(footing, chain)))
-    yield from ("--gpu-memory-utilization", f"{engine.gpu_memory_utilization:g}")
-    if engine.kv_cache_dtype != "auto":
-        yield from ("--kv-cache-dtype", engine.kv_cache_dtype)
-
-
 def _launches(
     chain: Chain, stages: Sequence[Machine], flags: Sequence[str], master_port: int
 ) -> Iterator[Launch]:
-    nodes = _nodes(stages)
+    # vLLM requires the same number of stages on each node, in the stages' order.
+    nodes = [list(run) for _, run in groupby(stages, key=lambda machine: machine.host)]
+    if len({len(node) for node in nodes}) > 1:
+        nodes = [[machine] for machine in stages]
     for number in reversed(range(len(nodes))):
         node = nodes[number]
         visible = ",".join(str(machine.device) for machine in node)
@@ -139,14 +140,6 @@ def _launches(
             together += ["--master-port", str(master_port)]
             together += ["--headless"] if number else []
         yield Launch(node[0].host, environment, ("serve", *flags, *together), number, len(nodes))
-
-
-def _nodes(stages: Sequence[Machine]) -> list[list[Machine]]:
-    """Stages per command: vLLM requires the same number on each node, in the stages' order."""
-    nodes = [list(run) for _, run in groupby(stages, key=lambda machine: machine.host)]
-    if len({len(node) for node in nodes}) > 1:
-        nodes = [[machine] for machine in stages]
-    return nodes
 
 
 def script(engine: Engine, launch: Launch) -> str:

@@ -119,8 +119,11 @@ def replay(
     loaded = load_trace(trace)
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url: {url!r} is no base URL; write http://HOST:PORT")
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if api_key_file is not None:
+        headers = ((b"authorization", b"Bearer " + first_key(str(api_key_file)).encode()),)
     settings = ReplaySettings(
-        target=Target(url.rstrip("/").removesuffix("/v1"), _authorization(api_key_file)),
+        target=Target(url.rstrip("/").removesuffix("/v1"), headers),
         trace=loaded,
         arrivals=Arrivals.parse(arrivals),
         requests=requests,
@@ -140,12 +143,6 @@ def replay(
         raise typer.Exit(EXIT_INTERRUPTED)
     if report["completed"] != report["num_prompts"]:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _authorization(file: Path | None) -> tuple[tuple[bytes, bytes], ...]:
-    if file is None:
-        return ()
-    return ((b"authorization", b"Bearer " + first_key(str(file)).encode()),)
 
 
 async def _measure(settings: ReplaySettings) -> Report:

@@ -198,7 +198,13 @@ def _rates(run: Run, done: Sequence[RequestResult], conditions: Conditions) -> R
     total_tokens = output_tokens + sum(result.prompt_tokens for result in done)
     good = None
     if conditions.goodput_ms:
-        good = sum(_is_good(result, conditions) for result in done)
+        good = sum(
+            all(
+                _MEASURED_S[name](result) / conditions.time_scale * 1000 <= bound_ms
+                for name, bound_ms in conditions.goodput_ms.items()
+            )
+            for result in done
+        )
     return {
         "duration": duration_s,
         "wall_duration_s": run.whole.length_s,
@@ -226,16 +232,11 @@ def _tpot_s(result: RequestResult) -> float:
     return (_e2el_s(result) - _ttft_s(result)) / (result.output_tokens - 1)
 
 
-def _is_good(result: RequestResult, conditions: Conditions) -> bool:
-    measures: Mapping[str, Callable[[RequestResult], float]] = {
-        "ttft": _ttft_s,
-        "tpot": _tpot_s,
-        "e2el": _e2el_s,
-    }
-    return all(
-        measures[name](result) / conditions.time_scale * 1000 <= bound_ms
-        for name, bound_ms in conditions.goodput_ms.items()
-    )
+_MEASURED_S: Mapping[str, Callable[[RequestResult], float]] = {
+    "ttft": _ttft_s,
+    "tpot": _tpot_s,
+    "e2el": _e2el_s,
+}
 
 
 def _spread(name: str, values_s: Iterable[float], scale: float) -> Report:

@@ -39,29 +39,11 @@ def replay_table(report: Report) -> RenderableType:
     ):
         if report[key] is not None:
             table.add_row(label, number(report[key]), number(steady.get(key)))
-    notes = [f"Times are wall seconds / {report['time_scale']:g}. Seed {report['seed']}."]
-    if report["cluster"] is None:
-        notes.append(
-            "No cluster figures: the server is no Evenstep router that is told of its workers' "
-            "steps (snapshots= of a worker)."
-        )
-    if report["steady"] is None:
-        notes.append("Too short for a steady window.")
-    if report["lengths_revealed"]:
-        notes.append("Every request revealed its output length.")
-    if report["interrupted"]:
-        notes.append("Interrupted: the figures are those of what had ended.")
-    errors = cast(dict[str, int], report["errors"])
-    notes.extend(f"{count} x {message}" for message, count in errors.items())
-    return Group(table, _latencies(report), *_cluster(report), *[Text(note) for note in notes])
-
-
-def _latencies(report: Report) -> Table:
-    table = Table("engine ms", "mean", "median", "p99", box=None, pad_edge=False)
+    parts = ("mean", "median", "p99")
+    latencies = Table("engine ms", *parts, box=None, pad_edge=False)
     for label, name in LATENCIES:
-        values = (report[f"{part}_{name}_ms"] for part in ("mean", "median", "p99"))
-        table.add_row(label, *map(number, values))
-    return table
+        latencies.add_row(label, *(number(report[f"{part}_{name}_ms"]) for part in parts))
+    return Group(table, latencies, *_cluster(report), *map(Text, _notes(report)))
 
 
 def _cluster(report: Report) -> list[Table]:
@@ -79,3 +61,21 @@ def _cluster(report: Report) -> list[Table]:
     ):
         table.add_row(label, *(number(window.get(key)) for window in windows))
     return [table]
+
+
+def _notes(report: Report) -> list[str]:
+    notes = [f"Times are wall seconds / {report['time_scale']:g}. Seed {report['seed']}."]
+    if report["cluster"] is None:
+        notes.append(
+            "No cluster figures: the server is no Evenstep router that is told of its workers' "
+            "steps (snapshots= of a worker)."
+        )
+    if report["steady"] is None:
+        notes.append("Too short for a steady window.")
+    if report["lengths_revealed"]:
+        notes.append("Every request revealed its output length.")
+    if report["interrupted"]:
+        notes.append("Interrupted: the figures are those of what had ended.")
+    errors = cast(dict[str, int], report["errors"])
+    notes.extend(f"{count} x {message}" for message, count in errors.items())
+    return notes

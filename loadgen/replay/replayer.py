@@ -135,14 +135,14 @@ class Replayer:
         return self._clock() - self._start_s
 
     async def _closed(self) -> None:
+        async def client() -> None:
+            for request, body in self._queue:
+                await self._exchange(request, body, self._now())
+
         clients = min(int(self._workload.arrivals.value), len(self._workload.requests))
         async with asyncio.TaskGroup() as group:
             for _ in range(clients):
-                group.create_task(self._one_client())
-
-    async def _one_client(self) -> None:
-        for request, body in self._queue:
-            await self._exchange(request, body, self._now())
+                group.create_task(client())
 
     async def _open(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -39,11 +39,15 @@ class Arrivals:
             ConfigError: none of these.
         """
         kind, _, value = text.partition(":")
+        try:
+            rate = float(value)
+        except ValueError:
+            rate = math.nan
         if text == "trace":
             return cls("trace")
         if kind == "closed" and value.isdecimal() and int(value) > 0:
             return cls("closed", int(value))
-        if kind == "poisson" and (rate := _positive(value)) is not None:
+        if kind == "poisson" and 0 < rate < math.inf:
             return cls("poisson", rate)
         raise ConfigError(
             f"--arrivals: {text!r} is unknown; write closed:N with N clients, poisson:RATE with a "
@@ -64,14 +68,6 @@ def checked_time_scale(scale: float) -> float:
     if not 0 < scale < math.inf:
         raise ConfigError(f"--time-scale: {scale} is not above 0; write 1 for life's own speed")
     return scale
-
-
-def _positive(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 < value < math.inf else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,25 +43,21 @@ class Child:
 
     def __enter__(self) -> Child:
         try:
-            with _held_signals() as before:
-                self._process = self._spawn(before)
+            with _held_signals() as before, self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+                )
         except BaseException:
             # A held interrupt arrives here, when the process is known and can be ended.
             if self._process is not None:
                 self.end()
             raise
         return self
-
-    def _spawn(self, mask: set[signal.Signals]) -> subprocess.Popen[bytes]:
-        with self._log.open("wb") as log:
-            return subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
-            )
 
     def __exit__(
         self,

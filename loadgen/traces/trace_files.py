@@ -161,7 +161,8 @@ def _table(
         raise InputError(f"{path}: is empty; give a CSV file with a header and rows, or JSON lines")
     if first.lstrip().startswith("{"):
         row = _json_row(path, number, first)
-        return _recognise(path, number, row), chain([(number, row)], _json_rows(path, lines))
+        rest = ((n, _json_row(path, n, line)) for n, line in lines if line.strip())
+        return _recognise(path, number, row), chain([(number, row)], rest)
     reader = csv.reader(chain([first], (line for _, line in lines)))
     rows = _csv_rows(path, reader, start=number)
     _, header = next(rows, (number, []))
@@ -201,12 +202,6 @@ def _by_column(
         if len(fields) != len(columns):
             raise _row_error(path, number, f"has {len(fields)} fields, the header {len(columns)}")
         yield number, dict(zip(columns, fields, strict=True))
-
-
-def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
-    for number, line in lines:
-        if line.strip():
-            yield number, _json_row(path, number, line)
 
 
 def _json_row(path: Path, number: int, line: str) -> dict[str, object]:

@@ -170,6 +170,17 @@ class Findings:
     load: Load
     memory: Memory
 
+    @property
+    def idle_share_most(self) -> float:
+        """The idle share, or its upper bound where it is unknown."""
+        waiting, per_token_s = self.waiting, self.barrier.per_token_most_s
+        if waiting.idle_share is not None:
+            return waiting.idle_share
+        if per_token_s is None:
+            return waiting.even_share
+        idle_s = per_token_s * waiting.imbalance_tokens / self.load.workers
+        return min(waiting.even_share, idle_s / waiting.step_s)
+
 
 def findings(window: Window) -> Findings:
     """Measure a window; without steps the values are zeros and None."""

@@ -62,7 +62,9 @@ def first_verdict(found: Findings) -> Verdict | None:
 
 def final_verdict(found: Findings, prospects: Prospects) -> Verdict:
     """Whether a switch to the best policy would pay, if the simulation can predict it."""
-    off = _off(found, prospects)
+    off, current = 0.0, prospects.current
+    if current is not None:
+        off = current.simulated.throughput_tok_s / found.waiting.throughput_tok_s - 1
     if abs(off) > FAR_OFF:
         reason = (
             f"The simulator is {off:+.0%} off in the tokens/s of the policy in force, so it cannot "
@@ -85,13 +87,6 @@ def final_verdict(found: Findings, prospects: Prospects) -> Verdict:
         f"{gain:+.1%} tokens/s."
     )
     return Verdict(Word.BALANCING_PAYS, (reason,))
-
-
-def _off(found: Findings, prospects: Prospects) -> float:
-    """Simulated / measured - 1 of the throughput of the policy in force; 0 if it is unknown."""
-    if prospects.current is None:
-        return 0.0
-    return prospects.current.simulated.throughput_tok_s / found.waiting.throughput_tok_s - 1
 
 
 def _no_steps(found: Findings) -> Verdict | None:
@@ -195,8 +190,8 @@ def _little_load(found: Findings) -> Verdict | None:
 
 def _even(found: Findings) -> Verdict | None:
     """No simulation needed: perfect balance would win almost nothing."""
-    idle_share = _idle_most(found)
-    if idle_share is None or idle_share >= IDLE_EVEN:
+    idle_share = found.idle_share_most
+    if idle_share >= IDLE_EVEN:
         return None
     cost = found.barrier.attention_share
     time = "of the time" + (" at the most" if found.waiting.idle_share is None else "")
@@ -216,17 +211,6 @@ def _even(found: Findings) -> Verdict | None:
             "which is all that balancing could win.",
         ),
     )
-
-
-def _idle_most(found: Findings) -> float | None:
-    """The idle share, or its upper bound where it is unknown."""
-    waiting, per_token_s = found.waiting, found.barrier.per_token_most_s
-    if waiting.idle_share is not None:
-        return waiting.idle_share
-    if per_token_s is None:
-        return waiting.even_share
-    idle_s = per_token_s * waiting.imbalance_tokens / found.load.workers
-    return min(waiting.even_share, idle_s / waiting.step_s)
 
 
 def _no_simulation(found: Findings) -> Verdict | None:

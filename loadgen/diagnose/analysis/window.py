@@ -202,7 +202,12 @@ def window_of(recording: Recording, span: Span, group: str | None = None) -> Win
         time_scale=span.time_scale,
         preemptions=sum(each.preemptions for each in steps),
         requests=tuple(
-            _timed(r, begin_s, span.time_scale) for r in sorted(requests, key=lambda r: r.arrival_s)
+            msgspec.structs.replace(
+                each,
+                arrival_s=(each.arrival_s - begin_s) / span.time_scale,
+                ended_s=(each.ended_s - begin_s) / span.time_scale,
+            )
+            for each in sorted(requests, key=lambda each: each.arrival_s)
         ),
         complete=recording.complete and not recording.dropped,
         end_s=np.array([(s.time_s - begin_s) / span.time_scale for s in steps]),
@@ -261,15 +266,6 @@ def _dispatch(name: str | None) -> Dispatch | None:
         raise InputError(
             f"the recording's dispatch {name!r} is unknown; record anew with this evenstep"
         ) from None
-
-
-def _timed(request: RequestLine, begin_s: float, time_scale: float) -> RequestLine:
-    """The request with arrival and end in engine seconds since the window's start."""
-    return msgspec.structs.replace(
-        request,
-        arrival_s=(request.arrival_s - begin_s) / time_scale,
-        ended_s=(request.ended_s - begin_s) / time_scale,
-    )
 
 
 def _columns(steps: Sequence[StepLine], workers: int) -> dict[str, Any]:

@@ -122,7 +122,15 @@ def total_steps(engine: Engine, jobs: Sequence[Job]) -> int:
     now, total, fruitless = 0, 0, 0
     while coming or engine.unfinished:
         while coming and coming[-1][1].arrived <= now:
-            engine.add(_request(*coming.pop()))
+            number, job = coming.pop()
+            request = EngineRequest(
+                str(number),
+                job.prompt_tokens,
+                job.output_tokens,
+                hint_tokens=job.output_tokens,
+                arrived_s=job.arrived,
+            )
+            engine.add(request)
         if not engine.unfinished:
             now = coming[-1][1].arrived
             continue
@@ -137,16 +145,6 @@ def total_steps(engine: Engine, jobs: Sequence[Job]) -> int:
         if fruitless == _MOST_FRUITLESS:
             raise EndlessError(f"no request ended in {_MOST_FRUITLESS:,} steps")
     return total
-
-
-def _request(number: int, job: Job) -> EngineRequest:
-    return EngineRequest(
-        str(number),
-        job.prompt_tokens,
-        job.output_tokens,
-        hint_tokens=job.output_tokens,
-        arrived_s=job.arrived,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,8 +118,14 @@ class DecodeConfig:
     size_error: float = 0.0
 
     def __post_init__(self) -> None:
-        self._check_ranges()
-        self._check_sizes()
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not value >= least:
+                raise ConfigError(f"{flag(name)} must be at least {least}, got {value}")
+            _check_most(flag(name), value, most)
+        self._check_costs()
         if self.warmup >= self.steps:
             raise ConfigError(
                 f"--warmup {self.warmup} leaves none of the {self.steps} --steps to measure"
@@ -136,8 +142,6 @@ class DecodeConfig:
             raise ConfigError(
                 f"--size-error must be from 0 to {_MOST_SIZE_ERROR:g}, got {self.size_error:g}"
             )
-        if self.prefill is not None:
-            self._check_prefill(self.prefill)
 
     @property
     def patience(self) -> float:
@@ -173,17 +177,8 @@ class DecodeConfig:
             **({"size_error": self.size_error} if self.size_error else {}),
         }
 
-    def _check_ranges(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if not value >= least:
-                raise ConfigError(f"{flag(name)} must be at least {least}, got {value}")
-            _check_most(flag(name), value, most)
-
-    def _check_sizes(self) -> None:
-        """Check products and parts of settings."""
+    def _check_costs(self) -> None:
+        """Check what the settings take together: slots, seconds, tokens' worth."""
         _check_most("--workers times --slots", self.workers * self.slots, _MOST_AT_ONCE)
         time = self.step_time
         _check_most("--step-time: any of its seconds", max(asdict(time).values()), _MOST_SECONDS)
@@ -192,6 +187,19 @@ class DecodeConfig:
                 raise ConfigError("--step-time: t_r needs a t_l above 0")
             ratio = time.per_request_s / time.per_token_s
             _check_most("--step-time: t_r / t_l", ratio, _MOST_REQUEST_TOKENS)
+        if self.prefill is None:
+            return
+        if self.profile.prefill_beta:
+            raise ConfigError(
+                "--prefill-cost is of workers that compute their own prompts: leave it out where "
+                "--prefill-workers do"
+            )
+        parts = (self.prefill.time, self.prefill.transfer)
+        _check_most(
+            "--prefill-step-time and --kv-transfer-time: any of their seconds",
+            max(max(asdict(part).values()) for part in parts),
+            _MOST_SECONDS,
+        )
 
     def _check_discount(self, discount: float) -> None:
         if not 0 < discount <= 1:
@@ -214,19 +222,6 @@ class DecodeConfig:
                 "--dispatch instant leaves nobody in the pool: without --overcommit and "
                 "--deadline-steps"
             )
-
-    def _check_prefill(self, prefill: PrefillConfig) -> None:
-        if self.profile.prefill_beta:
-            raise ConfigError(
-                "--prefill-cost is of workers that compute their own prompts: leave it out where "
-                "--prefill-workers do"
-            )
-        seconds = max(max(asdict(each).values()) for each in (prefill.time, prefill.transfer))
-        _check_most(
-            "--prefill-step-time and --kv-transfer-time: any of their seconds",
-            seconds,
-            _MOST_SECONDS,
-        )
 
 
 def usual_pool(arrivals: Arrivals) -> int:

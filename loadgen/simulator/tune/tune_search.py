@@ -106,7 +106,10 @@ class Search:
             if min(finer, key=finer.__getitem__) == best:
                 break
         best = min(finer, key=finer.__getitem__)
-        rule_trials, best_trials = self._compare(best)
+        self.tell(f"the rule and the best on {self.seeds} fresh seeds")
+        seeds = range(self.seeds, 2 * self.seeds)
+        rule_trials = [self.measure(None, seed) for seed in seeds]
+        best_trials = [self.measure(best, seed) for seed in seeds]
         return Tuned(best, tried | finer, rule_trials, best_trials)
 
     def _means(self, settings: Sequence[Setting], seeds: int, what: str) -> dict[Setting, float]:
@@ -122,12 +125,6 @@ class Search:
         if key not in self._trials:
             self._trials[key] = self.measure(setting, seed)
         return self._trials[key]
-
-    def _compare(self, best: Setting) -> tuple[list[Trial], list[Trial]]:
-        fresh = range(self.seeds, 2 * self.seeds)
-        self.tell(f"the rule and the best on {self.seeds} fresh seeds")
-        rule = [self.measure(None, seed) for seed in fresh]
-        return rule, [self.measure(best, seed) for seed in fresh]
 
 
 def coarse(foresees: bool) -> list[Setting]:
@@ -157,7 +154,10 @@ def near(setting: Setting, lead_tokens: float) -> list[Setting]:
     if lead_tokens > 0:
         found += [replace(setting, lead_tokens=_rounded(lead_tokens * by)) for by in (0.5, 1.6)]
     if setting.horizon > 0:
-        found += [replace(setting, horizon=other) for other in _around(setting.horizon)]
+        shorter = max(1, math.floor(setting.horizon / 1.5))
+        longer = min(math.ceil(setting.horizon * 1.5), LONGEST_HORIZON)
+        others = [other for other in (shorter, longer) if other != setting.horizon]
+        found += [replace(setting, horizon=other) for other in others]
     if setting.discount < 1:
         window = 1 / (1 - setting.discount)
         moved = [_windowed(window * by, setting.tie_weight) for by in (0.75, 1.33)]
@@ -167,11 +167,6 @@ def near(setting: Setting, lead_tokens: float) -> list[Setting]:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
-
-
-def _around(horizon: int) -> list[int]:
-    fewer, more = max(1, math.floor(horizon / 1.5)), math.ceil(horizon * 1.5)
-    return [other for other in (fewer, min(more, LONGEST_HORIZON)) if other != horizon]
 
 
 def _windowed(window: float, tie_weight: float) -> Setting:
