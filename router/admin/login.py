@@ -21,9 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.access.door import shown_key
 from router.access.key_files import KeySource
 from router.access.key_ring import Key
-from router.admin.hosts import guarded
-from router.admin.origin import is_foreign, is_foreign_change
-from router.admin.page import WEB
+from router.admin.admin_guard import guarded, is_foreign, is_foreign_change
+from router.admin.status_page import WEB
 from router.core.clock import Clock
 from router.core.errors import UnknownKeyError
 from router.proxy.answers import error_answer, send_answer

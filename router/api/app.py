@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.routing import Route
 
-from router.api.completions import add_generation
-from router.api.error_handlers import add_error_handlers
-from router.api.guard import KeyGuard
+from router.api.front import KeyGuard, add_error_handlers
 from router.api.openapi import add_description
 from router.api.shared_routes import Render, add_instance, add_metrics
 from router.core.process_counts import ProcessCounts
@@ -21,9 +21,10 @@ from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.worker_status import WorkerStatus, status_of
 from router.core.types import StateSource
-from router.proxy.asgi_client import Identified
+from router.proxy.asgi_client import Identified, read_body, serve
 from router.proxy.beside_pool import Aside, add_aside
-from router.proxy.context import DecidingContext
+from router.proxy.context import DecidingContext, ServingContext
+from router.proxy.endpoints import ENDPOINTS, relay_of
 
 
 class AppContext(DecidingContext, Protocol):
@@ -152,3 +153,16 @@ def _describe_worker(status: WorkerStatus, problem: str | None) -> dict[str, Any
         "snapshot_sequence": status.sequence,
         "snapshot_age_s": None if status.age_s is None else round(status.age_s, 3),
     }
+
+
+def add_generation(app: FastAPI, context: ServingContext) -> None:
+    """Add the endpoints that generate as ASGI routes (``--data-plane asgi``)."""
+    answer = partial(_generate, context)
+    for path in ENDPOINTS:
+        app.router.routes.append(Route(path, answer, methods=["POST"]))
+
+
+async def _generate(context: ServingContext, request: Request) -> Response:
+    relay = await relay_of(context, request.scope, await read_body(request))
+    # The object is an ASGI application, and Starlette only calls it.
+    return cast(Response, partial(serve, relay))

@@ -1,16 +1,24 @@
-"""Outer ASGI layer: refuses requests during shutdown, and logs each request."""
+"""The clients' port outside its routes: shutdown, log lines, keys, and errors as answers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
+from typing import cast
 
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.core.errors import NoWorkerError
+from router.access.door import Door
+from router.core.errors import EvenstepError, InvalidRequestError, NoWorkerError
 from router.http.port import Lifecycle
-from router.proxy.answers import error_answer, header, send_answer
+from router.http.refusal import error_body
+from router.proxy.answers import Answer, error_answer, header, send_answer
 from router.proxy.client_request import HEADER, head_of
 from router.proxy.endpoints import dialect_of
 from router.proxy.request_log import RequestLine, RequestLog
@@ -66,3 +74,72 @@ async def _turn_away(scope: Scope, send: Send) -> None:
     answer = dialect_of(scope["path"]).error(answer)
     named = (*answer.headers, head_of(scope).header)
     await send_answer(send, replace(answer, headers=named))
+
+
+class KeyGuard:
+    """ASGI middleware that checks API keys."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            key = self._door.enter(scope)
+        except EvenstepError as error:
+            answer = dialect_of(scope["path"]).error(error_answer(error))
+            await send_answer(send, answer)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._door.leave(key)
+
+
+_KINDS = {
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+    409: "ConflictError",
+}
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error of a route in OpenAI's form."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        answer = error_answer(cast(EvenstepError, error))
+        answer = dialect_of(request.url.path).error(answer)
+        headers = {name.decode(): value.decode() for name, value in answer.headers}
+        return Response(answer.body, answer.status, headers)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        error = cast(HTTPException, error)
+        kind = _KINDS.get(error.status_code, "HTTPError")
+        answer = Answer(error.status_code, error_body(error.detail, kind, error.status_code))
+        body = dialect_of(request.url.path).error(answer).body
+        headers = {**(error.headers or {}), "content-type": "application/json"}
+        return Response(body, error.status_code, headers)
+
+    async def on_wrong_value(request: Request, error: Exception) -> Response:
+        wrong = cast(RequestValidationError, error).errors()[0]
+        name = str(wrong["loc"][-1])
+        return await on_error(request, InvalidRequestError(f"{name}: {wrong['msg']}", param=name))
+
+    async def on_failure(request: Request, _: Exception) -> Response:
+        body = error_body("internal error", "InternalServerError", 500)
+        name, value = head_of(request.scope).header
+        headers = {"content-type": "application/json", name.decode(): value.decode()}
+        return Response(body, 500, headers)
+
+    async def on_client_left(_: Request, __: Exception) -> Response:
+        return Response(status_code=400)  # never sent: the client left during its request
+
+    app.add_exception_handler(EvenstepError, on_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_wrong_value)
+    app.add_exception_handler(ClientDisconnect, on_client_left)
+    app.add_exception_handler(Exception, on_failure)

@@ -19,14 +19,11 @@ from typing import Any
 import msgspec
 
 from router.access.key_files import key_source, warn_of_readers
-from router.admin.app import AddRoutes, create_admin
+from router.admin.admin_port import AddRoutes, create_admin, serving
 from router.admin.facts import Footing
-from router.admin.health import add_health
-from router.admin.page import add_page
-from router.admin.recording import add_recording
-from router.admin.server import serving
-from router.admin.status import Status
-from router.admin.streams import Streams
+from router.admin.operator_routes import add_health, add_recording
+from router.admin.page_state import Status
+from router.admin.status_page import Streams, add_page
 from router.api.shared_routes import add_metrics
 from router.config.serve_settings import ServeSettings
 from router.core.state.barrier import StepTotals

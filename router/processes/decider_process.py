@@ -31,8 +31,8 @@ from router.processes.directory_builder import Teller
 from router.processes.link import Books
 from router.processes.process_args import Place, end_with_supervisor, orphaned, place_of
 from router.processes.proxy_links import Links
+from router.serve.main_server import MainServer
 from router.serve.router import Router
-from router.serve.server import MainServer
 
 # Bytes and number of the header fields that proxies add to forwarded requests.
 _SAID_BYTES, _SAID_FIELDS = 256, 3

@@ -41,7 +41,7 @@ from router.proxy.asgi_client import Identified
 from router.proxy.context import Models, RelayContext, Serves
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
-from router.serve.server import MainServer
+from router.serve.main_server import MainServer
 
 log = logging.getLogger(__name__)
 

@@ -16,15 +16,12 @@ from typing import Protocol
 
 import msgspec
 
-from router.admin.app import create_admin
+from router.admin.admin_port import create_admin, serving
 from router.admin.facts import Footing
-from router.admin.page import add_page
-from router.admin.recording import add_recording
-from router.admin.server import serving
-from router.admin.settings import add_settings
-from router.admin.status import Status
-from router.admin.streams import Streams
-from router.admin.workers import add_workers
+from router.admin.operator_routes import add_recording, add_settings
+from router.admin.page_state import Status
+from router.admin.status_page import Streams, add_page
+from router.admin.worker_routes import add_workers
 from router.api.app import create_app
 from router.api.front import Front
 from router.api.shared_routes import add_instance, add_metrics
@@ -63,7 +60,7 @@ from router.recording.recorder import Recorder
 from router.serve import reloadable
 from router.serve.access import Access
 from router.serve.balancing import balancing, deciding
-from router.serve.server import MainServer
+from router.serve.main_server import MainServer
 from router.serve.sockets import admin_tls, opened
 
 log = logging.getLogger(__name__)

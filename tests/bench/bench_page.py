@@ -33,7 +33,7 @@ import msgspec
 from loadgen.report.browser import browsing, find
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from router.admin.facts import Footing
-from router.admin.status import Status
+from router.admin.page_state import Status
 from router.core.types import WorkerSpec, WorkerUp
 from tests.support.fleet import running_fleet, worker_flags
 from tests.support.replays import replaying

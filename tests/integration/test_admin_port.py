@@ -13,10 +13,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from router.admin.app import AddRoutes, create_admin
-from router.admin.page import WEB, Ticker, add_page
-from router.admin.server import serving
-from router.admin.streams import Streams, streamed
+from router.admin.admin_port import AddRoutes, create_admin, serving
+from router.admin.status_page import WEB, Streams, Ticker, add_page, streamed
 from router.api.shared_routes import add_instance, add_metrics
 from router.http.listening import listen, url
 from tests.support.scripted import soon, until

@@ -18,7 +18,7 @@ from router.api.front import Front
 from router.http.listening import listen, server_config
 from router.http.port import HttpLimits, Lifecycle
 from router.proxy.request_log import RequestLog
-from router.serve.server import MainServer
+from router.serve.main_server import MainServer
 from tests.support.scripted import TIMEOUT_S, until
 
 REQUEST = b"GET /answer HTTP/1.1\r\nhost: router\r\n\r\n"

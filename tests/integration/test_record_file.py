@@ -16,10 +16,9 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from loadgen.traces.recordings import load_recording
-from router.admin.app import create_admin
-from router.admin.recording import add_recording
-from router.admin.server import serving
-from router.admin.streams import Streams
+from router.admin.admin_port import create_admin, serving
+from router.admin.operator_routes import add_recording
+from router.admin.status_page import Streams
 from router.core.errors import ConfigError
 from router.core.state.cluster import Cluster
 from router.http.listening import listen

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from router import cli
-from router.serve.server import MainServer
+from router.serve.main_server import MainServer
 
 PERIOD_S = 0.002
 _SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}

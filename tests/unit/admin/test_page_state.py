@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.admin.facts import Footing
-from router.admin.status import Status
+from router.admin.page_state import Status
 from router.core.forecast.end_signals import NoSignal
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.bfio.policy import BfIo

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from router.admin.origin import audited, own_pages_only
+from router.admin.admin_guard import audited, own_pages_only
 from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError, InvalidRequestError
 from router.core.state.worker_status import status_of

@@ -1,4 +1,8 @@
-"""The server of the admin port, beside another server on the same event loop or alone."""
+"""The operators' port: its application, and its server beside another one or alone.
+
+Each ``add_…`` function adds routes to the application, given their dependencies. ``evenstep serve``
+and ``evenstep observe`` share them.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,46 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 import uvicorn
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from router.admin.streams import Streams
+from router.access.key_files import KeySource
+from router.admin.admin_guard import LocalOnly
+from router.admin.login import KeyedOnly
+from router.admin.status_page import Streams
+from router.api.front import add_error_handlers
+from router.api.openapi import add_description
 from router.http.listening import server_config
 from router.http.port import HttpLimits
 
+AddRoutes = Callable[[FastAPI], None]
+
 _GRACE_S = 2
+
+
+def create_admin(routes: Iterable[AddRoutes], keys: KeySource | None = None) -> ASGIApp:
+    """Build the application of the admin port.
+
+    Args:
+        routes: functions that add routes, as ``functools.partial(add_metrics,
+            render=metrics.render)``.
+        keys: keys to the port; None: it serves this machine only.
+    """
+    app = FastAPI(
+        title="Evenstep admin",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for add in routes:
+        add(app)
+    add_error_handlers(app)
+    add_description(app)
+    return LocalOnly(app) if keys is None else KeyedOnly(app, keys, time.monotonic)
 
 
 class AdminServer(uvicorn.Server):
