@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,8 +47,13 @@ class TextLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging has it
-        shown = (f"{name}={_text(value)}" for name, value in _fields(record).items())
-        return visible(" ".join((super().formatMessage(record), *shown)))
+        line = super().formatMessage(record)
+        for name, value in record.__dict__.get(_FIELDS, {}).items():
+            text = str(value)
+            if not _PLAIN.fullmatch(text):  # it could be misread
+                text = msgspec.json.encode(text).decode()
+            line += f" {name}={text}"
+        return visible(line)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - as logging has it
         """Indent the traceback, so that none of its lines looks like a log line."""
@@ -65,7 +70,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_fields(record),
+            **record.__dict__.get(_FIELDS, {}),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -80,17 +85,6 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
-
-
-def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = record.__dict__.get(_FIELDS, {})
-    return found
-
-
-def _text(value: object) -> str:
-    """A field's value; quoted as in JSON where it could be misread."""
-    text = str(value)
-    return text if _PLAIN.fullmatch(text) else msgspec.json.encode(text).decode()
 
 
 def report_errors(run: Callable[[], object]) -> None:

@@ -91,7 +91,15 @@ class Connection(asyncio.Protocol):
         if not self.status:
             return
         if self._sink is not None:
-            self._deliver()
+            try:
+                if chunks := self._chunks:
+                    self._chunks = []
+                    self._sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            except Exception as error:  # noqa: BLE001 - ``pour`` raises it
+                self._refused, self._done = error, True
+                self.abort()
+            if self._done:
+                self._wake()
         else:
             self._buffered_bytes += len(data)
             if self._buffered_bytes > _HIGH_WATER_BYTES:
@@ -273,25 +281,12 @@ class Connection(asyncio.Protocol):
         chunks, self._chunks = self._chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _deliver(self) -> None:
-        assert self._sink is not None
-        try:
-            if self._chunks:
-                self._sink(self._taken())
-        except Exception as error:  # noqa: BLE001 - ``pour`` raises it
-            self._refused, self._done = error, True
-            self.abort()
-        if self._done:
-            self._wake()
-
-    async def _news(self) -> None:
+    def _news(self) -> asyncio.Future[None]:
+        """What ``_wake`` ends."""
         if self._error is not None:
             raise self._error
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from urllib.parse import urlsplit
 
 from router.core.errors import UnreachedError, UpstreamError
@@ -105,12 +106,10 @@ class _Origin:
         self._host = b"host: " + target.netloc.rpartition("@")[2].encode("latin-1")
 
     def head(self, method: str, path: str, headers: Headers, body: bytes) -> bytes:
-        lines = [
-            f"{method} {self._below}{path} HTTP/1.1".encode("latin-1"),
-            self._host,
-            *[name + b": " + value for name, value in headers],
-            b"content-length: %d\r\n\r\n" % len(body),
-        ]
+        lines = [f"{method} {self._below}{path} HTTP/1.1".encode("latin-1"), self._host]
+        for name, value in headers:
+            lines.append(name + b": " + value)
+        lines.append(b"content-length: %d\r\n\r\n" % len(body))
         return b"\r\n".join(lines)
 
     def take(self) -> Connection | None:
@@ -179,7 +178,12 @@ class HttpClient:
     async def _connect(self, origin: _Origin) -> Connection:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                connection = await self._open(lambda: Connection(origin.idle), origin)
+                loop, make = asyncio.get_running_loop(), partial(Connection, origin.idle)
+                if self._socket is not None:
+                    _, connection = await loop.create_unix_connection(make, self._socket)
+                else:
+                    tls = ssl.create_default_context() if origin.secure else None
+                    _, connection = await loop.create_connection(make, *origin.address, ssl=tls)
         except (OSError, TimeoutError) as error:
             if isinstance(error, OSError) and error.errno in LACKS:
                 self._close_idle()
@@ -190,18 +194,6 @@ class HttpClient:
             connection.abort()
             self._close_idle()
             raise descriptors_lacking()
-        return connection
-
-    async def _open(self, make: Callable[[], Connection], origin: _Origin) -> Connection:
-        loop = asyncio.get_running_loop()
-        if self._socket is not None:
-            _, connection = await loop.create_unix_connection(make, self._socket)
-            return connection
-        _, connection = await loop.create_connection(
-            make,
-            *origin.address,
-            ssl=ssl.create_default_context() if origin.secure else None,
-        )
         return connection
 
 

@@ -71,7 +71,8 @@ class SocketReader:
 
     def read(self) -> None:
         """Read now; at most once a millisecond."""
-        if not self._readable.closed and self._clock() - self._read_s >= _PAUSE_S:
+        # Without sockets there is nothing to read, as after the end.
+        if self._readers and self._clock() - self._read_s >= _PAUSE_S:
             self._take_turns(self._ready())
 
     def read_soon(self, socket: Socket) -> None:

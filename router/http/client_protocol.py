@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import httptools
@@ -20,7 +20,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from router.file_limit import descriptors_lacking, scarce
-from router.http.deadline import Deadline
 from router.http.head import (
     bodies_too_large,
     body_too_large,
@@ -68,6 +67,52 @@ class HotPath(Protocol):
     def begin(
         self, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]
     ) -> Taken | None: ...
+
+
+class Deadline:
+    """At most one deadline, moved without a new timer.
+
+    A timer that fires early is set again. A connection's deadlines move thousands of times before
+    one of its timers fires.
+    """
+
+    __slots__ = ("_at_s", "_expired", "_fires_s", "_loop", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, expired: Callable[[], None]) -> None:
+        self._loop = loop
+        self._expired = expired
+        self._at_s: float | None = None
+        self._fires_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, delay_s: float | None) -> None:
+        """Move it; with None there is none, but the timer stays for the next one."""
+        if delay_s is None:
+            self._at_s = None
+            return
+        at_s = self._at_s = self._loop.time() + delay_s
+        if self._timer is not None:
+            if at_s >= self._fires_s:
+                return
+            self._timer.cancel()
+        self._fires_s = at_s
+        self._timer = self._loop.call_at(at_s, self._fire)
+
+    def cancel(self) -> None:
+        self._at_s = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        self._timer, at_s = None, self._at_s
+        if at_s is None:
+            return
+        if (left_s := at_s - self._loop.time()) > 0:
+            self.set(left_s)
+            return
+        self._at_s = None
+        self._expired()
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -163,7 +208,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._taken.pause()
 
     def resume_writing(self) -> None:
-        self._writing.clear()
+        self._writing.set(None)
         super().resume_writing()
         if self._taken is not None:
             self._taken.resume()
@@ -207,19 +252,16 @@ class LimitedProtocol(HttpToolsProtocol):
             message = f"ahead of another answer a body may have {_AHEAD_BODY_BYTES:,} bytes"
             raise Refused(413, message)
         if not self.cycle.response_complete:
-            self._hold(len(body))
+            # Beside others a body needs twice its room, so that a few large ones leave some to
+            # small ones.
+            others = self._counts.body_bytes - self._held[-1]
+            if others and others + 2 * self._body_bytes > self._limits.max_bodies_bytes:
+                raise bodies_too_large(self._limits)
+            self._counts.body_bytes += len(body)
+            self._held[-1] += len(body)
         super().on_body(body)
         if self._taken is not None:
             self.flow.resume_reading()  # the hot path takes bodies whole
-
-    def _hold(self, size: int) -> None:
-        # Beside others a body needs twice its room, so that a few large ones leave some to small
-        # ones.
-        others = self._counts.body_bytes - self._held[-1]
-        if others and others + 2 * self._body_bytes > self._limits.max_bodies_bytes:
-            raise bodies_too_large(self._limits)
-        self._counts.body_bytes += size
-        self._held[-1] += size
 
     def on_message_complete(self) -> None:
         self._stage, self._entered = _BETWEEN, True
@@ -241,38 +283,28 @@ class LimitedProtocol(HttpToolsProtocol):
     def _look(self, received: int) -> None:
         """Set the next deadline and check sizes, after each read."""
         entered, self._entered = self._entered, False
+        limits = self._limits
         if self._stage != _HEAD:
             self._raw = b""  # frees the bytes while the answer runs
         if self._stage == _BETWEEN:
             if entered:
-                self._rest()
+                answered = self._running is None or self._running.response_complete
+                self._reading.set(limits.keep_alive_timeout_s if answered else None)
         elif self._stage == _BODY:
             if entered:
-                self._reading.set(self._limits.body_timeout_s)
-            self._bound_between_chunks(received)
+                self._reading.set(limits.body_timeout_s)
+            # Between chunks; the first read may hold other bytes.
+            self._dry_bytes += received
+            if self._dry_bytes > limits.max_header_bytes + received:
+                raise head_too_long(limits)
         else:
             if entered:
-                self._reading.set(self._limits.header_timeout_s)
+                self._reading.set(limits.header_timeout_s)
                 self._raw = bytearray(self._raw)
-            self._bound_head()
-
-    def _bound_head(self) -> None:
-        if len(self._raw) - self._first_read > self._limits.max_header_bytes:
-            raise head_too_long(self._limits)
-        if not self.headers and len(self.url) > self._limits.max_uri_bytes:
-            raise uri_too_long(self._limits)
-
-    def _bound_between_chunks(self, received: int) -> None:
-        self._dry_bytes += received
-        # The first read may hold other bytes.
-        if self._dry_bytes > self._limits.max_header_bytes + received:
-            raise head_too_long(self._limits)
-
-    def _rest(self) -> None:
-        if self._running is None or self._running.response_complete:
-            self._reading.set(self._limits.keep_alive_timeout_s)
-        else:
-            self._reading.clear()
+            if len(self._raw) - self._first_read > limits.max_header_bytes:
+                raise head_too_long(limits)
+            if not self.headers and len(self.url) > limits.max_uri_bytes:
+                raise uri_too_long(limits)
 
     # Answers and ends.
 
@@ -302,7 +334,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refusal = refused
         self._counts.refused[refused.status] += 1
         log.debug("refused with %d: %s", refused.status, refused.message)
-        self._reading.clear()
+        self._reading.set(None)
         self.flow.resume_reading()
         if self._stage == _BODY:
             self._take_back(self.cycle)

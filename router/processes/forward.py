@@ -15,11 +15,11 @@ from router.engines.http_client import HttpClient, Response
 from router.processes.remote_dispatcher import RemotePort, deserted
 from router.proxy.answers import (
     Answer,
-    content_type,
     error_answer,
     header,
     headers_down,
     headers_on,
+    streams,
     told_in_stream,
 )
 from router.proxy.asgi_client import cancelled, read_body, serve
@@ -110,7 +110,7 @@ class Whole:
             sizes = [(b"content-length", length)] if length else []
             client.begin(response.status, (*headers, *sizes), response)
             client.finish()
-        elif length or not content_type(headers).startswith(b"text/event-stream"):
+        elif length or not streams(headers):
             client.answer(Answer(response.status, await response.read(), tuple(headers)))
         else:
             self._headed = True

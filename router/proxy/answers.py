@@ -38,6 +38,7 @@ _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer"
     b" transfer-encoding upgrade".split()
 )
+_OPTIONS = frozenset({b"", b"keep-alive"})
 # The answer carries the client's id, which differs from the engine's.
 _NOT_SENT_DOWN = _HOP_BY_HOP | {b"content-length", b"x-request-id"}
 # The client may not set these, or the router replaces them. Encodings are refused: the router must
@@ -130,11 +131,7 @@ def headers_up(
         rank: rank to address when several share one URL, else None.
         client_id: client's name for its request; it follows the token.
     """
-    passed = [
-        header
-        for header in _without(headers, _NOT_SENT_UP)
-        if not header[0].lower().startswith(_KINDS_NOT_SENT_UP)
-    ]
+    passed = _without(headers, _NOT_SENT_UP, _KINDS_NOT_SENT_UP)
     upstream_id = f"{request_id}.{client_id}" if client_id else request_id
     passed.append((b"x-request-id", upstream_id.encode()))
     if rank is not None:
@@ -152,23 +149,34 @@ def headers_down(headers: Iterable[Header]) -> list[Header]:
     return _without(headers, _NOT_SENT_DOWN)
 
 
-def _without(headers: Iterable[Header], names: frozenset[bytes]) -> list[Header]:
-    """All headers except these and those that ``Connection`` limits to one hop."""
-    headers = list(headers)
-    for name, value in headers:
-        if name.lower() == b"connection":
-            names |= {option.strip() for option in value.lower().split(b",")}
-    return [header for header in headers if header[0].lower() not in names]
-
-
-def content_type(headers: Iterable[Header]) -> bytes:
-    """The content type, empty if there is none."""
-    return header(headers, b"content-type")
+def _without(
+    headers: Iterable[Header], names: frozenset[bytes], kinds: tuple[bytes, ...] = ()
+) -> list[Header]:
+    """All headers except these, those of these ``kinds``, and those that are for one hop."""
+    passed, options = [], b""
+    for header in headers:
+        name = header[0].lower()
+        if name == b"connection":
+            options += b"," + header[1].lower()
+        elif name not in names and not name.startswith(kinds):
+            passed.append(header)
+    # ``Connection`` names more headers that are for one hop.
+    if hops := {option.strip() for option in options.split(b",")} - _OPTIONS:
+        passed = [header for header in passed if header[0].lower() not in hops]
+    return passed
 
 
 def header(headers: Iterable[Header], wanted: bytes) -> bytes:
     """The first value of a header, empty if there is none; ``wanted`` is in lower case."""
-    return next((value for name, value in headers if name.lower() == wanted), b"")
+    for name, value in headers:
+        if name.lower() == wanted:
+            return value
+    return b""
+
+
+def streams(headers: Iterable[Header]) -> bool:
+    """Whether an answer's body is a stream of events."""
+    return header(headers, b"content-type").startswith(b"text/event-stream")
 
 
 def framed(answer: Answer) -> tuple[Header, ...]:
@@ -194,8 +202,9 @@ def tokens_of(body: bytes) -> tuple[int, int] | None:
 
     A message's ``input_tokens`` exclude cached tokens; the other formats include them.
     """
-    usage = _USAGE.search(body)
-    if usage is None:
+    # Bodies may be large: plain search is much faster than the expression's.
+    at = body.find(b'"usage"')
+    if at < 0 or (usage := _USAGE.search(body, at)) is None:
         return None
     counts = _DETAILS.sub(b"", usage[1])
     prompt, output = _PROMPT.search(counts), _OUTPUT.search(counts)

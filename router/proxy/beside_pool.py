@@ -8,52 +8,37 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Set
+from dataclasses import replace
 from functools import partial
-from http import HTTPStatus
 from typing import cast
 
 from fastapi import FastAPI, Request, Response
-from starlette.requests import HTTPConnection
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
-from router.core.errors import (
-    AnsweredError,
-    DescriptorsError,
-    EndingError,
-    EvenstepError,
-    NoWorkerError,
-    RequestTimeoutError,
-    UpstreamError,
-    UpstreamTimeoutError,
-)
-from router.core.queue.retry import may_differ_elsewhere
+from router.core.errors import NoWorkerError
 from router.core.state.group import Group
 from router.core.state.worker import Worker
-from router.core.types import Succeeded, WorkerSpec
-from router.engines.http_client import Response as EngineResponse
-from router.proxy import multipart
-from router.proxy.answers import (
-    Answer,
-    Header,
-    content_type,
-    error_answer,
-    header,
-    headers_down,
-    headers_up,
-    send_answer,
-    send_head,
-    told_in_stream,
+from router.core.stats import TokenStats
+from router.core.types import (
+    AnswerEvent,
+    Outcome,
+    Progressed,
+    PromptCounted,
+    Succeeded,
+    WorkerSpec,
 )
-from router.proxy.asgi_client import cancelled, client_left, read_body
-from router.proxy.attempts import Attempt, judge_answer, judge_failure
+from router.core.types import Request as PoolRequest
+from router.proxy import multipart
+from router.proxy.answers import header
+from router.proxy.asgi_client import read_body, serve
 from router.proxy.body import model_in
 from router.proxy.client_request import ClientRequest
 from router.proxy.context import DecidingContext
 from router.proxy.dialects import COMPLETIONS, MESSAGES
-from router.proxy.events import check_end
 from router.proxy.json_fields import with_field
+from router.proxy.relay import Relay
 from router.proxy.request_log import note_sent
 
 # vLLM 0.32 serves these, each if the model supports it.
@@ -122,19 +107,28 @@ def add_aside(app: FastAPI, context: DecidingContext) -> Aside:
 
 
 async def _serve(aside: Aside, request: Request) -> Response:
-    models, cluster = aside.context.models, aside.context.dispatcher.cluster
+    context, scope = aside.context, request.scope
     body, model = await _read(aside, request)
-    group = cluster.groups[models.group(model)]
-    dialect = MESSAGES if request.url.path.startswith("/v1/messages/") else COMPLETIONS
-    asked = ClientRequest.read(request.scope, body, dialect)
+    group = context.dispatcher.cluster.groups[context.models.group(model)]
+    dialect = MESSAGES if scope["path"].startswith("/v1/messages/") else COMPLETIONS
+    asked = ClientRequest.read(scope, body, dialect)
+    waiting = PoolRequest(
+        id=asked.head.token,
+        group=group.name,
+        prompt_tokens=0,
+        arrival_s=context.clock(),
+        lacks=context.models.lacking(model),
+    )
+    place = _Place(aside, group, scope, asked)
+    relay = Relay(replace(context.relay, port=place), waiting, asked)
     # The object is an ASGI application, and Starlette only calls it.
-    return cast(Response, _Relay(aside, group, asked, models.lacking(model)))
+    return cast(Response, partial(serve, relay))
 
 
 async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
     """The body with its model alias resolved, and that model."""
     body, resolve = await read_body(request), aside.context.models.resolve
-    kind = content_type(request.headers.raw)
+    kind = header(request.headers.raw, b"content-type")
     if kind.lower().startswith(multipart.FORM):
         large = len(body) > _LARGE_BYTES
         find = partial(multipart.find_model, kind, body)
@@ -149,146 +143,53 @@ async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
     return (with_field(body, "model", meant) if meant and meant != named else body), meant
 
 
-class _Relay:
-    """ASGI application for one request whose body has been read."""
+class _Place:
+    """One of these requests at its worker; a relay's dispatcher, without pool and slots."""
 
-    def __init__(
-        self, aside: Aside, group: Group, asked: ClientRequest, lacks: frozenset[str]
-    ) -> None:
+    def __init__(self, aside: Aside, group: Group, scope: Scope, asked: ClientRequest) -> None:
         self._aside = aside
-        self._context = aside.context.relay
         self._group = group
+        self._scope = scope
         self._asked = asked
-        self._token = asked.head.token
-        self._lacks = lacks
-        self._deadlines = self._context.deadlines.within(asked.timeout_s)
-        self._tried: frozenset[str] = frozenset()
-        self._attempts_left = self._context.max_attempts
-        self._life: asyncio.Timeout
-        self._started = False
-        self._streams: EngineResponse | None = None
+        self._port = aside.context.relay.port
+        self._worker: Worker | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serving = asyncio.create_task(self._serve(HTTPConnection(scope), send))
-        leaving = asyncio.create_task(client_left(receive))
-        try:
-            await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # the server's shutdown timeout is over
-            if self._streams is None:
-                raise
-            self._streams.break_off(EndingError("the router is ending; retry"))
-            await asyncio.wait((serving,))
-        finally:
-            leaving.cancel()
-            await cancelled(serving)
+    def submit(self, request: PoolRequest) -> asyncio.Future[WorkerSpec]:
+        worker = self._aside.choose(self._group, request.avoid, request.lacks)
+        self._asked.line = note_sent(self._scope, self._group.name, worker.spec.id)
+        self._aside.begin(self._group, worker, request.id)
+        self._worker = worker
+        chosen = asyncio.get_running_loop().create_future()
+        chosen.set_result(worker.spec)
+        return chosen
 
-    async def _serve(self, client: HTTPConnection, send: Send) -> None:
-        try:
-            async with asyncio.timeout(self._deadlines.request_s) as self._life:
-                while not await self._attempt(client, send):
-                    pass
-        except TimeoutError:
-            if not self._life.expired():
-                raise
-            limit_s = self._deadlines.request_s
-            within, own = f"not answered within {limit_s:g} s", limit_s == self._asked.timeout_s
-            await self._refuse(RequestTimeoutError(within, own=own), send)
-        except EvenstepError as error:
-            await self._refuse(error, send)
+    def give_back(
+        self, request: PoolRequest, *failed_by: str
+    ) -> tuple[PoolRequest, asyncio.Future[WorkerSpec]]:
+        # Also after a recall: there is no queue in which the worker could recover.
+        tried = () if self._worker is None else (self._worker.spec.id,)
+        self.end(request, Outcome.FAILED)
+        again = request.again(*failed_by, *tried)
+        return again, self.submit(again)
 
-    async def _refuse(self, error: EvenstepError, send: Send) -> None:
-        dialect = self._asked.dialect
-        if not self._started:
-            await send_answer(send, dialect.error(error_answer(error)))
-            return
-        event = dialect.error_event(*told_in_stream(error), 0)
-        await send({"type": "http.response.body", "body": event})
+    def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
+        return self._port.may_ask_elsewhere(group, asked)
 
-    async def _attempt(self, client: HTTPConnection, send: Send) -> bool:
-        """Whether the client has its answer; if not, retry."""
-        chosen = self._aside.choose(self._group, self._tried, self._lacks)
-        worker = chosen.spec
-        attempt = f"{self._token}r{len(self._tried)}"
-        line = note_sent(client.scope, self._group.name, worker.id)
-        self._tried |= {worker.id}
-        self._attempts_left -= 1
-        self._aside.begin(self._group, chosen, attempt)
-        context = self._context
-        try:
-            with context.attempts.watch(worker.id, self._deadlines) as watched:
-                response = await self._post(worker)
-                try:
-                    self._judge(response, worker, attempt)
-                    told = context.told(worker.id, line)
-                    await self._pass_on(response, watched, send, told)
-                finally:
-                    response.close()
-        except AnsweredError as error:
-            if line is not None:
-                line.failed(worker.id, error)
-            return False
-        except UpstreamError as error:
-            judge_failure(context.port, context.trouble, worker.id, attempt, error, context.clock())
-            if self._started or not self._may_retry(error):
-                raise
-            if line is not None:
-                line.failed(worker.id, error)
-            return False
-        finally:
-            self._aside.end(chosen, attempt)
-        return True
+    def began(
+        self, request: PoolRequest, worker_id: str, now_s: float, *, good: bool = True
+    ) -> TokenStats:
+        if good:
+            self._port.apply(Succeeded(request.id, worker_id, now_s))
+        return TokenStats()  # these answers have no tokens
 
-    async def _post(self, worker: WorkerSpec) -> EngineResponse:
-        rank = worker.rank if worker.url in self._context.ranked else None
-        headers = headers_up(self._asked.headers, self._token, rank, self._asked.head.client_id)
-        target, body = self._asked.target, self._asked.body
-        return await self._context.client.request("POST", worker.url, target, headers, body)
+    def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None:
+        if not isinstance(event, Progressed | PromptCounted):
+            self._port.apply(event)
 
-    def _judge(self, response: EngineResponse, worker: WorkerSpec, attempt: str) -> None:
-        """Report an answer's status to the dispatcher.
+    def end(self, request: PoolRequest, _: Outcome) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._aside.end(worker, request.id)
 
-        Raises:
-            AnsweredError: retry at another worker.
-        """
-        port, status, now_s = self._context.port, response.status, self._context.clock()
-        retry_after = header(response.headers, b"retry-after")
-        suspect = len(self._tried) > 1
-        judge_answer(port, worker.id, attempt, status, retry_after, now_s, suspect=suspect)
-        if self._attempts_left and may_differ_elsewhere(status) and self._may_ask_elsewhere():
-            raise AnsweredError(f"status {status}")
-        if status < HTTPStatus.BAD_REQUEST:
-            port.apply(Succeeded(attempt, worker.id, now_s))
-
-    def _may_retry(self, error: UpstreamError) -> bool:
-        if isinstance(error, DescriptorsError):
-            return False
-        # A lost worker is out of use and fails no more requests; a slow one may, so its retries
-        # cost budget.
-        slow = isinstance(error, UpstreamTimeoutError)
-        return self._attempts_left > 0 and (not slow or self._may_ask_elsewhere())
-
-    def _may_ask_elsewhere(self) -> bool:
-        return self._context.port.may_ask_elsewhere(self._group.name, self._tried | self._lacks)
-
-    async def _pass_on(
-        self, response: EngineResponse, watched: Attempt, send: Send, told: Sequence[Header]
-    ) -> None:
-        headers = [*headers_down(response.headers), *told]
-        if not content_type(response.headers).startswith(b"text/event-stream"):
-            body = await response.read()
-            self._life.reschedule(None)  # the limit excludes the client's reading
-            self._started = True
-            await send_answer(send, Answer(response.status, body, tuple(headers)))
-            return
-        stream = self._asked.dialect.stream()
-        async for chunk in response:
-            if not self._started:
-                watched.note_started(response)
-                self._started, self._streams = True, response
-                await send_head(send, response.status, headers)
-            if events := stream.feed(chunk):
-                await send({"type": "http.response.body", "body": events, "more_body": True})
-        check_end(stream, response.framed)
-        if not self._started:
-            await send_head(send, response.status, headers)
-        await send({"type": "http.response.body", "body": stream.rest()})
+    def energy_j(self, _: PoolRequest) -> float | None:
+        return None

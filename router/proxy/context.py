@@ -85,8 +85,7 @@ class RelayContext:
     tells: bool = False
 
     def told(self, worker_id: str, line: RequestLine | None) -> list[Header]:
-        if not self.tells:
-            return []
+        """The worker and the wait in the pool, where ``tells`` is set."""
         headers = [(b"x-evenstep-worker", quote(worker_id, safe=_PLAIN).encode())]
         if line is not None and line.pool_s is not None:
             headers.append((b"x-evenstep-pool-wait-s", b"%.6f" % line.pool_s))

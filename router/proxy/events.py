@@ -34,39 +34,26 @@ class EventStream:
         tokens: number of events with tokens, usually one each.
     """
 
-    __slots__ = ("_held", "_held_bytes", "_seam", "done", "events", "tokens")
+    __slots__ = ("_held_bytes", "_seam", "done", "events", "held", "tokens")
 
     def __init__(self) -> None:
         self.done = False
         self.events = 0
         self.tokens = 0
-        self._held: list[bytes] = []
+        self.held: list[bytes] = []
         self._held_bytes = 0
         self._seam = b""
 
     def feed(self, data: bytes) -> bytes:
         """Add bytes; return those that can be forwarded now, unchanged."""
-        events = self.cut(data)
-        if events:
-            self.count(events)
-        return events
-
-    @property
-    def holds(self) -> bool:
-        return bool(self._held)
-
-    def cut(self, data: bytes) -> bytes:
-        """Like ``feed``, without counting.
-
-        Raises:
-            UpstreamError: an event is too long.
-        """
-        if self._held or not data.endswith(ENDS):
-            return self._up_to_last_event(data)
+        if self.held or not data.endswith(ENDS):
+            data = self.cut(data)
+        if data:
+            self.count(data)
         return data
 
     def rest(self) -> bytes:
-        return b"".join(self._held)
+        return b"".join(self.held)
 
     def end(self, events: bytes) -> int | None:
         """Offset of a stream's last event, None if it is not there."""
@@ -74,41 +61,40 @@ class EventStream:
         return done and done.start() + events[done.start() :].startswith((b"\n", b"\r"))
 
     def count(self, data: bytes) -> None:
-        self.events += _events_in(data)
+        self.events += data.startswith(b"data:") + data.count(b"\ndata:") + data.count(b"\rdata:")
         self.tokens += self.tokens_in(data)
-        self.done = self.done or _ends(data)
+        self.done = self.done or (b"[DONE]" in data and _DONE.search(data) is not None)
 
     def tokens_in(self, data: bytes) -> int:
-        return _events_in(data) - _ends(data) - data.count(_ROLE) - data.count(_USAGE)
+        events = data.startswith(b"data:") + data.count(b"\ndata:") + data.count(b"\rdata:")
+        ends = b"[DONE]" in data and _DONE.search(data) is not None
+        return events - ends - data.count(_ROLE) - data.count(_USAGE)
 
-    def _up_to_last_event(self, data: bytes) -> bytes:
+    def cut(self, data: bytes) -> bytes:
+        """Like ``feed``, without counting, for data that may not end where an event ends.
+
+        Raises:
+            UpstreamError: an event is too long.
+        """
         # An end may straddle the bytes held; only their last three are searched again.
         end = _end_of_last_event(self._seam + data)
         if not end:
             self._hold(data)
             return b""
         cut = end - len(self._seam)
-        passed = b"".join((*self._held, data[:cut]))
-        self._held, self._held_bytes, self._seam = [], 0, b""
+        passed = b"".join((*self.held, data[:cut]))
+        self.held, self._held_bytes, self._seam = [], 0, b""
         self._hold(data[cut:])
         return passed
 
     def _hold(self, data: bytes) -> None:
         if data:
-            self._held.append(data)
+            self.held.append(data)
             self._held_bytes += len(data)
             self._seam = (self._seam + data)[-3:]
             if self._held_bytes > MOST_EVENT_BYTES:
-                self._held.clear()
+                self.held.clear()
                 raise UpstreamError(f"an event has more than {MOST_EVENT_BYTES:,} bytes")
-
-
-def _events_in(data: bytes) -> int:
-    return data.startswith(b"data:") + data.count(b"\ndata:") + data.count(b"\rdata:")
-
-
-def _ends(data: bytes) -> bool:
-    return b"[DONE]" in data and _DONE.search(data) is not None
 
 
 def _end_of_last_event(data: bytes) -> int:
@@ -196,7 +182,6 @@ class Passing:
         "_at_s",
         "_bytes",
         "_clock",
-        "_held",
         "_reads",
         "_send",
         "_stream",
@@ -217,15 +202,13 @@ class Passing:
         self._send = send
         self._clock = clock
         self._told = told
-        self._held = stream.holds
         self._bytes = 0
         self._reads: list[bytes] = []
         self._at_s: list[float] = []
 
     def take(self, chunk: bytes) -> None:
-        if self._held or not chunk.endswith(ENDS):
+        if self._stream.held or not chunk.endswith(ENDS):
             chunk = self._stream.cut(chunk)
-            self._held = self._stream.holds
             if not chunk:
                 return
         self._send(chunk)

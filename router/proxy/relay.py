@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable
 from http import HTTPStatus
 
 from router.core.errors import (
@@ -29,11 +30,11 @@ from router.proxy.answers import (
     BODILESS,
     Answer,
     Header,
-    content_type,
     error_answer,
     header,
     headers_down,
     headers_up,
+    streams,
     tokens_of,
     told_in_stream,
 )
@@ -83,7 +84,11 @@ class Relay:
         port = self._context.port
         try:
             with self._life:
-                self._limit()
+                if (limit_s := self._deadlines.request_s) is not None:
+                    left_s = limit_s - (self._context.clock() - self._request.arrival_s)
+                    own = limit_s == self._asked.timeout_s
+                    late = RequestTimeoutError(f"not answered within {limit_s:g} s", own=own)
+                    self._life.within(max(0.0, left_s), late)
                 await self._attempts()
         except RequestTimeoutError as error:
             self._cut_short(error, Outcome.EXPIRED)
@@ -106,14 +111,6 @@ class Relay:
         self._started = True
         self._client.answer(self._asked.dialect.error(error_answer(error)))
 
-    def _limit(self) -> None:
-        limit_s = self._deadlines.request_s
-        if limit_s is not None:
-            left_s = limit_s - (self._context.clock() - self._request.arrival_s)
-            own = limit_s == self._asked.timeout_s
-            error = RequestTimeoutError(f"not answered within {limit_s:g} s", own=own)
-            self._life.within(max(0.0, left_s), error)
-
     def _cut_short(self, error: EvenstepError, outcome: Outcome) -> None:
         stream = self._stream_down
         self._count()
@@ -133,8 +130,18 @@ class Relay:
             if worker.id in lost:
                 raise lost[worker.id]
             self._attempts_left -= 1
+            self._at, self._failed, self._stream_down = worker.id, False, None
             try:
-                await self._attempt(worker)
+                with self._context.attempts.watch(worker.id, self._deadlines) as self._watched:
+                    response = self._response = await self._post(worker, self._body_up())
+                    try:
+                        good = response.status < HTTPStatus.BAD_REQUEST
+                        if good and response.status not in BODILESS and streams(response.headers):
+                            await self._stream(worker, response)
+                        else:
+                            await self._whole(response)
+                    finally:
+                        response.close()
             except UpstreamError as error:
                 self._judge(worker, error)
                 if self._may_have_failed_by(error):
@@ -175,31 +182,16 @@ class Relay:
         self._request, waiter = self._context.port.give_back(self._request, *failed_by)
         return waiter
 
-    async def _attempt(self, worker: WorkerSpec) -> None:
-        self._at, self._failed, self._stream_down = worker.id, False, None
-        with self._context.attempts.watch(worker.id, self._deadlines) as self._watched:
-            self._response = await self._post(worker, self._body_up())
-            try:
-                await self._take(self._response, worker)
-            finally:
-                self._response.close()
-
     def _body_up(self) -> bytes:
-        return self._asked.dialect.body_up(self._asked.body, self._request.id)
+        asked = self._asked
+        named = asked.dialect.names_response  # by its body; else by a header
+        return asked.dialect.body_up(asked.body, self._request.id) if named else asked.body
 
-    async def _post(self, worker: WorkerSpec, body: bytes) -> Response:
+    def _post(self, worker: WorkerSpec, body: bytes) -> Awaitable[Response]:
         asked, context = self._asked, self._context
         rank = worker.rank if worker.url in context.ranked else None
         headers = headers_up(asked.headers, self._request.id, rank, asked.head.client_id)
-        return await context.client.request("POST", worker.url, asked.target, headers, body)
-
-    async def _take(self, response: Response, worker: WorkerSpec) -> None:
-        status = response.status
-        good = status < HTTPStatus.BAD_REQUEST and status not in BODILESS
-        if good and content_type(response.headers).startswith(b"text/event-stream"):
-            await self._stream(worker, response)
-        else:
-            await self._whole(response)
+        return context.client.request("POST", worker.url, asked.target, headers, body)
 
     async def _whole(self, response: Response) -> None:
         body = await response.read()
@@ -228,20 +220,21 @@ class Relay:
             if not stream.done:
                 self._break_off(worker, error, stream)
                 return
-        self._begin(response)
+        if not self._started:
+            self._begin(response)
         self._count()
         self._times.end()
         self._end(Outcome.COMPLETED)
         self._client.finish(self._rest(stream))
 
     def _begin(self, response: Response) -> None:
-        if not self._started:
-            self._times = TokenTimes(self._note_first_byte(), self._request.slots)
-            self._client.begin(response.status, self._headers_down(response), response)
-            self._headed = True
+        self._times = TokenTimes(self._note_first_byte(), self._request.slots)
+        self._client.begin(response.status, self._headers_down(response), response)
+        self._headed = True
 
     def _headers_down(self, response: Response) -> list[Header]:
-        return headers_down(response.headers) + self._context.told(self._at, self._asked.line)
+        headers, context = headers_down(response.headers), self._context
+        return headers + context.told(self._at, self._asked.line) if context.tells else headers
 
     def _pour(self, chunk: bytes) -> None:
         """Sink for the first chunks; a callback of the connection, not a coroutine.

@@ -124,9 +124,28 @@ class RequestLog:
             self._open.pop(line.token, None)
         line.ended()
         level = logging.DEBUG if line.method in {"GET", "HEAD"} else logging.INFO
-        if log.isEnabledFor(level) and not line.elsewhere:
-            shown = _shown(line, scope.get("tenant"), self._clock())
-            log.log(level, "request", extra=fields(**shown))
+        if line.elsewhere or not log.isEnabledFor(level):
+            return
+        shown: dict[str, object] = {
+            "request_id": line.request_id,
+            "key": scope.get("tenant"),
+            "method": line.method,
+            "path": line.path[:_LONGEST],
+            "status": line.status,
+            "model": line.model and line.model[:_LONGEST],
+            "group": line.group,
+            "worker": line.worker,
+            "outcome": line.outcome,
+            "prompt_tokens": line.prompt_tokens,
+            "output_tokens": line.output_tokens,
+            "attempts": line.attempts,
+            "again": line.again,
+        }
+        for name in ("pool_s", "engine_s", "ttft_s"):
+            if (seconds := getattr(line, name)) is not None:
+                shown[name] = round(seconds, 6)
+        duration_s = round(self._clock() - line.began_s, 6)
+        log.log(level, "request", extra=fields(**shown, duration_s=duration_s))
 
     # Methods of ``Watcher``.
 
@@ -158,32 +177,6 @@ class RequestLog:
 
     def joined(self, group: Group) -> None:
         """Groups have no lines."""
-
-
-def _shown(line: RequestLine, key: str | None, now_s: float) -> dict[str, object]:
-    return {
-        "request_id": line.request_id,
-        "key": key,
-        "method": line.method,
-        "path": line.path[:_LONGEST],
-        "status": line.status,
-        "model": line.model and line.model[:_LONGEST],
-        "group": line.group,
-        "worker": line.worker,
-        "outcome": line.outcome,
-        "prompt_tokens": line.prompt_tokens,
-        "output_tokens": line.output_tokens,
-        "attempts": line.attempts,
-        "again": line.again,
-        "pool_s": _rounded(line.pool_s),
-        "engine_s": _rounded(line.engine_s),
-        "ttft_s": _rounded(line.ttft_s),
-        "duration_s": _rounded(now_s - line.began_s),
-    }
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)
 
 
 def follow(scope: Scope, request: Request, model: str | None, name: str) -> RequestLine | None:

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from router.core.errors import EvenstepError, NoWorkerError
 from router.http.refusal import error_body
 from router.proxy.answers import Answer, Header, error_answer, framed
-from router.proxy.client_request import head_of
+from router.proxy.client_request import HEADER, head_of
 from router.proxy.context import ServingContext, Source
 from router.proxy.endpoints import ENDPOINTS, dialect_of, relay_of
 from router.proxy.request_log import RequestLog
@@ -48,7 +48,7 @@ class Exchange:
     """A request that was taken over; implements ``Client``."""
 
     __slots__ = (
-        *("_body_there", "_chunked", "_cycle", "_head", "_hot", "_identity", "_line", "_scope"),
+        *("_body_there", "_chunked", "_cycle", "_head", "_hot", "_line", "_named", "_scope"),
         *("_source", "_task", "_tasks", "_transport", "gone"),
     )
 
@@ -62,9 +62,10 @@ class Exchange:
         self._transport = cycle.transport
         # HTTP/1.0 has no chunks: a body without a length ends with the connection.
         self._chunked = self._scope["http_version"] != "1.0"
-        self._identity = head_of(self._scope)
+        head = head_of(self._scope)
+        self._named = HEADER, head.name.encode()
         self._line = hot.requests.begin(self._scope)
-        self._line.request_id = self._identity.name  # set even if no answer follows
+        self._line.request_id = head.name  # set even if no answer follows
         self._body_there: asyncio.Future[None] | None = None
         self._source: Source | None = None
         self._head = b""
@@ -120,16 +121,16 @@ class Exchange:
     def _encode(self, status: int, headers: Iterable[Header]) -> bytes:
         cycle = self._cycle
         cycle.response_started = True
-        self._line.begun(status, self._identity.name)
+        self._line.status = status
         closes = _CLOSE in cycle.default_headers
         if closes:
             cycle.keep_alive = False
         last = () if cycle.keep_alive or closes else (_CLOSE,)
-        lines = [
-            name + b": " + value
-            for name, value in (*cycle.default_headers, *headers, self._identity.header, *last)
-        ]
-        return b"\r\n".join((_status_line(status), *lines, b"", b""))
+        lines = [_status_line(status)]
+        for name, value in (*cycle.default_headers, *headers, self._named, *last):
+            lines.append(name + b": " + value)
+        lines.append(b"\r\n")
+        return b"\r\n".join(lines)
 
     def _complete(self, last: bytes) -> None:
         cycle = self._cycle
@@ -145,8 +146,18 @@ class Exchange:
     # The task.
 
     async def _run(self) -> None:
+        context, key = self._hot.context, None
         try:
-            await self._serve()
+            if context.lifecycle.closed:
+                raise _ending()
+            if context.door is not None:
+                key = context.door.enter(self._scope)
+            if self._cycle.more_body:
+                await self._rest_of_body()
+            cycle = self._cycle
+            body, cycle.body = bytes(cycle.body), bytearray()  # the protocol keeps the cycle
+            relay = await relay_of(context, self._scope, body)
+            await relay.serve(self)
         except EvenstepError as error:
             self._refuse(error)
         except asyncio.CancelledError:
@@ -154,6 +165,9 @@ class Exchange:
         except Exception:
             log.exception("a request failed")
             self._fail()
+        finally:
+            if key is not None and context.door is not None:
+                context.door.leave(key)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -167,28 +181,13 @@ class Exchange:
         if not (self.gone or self._cycle.response_started):
             self._refuse(_ending())
 
-    async def _serve(self) -> None:
-        context, scope = self._hot.context, self._scope
-        if context.lifecycle.closed:
-            raise _ending()
-        key = None if context.door is None else context.door.enter(scope)
-        try:
-            relay = await relay_of(context, scope, await self._body())
-            await relay.serve(self)
-        finally:
-            if context.door is not None:
-                context.door.leave(key)
-
-    async def _body(self) -> bytes:
+    async def _rest_of_body(self) -> None:
         cycle = self._cycle
-        if cycle.more_body:
-            if cycle.waiting_for_100_continue:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                cycle.waiting_for_100_continue = False
-            self._body_there = asyncio.get_running_loop().create_future()
-            await self._body_there
-        body, cycle.body = bytes(cycle.body), bytearray()  # the protocol keeps the cycle
-        return body
+        if cycle.waiting_for_100_continue:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            cycle.waiting_for_100_continue = False
+        self._body_there = asyncio.get_running_loop().create_future()
+        await self._body_there
 
     def _refuse(self, error: EvenstepError) -> None:
         self.answer(dialect_of(self._scope["path"]).error(error_answer(error)))

@@ -88,11 +88,12 @@ async def test_by_the_clock() -> None:
     assert bound.error is TIMED
 
 
-@pytest.mark.parametrize("seconds", [None, 0.0])
-async def test_what_is_lifted_strikes_no_more(seconds: float | None) -> None:
+@pytest.mark.parametrize("timed", [False, True])
+async def test_what_is_lifted_strikes_no_more(timed: bool) -> None:
     bound = Bound()
     with bound:
-        bound.within(seconds, TIMED)
+        if timed:
+            bound.within(0.0, TIMED)
         bound.lift()
         await asyncio.sleep(0.01)
     await asyncio.sleep(0)
