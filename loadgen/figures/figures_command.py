@@ -70,9 +70,8 @@ def _study_all(names: list[str], bench: Bench, out: Path, console: Console) -> N
     for name in names:
         _say(console, f"== {name}: {STUDIES[name].title}")
         outcomes = STUDIES[name].measure(bench)
-        draw = STUDIES[name].draw
-        if draw is not None:
-            draw(outcomes, out / picture_name(name))
+        if STUDIES[name].draws:
+            STUDIES[name].draw(outcomes, out / picture_name(name))
         _write(out, name, outcomes, quick=bench.quick)
         for claim in () if bench.quick else claims_of(name, outcomes):
             text, bound, found, verdict = claim.row()
@@ -91,7 +90,7 @@ def _write(out: Path, name: str, outcomes: Outcomes, *, quick: bool) -> None:
     ordered = {each: found[each] for each in STUDIES if each in found}
     written = document(ordered, origins, quick=quick)
     (out / JSON_NAME).write_text(json_text(written), encoding="utf-8")
-    pictures = {each: picture_name(each) for each in ordered if STUDIES[each].draw}
+    pictures = {each: picture_name(each) for each in ordered if STUDIES[each].draws}
     (out / MARKDOWN_NAME).write_text(markdown(ordered, pictures, quick=quick), encoding="utf-8")
 
 

@@ -180,8 +180,8 @@ def markdown(
         if name in pictures:
             parts.append(f"![{study.title}]({pictures[name]})")
         parts += [table.markdown() for table in study.tables(found)]
-        if study.words is not None:
-            parts.append(study.words(found))
+        if words := study.words(found):
+            parts.append(words)
         command = next((sample.command for sample in found.values() if sample.command), None)
         if command is not None:
             parts.append(f"A single run of it, the first case: `{command}`")

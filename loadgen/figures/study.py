@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from loadgen.figures.cases import trace_lengths
 from loadgen.figures.claims import Claim
@@ -23,33 +23,47 @@ TRACE_NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Study:
+class Study(ABC):
     """One question to the simulator.
 
     Attributes:
         title: subject of the study.
         conditions: conditions of the simulation, in a sentence or two.
-        measure: function that has its cases run.
-        tables: function from outcomes to tables.
-        claims: function from outcomes to claims; a claim that fails is shown as missed.
-        draw: function that writes a PNG to a path, and further ones beside it; None: no picture.
-        words: interpretation of the figures and their limits; None: nothing to add.
         code: files and folders that decide its figures, beside its own file.
     """
 
-    title: str
-    conditions: str
-    measure: Callable[[Laboratory], Outcomes]
-    tables: Callable[[Outcomes], Sequence[Table]]
-    claims: Callable[[Outcomes], Iterable[Claim]] = lambda _: ()
-    draw: Callable[[Outcomes, Path], None] | None = None
-    words: Callable[[Outcomes], str] | None = None
-    code: Sequence[str] = DECODE_FOLDERS
+    title: ClassVar[str]
+    conditions: ClassVar[str]
+    code: ClassVar[Sequence[str]] = DECODE_FOLDERS
+
+    @abstractmethod
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        """Have the cases run."""
+
+    @abstractmethod
+    def tables(self, outcomes: Outcomes) -> Sequence[Table]:
+        """The outcomes as tables."""
+
+    def claims(self, outcomes: Outcomes) -> Iterable[Claim]:
+        """Claims about the outcomes; one that fails is shown as missed."""
+        return ()
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        """Write a PNG, and further ones beside it; a study without this method has no picture."""
+        raise NotImplementedError
+
+    def words(self, outcomes: Outcomes) -> str:
+        """Interpretation of the figures and their limits; empty: nothing to add."""
+        return ""
+
+    @property
+    def draws(self) -> bool:
+        """Whether there is a picture."""
+        return type(self).draw is not Study.draw
 
     def origin(self) -> Document:
         """Origin of figures that are simulated now."""
-        own = self.measure.__module__.replace(".", "/") + ".py"
+        own = type(self).__module__.replace(".", "/") + ".py"
         return origin(Engines.SIMULATED, (*self.code, own))
 
 

@@ -89,7 +89,7 @@ STUDIES: dict[str, Any] = json.loads((FIGURES / "figures.json").read_text())
 
 def test_what_is_shown_of_the_figures_is_what_was_simulated() -> None:
     outcomes = outcomes_of(STUDIES)
-    pictures = {name: picture_name(name) for name in outcomes if ALL_STUDIES[name].draw}
+    pictures = {name: picture_name(name) for name in outcomes if ALL_STUDIES[name].draws}
     assert markdown(outcomes, pictures) == (FIGURES / "figures.md").read_text()
     assert list(outcomes) == list(ALL_STUDIES)
 

@@ -41,21 +41,6 @@ FORMS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    full = laboratory.run(
-        [Case((trace, "capacity"), config(trace, "fcfs")) for trace in TRACE_NAMES]
-    )
-    open_ = laboratory.run(
-        [
-            _case(trace, percent, form, capacity_per_s(full, trace))
-            for trace in TRACE_NAMES
-            for percent in PERCENT
-            for form in FORMS
-        ]
-    )
-    return {**full, **open_}
-
-
 def capacity_per_s(outcomes: Outcomes, trace: str) -> float:
     """Requests per second that FCFS serves when the pool never runs empty."""
     output_tokens = float(trace_lengths(trace).outputs.mean())
@@ -70,71 +55,81 @@ def _case(trace: str, percent: int, form: str, capacity: float) -> Case:
     return Case((trace, str(percent), form), config(trace, "fcfs", **changes))
 
 
-def _tables(outcomes: Outcomes) -> list[Table]:
-    columns = (TPOT, TTFT, TTFT_P99, THROUGHPUT, IMBALANCE)
-    return [
-        metric_table(
-            f"{name}: {capacity_per_s(outcomes, trace):,.0f} requests/s are 100 %",
-            "load, policy and dispatch",
-            [
-                (f"{percent} %, {form}", outcomes[trace, str(percent), form])
-                for percent in PERCENT
-                for form in FORMS
-            ],
-            columns,
-        )
-        for trace, name in TRACE_NAMES.items()
-    ]
-
-
 def _better(outcomes: Outcomes, trace: str, percent: int, metric: str) -> Sample:
     """Least-tokens in the form of dispatch with the lower metric."""
     forms = [outcomes[trace, str(percent), f"{_RIVAL}, {way.value}"] for way in Dispatch]
     return min(forms, key=lambda sample: sample.mean(metric))
 
 
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for trace, name in TRACE_NAMES.items():
-        for percent in BELOW:
-            ours = outcomes[trace, str(percent), OURS]
-            rival = _better(outcomes, trace, percent, TPOT.metric)
-            text = f"{name}, {percent} % of FCFS capacity: TPOT, bfio / {_RIVAL}' better form"
-            yield at_most(text, ours.ratio(rival, TPOT.metric), 1 + TPOT_LOSS)
-        ours = outcomes[trace, str(OVERLOAD), OURS]
-        rival = _better(outcomes, trace, OVERLOAD, TTFT.metric)
-        text = f"{name}, {OVERLOAD} %: mean TTFT, bfio / {_RIVAL}' better form"
-        seconds = f"{ours.mean(TTFT.metric):.3f} s, {rival.mean(TTFT.metric):.2f} s"
-        yield at_most(text, ours.ratio(rival, TTFT.metric), TTFT_SHARE[trace], seconds)
-
-
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, every_axes = panels(2, rows=2, height=3.6)
-    for column, (trace, name) in enumerate(TRACE_NAMES.items()):
-        for row, metric in enumerate((TPOT, TTFT)):
-            axes = every_axes[2 * row + column]
-            for style, form in enumerate(FORMS):
-                samples = [outcomes[trace, str(percent), form] for percent in PERCENT]
-                estimates = [sample.of(metric.metric) for sample in samples]
-                draw_line(axes, Line(form, PERCENT, estimates, metric.unit, style))
-            finish(axes, "arrivals, % of FCFS capacity", metric.title, name)
-        every_axes[2 + column].set_yscale("log")
-    legend(every_axes[0])
-    save(figure, path, "simulated; Poisson arrivals, G=16, B=72, no look-ahead, no prefill time")
-
-
-STUDY = Study(
-    title="Open arrivals",
-    conditions=(
+class ArrivalsStudy(Study):
+    title = "Open arrivals"
+    conditions = (
         "Poisson arrivals, G=16, B=72, no look-ahead. Pool: the policy sees the 128 oldest of "
         "those that wait. Instant: each request is sent on arrival and queues in its engine. 100 % "
         "is what FCFS serves with a full pool. 4,500 steps (3,000 to 100 %) without the first 500."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    draw=_draw,
-    words=lambda _: (
-        "Above its own capacity a policy's queue grows for as long as the run lasts: TTFT there is "
-        "that of about a minute, and grows with it. Prefill takes no time here."
-    ),
-)
+    )
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        full = laboratory.run(
+            [Case((trace, "capacity"), config(trace, "fcfs")) for trace in TRACE_NAMES]
+        )
+        open_ = laboratory.run(
+            [
+                _case(trace, percent, form, capacity_per_s(full, trace))
+                for trace in TRACE_NAMES
+                for percent in PERCENT
+                for form in FORMS
+            ]
+        )
+        return {**full, **open_}
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        columns = (TPOT, TTFT, TTFT_P99, THROUGHPUT, IMBALANCE)
+        return [
+            metric_table(
+                f"{name}: {capacity_per_s(outcomes, trace):,.0f} requests/s are 100 %",
+                "load, policy and dispatch",
+                [
+                    (f"{percent} %, {form}", outcomes[trace, str(percent), form])
+                    for percent in PERCENT
+                    for form in FORMS
+                ],
+                columns,
+            )
+            for trace, name in TRACE_NAMES.items()
+        ]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for trace, name in TRACE_NAMES.items():
+            for percent in BELOW:
+                ours = outcomes[trace, str(percent), OURS]
+                rival = _better(outcomes, trace, percent, TPOT.metric)
+                text = f"{name}, {percent} % of FCFS capacity: TPOT, bfio / {_RIVAL}' better form"
+                yield at_most(text, ours.ratio(rival, TPOT.metric), 1 + TPOT_LOSS)
+            ours = outcomes[trace, str(OVERLOAD), OURS]
+            rival = _better(outcomes, trace, OVERLOAD, TTFT.metric)
+            text = f"{name}, {OVERLOAD} %: mean TTFT, bfio / {_RIVAL}' better form"
+            seconds = f"{ours.mean(TTFT.metric):.3f} s, {rival.mean(TTFT.metric):.2f} s"
+            yield at_most(text, ours.ratio(rival, TTFT.metric), TTFT_SHARE[trace], seconds)
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, every_axes = panels(2, rows=2, height=3.6)
+        for column, (trace, name) in enumerate(TRACE_NAMES.items()):
+            for row, metric in enumerate((TPOT, TTFT)):
+                axes = every_axes[2 * row + column]
+                for style, form in enumerate(FORMS):
+                    samples = [outcomes[trace, str(percent), form] for percent in PERCENT]
+                    estimates = [sample.of(metric.metric) for sample in samples]
+                    draw_line(axes, Line(form, PERCENT, estimates, metric.unit, style))
+                finish(axes, "arrivals, % of FCFS capacity", metric.title, name)
+            every_axes[2 + column].set_yscale("log")
+        legend(every_axes[0])
+        save(
+            figure, path, "simulated; Poisson arrivals, G=16, B=72, no look-ahead, no prefill time"
+        )
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            "Above its own capacity a policy's queue grows for as long as the run lasts: TTFT "
+            "there is that of about a minute, and grows with it. Prefill takes no time here."
+        )

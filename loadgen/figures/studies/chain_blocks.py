@@ -43,39 +43,8 @@ def _key(memory: str, reserved: int) -> tuple[str, str]:
     return memory, f"c={reserved}"
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            Computed(
-                _key(memory, reserved),
-                compared,
-                _METRICS,
-                {"memory": memory, "reserved": reserved},
-            )
-            for memory in (EQUAL, UNEQUAL)
-            for reserved in RESERVED
-        ]
-    )
-
-
 def _named(outcomes: Outcomes, memory: str) -> list[tuple[str, Sample]]:
     return [(f"c={reserved}", outcomes[_key(memory, reserved)]) for reserved in RESERVED]
-
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    return [
-        metric_table(
-            f"Job servers / arrival rate, s: {memory}", "c", _named(outcomes, memory), COLUMNS
-        )
-        for memory in (EQUAL, UNEQUAL)
-    ]
-
-
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for memory in (EQUAL, UNEQUAL):
-        ratios = [worst_ratio(each, GREEDY, "least") for _, each in _named(outcomes, memory)]
-        text = f"{memory}: gbp_cr / best of {_RANDOM:,} random placements, worst c and deployment"
-        yield at_most(text, max(ratios), 1)
 
 
 def compared(seed: int, memory: str, reserved: int) -> dict[str, float]:
@@ -127,37 +96,67 @@ def _chains_needed(
     return None
 
 
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, every_axes = panels(2)
-    for axes, memory in zip(every_axes, (EQUAL, UNEQUAL), strict=True):
-        samples = _named(outcomes, memory)
-        boxes = [
-            dict(zip(("whislo", "q1", "med", "q3", "whishi"), map(sample.mean, _FIVE), strict=True))
-            for _, sample in samples
-        ]
-        places = range(len(samples))
-        axes.bxp(boxes, positions=places, showfliers=False, widths=0.5)
-        ours = [sample.mean(GREEDY) for _, sample in samples]
-        axes.plot(places, ours, "D", color=COLOURS[1], label="gbp_cr")
-        axes.set_xticks(places, [str(reserved) for reserved in RESERVED])
-        finish(axes, "reserved slots c", "job servers / arrival rate, s", memory)
-    legend(every_axes[0])
-    save(figure, path, f"{_RANDOM:,} random placements; mean of {DEPLOYMENTS} deployments")
-
-
-STUDY = Study(
-    title="Chains: where blocks lie (Figure 3 of the paper on chains)",
-    conditions=(
+class ChainBlocksStudy(Study):
+    title = "Chains: where blocks lie (Figure 3 of the paper on chains)"
+    conditions = (
         f"BLOOM-176B on {SERVERS} servers, a fifth of them fast (120 TFLOPS, 1.02 TB/s, 40 GB; the "
         "others 80, 0.51, 20), round trips by a synthetic law (lognormal, median 20 ms, and 18 ms "
         "more): the paper's are from the RIPE Atlas network. Equal memory: 40 GB each. Each server "
         "holds as many blocks as leave c slots for each of them; a random placement chains servers "
         "in a random order. Chains are counted until they complete half of what all of gbp_cr's "
         f"do. Computed, not simulated; {DEPLOYMENTS} deployments, {_RANDOM:,} placements each."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    draw=_draw,
-    code=CHAIN_FOLDERS,
-)
+    )
+    code = CHAIN_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                Computed(
+                    _key(memory, reserved),
+                    compared,
+                    _METRICS,
+                    {"memory": memory, "reserved": reserved},
+                )
+                for memory in (EQUAL, UNEQUAL)
+                for reserved in RESERVED
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        return [
+            metric_table(
+                f"Job servers / arrival rate, s: {memory}", "c", _named(outcomes, memory), COLUMNS
+            )
+            for memory in (EQUAL, UNEQUAL)
+        ]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for memory in (EQUAL, UNEQUAL):
+            ratios = [worst_ratio(each, GREEDY, "least") for _, each in _named(outcomes, memory)]
+            text = (
+                f"{memory}: gbp_cr / best of {_RANDOM:,} random placements, worst c and deployment"
+            )
+            yield at_most(text, max(ratios), 1)
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, every_axes = panels(2)
+        for axes, memory in zip(every_axes, (EQUAL, UNEQUAL), strict=True):
+            samples = _named(outcomes, memory)
+            boxes = [
+                dict(
+                    zip(
+                        ("whislo", "q1", "med", "q3", "whishi"),
+                        map(sample.mean, _FIVE),
+                        strict=True,
+                    )
+                )
+                for _, sample in samples
+            ]
+            places = range(len(samples))
+            axes.bxp(boxes, positions=places, showfliers=False, widths=0.5)
+            ours = [sample.mean(GREEDY) for _, sample in samples]
+            axes.plot(places, ours, "D", color=COLOURS[1], label="gbp_cr")
+            axes.set_xticks(places, [str(reserved) for reserved in RESERVED])
+            finish(axes, "reserved slots c", "job servers / arrival rate, s", memory)
+        legend(every_axes[0])
+        save(figure, path, f"{_RANDOM:,} random placements; mean of {DEPLOYMENTS} deployments")

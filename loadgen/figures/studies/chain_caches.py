@@ -72,53 +72,44 @@ def _key(share: int) -> tuple[str]:
     return (f"{share} %",)
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    metrics = tuple(column.metric for column in COLUMNS)
-    return laboratory.run(
-        [Computed(_key(share), allocated, metrics, {"share": share}) for share in SHARES]
-    )
-
-
 def _named(outcomes: Outcomes) -> list[tuple[str, Sample]]:
     return [(f"{share} %", outcomes[_key(share)]) for share in SHARES]
 
 
-def _tables(outcomes: Outcomes) -> list[Table]:
-    return [metric_table("Job servers needed", "rate needed", _named(outcomes), COLUMNS)]
-
-
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    samples = [outcomes[_key(share)] for share in SHARES]
-    ratio = max(worst_ratio(each, GREEDY, _DISJOINT) for each in samples)
-    text = "all rates: job servers, gca / disjoint with c slots, worst deployment"
-    yield at_most(text, ratio, 1)
-    light = [outcomes[_key(share)] for share in SHARES if share <= LIGHT]
-    ratio = max(worst_ratio(each, GREEDY, OPTIMAL) for each in light)
-    yield at_most(f"rates to {LIGHT} %: job servers, gca / ILP, worst deployment", ratio, 1)
-
-
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, (axes,) = panels(1)
-    for style, column in enumerate(COLUMNS):
-        estimates = [sample.of(column.metric) for _, sample in _named(outcomes)]
-        draw_line(axes, Line(column.title, SHARES, estimates, style=style))
-    finish(axes, "rate needed, % of what gca's chains complete", "job servers")
-    legend(axes)
-    save(figure, path, f"J={SERVERS}, c={RESERVED}; mean of {DEPLOYMENTS} deployments")
-
-
-STUDY = Study(
-    title="Chains: who gets the cache (Figure 4 of the paper on chains)",
-    conditions=(
+class ChainCachesStudy(Study):
+    title = "Chains: who gets the cache (Figure 4 of the paper on chains)"
+    conditions = (
         f"BLOOM-176B on {SERVERS} servers, all of them chained by gbp_cr with c={RESERVED}. Job "
         "servers: slots of chains. Needed are so many, the fastest first, as complete the rate "
         "together, which is a share of what all chains of gca complete; the lower bound takes all "
         f"to be as fast as the fastest. Computed, not simulated; {DEPLOYMENTS} deployments. A "
         "dash: all of them are too few on every deployment."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    draw=_draw,
-    code=CHAIN_FOLDERS,
-)
+    )
+    code = CHAIN_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        metrics = tuple(column.metric for column in COLUMNS)
+        return laboratory.run(
+            [Computed(_key(share), allocated, metrics, {"share": share}) for share in SHARES]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        return [metric_table("Job servers needed", "rate needed", _named(outcomes), COLUMNS)]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        samples = [outcomes[_key(share)] for share in SHARES]
+        ratio = max(worst_ratio(each, GREEDY, _DISJOINT) for each in samples)
+        text = "all rates: job servers, gca / disjoint with c slots, worst deployment"
+        yield at_most(text, ratio, 1)
+        light = [outcomes[_key(share)] for share in SHARES if share <= LIGHT]
+        ratio = max(worst_ratio(each, GREEDY, OPTIMAL) for each in light)
+        yield at_most(f"rates to {LIGHT} %: job servers, gca / ILP, worst deployment", ratio, 1)
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, (axes,) = panels(1)
+        for style, column in enumerate(COLUMNS):
+            estimates = [sample.of(column.metric) for _, sample in _named(outcomes)]
+            draw_line(axes, Line(column.title, SHARES, estimates, style=style))
+        finish(axes, "rate needed, % of what gca's chains complete", "job servers")
+        legend(axes)
+        save(figure, path, f"J={SERVERS}, c={RESERVED}; mean of {DEPLOYMENTS} deployments")

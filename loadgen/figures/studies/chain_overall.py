@@ -40,38 +40,11 @@ def _key(swept: str, value: str, blocks: Blocks) -> tuple[str, str, str]:
     return swept, value, blocks.value
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            ChainCase(_key(swept, value, blocks), replace(options, placement=blocks))
-            for swept, values in _SWEPT.items()
-            for value, options in values.items()
-            for blocks in (OURS, PETALS, BPRR)
-        ]
-    )
-
-
 def against(outcomes: Outcomes, swept: str, value: str, other: Blocks) -> Estimate | None:
     """Ratio of our mean response time to another's, over the deployments that both can serve."""
     samples = [outcomes[_key(swept, value, each)].values[RESPONSE] for each in (OURS, other)]
     ratios = [a / b for a, b in zip(*samples, strict=True) if a is not None and b is not None]
     return estimate(ratios) if ratios else None
-
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    return [
-        Table(
-            [
-                swept,
-                *("response, s: gbp_cr, gca, jffc", "petals", "bprr"),
-                *("waiting, s: gbp_cr, gca, jffc", "petals", "bprr"),
-                *("gbp_cr / petals", "gbp_cr / bprr"),
-            ],
-            [_row(outcomes, swept, value) for value in values],
-            f"Mean times by {swept}",
-        )
-        for swept, values in _SWEPT.items()
-    ]
 
 
 def _row(outcomes: Outcomes, swept: str, value: str) -> list[str]:
@@ -85,53 +58,74 @@ def _row(outcomes: Outcomes, swept: str, value: str) -> list[str]:
     ]
 
 
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for other, bound in ((PETALS, _LEAST_GAIN), (BPRR, 1.0)):
-        for swept, values in _SWEPT.items():
-            for value in values:
-                ratio = against(outcomes, swept, value, other)
-                text = f"{swept} {value}: mean response time, gbp_cr, gca, jffc / {other.value}"
-                yield at_most(text, math.nan if ratio is None else ratio.mean, bound)
-
-
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, every_axes = panels(len(_SWEPT))
-    for axes, (swept, values) in zip(every_axes, _SWEPT.items(), strict=True):
-        xs = [float(value) for value in values]
-        for style, blocks in enumerate((OURS, PETALS, BPRR)):
-            estimates = [outcomes[_key(swept, value, blocks)].of(RESPONSE) for value in values]
-            draw_line(axes, Line(_NAMES[blocks], xs, estimates, style=style))
-        finish(axes, swept, "mean response time, s")
-        axes.set_ylim(*_SHOWN_S)
-    legend(every_axes[0])
-    save(figure, path, f"simulated; mean of {DEPLOYMENTS} deployments; above: queues that grow")
-
-
 _NAMES: Mapping[Blocks, str] = MappingProxyType(
     {OURS: "gbp_cr, gca, jffc", PETALS: "petals", BPRR: "bprr"}
 )
 
-STUDY = Study(
-    title="Chains: blocks, cache and policy together (Figure 8 of the paper on chains)",
-    conditions=(
+
+class ChainOverallStudy(Study):
+    title = "Chains: blocks, cache and policy together (Figure 8 of the paper on chains)"
+    conditions = (
         "BLOOM-176B on 20 servers, a fifth of them fast, 0.2 requests/s, but for what is varied. "
         "Ours: gbp_cr with c by the lower bound, gca, jffc. petals, bprr: their placements, each "
         "request on the fastest path that has memory for it as it begins, from one queue. Poisson "
         f"arrivals, exponential work; {DEPLOYMENTS} deployments, 18,000 requests each after 2,000 "
         "that are left out."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    draw=_draw,
-    words=lambda _: (
-        "petals and bprr are placed as the paper on chains describes them and find ways with all "
-        "free memory known, better than their own code does, and serve from one queue: so gains "
-        "are smaller than the 8 to 83 % of that paper, whose round trips, of the RIPE Atlas "
-        "network, are not at hand either. Where waiting is hundreds of seconds more comes than is "
-        "completed: the figure grows with the number of requests. gbp_cr chains no more servers "
-        "than the rate needs; where there are more, bprr and petals use them too. A dash: on no "
-        "deployment do all blocks find a place."
-    ),
-    code=CHAIN_FOLDERS,
-)
+    )
+    code = CHAIN_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                ChainCase(_key(swept, value, blocks), replace(options, placement=blocks))
+                for swept, values in _SWEPT.items()
+                for value, options in values.items()
+                for blocks in (OURS, PETALS, BPRR)
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        return [
+            Table(
+                [
+                    swept,
+                    *("response, s: gbp_cr, gca, jffc", "petals", "bprr"),
+                    *("waiting, s: gbp_cr, gca, jffc", "petals", "bprr"),
+                    *("gbp_cr / petals", "gbp_cr / bprr"),
+                ],
+                [_row(outcomes, swept, value) for value in values],
+                f"Mean times by {swept}",
+            )
+            for swept, values in _SWEPT.items()
+        ]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for other, bound in ((PETALS, _LEAST_GAIN), (BPRR, 1.0)):
+            for swept, values in _SWEPT.items():
+                for value in values:
+                    ratio = against(outcomes, swept, value, other)
+                    text = f"{swept} {value}: mean response time, gbp_cr, gca, jffc / {other.value}"
+                    yield at_most(text, math.nan if ratio is None else ratio.mean, bound)
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, every_axes = panels(len(_SWEPT))
+        for axes, (swept, values) in zip(every_axes, _SWEPT.items(), strict=True):
+            xs = [float(value) for value in values]
+            for style, blocks in enumerate((OURS, PETALS, BPRR)):
+                estimates = [outcomes[_key(swept, value, blocks)].of(RESPONSE) for value in values]
+                draw_line(axes, Line(_NAMES[blocks], xs, estimates, style=style))
+            finish(axes, swept, "mean response time, s")
+            axes.set_ylim(*_SHOWN_S)
+        legend(every_axes[0])
+        save(figure, path, f"simulated; mean of {DEPLOYMENTS} deployments; above: queues that grow")
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            "petals and bprr are placed as the paper on chains describes them and find ways with "
+            "all free memory known, better than their own code does, and serve from one queue: so "
+            "gains are smaller than the 8 to 83 % of that paper, whose round trips, of the RIPE "
+            "Atlas network, are not at hand either. Where waiting is hundreds of seconds more "
+            "comes than is completed: the figure grows with the number of requests. gbp_cr chains "
+            "no more servers than the rate needs; where there are more, bprr and petals use them "
+            "too. A dash: on no deployment do all blocks find a place."
+        )

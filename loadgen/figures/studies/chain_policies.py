@@ -48,37 +48,6 @@ def _key(load: int, way: str) -> tuple[str, str]:
     return f"{load} %", way
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            ChainCase(
-                _key(load, way),
-                ChainsOptions(
-                    policy,
-                    rate=_RATE,
-                    load=load / 100,
-                    dispatch=dispatch,
-                    requests=_REQUESTS,
-                    warmup=_REQUESTS // 10,
-                ),
-            )
-            for load in LOADS
-            for way, (policy, dispatch) in _WAYS.items()
-        ]
-    )
-
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    column = Column("", RESPONSE)
-    rows = [
-        [f"{load} %", *(column.cell(outcomes[_key(load, way)]) for way in _WAYS)] for load in LOADS
-    ]
-    title = "Mean response time by the load, s"
-    alone = [(f"{load} %", outcomes[_key(load, JFFC)]) for load in LOADS]
-    bounds = metric_table("jffc between the bounds", "load", alone, _BOUNDS)
-    return [Table(["load", *_WAYS], rows, title), bounds]
-
-
 def against(outcomes: Outcomes, load: int, way: str) -> Estimate:
     """Ratio of jffc's mean response time to another way's, paired by deployment."""
     ours, other = (outcomes[_key(load, each)].each(RESPONSE) for each in (JFFC, way))
@@ -91,54 +60,82 @@ def _beside(outcomes: Outcomes, load: int, bound: str) -> Estimate:
     return estimate([simulated / limit for simulated, limit in pairs])
 
 
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for load in LOADS:
-        others = {way: against(outcomes, load, way) for way in _WAYS if way != JFFC}
-        best, found = max(others.items(), key=lambda each: each[1].mean)
-        text = f"load {load} %: mean response time, jffc / the best of the others"
-        yield at_most(text, found.mean, 1.01, f"{best}; ± {found.half_width or 0:.3f}")
-    low = [_beside(outcomes, load, LOWER) for load in LOADS]
-    ends = [found.mean + (found.half_width or 0) for found in low]
-    text = "all loads: jffc / its lower bound, least upper end of the intervals"
-    yield at_least(text, min(ends), 1)
-    high = [_beside(outcomes, load, UPPER) for load in LOADS]
-    ends = [found.mean - (found.half_width or 0) for found in high]
-    text = "all loads: jffc / its upper bound, largest lower end of the intervals"
-    yield at_most(text, max(ends), 1)
-
-
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, (left, right) = panels(2)
-    for style, way in enumerate(_WAYS):
-        estimates = [outcomes[_key(load, way)].of(RESPONSE) for load in LOADS]
-        draw_line(left, Line(way, LOADS, estimates, style=style))
-    for style, column in enumerate(_BOUNDS):
-        estimates = [outcomes[_key(load, JFFC)].of(column.metric) for load in LOADS]
-        draw_line(right, Line(column.title.removesuffix(", s"), LOADS, estimates, style=style))
-    for axes, title in ((left, "policies"), (right, "jffc and its bounds")):
-        finish(axes, "load, %", "mean response time, s", title)
-        legend(axes)
-    save(
-        figure, path, f"simulated; blocks placed for {_RATE:g}/s, mean of {DEPLOYMENTS} deployments"
-    )
-
-
-STUDY = Study(
-    title="Chains: who gets a request (Figure 5 of the paper on chains)",
-    conditions=(
+class ChainPoliciesStudy(Study):
+    title = "Chains: who gets a request (Figure 5 of the paper on chains)"
+    conditions = (
         "BLOOM-176B on 20 servers, blocks placed for 1 request/s with c by the lower bound, cache "
         "by gca: the same chains for every policy; requests come at a share of what these "
         "complete. jffc has one queue for all, the others one for each chain but where said. "
         f"Poisson arrivals, exponential work, the same for all policies; {DEPLOYMENTS} "
         f"deployments, {_REQUESTS * 9 // 10:,} requests each after {_REQUESTS // 10:,} that are "
         "left out."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    draw=_draw,
-    words=lambda _: (
-        "With one queue for all, sed and sa_jsq choose as jffc does: the fastest with a free slot."
-    ),
-    code=CHAIN_FOLDERS,
-)
+    )
+    code = CHAIN_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                ChainCase(
+                    _key(load, way),
+                    ChainsOptions(
+                        policy,
+                        rate=_RATE,
+                        load=load / 100,
+                        dispatch=dispatch,
+                        requests=_REQUESTS,
+                        warmup=_REQUESTS // 10,
+                    ),
+                )
+                for load in LOADS
+                for way, (policy, dispatch) in _WAYS.items()
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        column = Column("", RESPONSE)
+        rows = [
+            [f"{load} %", *(column.cell(outcomes[_key(load, way)]) for way in _WAYS)]
+            for load in LOADS
+        ]
+        title = "Mean response time by the load, s"
+        alone = [(f"{load} %", outcomes[_key(load, JFFC)]) for load in LOADS]
+        bounds = metric_table("jffc between the bounds", "load", alone, _BOUNDS)
+        return [Table(["load", *_WAYS], rows, title), bounds]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for load in LOADS:
+            others = {way: against(outcomes, load, way) for way in _WAYS if way != JFFC}
+            best, found = max(others.items(), key=lambda each: each[1].mean)
+            text = f"load {load} %: mean response time, jffc / the best of the others"
+            yield at_most(text, found.mean, 1.01, f"{best}; ± {found.half_width or 0:.3f}")
+        low = [_beside(outcomes, load, LOWER) for load in LOADS]
+        ends = [found.mean + (found.half_width or 0) for found in low]
+        text = "all loads: jffc / its lower bound, least upper end of the intervals"
+        yield at_least(text, min(ends), 1)
+        high = [_beside(outcomes, load, UPPER) for load in LOADS]
+        ends = [found.mean - (found.half_width or 0) for found in high]
+        text = "all loads: jffc / its upper bound, largest lower end of the intervals"
+        yield at_most(text, max(ends), 1)
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, (left, right) = panels(2)
+        for style, way in enumerate(_WAYS):
+            estimates = [outcomes[_key(load, way)].of(RESPONSE) for load in LOADS]
+            draw_line(left, Line(way, LOADS, estimates, style=style))
+        for style, column in enumerate(_BOUNDS):
+            estimates = [outcomes[_key(load, JFFC)].of(column.metric) for load in LOADS]
+            draw_line(right, Line(column.title.removesuffix(", s"), LOADS, estimates, style=style))
+        for axes, title in ((left, "policies"), (right, "jffc and its bounds")):
+            finish(axes, "load, %", "mean response time, s", title)
+            legend(axes)
+        save(
+            figure,
+            path,
+            f"simulated; blocks placed for {_RATE:g}/s, mean of {DEPLOYMENTS} deployments",
+        )
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            "With one queue for all, sed and sa_jsq choose as jffc does: the fastest with a free "
+            "slot."
+        )

@@ -78,22 +78,6 @@ def _key(rate: float, reserved: int) -> tuple[str, str]:
     return f"{rate:g}/s", f"c={reserved}"
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    metrics = tuple(column.metric for column in COLUMNS)
-    return laboratory.run(
-        [
-            Computed(
-                _key(rate, reserved),
-                responded,
-                metrics,
-                {"rate": rate, "reserved": reserved},
-            )
-            for rate in RATES
-            for reserved in RESERVED
-        ]
-    )
-
-
 def _row(outcomes: Outcomes, rate: float) -> list[tuple[str, Sample]]:
     return [(f"c={reserved}", outcomes[_key(rate, reserved)]) for reserved in RESERVED]
 
@@ -118,78 +102,88 @@ def beside_best(outcomes: Outcomes, rate: float, metric: str) -> list[float]:
     ]
 
 
-def _tables(outcomes: Outcomes) -> list[Table]:
-    title = "Mean response time by the slots that are reserved, {:g} requests/s"
-    shown_rates = [
-        metric_table(title.format(rate), "c", _row(outcomes, rate), COLUMNS) for rate in SHOWN
-    ]
-    rows = [
-        [f"{rate:g}/s"]
-        + [
-            f"{_middle(outcomes, rate, metric)} "
-            f"({shown(estimate(beside_best(outcomes, rate, metric)), 1.0, 3)})"
-            for metric in _CHOOSERS.values()
-        ]
-        for rate in RATES
-    ]
-    header = ["arrivals", *_CHOOSERS]
-    title = "c by what is made least, median; simulated time there / the least simulated"
-    return [*shown_rates, Table(header, rows, title)]
-
-
 def _middle(outcomes: Outcomes, rate: float, metric: str) -> int:
     return RESERVED[median_low(chosen(outcomes, rate, metric))]
 
 
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for rate in RATES:
-        text = f"{rate:g}/s: simulated time at the c of the lower bound / least simulated"
-        yield at_most(text, fmean(beside_best(outcomes, rate, LOWER)), _TARGET)
-    for metric, name in ((UPPER, "upper bound"), (SURROGATE, "surrogate c K")):
-        others = fmean(fmean(beside_best(outcomes, rate, metric)) for rate in RATES)
-        lower = fmean(fmean(beside_best(outcomes, rate, LOWER)) for rate in RATES)
-        text = f"all rates: simulated time, c of the lower bound / of the {name}"
-        yield at_most(text, lower / others, 1)
-
-
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, every_axes = panels(len(SHOWN))
-    for axes, rate in zip(every_axes, SHOWN, strict=True):
-        for style, column in enumerate(COLUMNS):
-            estimates = [sample.of(column.metric) for _, sample in _row(outcomes, rate)]
-            draw_line(axes, Line(column.title[:-3], RESERVED, estimates, style=style))
-        finish(axes, "reserved slots c", "s", f"{rate:g} requests/s")
-        axes.set_ylim(0, _TOP_S)
-    legend(every_axes[0])
-    conditions = f"mean of {DEPLOYMENTS} deployments, {REQUESTS:,} requests each"
-    save(figure, path, conditions)
-    figure, (axes,) = panels(1)
-    for style, (name, metric) in enumerate(_CHOOSERS.items()):
-        places = [[RESERVED[at] for at in chosen(outcomes, rate, metric)] for rate in RATES]
-        draw_line(axes, Line(name, RATES, [estimate(each) for each in places], style=style))
-    finish(axes, "requests/s", "c at the least value")
-    axes.set_xscale("log")
-    legend(axes)
-    save(figure, path.with_name(CHOICE_PICTURE), conditions)
-
-
-STUDY = Study(
-    title="Chains: slots to reserve (Figures 6 and 7 of the paper on chains)",
-    conditions=(
+class ChainReserveStudy(Study):
+    title = "Chains: slots to reserve (Figures 6 and 7 of the paper on chains)"
+    conditions = (
         "BLOOM-176B on 20 servers; gbp_cr with c slots reserved for each block, gca, jffc. Poisson "
         f"arrivals, exponential work; {DEPLOYMENTS} deployments, {REQUESTS - WARMUP:,} requests "
         f"each after {WARMUP:,} that are left out, the same for every c. K: chains of gbp_cr. A "
         "dash: the chains cannot keep up; means are over the deployments that can."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    draw=_draw,
-    words=lambda _: (
-        f"[Which c is best by the rate]({CHOICE_PICTURE}): means over the deployments. c K counts "
-        "where the chains are enough at a load of 0.7, as equation (14) has it. At low rates it "
-        "reserves too little, as the paper finds; at high ones, where few c have enough chains, "
-        "too much. So does the upper bound in between: it is least where a single chain is left."
-    ),
-    code=CHAIN_FOLDERS,
-)
+    )
+    code = CHAIN_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        metrics = tuple(column.metric for column in COLUMNS)
+        return laboratory.run(
+            [
+                Computed(
+                    _key(rate, reserved),
+                    responded,
+                    metrics,
+                    {"rate": rate, "reserved": reserved},
+                )
+                for rate in RATES
+                for reserved in RESERVED
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        title = "Mean response time by the slots that are reserved, {:g} requests/s"
+        shown_rates = [
+            metric_table(title.format(rate), "c", _row(outcomes, rate), COLUMNS) for rate in SHOWN
+        ]
+        rows = [
+            [f"{rate:g}/s"]
+            + [
+                f"{_middle(outcomes, rate, metric)} "
+                f"({shown(estimate(beside_best(outcomes, rate, metric)), 1.0, 3)})"
+                for metric in _CHOOSERS.values()
+            ]
+            for rate in RATES
+        ]
+        header = ["arrivals", *_CHOOSERS]
+        title = "c by what is made least, median; simulated time there / the least simulated"
+        return [*shown_rates, Table(header, rows, title)]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for rate in RATES:
+            text = f"{rate:g}/s: simulated time at the c of the lower bound / least simulated"
+            yield at_most(text, fmean(beside_best(outcomes, rate, LOWER)), _TARGET)
+        for metric, name in ((UPPER, "upper bound"), (SURROGATE, "surrogate c K")):
+            others = fmean(fmean(beside_best(outcomes, rate, metric)) for rate in RATES)
+            lower = fmean(fmean(beside_best(outcomes, rate, LOWER)) for rate in RATES)
+            text = f"all rates: simulated time, c of the lower bound / of the {name}"
+            yield at_most(text, lower / others, 1)
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, every_axes = panels(len(SHOWN))
+        for axes, rate in zip(every_axes, SHOWN, strict=True):
+            for style, column in enumerate(COLUMNS):
+                estimates = [sample.of(column.metric) for _, sample in _row(outcomes, rate)]
+                draw_line(axes, Line(column.title[:-3], RESERVED, estimates, style=style))
+            finish(axes, "reserved slots c", "s", f"{rate:g} requests/s")
+            axes.set_ylim(0, _TOP_S)
+        legend(every_axes[0])
+        conditions = f"mean of {DEPLOYMENTS} deployments, {REQUESTS:,} requests each"
+        save(figure, path, conditions)
+        figure, (axes,) = panels(1)
+        for style, (name, metric) in enumerate(_CHOOSERS.items()):
+            places = [[RESERVED[at] for at in chosen(outcomes, rate, metric)] for rate in RATES]
+            draw_line(axes, Line(name, RATES, [estimate(each) for each in places], style=style))
+        finish(axes, "requests/s", "c at the least value")
+        axes.set_xscale("log")
+        legend(axes)
+        save(figure, path.with_name(CHOICE_PICTURE), conditions)
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            f"[Which c is best by the rate]({CHOICE_PICTURE}): means over the deployments. c K "
+            "counts where the chains are enough at a load of 0.7, as equation (14) has it. At low "
+            "rates it reserves too little, as the paper finds; at high ones, where few c have "
+            "enough chains, too much. So does the upper bound in between: it is least where a "
+            "single chain is left."
+        )

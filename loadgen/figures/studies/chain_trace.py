@@ -54,49 +54,44 @@ def _ways(setting: str) -> list[str]:
     return [way for way in _WAYS if way != _WHOLE or setting.startswith("Llama")]
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            ChainCase((setting, way), replace(options, placement=_WAYS[way]), _SEEDS)
-            for setting, options in _SETTINGS.items()
-            for way in _ways(setting)
-        ]
-    )
-
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    return [
-        metric_table(
-            setting, "", [(way, outcomes[setting, way]) for way in _ways(setting)], COLUMNS
-        )
-        for setting in _SETTINGS
-    ]
-
-
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for setting in _SETTINGS:
-        for way in _ways(setting)[1:]:
-            ratio = outcomes[setting, _OURS].ratio(outcomes[setting, way], RESPONSE)
-            yield at_most(f"{setting}: mean response time, {_OURS} / {way}", ratio, 1)
-
-
-STUDY = Study(
-    title="Chains: a trace's arrivals and lengths (Table 1 of the paper on chains)",
-    conditions=(
+class ChainTraceStudy(Study):
+    title = "Chains: a trace's arrivals and lengths (Table 1 of the paper on chains)"
+    conditions = (
         "Gaps between requests and their lengths are those of the Azure conversation trace, from a "
         "row drawn at random on; gaps are stretched to the rate, and work is what a request of "
         f"these lengths takes, with mean 1. {_SEEDS} deployments, 18,000 requests each after 2,000 "
         "that are left out. BLOOM-176B as in the studies before; Llama-2-7B in 16 bits on three "
         "fast and six slow servers. Blocks are placed for the rate as if arrivals were Poisson."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    words=lambda _: (
-        "The paper measured PETALS itself, with the code trace of Azure, on slices of three A100s; "
-        "here its placements are simulated, with the conversation trace, which is the one at hand. "
-        "Where waiting is hundreds of seconds more comes than is completed: the figure grows with "
-        "the number of requests."
-    ),
-    code=CHAIN_FOLDERS,
-)
+    )
+    code = CHAIN_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                ChainCase((setting, way), replace(options, placement=_WAYS[way]), _SEEDS)
+                for setting, options in _SETTINGS.items()
+                for way in _ways(setting)
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        return [
+            metric_table(
+                setting, "", [(way, outcomes[setting, way]) for way in _ways(setting)], COLUMNS
+            )
+            for setting in _SETTINGS
+        ]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for setting in _SETTINGS:
+            for way in _ways(setting)[1:]:
+                ratio = outcomes[setting, _OURS].ratio(outcomes[setting, way], RESPONSE)
+                yield at_most(f"{setting}: mean response time, {_OURS} / {way}", ratio, 1)
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            "The paper measured PETALS itself, with the code trace of Azure, on slices of three "
+            "A100s; here its placements are simulated, with the conversation trace, which is the "
+            "one at hand. Where waiting is hundreds of seconds more comes than is completed: the "
+            "figure grows with the number of requests."
+        )

@@ -57,10 +57,6 @@ _WAYS: Mapping[str, AdmissionOptions] = MappingProxyType(
 )
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run([*_latencies(), *_loops()])
-
-
 def _latencies() -> Iterator[AdmissionCase]:
     for rate in _RATES:
         for way, options in _WAYS.items():
@@ -105,58 +101,57 @@ def loop_free_alpha(outcomes: Outcomes, rate: int) -> float:
     return min((a for a in _ALPHAS if a > max(looping, default=0)), default=math.nan)
 
 
-def _tables(outcomes: Outcomes) -> list[Table]:
-    header = ["policy", *(f"{count:,} requests" for count in _COUNTS), "slope, s per 1,000"]
-    tables = []
-    for rate in _RATES:
-        rows = []
-        for way in _WAYS:
-            cells = [outcomes[str(rate), way, str(count)].of(_LATENCY) for count in _COUNTS]
-            latencies = ["–" if each is None else shown(each, 1, 1) for each in cells]
-            slope = _slope(outcomes, rate, way)
-            rows.append([way, *latencies, "–" if slope is None else shown(slope, 1, 3)])
-        tables.append(Table(header, rows, f"Mean latency in seconds, {rate} requests/s"))
-    rows = [
-        [f"{rate}/s", *(f"{_looping(outcomes, rate, alpha)}" for alpha in _ALPHAS)]
-        for rate in _RATES
-    ]
-    title = "Runs of 5 in which a clearing of all is followed by the same again, without end"
-    return [*tables, Table(["", *(f"alpha {alpha:g}" for alpha in _ALPHAS)], rows, title)]
-
-
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for rate in _RATES:
-        text = f"{rate}/s: slope of the mean latency, best of the six baselines / MC-SF"
-        yield at_least(text, _ratio(outcomes, rate), _PAPER_RATIO[rate])
-        found = loop_free_alpha(outcomes, rate)
-        text = f"{rate}/s: least alpha without a loop, distance from {_PAPER_ALPHA[rate]:g}"
-        off = abs(found - _PAPER_ALPHA[rate])
-        yield at_most(text, off, _AS_PRECISE, f"found {found:g}")
-
-
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, every_axes = panels(2)
-    for axes, rate in zip(every_axes, _RATES, strict=True):
-        for style, way in enumerate([_MC_SF, *_BASELINES]):
-            ys = [outcomes[str(rate), way, str(count)].of(_LATENCY) for count in _COUNTS]
-            draw_line(axes, Line(way, _COUNTS, ys, 1.0, style))
-        finish(axes, "requests", "mean latency, s", f"{rate} requests/s")
-    legend(every_axes[0])
-    save(figure, path, "simulated; chat70b, 16,492 KV tokens, outputs known, cleared ones restart")
-
-
-STUDY = Study(
-    title="MC-SF and clearing (arXiv 2502.07115, Figure 5)",
-    conditions=(
+class ClearingStudy(Study):
+    title = "MC-SF and clearing (arXiv 2502.07115, Figure 5)"
+    conditions = (
         "chat70b. alpha: a share of the memory that new requests leave free; on overflow all are "
         "cleared, or each with probability beta, and begin anew. The paper's lengths are real "
         "conversations' and its step times Vidur's; here lengths are lognormal of the same mean "
         "and median, and step times linear. The slope is that of a line through the mean "
         "latencies of 2,000 to 10,000 requests."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    draw=_draw,
-    code=ADMISSION_FOLDERS,
-)
+    )
+    code = ADMISSION_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run([*_latencies(), *_loops()])
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        header = ["policy", *(f"{count:,} requests" for count in _COUNTS), "slope, s per 1,000"]
+        tables = []
+        for rate in _RATES:
+            rows = []
+            for way in _WAYS:
+                cells = [outcomes[str(rate), way, str(count)].of(_LATENCY) for count in _COUNTS]
+                latencies = ["–" if each is None else shown(each, 1, 1) for each in cells]
+                slope = _slope(outcomes, rate, way)
+                rows.append([way, *latencies, "–" if slope is None else shown(slope, 1, 3)])
+            tables.append(Table(header, rows, f"Mean latency in seconds, {rate} requests/s"))
+        rows = [
+            [f"{rate}/s", *(f"{_looping(outcomes, rate, alpha)}" for alpha in _ALPHAS)]
+            for rate in _RATES
+        ]
+        title = "Runs of 5 in which a clearing of all is followed by the same again, without end"
+        return [*tables, Table(["", *(f"alpha {alpha:g}" for alpha in _ALPHAS)], rows, title)]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for rate in _RATES:
+            text = f"{rate}/s: slope of the mean latency, best of the six baselines / MC-SF"
+            yield at_least(text, _ratio(outcomes, rate), _PAPER_RATIO[rate])
+            found = loop_free_alpha(outcomes, rate)
+            text = f"{rate}/s: least alpha without a loop, distance from {_PAPER_ALPHA[rate]:g}"
+            off = abs(found - _PAPER_ALPHA[rate])
+            yield at_most(text, off, _AS_PRECISE, f"found {found:g}")
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, every_axes = panels(2)
+        for axes, rate in zip(every_axes, _RATES, strict=True):
+            for style, way in enumerate([_MC_SF, *_BASELINES]):
+                ys = [outcomes[str(rate), way, str(count)].of(_LATENCY) for count in _COUNTS]
+                draw_line(axes, Line(way, _COUNTS, ys, 1.0, style))
+            finish(axes, "requests", "mean latency, s", f"{rate} requests/s")
+        legend(every_axes[0])
+        save(
+            figure,
+            path,
+            "simulated; chat70b, 16,492 KV tokens, outputs known, cleared ones restart",
+        )

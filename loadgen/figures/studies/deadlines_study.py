@@ -17,49 +17,45 @@ LONGEST = 210
 RATIOS = {NONE: 1.2, ORACLE: 1.5}
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            Case((trace, way, str(steps)), config(trace, way, deadline_steps=steps))
-            for trace in TRACE_NAMES
-            for way in RATIOS
-            for steps in DEADLINES
-        ]
-    )
+class DeadlinesStudy(Study):
+    title = "Deadlines"
+    conditions = "As Table 1; a request that has waited W steps takes the next free slot."
 
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    return [
-        metric_table(
-            name,
-            "policy, deadline",
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
             [
-                (f"{way}, {f'W={steps}' if steps else 'none'}", outcomes[trace, way, str(steps)])
+                Case((trace, way, str(steps)), config(trace, way, deadline_steps=steps))
+                for trace in TRACE_NAMES
                 for way in RATIOS
                 for steps in DEADLINES
-            ],
-            (IMBALANCE, THROUGHPUT, LONGEST_WAIT, PROMPT),
+            ]
         )
-        for trace, name in TRACE_NAMES.items()
-    ]
 
-
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for trace, name in TRACE_NAMES.items():
-        for way, bound in RATIOS.items():
-            free, held = outcomes[trace, way, "0"], outcomes[trace, way, str(_CLAIMED)]
-            text = f"{name}, {way}, W={_CLAIMED}"
-            yield at_most(
-                f"{text}: longest wait, steps", max(held.each(LONGEST_WAIT.metric)), LONGEST
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        return [
+            metric_table(
+                name,
+                "policy, deadline",
+                [
+                    (
+                        f"{way}, {f'W={steps}' if steps else 'none'}",
+                        outcomes[trace, way, str(steps)],
+                    )
+                    for way in RATIOS
+                    for steps in DEADLINES
+                ],
+                (IMBALANCE, THROUGHPUT, LONGEST_WAIT, PROMPT),
             )
-            ratio = held.ratio(free, IMBALANCE.metric)
-            yield at_most(f"{text}: imbalance / without deadline", ratio, bound)
+            for trace, name in TRACE_NAMES.items()
+        ]
 
-
-STUDY = Study(
-    title="Deadlines",
-    conditions="As Table 1; a request that has waited W steps takes the next free slot.",
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-)
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for trace, name in TRACE_NAMES.items():
+            for way, bound in RATIOS.items():
+                free, held = outcomes[trace, way, "0"], outcomes[trace, way, str(_CLAIMED)]
+                text = f"{name}, {way}, W={_CLAIMED}"
+                yield at_most(
+                    f"{text}: longest wait, steps", max(held.each(LONGEST_WAIT.metric)), LONGEST
+                )
+                ratio = held.ratio(free, IMBALANCE.metric)
+                yield at_most(f"{text}: imbalance / without deadline", ratio, bound)

@@ -16,58 +16,51 @@ OVERCOMMITS = (0, 1, 2)
 _STEPS = 2000
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            Case(
-                (trace, str(delay), str(more)),
-                config(trace, NONE, dispatch_delay=delay, overcommit=more, steps=_STEPS),
-            )
-            for trace in TRACE_NAMES
-            for delay in DELAYS
-            for more in OVERCOMMITS
-        ]
-    )
-
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    return [
-        metric_table(
-            name,
-            "delay, over-commit",
-            [
-                (f"{delay} steps, {more}", outcomes[trace, str(delay), str(more)])
-                for delay in DELAYS
-                for more in OVERCOMMITS
-            ],
-            (IMBALANCE, THROUGHPUT, TPOT, BUBBLE),
-        )
-        for trace, name in TRACE_NAMES.items()
-    ]
-
-
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, every_axes = panels(2, rows=2, height=3.4)
-    for column, (trace, name) in enumerate(TRACE_NAMES.items()):
-        for row, metric in enumerate((IMBALANCE, THROUGHPUT)):
-            axes = every_axes[2 * row + column]
-            for style, more in enumerate(OVERCOMMITS):
-                samples = [outcomes[trace, str(delay), str(more)] for delay in DELAYS]
-                estimates = [sample.of(metric.metric) for sample in samples]
-                draw_line(axes, Line(f"over-commit {more}", DELAYS, estimates, 1e4, style))
-            finish(axes, "dispatch delay, steps", metric.title, name)
-            axes.set_xticks(DELAYS)
-    legend(every_axes[0])
-    save(figure, path, f"simulated; bfio without look-ahead, G=16, B=72, {_STEPS:,} steps")
-
-
-STUDY = Study(
-    title="Dispatch delay and over-commit",
-    conditions=(
+class DispatchStudy(Study):
+    title = "Dispatch delay and over-commit"
+    conditions = (
         f"bfio without look-ahead, G=16, B=72, pool 128, {_STEPS:,} steps without the first 500. "
         "Over-commit: so many requests more than slots may be sent to each worker."
-    ),
-    measure=_measure,
-    tables=_tables,
-    draw=_draw,
-)
+    )
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                Case(
+                    (trace, str(delay), str(more)),
+                    config(trace, NONE, dispatch_delay=delay, overcommit=more, steps=_STEPS),
+                )
+                for trace in TRACE_NAMES
+                for delay in DELAYS
+                for more in OVERCOMMITS
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        return [
+            metric_table(
+                name,
+                "delay, over-commit",
+                [
+                    (f"{delay} steps, {more}", outcomes[trace, str(delay), str(more)])
+                    for delay in DELAYS
+                    for more in OVERCOMMITS
+                ],
+                (IMBALANCE, THROUGHPUT, TPOT, BUBBLE),
+            )
+            for trace, name in TRACE_NAMES.items()
+        ]
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, every_axes = panels(2, rows=2, height=3.4)
+        for column, (trace, name) in enumerate(TRACE_NAMES.items()):
+            for row, metric in enumerate((IMBALANCE, THROUGHPUT)):
+                axes = every_axes[2 * row + column]
+                for style, more in enumerate(OVERCOMMITS):
+                    samples = [outcomes[trace, str(delay), str(more)] for delay in DELAYS]
+                    estimates = [sample.of(metric.metric) for sample in samples]
+                    draw_line(axes, Line(f"over-commit {more}", DELAYS, estimates, 1e4, style))
+                finish(axes, "dispatch delay, steps", metric.title, name)
+                axes.set_xticks(DELAYS)
+        legend(every_axes[0])
+        save(figure, path, f"simulated; bfio without look-ahead, G=16, B=72, {_STEPS:,} steps")

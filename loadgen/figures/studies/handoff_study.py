@@ -55,11 +55,6 @@ def _config(form: str, **changes: Any) -> DecodeConfig:
     return config(_TRACE, "fcfs", **settings)
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    full = laboratory.run([Case(("capacity",), _config(OURS), _SEEDS)])
-    return {**laboratory.run(list(_cases(capacity_per_s(full)))), **full}
-
-
 def capacity_per_s(outcomes: Outcomes) -> float:
     """Requests per second that BF-IO serves when the pool never runs empty."""
     output_tokens = float(trace_lengths(_TRACE).outputs.mean())
@@ -114,23 +109,6 @@ def _earlier(outcomes: Outcomes) -> list[tuple[str, Sample]]:
     return [*bound, (_LATEST, _at_overload(outcomes, "load", OURS))]
 
 
-def _tables(outcomes: Outcomes) -> list[Table]:
-    loads = [
-        (f"{percent} %, {form}", outcomes["load", str(percent), form])
-        for percent in PERCENT
-        for form in FORMS
-    ]
-    title = f"{capacity_per_s(outcomes):,.0f} requests/s are 100 %"
-    held = [row for form in _SIZED for row in _held(outcomes, form)]
-    memory, bound = "memory of the prefill workers", "bfio binds a request"
-    return [
-        metric_table(title, "load, policy and dispatch", loads, _COLUMNS),
-        metric_table(f"{OVERLOAD} %: {memory}", memory, held, _COLUMNS),
-        metric_table(f"{OVERLOAD} %: when {bound}", bound, _earlier(outcomes), _COLUMNS),
-        _estimates_table(outcomes),
-    ]
-
-
 def _estimates_table(outcomes: Outcomes) -> Table:
     rows = []
     for percent, form in product(_FULL, _SIZED):
@@ -159,69 +137,9 @@ def _better(outcomes: Outcomes, policy: str) -> Sample:
     return min(forms, key=lambda sample: sample.mean(IMBALANCE.metric))
 
 
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    ours = _at_overload(outcomes, "load", OURS)
-    for policy in _RIVALS:
-        imbalance = ours.ratio(_better(outcomes, policy), IMBALANCE.metric)
-        yield at_most(f"{OVERLOAD} %: imbalance, bfio / {policy}' better form", imbalance, 0.5)
-        kept = ours.ratio(_at_overload(outcomes, "load", f"{policy}, pool"), KEPT.metric)
-        yield at_most(f"{OVERLOAD} %: KV kept for decode workers, bfio / {policy}", kept, 0.8)
-    at_once = ours.ratio(_at_overload(outcomes, _AT_ONCE, OURS), IMBALANCE.metric)
-    text = f"{OVERLOAD} %: imbalance of bfio, bound {_LATEST} / {_AT_ONCE}"
-    yield at_most(text, at_once, 0.5)
-    exact = ours.ratio(_at_overload(outcomes, "estimated", OURS), IMBALANCE.metric)
-    yield at_most(f"{OVERLOAD} %: imbalance of bfio, exact / estimated sizes", exact, 1.0)
-
-
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, (by_load, kept, trade) = panels(3)
-    for style, form in enumerate(FORMS):
-        samples = [outcomes["load", str(percent), form] for percent in PERCENT]
-        for axes, column in ((by_load, IMBALANCE), (kept, KEPT)):
-            estimates = [sample.of(column.metric) for sample in samples]
-            draw_line(axes, Line(form, PERCENT, estimates, column.unit, style))
-    for name, style, samples in (
-        (f"{OURS}: less memory", 0, [s for _, s in _held(outcomes, OURS)]),
-        (f"{_RIVAL}: less memory", 1, [s for _, s in _held(outcomes, _RIVAL)]),
-        ("bfio: bound earlier", 5, [s for _, s in _earlier(outcomes)]),
-    ):
-        xs = [sample.mean(KEPT.metric) / KEPT.unit for sample in samples]
-        ys = [sample.of(IMBALANCE.metric) for sample in samples]
-        draw_line(trade, Line(name, xs, ys, IMBALANCE.unit, style))
-    load = "arrivals, % of BF-IO's capacity"
-    finish(by_load, load, IMBALANCE.title, "Imbalance of the decode workers")
-    finish(kept, load, KEPT.title, "KV that waits for a decode worker")
-    finish(trade, KEPT.title, IMBALANCE.title, f"What holding gives, at {OVERLOAD} %")
-    by_load.set_ylim(0)
-    trade.set_xlim(0)
-    trade.set_ylim(0, 1.3 * trade.get_ylim()[1])
-    legend(kept)
-    legend(trade)
-    caption = f"simulated; BurstGPT lengths, Poisson arrivals, {_PREFILL.workers} prefill workers, "
-    save(figure, path, f"{caption}G={_WORKERS}, B={_SLOTS}, no look-ahead; {_SEEDS} seeds")
-
-
-def _words(outcomes: Outcomes) -> str:
-    tight = _at_overload(outcomes, f"memory {BOUNDS[0]}", OURS)
-    free = _at_overload(outcomes, "load", OURS)
-    at_once = _at_overload(outcomes, _AT_ONCE, OURS)
-    kept, imbalance = (tight.ratio(free, column.metric) for column in (KEPT, IMBALANCE))
-    kept_at_once, bound = (at_once.ratio(free, column.metric) for column in (KEPT, IMBALANCE))
-    return (
-        f"Prefill workers of {BOUNDS[0]:,} tokens keep {kept:.2f} times the KV that they keep "
-        f"without bound, and bfio's imbalance is {imbalance:.2f} times as large: the rest waits "
-        "for a prefill worker, and keeps nothing. Binding requests as soon as they are computed "
-        f"keeps {kept_at_once:.2f} times the KV, at {bound:.1f} times the imbalance: an engine "
-        "fetches what it has queued once a slot is free, as vLLM's do. In overload what waits "
-        "grows for as long as the run lasts. Nobody is held back for a better slot while there is "
-        "a free one. Of sizes with an error policies see the exact ones once a request is on its "
-        "decode worker."
-    )
-
-
-STUDY = Study(
-    title="Prefill workers and the hand-off",
-    conditions=(
+class HandoffStudy(Study):
+    title = "Prefill workers and the hand-off"
+    conditions = (
         f"BurstGPT lengths, Poisson arrivals, {_PREFILL.workers} prefill workers of 100,000 prompt "
         "tokens per second and 4.95 ms a step, chunks of 2,048; KV fetched in 1 ms + 2.6 us per "
         f"token; G={_WORKERS}, B={_SLOTS}, no look-ahead. Pool: the policy sees the 128 oldest "
@@ -229,11 +147,84 @@ STUDY = Study(
         f"serves with a full pool. {_STEPS:,} steps without the first 500; {_SEEDS} seeds. KV "
         "kept: of computed prompts that no decode worker has fetched yet, all prefill workers "
         "together."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    draw=_draw,
-    words=_words,
-    code=HANDOFF_FOLDERS,
-)
+    )
+    code = HANDOFF_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        full = laboratory.run([Case(("capacity",), _config(OURS), _SEEDS)])
+        return {**laboratory.run(list(_cases(capacity_per_s(full)))), **full}
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        loads = [
+            (f"{percent} %, {form}", outcomes["load", str(percent), form])
+            for percent in PERCENT
+            for form in FORMS
+        ]
+        title = f"{capacity_per_s(outcomes):,.0f} requests/s are 100 %"
+        held = [row for form in _SIZED for row in _held(outcomes, form)]
+        memory, bound = "memory of the prefill workers", "bfio binds a request"
+        return [
+            metric_table(title, "load, policy and dispatch", loads, _COLUMNS),
+            metric_table(f"{OVERLOAD} %: {memory}", memory, held, _COLUMNS),
+            metric_table(f"{OVERLOAD} %: when {bound}", bound, _earlier(outcomes), _COLUMNS),
+            _estimates_table(outcomes),
+        ]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        ours = _at_overload(outcomes, "load", OURS)
+        for policy in _RIVALS:
+            imbalance = ours.ratio(_better(outcomes, policy), IMBALANCE.metric)
+            yield at_most(f"{OVERLOAD} %: imbalance, bfio / {policy}' better form", imbalance, 0.5)
+            kept = ours.ratio(_at_overload(outcomes, "load", f"{policy}, pool"), KEPT.metric)
+            yield at_most(f"{OVERLOAD} %: KV kept for decode workers, bfio / {policy}", kept, 0.8)
+        at_once = ours.ratio(_at_overload(outcomes, _AT_ONCE, OURS), IMBALANCE.metric)
+        text = f"{OVERLOAD} %: imbalance of bfio, bound {_LATEST} / {_AT_ONCE}"
+        yield at_most(text, at_once, 0.5)
+        exact = ours.ratio(_at_overload(outcomes, "estimated", OURS), IMBALANCE.metric)
+        yield at_most(f"{OVERLOAD} %: imbalance of bfio, exact / estimated sizes", exact, 1.0)
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, (by_load, kept, trade) = panels(3)
+        for style, form in enumerate(FORMS):
+            samples = [outcomes["load", str(percent), form] for percent in PERCENT]
+            for axes, column in ((by_load, IMBALANCE), (kept, KEPT)):
+                estimates = [sample.of(column.metric) for sample in samples]
+                draw_line(axes, Line(form, PERCENT, estimates, column.unit, style))
+        for name, style, samples in (
+            (f"{OURS}: less memory", 0, [s for _, s in _held(outcomes, OURS)]),
+            (f"{_RIVAL}: less memory", 1, [s for _, s in _held(outcomes, _RIVAL)]),
+            ("bfio: bound earlier", 5, [s for _, s in _earlier(outcomes)]),
+        ):
+            xs = [sample.mean(KEPT.metric) / KEPT.unit for sample in samples]
+            ys = [sample.of(IMBALANCE.metric) for sample in samples]
+            draw_line(trade, Line(name, xs, ys, IMBALANCE.unit, style))
+        load = "arrivals, % of BF-IO's capacity"
+        finish(by_load, load, IMBALANCE.title, "Imbalance of the decode workers")
+        finish(kept, load, KEPT.title, "KV that waits for a decode worker")
+        finish(trade, KEPT.title, IMBALANCE.title, f"What holding gives, at {OVERLOAD} %")
+        by_load.set_ylim(0)
+        trade.set_xlim(0)
+        trade.set_ylim(0, 1.3 * trade.get_ylim()[1])
+        legend(kept)
+        legend(trade)
+        caption = (
+            f"simulated; BurstGPT lengths, Poisson arrivals, {_PREFILL.workers} prefill workers, "
+        )
+        save(figure, path, f"{caption}G={_WORKERS}, B={_SLOTS}, no look-ahead; {_SEEDS} seeds")
+
+    def words(self, outcomes: Outcomes) -> str:
+        tight = _at_overload(outcomes, f"memory {BOUNDS[0]}", OURS)
+        free = _at_overload(outcomes, "load", OURS)
+        at_once = _at_overload(outcomes, _AT_ONCE, OURS)
+        kept, imbalance = (tight.ratio(free, column.metric) for column in (KEPT, IMBALANCE))
+        kept_at_once, bound = (at_once.ratio(free, column.metric) for column in (KEPT, IMBALANCE))
+        return (
+            f"Prefill workers of {BOUNDS[0]:,} tokens keep {kept:.2f} times the KV that they keep "
+            f"without bound, and bfio's imbalance is {imbalance:.2f} times as large: the rest "
+            "waits for a prefill worker, and keeps nothing. Binding requests as soon as they are "
+            f"computed keeps {kept_at_once:.2f} times the KV, at {bound:.1f} times the imbalance: "
+            "an engine fetches what it has queued once a slot is free, as vLLM's do. In overload "
+            "what waits grows for as long as the run lasts. Nobody is held back for a better slot "
+            "while there is a free one. Of sizes with an error policies see the exact ones once a "
+            "request is on its decode worker."
+        )

@@ -18,36 +18,6 @@ _KINDS: Mapping[str, Mapping[str, float]] = {_PLAIN: PLAIN, _DISCOUNTED: {}}
 _STEPS = 1500
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            Case(
-                (trace, kind, str(horizon)),
-                config(trace, ORACLE, horizon=horizon, steps=_STEPS, **changes),
-            )
-            for trace in TRACE_NAMES
-            for kind, changes in _KINDS.items()
-            for horizon in HORIZONS
-        ]
-    )
-
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    return [
-        metric_table(
-            TRACE_NAMES[trace],
-            "program, H",
-            [
-                (f"{kind}, H={horizon}", outcomes[trace, kind, str(horizon)])
-                for kind in _KINDS
-                for horizon in HORIZONS
-            ],
-            (IMBALANCE, THROUGHPUT),
-        )
-        for trace in TRACE_NAMES
-    ]
-
-
 def best(outcomes: Outcomes, trace: str, kind: str) -> tuple[int, float]:
     """The horizon with the least imbalance, and that imbalance in tokens."""
     found = {h: outcomes[trace, kind, str(h)].mean(IMBALANCE.metric) for h in HORIZONS}
@@ -55,40 +25,61 @@ def best(outcomes: Outcomes, trace: str, kind: str) -> tuple[int, float]:
     return horizon, found[horizon]
 
 
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, every_axes = panels(2)
-    for axes, (trace, name) in zip(every_axes, TRACE_NAMES.items(), strict=True):
-        for style, kind in enumerate(_KINDS, 1):
-            samples = [outcomes[trace, kind, str(horizon)] for horizon in HORIZONS]
-            estimates = [sample.of(IMBALANCE.metric) for sample in samples]
-            draw_line(axes, Line(kind, HORIZONS, estimates, 1e4, style))
-        axes.set_xscale("symlog", linthresh=2)
-        axes.set_xticks(HORIZONS, [str(horizon) for horizon in HORIZONS])
-        axes.set_yscale("log")
-        finish(axes, "look-ahead H, steps", IMBALANCE.title, name)
-        legend(axes)
-    save(figure, path, f"simulated; G=16, B=72, pool 128, oracle of ends, {_STEPS:,} steps")
-
-
-def _words(outcomes: Outcomes) -> str:
-    parts = []
-    for trace, name in TRACE_NAMES.items():
-        (plain, least), (ours, lower) = (best(outcomes, trace, kind) for kind in _KINDS)
-        parts.append(
-            f"{name}: best plain H is {plain} ({least / 1e4:.2f}e4), best discounted H {ours} "
-            f"({lower / 1e4:.2f}e4)."
-        )
-    return " ".join(parts)
-
-
-STUDY = Study(
-    title="Look-ahead (Figure 4)",
-    conditions=(
+class HorizonStudy(Study):
+    title = "Look-ahead (Figure 4)"
+    conditions = (
         f"G=16, B=72, pool 128, oracle of ends, {_STEPS:,} steps without the first 500. Plain: the "
         "paper's objective with ties broken evenly; discounted: gamma, mu and lead by the rule."
-    ),
-    measure=_measure,
-    tables=_tables,
-    draw=_draw,
-    words=_words,
-)
+    )
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                Case(
+                    (trace, kind, str(horizon)),
+                    config(trace, ORACLE, horizon=horizon, steps=_STEPS, **changes),
+                )
+                for trace in TRACE_NAMES
+                for kind, changes in _KINDS.items()
+                for horizon in HORIZONS
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        return [
+            metric_table(
+                TRACE_NAMES[trace],
+                "program, H",
+                [
+                    (f"{kind}, H={horizon}", outcomes[trace, kind, str(horizon)])
+                    for kind in _KINDS
+                    for horizon in HORIZONS
+                ],
+                (IMBALANCE, THROUGHPUT),
+            )
+            for trace in TRACE_NAMES
+        ]
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, every_axes = panels(2)
+        for axes, (trace, name) in zip(every_axes, TRACE_NAMES.items(), strict=True):
+            for style, kind in enumerate(_KINDS, 1):
+                samples = [outcomes[trace, kind, str(horizon)] for horizon in HORIZONS]
+                estimates = [sample.of(IMBALANCE.metric) for sample in samples]
+                draw_line(axes, Line(kind, HORIZONS, estimates, 1e4, style))
+            axes.set_xscale("symlog", linthresh=2)
+            axes.set_xticks(HORIZONS, [str(horizon) for horizon in HORIZONS])
+            axes.set_yscale("log")
+            finish(axes, "look-ahead H, steps", IMBALANCE.title, name)
+            legend(axes)
+        save(figure, path, f"simulated; G=16, B=72, pool 128, oracle of ends, {_STEPS:,} steps")
+
+    def words(self, outcomes: Outcomes) -> str:
+        parts = []
+        for trace, name in TRACE_NAMES.items():
+            (plain, least), (ours, lower) = (best(outcomes, trace, kind) for kind in _KINDS)
+            parts.append(
+                f"{name}: best plain H is {plain} ({least / 1e4:.2f}e4), best discounted H {ours} "
+                f"({lower / 1e4:.2f}e4)."
+            )
+        return " ".join(parts)

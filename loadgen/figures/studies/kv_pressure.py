@@ -65,10 +65,6 @@ _TOLD: Mapping[str, AdmissionOptions] = MappingProxyType(
 _CALM_SHARE = 0.02
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run([*_pressed(), *_shortest_first()])
-
-
 def _pressed() -> Iterator[AdmissionCase]:
     for load, (scenario, rate) in _LOADS.items():
         for way, options in _WAYS.items():
@@ -89,61 +85,62 @@ def beside(outcomes: Outcomes, load: str, way: str, column: Column) -> Estimate:
     return paired(ours.each(column.metric), engine.each(column.metric))
 
 
-def _tables(outcomes: Outcomes) -> list[Table]:
-    loads = [(load, f"{load}, {_SEEDS} seeds", _WAYS) for load in _LOADS]
-    loads += [(f"MC-SF, {rate}/s", f"MC-SF: chat70b, {rate}/s, 5 seeds", _TOLD) for rate in _RATES]
-    return [
-        metric_table(title, "policy", [(way, outcomes[load, way]) for way in ways], COLUMNS)
-        for load, title, ways in loads
-    ]
-
-
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for load, gain, tail in ((_CHAT, 0.05, 0.2), (_REASON, 0.04, 0.15)):
-        for way in (CONSTANT, DEFAULT):
-            fewer = outcomes[load, way].ratio(outcomes[load, ENGINE], EVICTIONS.metric)
-            yield at_most(f"{load}, {way}: evictions / vLLM's order's", fewer, 0.1)
-            more = beside(outcomes, load, way, TOKENS)
-            yield at_least(f"{load}, {way}: gain in throughput", more.mean, gain, _spread(more))
-            shorter = beside(outcomes, load, way, P99)
-            text = f"{load}, {way}: latency p99 beside vLLM's order"
-            yield at_most(text, shorter.mean, -tail, _spread(shorter))
-    for way in (CONSTANT, DEFAULT):
-        for column, what in ((TOKENS, "throughput"), (LATENCY, "mean latency")):
-            off = beside(outcomes, _CALM, way, column).mean
-            text = f"{_CALM}, {way}: {what}, difference from vLLM's order"
-            yield at_most(text, abs(off), _CALM_SHARE)
-    for rate, ratio in zip(_RATES, (3, 2), strict=True):
-        load = f"MC-SF, {rate}/s"
-        exact = outcomes[load, _EXACT]
-        yield at_most(f"{load}, {_EXACT}: most evictions", max(exact.each(EVICTIONS.metric)), 0)
-        longer = outcomes[load, ENGINE].ratio(exact, LATENCY.metric)
-        yield at_least(f"{load}: mean latency, vLLM's order / {_EXACT}", longer, ratio)
-        erring = outcomes[load, _ERRING].mean(EVICTIONS.metric)
-        yield at_most(f"{load}, {_ERRING}: evictions per 1,000", erring, 5)
-
-
 def _spread(found: Estimate) -> str:
     return "" if found.half_width is None else f"± {found.half_width:.1%}"
 
 
-STUDY = Study(
-    title="Admission under KV pressure",
-    conditions=(
+class KvPressureStudy(Study):
+    title = "Admission under KV pressure"
+    conditions = (
         "One engine, continuous batching with chunked prefill, 256 sequences, 2,048 tokens a step; "
         "evicted requests keep their tokens and their KV is computed again, last in first out. "
         "chat70b: the memory of arXiv 2502.07115, 16,492 tokens, 8,000 requests (10,000 for MC-SF) "
         "of 41 prompt and 85 output tokens on average; reason32b: 120,000 tokens, 3,000 requests "
         "of 320 and 1,300, a deep overload. Poisson arrivals, every request counted to its end, "
         "the first 15 % of the arrivals left out."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    words=lambda _: (
-        "Overload figures depend on the number of requests: the queue grows for as long as they "
-        "come. MC-SF at 10/s: vLLM's order becomes critical just there, so its mean latency, and "
-        "with it the ratio, differs much from seed to seed."
-    ),
-    code=ADMISSION_FOLDERS,
-)
+    )
+    code = ADMISSION_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run([*_pressed(), *_shortest_first()])
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        loads = [(load, f"{load}, {_SEEDS} seeds", _WAYS) for load in _LOADS]
+        loads += [
+            (f"MC-SF, {rate}/s", f"MC-SF: chat70b, {rate}/s, 5 seeds", _TOLD) for rate in _RATES
+        ]
+        return [
+            metric_table(title, "policy", [(way, outcomes[load, way]) for way in ways], COLUMNS)
+            for load, title, ways in loads
+        ]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for load, gain, tail in ((_CHAT, 0.05, 0.2), (_REASON, 0.04, 0.15)):
+            for way in (CONSTANT, DEFAULT):
+                fewer = outcomes[load, way].ratio(outcomes[load, ENGINE], EVICTIONS.metric)
+                yield at_most(f"{load}, {way}: evictions / vLLM's order's", fewer, 0.1)
+                more = beside(outcomes, load, way, TOKENS)
+                yield at_least(f"{load}, {way}: gain in throughput", more.mean, gain, _spread(more))
+                shorter = beside(outcomes, load, way, P99)
+                text = f"{load}, {way}: latency p99 beside vLLM's order"
+                yield at_most(text, shorter.mean, -tail, _spread(shorter))
+        for way in (CONSTANT, DEFAULT):
+            for column, what in ((TOKENS, "throughput"), (LATENCY, "mean latency")):
+                off = beside(outcomes, _CALM, way, column).mean
+                text = f"{_CALM}, {way}: {what}, difference from vLLM's order"
+                yield at_most(text, abs(off), _CALM_SHARE)
+        for rate, ratio in zip(_RATES, (3, 2), strict=True):
+            load = f"MC-SF, {rate}/s"
+            exact = outcomes[load, _EXACT]
+            yield at_most(f"{load}, {_EXACT}: most evictions", max(exact.each(EVICTIONS.metric)), 0)
+            longer = outcomes[load, ENGINE].ratio(exact, LATENCY.metric)
+            yield at_least(f"{load}: mean latency, vLLM's order / {_EXACT}", longer, ratio)
+            erring = outcomes[load, _ERRING].mean(EVICTIONS.metric)
+            yield at_most(f"{load}, {_ERRING}: evictions per 1,000", erring, 5)
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            "Overload figures depend on the number of requests: the queue grows for as long as "
+            "they come. MC-SF at 10/s: vLLM's order becomes critical just there, so its mean "
+            "latency, and with it the ratio, differs much from seed to seed."
+        )

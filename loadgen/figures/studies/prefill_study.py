@@ -30,38 +30,33 @@ def _config(beta: float, way: str) -> DecodeConfig:
     return config("burstgpt", way, profile=profile, steps=_STEPS)
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            Case((f"{beta:g}", way), _config(beta, way))
-            for beta in BETAS
-            for way in (*_WAYS, UNAWARE)
-        ]
-    )
-
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    columns = (THROUGHPUT, TPOT, TTFT, IMBALANCE)
-    rows = []
-    for beta in BETAS:
-        first = outcomes[f"{beta:g}", "fcfs"]
-        for way in (*_WAYS, UNAWARE):
-            sample = outcomes[f"{beta:g}", way]
-            over = sample.ratio(first, THROUGHPUT.metric) - 1
-            cells = [column.cell(sample) for column in columns]
-            rows.append([f"beta {beta:g}, {way}", *cells, f"{over:+.1%}"])
-    return [Table(["", *(column.title for column in columns), "throughput over fcfs"], rows)]
-
-
-STUDY = Study(
-    title="Prefill on the decode workers",
-    conditions=(
+class PrefillStudy(Study):
+    title = "Prefill on the decode workers"
+    conditions = (
         f"BurstGPT lengths, G=16, B=72, pool 128, {_STEPS:,} steps without the first 500. A prompt "
         f"token costs beta KV tokens' worth, in chunks of {CHUNK} per request and step; beta = "
         "1,000: 2 x 8e9 FLOP at half of 312 TFLOP/s against 9.5e-8 s per KV token read (a dense 8B "
         "model on an A100); beta = 100: nine tenths of the prompts in the prefix cache. Imbalance: "
         "KV tokens alone."
-    ),
-    measure=_measure,
-    tables=_tables,
-)
+    )
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                Case((f"{beta:g}", way), _config(beta, way))
+                for beta in BETAS
+                for way in (*_WAYS, UNAWARE)
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        columns = (THROUGHPUT, TPOT, TTFT, IMBALANCE)
+        rows = []
+        for beta in BETAS:
+            first = outcomes[f"{beta:g}", "fcfs"]
+            for way in (*_WAYS, UNAWARE):
+                sample = outcomes[f"{beta:g}", way]
+                over = sample.ratio(first, THROUGHPUT.metric) - 1
+                cells = [column.cell(sample) for column in columns]
+                rows.append([f"beta {beta:g}, {way}", *cells, f"{over:+.1%}"])
+        return [Table(["", *(column.title for column in columns), "throughput over fcfs"], rows)]

@@ -51,11 +51,6 @@ def steps(trace: str, workers: int, requests: int = REQUESTS) -> int:
     return round(requests * output_tokens / (workers * SLOTS))
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    once = [_case(*run, REQUESTS) for run in RELEASE]
-    return laboratory.run([*once, *(_case(*run, 2 * REQUESTS) for run in LONGER)])
-
-
 def _case(trace: str, workers: int, way: str, requests: int) -> Case:
     size = {"workers": workers, "slots": SLOTS, "pool": 4 * workers}
     until = {"steps": steps(trace, workers, requests), "warmup": 0}
@@ -63,43 +58,58 @@ def _case(trace: str, workers: int, way: str, requests: int) -> Case:
     return Case(key, config(trace, way, **size, **until), before_refill=True)
 
 
-def _tables(outcomes: Outcomes) -> list[Table]:
-    rows = []
-    shown = [(run, REQUESTS) for run in RELEASE] + [(run, 2 * REQUESTS) for run in LONGER]
-    for (trace, workers, way), requests in shown:
-        targets = RELEASE[trace, workers, way]
-        sample = outcomes[trace, str(workers), way, str(requests)]
-        cells = [IMBALANCE.cell(sample)]
-        for column, target in zip((_THEIRS, THROUGHPUT), targets, strict=True):
-            cells.append(column.cell(sample))
-            deviation = None if target is None else sample.mean(column.metric) / target - 1
-            cells += ["–", "–"] if target is None else [f"{target / 1e4:g}", f"{deviation:+.1%}"]
-        rows.append([f"{TRACE_NAMES[trace]}, G={workers}, {way}, {requests:,} requests", *cells])
-    header = ["", IMBALANCE.title, _THEIRS.title, "release", "", THROUGHPUT.title, "release", ""]
-    return [Table(header, rows)]
-
-
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for (trace, workers, way), (imbalance, throughput) in RELEASE.items():
-        sample = outcomes[trace, str(workers), way, str(REQUESTS)]
-        name = f"{TRACE_NAMES[trace]}, G={workers}, {way}, against the release"
-        yield within(f"{name}: imbalance", sample, BEFORE_REFILL, imbalance, TOLERANCE)
-        if throughput is not None:
-            yield within(f"{name}: throughput", sample, THROUGHPUT.metric, throughput, TOLERANCE)
-
-
-STUDY = Study(
-    title="The authors' release",
-    conditions=(
+class ReleaseStudy(Study):
+    title = "The authors' release"
+    conditions = (
         f"The release's protocol: 4 G requests revealed at a time, averages from the start until "
         f"{REQUESTS:,} requests are assigned, imbalance taken after requests have ended and before "
         f"their slots are filled; B={SLOTS}. A step's own imbalance stands beside it."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    words=lambda _: (
-        f"At G=64 {REQUESTS:,} requests are assigned in some 740 steps, while loads still grow; "
-        "how many the release was given there is not known."
-    ),
-)
+    )
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        once = [_case(*run, REQUESTS) for run in RELEASE]
+        return laboratory.run([*once, *(_case(*run, 2 * REQUESTS) for run in LONGER)])
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        rows = []
+        shown = [(run, REQUESTS) for run in RELEASE] + [(run, 2 * REQUESTS) for run in LONGER]
+        for (trace, workers, way), requests in shown:
+            targets = RELEASE[trace, workers, way]
+            sample = outcomes[trace, str(workers), way, str(requests)]
+            cells = [IMBALANCE.cell(sample)]
+            for column, target in zip((_THEIRS, THROUGHPUT), targets, strict=True):
+                cells.append(column.cell(sample))
+                deviation = None if target is None else sample.mean(column.metric) / target - 1
+                cells += (
+                    ["–", "–"] if target is None else [f"{target / 1e4:g}", f"{deviation:+.1%}"]
+                )
+            rows.append(
+                [f"{TRACE_NAMES[trace]}, G={workers}, {way}, {requests:,} requests", *cells]
+            )
+        header = [
+            "",
+            IMBALANCE.title,
+            _THEIRS.title,
+            "release",
+            "",
+            THROUGHPUT.title,
+            "release",
+            "",
+        ]
+        return [Table(header, rows)]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for (trace, workers, way), (imbalance, throughput) in RELEASE.items():
+            sample = outcomes[trace, str(workers), way, str(REQUESTS)]
+            name = f"{TRACE_NAMES[trace]}, G={workers}, {way}, against the release"
+            yield within(f"{name}: imbalance", sample, BEFORE_REFILL, imbalance, TOLERANCE)
+            if throughput is not None:
+                yield within(
+                    f"{name}: throughput", sample, THROUGHPUT.metric, throughput, TOLERANCE
+                )
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            f"At G=64 {REQUESTS:,} requests are assigned in some 740 steps, while loads still "
+            "grow; how many the release was given there is not known."
+        )

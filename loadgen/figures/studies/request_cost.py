@@ -30,45 +30,40 @@ def _rows(cost: str) -> list[str]:
     return [*_WAYS, UNAWARE] if _COSTS[cost] is FITTED else list(_WAYS)
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            Case((trace, cost, way), _config(trace, cost, way))
-            for trace in TRACE_NAMES
-            for cost in _COSTS
-            for way in _rows(cost)
-        ]
-    )
-
-
 def gain(outcomes: Outcomes, trace: str, cost: str, way: str) -> float:
     """Relative throughput gain over FCFS at the same cost."""
     first = outcomes[trace, cost, "fcfs"]
     return outcomes[trace, cost, way].ratio(first, THROUGHPUT.metric) - 1
 
 
-def _tables(outcomes: Outcomes) -> list[Table]:
-    columns = (THROUGHPUT, TPOT, IMBALANCE)
-    rows = [
-        [
-            f"{name}, {cost}, {way}",
-            *(column.cell(outcomes[trace, cost, way]) for column in columns),
-            f"{gain(outcomes, trace, cost, way):+.1%}",
-        ]
-        for trace, name in TRACE_NAMES.items()
-        for cost in _COSTS
-        for way in _rows(cost)
-    ]
-    titles = [column.title for column in columns]
-    return [Table(["", *titles, "throughput over fcfs"], rows)]
-
-
-STUDY = Study(
-    title="A cost per running request",
-    conditions=(
+class RequestCostStudy(Study):
+    title = "A cost per running request"
+    conditions = (
         "As Table 1; t_r fitted: each running request costs as much as 800 KV tokens, as fits to a "
         "dense 8B model show."
-    ),
-    measure=_measure,
-    tables=_tables,
-)
+    )
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                Case((trace, cost, way), _config(trace, cost, way))
+                for trace in TRACE_NAMES
+                for cost in _COSTS
+                for way in _rows(cost)
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        columns = (THROUGHPUT, TPOT, IMBALANCE)
+        rows = [
+            [
+                f"{name}, {cost}, {way}",
+                *(column.cell(outcomes[trace, cost, way]) for column in columns),
+                f"{gain(outcomes, trace, cost, way):+.1%}",
+            ]
+            for trace, name in TRACE_NAMES.items()
+            for cost in _COSTS
+            for way in _rows(cost)
+        ]
+        titles = [column.title for column in columns]
+        return [Table(["", *titles, "throughput over fcfs"], rows)]

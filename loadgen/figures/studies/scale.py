@@ -62,32 +62,6 @@ def _seeds(workers: int, way: str) -> int:
     return MORE_SEEDS if (workers, way) == (_REQUIRED_WORKERS, "fcfs") else SEEDS
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            Case(
-                (str(workers), way),
-                _config(workers, way),
-                seeds=_seeds(workers, way),
-            )
-            for workers in WORKERS
-            for way in _WAYS
-            if workers <= _GREEDY_UP_TO or "balance_route" not in way
-        ]
-    )
-
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    samples = [
-        (f"G={workers}, {way}", outcomes.get((str(workers), way)))
-        for workers in WORKERS
-        for way in _WAYS
-        if (str(workers), way) in outcomes
-    ]
-    columns = (IMBALANCE, THROUGHPUT, TPOT, MEAN_LOAD, PROMPT)
-    return [metric_table("", "workers, policy", samples, columns), _reached(outcomes)]
-
-
 def _reached(outcomes: Outcomes) -> Table:
     rows = []
     for (workers, way), targets in REACHED.items():
@@ -99,20 +73,6 @@ def _reached(outcomes: Outcomes) -> Table:
         rows.append([f"G={workers}, {way}", *cells])
     header = ["", "imbalance, 10⁴ tokens", "reached before", "", "throughput, 10⁴ tok/s"]
     return Table([*header, "reached before", ""], rows, "Beside an earlier reproduction")
-
-
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for way in ("fcfs", NONE, ORACLE):
-        sample = outcomes[str(_REQUIRED_WORKERS), way]
-        imbalance, throughput = REACHED[_REQUIRED_WORKERS, way]
-        name = f"BurstGPT lengths, G=32, {way}"
-        found = sample.mean(IMBALANCE.metric)
-        if way == "fcfs":
-            yield within(f"{name}: imbalance", sample, IMBALANCE.metric, imbalance, TOLERANCE)
-        else:
-            yield at_most(f"{name}: imbalance, limit + 7 %", found, imbalance * (1 + TOLERANCE))
-        yield within(f"{name}: throughput", sample, THROUGHPUT.metric, throughput, TOLERANCE)
-    yield from _comparisons(outcomes)
 
 
 def _comparisons(outcomes: Outcomes) -> Iterator[Claim]:
@@ -132,34 +92,65 @@ def _comparisons(outcomes: Outcomes) -> Iterator[Claim]:
     yield at_least(text, gain, GAIN_AT_128)
 
 
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, (left, right) = panels(2)
-    for style, way in enumerate(_WAYS):
-        present = [workers for workers in WORKERS if (str(workers), way) in outcomes]
-        samples = [outcomes[str(workers), way] for workers in present]
-        for axes, column in ((left, IMBALANCE), (right, THROUGHPUT)):
-            estimates = [sample.of(column.metric) for sample in samples]
-            draw_line(axes, Line(way, present, estimates, 1e4, style))
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(WORKERS, [str(workers) for workers in WORKERS])
-    finish(left, "workers G", IMBALANCE.title)
-    finish(right, "workers G", THROUGHPUT.title)
-    legend(left)
-    save(figure, path, "simulated; BurstGPT lengths, B=72, pool 128 up to G=32, then 4 G")
-
-
-STUDY = Study(
-    title="From 16 to 256 workers",
-    conditions=(
+class ScaleStudy(Study):
+    title = "From 16 to 256 workers"
+    conditions = (
         "BurstGPT lengths, B=72. G=16 and 32: pool 128, 4,500 steps; above: pool 4 G, 1,500 steps. "
         f"The first 500 steps are left out. {SEEDS} seeds, from G=128 on {FEWER_SEEDS}; "
         f"{MORE_SEEDS} for fcfs at G=32, which varies most from seed to seed. The greedy's "
         f"simulation is slow: up to G={_GREEDY_UP_TO} only."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    draw=_draw,
-)
+    )
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                Case(
+                    (str(workers), way),
+                    _config(workers, way),
+                    seeds=_seeds(workers, way),
+                )
+                for workers in WORKERS
+                for way in _WAYS
+                if workers <= _GREEDY_UP_TO or "balance_route" not in way
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        samples = [
+            (f"G={workers}, {way}", outcomes.get((str(workers), way)))
+            for workers in WORKERS
+            for way in _WAYS
+            if (str(workers), way) in outcomes
+        ]
+        columns = (IMBALANCE, THROUGHPUT, TPOT, MEAN_LOAD, PROMPT)
+        return [metric_table("", "workers, policy", samples, columns), _reached(outcomes)]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for way in ("fcfs", NONE, ORACLE):
+            sample = outcomes[str(_REQUIRED_WORKERS), way]
+            imbalance, throughput = REACHED[_REQUIRED_WORKERS, way]
+            name = f"BurstGPT lengths, G=32, {way}"
+            found = sample.mean(IMBALANCE.metric)
+            if way == "fcfs":
+                yield within(f"{name}: imbalance", sample, IMBALANCE.metric, imbalance, TOLERANCE)
+            else:
+                yield at_most(f"{name}: imbalance, limit + 7 %", found, imbalance * (1 + TOLERANCE))
+            yield within(f"{name}: throughput", sample, THROUGHPUT.metric, throughput, TOLERANCE)
+        yield from _comparisons(outcomes)
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, (left, right) = panels(2)
+        for style, way in enumerate(_WAYS):
+            present = [workers for workers in WORKERS if (str(workers), way) in outcomes]
+            samples = [outcomes[str(workers), way] for workers in present]
+            for axes, column in ((left, IMBALANCE), (right, THROUGHPUT)):
+                estimates = [sample.of(column.metric) for sample in samples]
+                draw_line(axes, Line(way, present, estimates, 1e4, style))
+        for axes in (left, right):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(WORKERS, [str(workers) for workers in WORKERS])
+        finish(left, "workers G", IMBALANCE.title)
+        finish(right, "workers G", THROUGHPUT.title)
+        legend(left)
+        save(figure, path, "simulated; BurstGPT lengths, B=72, pool 128 up to G=32, then 4 G")

@@ -60,25 +60,6 @@ REACHED: Mapping[tuple[str, str], tuple[float, float]] = MappingProxyType(
 _LIMITS = (NONE, ORACLE)
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [Case((trace, way), config(trace, way)) for trace in TRACE_NAMES for way in WAYS]
-    )
-
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    tables = []
-    for trace, name in TRACE_NAMES.items():
-        samples = [(way, outcomes[trace, way]) for way in WAYS]
-        table = metric_table(name, "policy", samples, _COLUMNS)
-        rows = [
-            [*row, chosen_parameters(sample)]
-            for row, (_, sample) in zip(table.rows, samples, strict=True)
-        ]
-        tables.append(Table([*table.header, "H, γ, μ, lead in force"], rows, name))
-    return [_side_by_side(outcomes), *tables, _printed(outcomes), _reached(outcomes)]
-
-
 def _side_by_side(outcomes: Outcomes) -> Table:
     columns = (IMBALANCE, THROUGHPUT, PROMPT)
     rows = [
@@ -123,33 +104,48 @@ def _reached(outcomes: Outcomes) -> Table:
     return Table(header, rows, "Beside the figures to reach")
 
 
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for (trace, way), (imbalance, throughput) in REACHED.items():
-        sample, name = outcomes[trace, way], f"{TRACE_NAMES[trace]}, G=16, {way}"
-        found = sample.mean(IMBALANCE.metric)
-        if way in _LIMITS:
-            limit = imbalance * (1 + TOLERANCE)
-            yield at_most(f"{name}: imbalance, limit + 7 %", found, limit)
-        else:
-            yield within(f"{name}: imbalance", sample, IMBALANCE.metric, imbalance, TOLERANCE)
-        yield within(f"{name}: throughput", sample, THROUGHPUT.metric, throughput, TOLERANCE)
-    for trace, name in TRACE_NAMES.items():
-        ratio = outcomes[trace, NONE].ratio(outcomes[trace, GREEDY_ORACLE], IMBALANCE.metric)
-        yield at_most(f"{name}, G=16: imbalance, {NONE} / {GREEDY_ORACLE}", ratio, 1.0)
-
-
-STUDY = Study(
-    title="Table 1",
-    conditions=(
+class Table1Study(Study):
+    title = "Table 1"
+    conditions = (
         "G=16 workers, B=72 slots, 128 requests always waiting, step time 4.95 ms + 9.5e-8 s per "
         "KV token of the fullest worker, 4,500 steps of which the first 500 are left out."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    words=lambda _: (
-        "Deferring long prompts lowers the load and flatters imbalance and throughput alike: see "
-        "mean load and mean admitted prompt. Without memory pressure vLLM's score of 2026 is "
-        "join-the-shortest-queue. Energy is that of the steps shown, by the paper's power model."
-    ),
-)
+    )
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [Case((trace, way), config(trace, way)) for trace in TRACE_NAMES for way in WAYS]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        tables = []
+        for trace, name in TRACE_NAMES.items():
+            samples = [(way, outcomes[trace, way]) for way in WAYS]
+            table = metric_table(name, "policy", samples, _COLUMNS)
+            rows = [
+                [*row, chosen_parameters(sample)]
+                for row, (_, sample) in zip(table.rows, samples, strict=True)
+            ]
+            tables.append(Table([*table.header, "H, γ, μ, lead in force"], rows, name))
+        return [_side_by_side(outcomes), *tables, _printed(outcomes), _reached(outcomes)]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for (trace, way), (imbalance, throughput) in REACHED.items():
+            sample, name = outcomes[trace, way], f"{TRACE_NAMES[trace]}, G=16, {way}"
+            found = sample.mean(IMBALANCE.metric)
+            if way in _LIMITS:
+                limit = imbalance * (1 + TOLERANCE)
+                yield at_most(f"{name}: imbalance, limit + 7 %", found, limit)
+            else:
+                yield within(f"{name}: imbalance", sample, IMBALANCE.metric, imbalance, TOLERANCE)
+            yield within(f"{name}: throughput", sample, THROUGHPUT.metric, throughput, TOLERANCE)
+        for trace, name in TRACE_NAMES.items():
+            ratio = outcomes[trace, NONE].ratio(outcomes[trace, GREEDY_ORACLE], IMBALANCE.metric)
+            yield at_most(f"{name}, G=16: imbalance, {NONE} / {GREEDY_ORACLE}", ratio, 1.0)
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            "Deferring long prompts lowers the load and flatters imbalance and throughput alike: "
+            "see mean load and mean admitted prompt. Without memory pressure vLLM's score of 2026 "
+            "is join-the-shortest-queue. Energy is that of the steps shown, by the paper's power "
+            "model."
+        )

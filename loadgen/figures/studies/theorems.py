@@ -77,20 +77,6 @@ def _config(setting: Setting, workers: int, slots: int, policy: str) -> DecodeCo
     )
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            Case(
-                (setting.name, str(workers), str(slots), policy),
-                _config(setting, workers, slots, policy),
-            )
-            for setting in SETTINGS
-            for workers, slots in _POINTS
-            for policy in ("fcfs", "bfio")
-        ]
-    )
-
-
 def ratios(outcomes: Outcomes, setting: Setting, workers: int, slots: int) -> list[float]:
     """Imbalance of FCFS over that of BF-IO (at least 1 token), one per seed."""
     first, ours = (
@@ -113,63 +99,70 @@ def _slopes(outcomes: Outcomes, setting: Setting) -> tuple[Estimate, Estimate]:
     return slope(SLOTS, by_slots), slope([math.log(w) for w in WORKERS], by_workers)
 
 
-def _tables(outcomes: Outcomes) -> list[Table]:
-    tables = []
-    for name, points in (
-        (f"Ratio FCFS / BF-IO against B (G={AT_WORKERS})", [(AT_WORKERS, b) for b in SLOTS]),
-        (f"Ratio FCFS / BF-IO against G (B={AT_SLOTS})", [(g, AT_SLOTS) for g in WORKERS]),
-    ):
-        by_slots = points[0][0] == points[1][0]
-        header = [f"B={slots}" if by_slots else f"G={workers}" for workers, slots in points]
-        rows = []
-        for setting in SETTINGS:
-            cells = [shown(estimate(ratios(outcomes, setting, *at)), 1.0, 1) for at in points]
-            fitted = _slopes(outcomes, setting)[0 if by_slots else 1]
-            rows.append([setting.name, *cells, shown(fitted, 1.0, 2)])
-        exponent = "exponent of B" if by_slots else "exponent of log G"
-        tables.append(Table(["", *header, exponent], rows, name))
-    return tables
-
-
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    for setting in SETTINGS:
-        for name, found in zip(("B", "log G"), _slopes(outcomes, setting), strict=True):
-            text = f"{setting.name}: exponent of {name} in FCFS / BF-IO (theory: 0.5 or more)"
-            yield at_least(text, found.mean, SLOPE, f"± {found.half_width or 0:.2f}")
-
-
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, (left, right) = panels(2)
-    for style, setting in enumerate(SETTINGS, 1):
-        by_slots = [estimate(ratios(outcomes, setting, AT_WORKERS, b)) for b in SLOTS]
-        by_workers = [estimate(ratios(outcomes, setting, g, AT_SLOTS)) for g in WORKERS]
-        draw_line(left, Line(setting.name, SLOTS, by_slots, style=style))
-        draw_line(right, Line(setting.name, WORKERS, by_workers, style=style))
-    first = SETTINGS[1]
-    for axes, xs, at in ((left, SLOTS, (AT_WORKERS, 0)), (right, WORKERS, (0, AT_SLOTS))):
-        bounds = [math.sqrt((at[1] or x) * math.log(at[0] or x)) for x in xs]
-        start = estimate(ratios(outcomes, first, at[0] or xs[0], at[1] or xs[0])).mean
-        ys = [start * bound / bounds[0] for bound in bounds]
-        axes.plot(xs, ys, color="0.4", linewidth=3, alpha=0.4, label="sqrt(B log G), scaled")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xticks(xs, [str(x) for x in xs])
-        axes.yaxis.set_major_formatter("{x:g}")
-    finish(left, f"slots B (G={AT_WORKERS})", "imbalance, FCFS / BF-IO (H=0)")
-    finish(right, f"workers G (B={AT_SLOTS})", "imbalance, FCFS / BF-IO (H=0)")
-    legend(left)
-    save(figure, path, "simulated; prompts uniform to 1,000 tokens, geometric outputs of mean 50")
-
-
-STUDY = Study(
-    title="Scaling with B and G (Theorems 1 to 3)",
-    conditions=(
+class TheoremsStudy(Study):
+    title = "Scaling with B and G (Theorems 1 to 3)"
+    conditions = (
         "Prompts uniform from 1 to 1,000 tokens. Theorem 1: all outputs of 4 tokens, twice as many "
         "requests waiting as run, 20 rounds a seed. Else: geometric outputs of mean 50, a pool of "
         f"four steps' free slots and at least 4 G, 350 steps without the first 150. {SEEDS} seeds."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    draw=_draw,
-)
+    )
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                Case(
+                    (setting.name, str(workers), str(slots), policy),
+                    _config(setting, workers, slots, policy),
+                )
+                for setting in SETTINGS
+                for workers, slots in _POINTS
+                for policy in ("fcfs", "bfio")
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        tables = []
+        for name, points in (
+            (f"Ratio FCFS / BF-IO against B (G={AT_WORKERS})", [(AT_WORKERS, b) for b in SLOTS]),
+            (f"Ratio FCFS / BF-IO against G (B={AT_SLOTS})", [(g, AT_SLOTS) for g in WORKERS]),
+        ):
+            by_slots = points[0][0] == points[1][0]
+            header = [f"B={slots}" if by_slots else f"G={workers}" for workers, slots in points]
+            rows = []
+            for setting in SETTINGS:
+                cells = [shown(estimate(ratios(outcomes, setting, *at)), 1.0, 1) for at in points]
+                fitted = _slopes(outcomes, setting)[0 if by_slots else 1]
+                rows.append([setting.name, *cells, shown(fitted, 1.0, 2)])
+            exponent = "exponent of B" if by_slots else "exponent of log G"
+            tables.append(Table(["", *header, exponent], rows, name))
+        return tables
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for setting in SETTINGS:
+            for name, found in zip(("B", "log G"), _slopes(outcomes, setting), strict=True):
+                text = f"{setting.name}: exponent of {name} in FCFS / BF-IO (theory: 0.5 or more)"
+                yield at_least(text, found.mean, SLOPE, f"± {found.half_width or 0:.2f}")
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, (left, right) = panels(2)
+        for style, setting in enumerate(SETTINGS, 1):
+            by_slots = [estimate(ratios(outcomes, setting, AT_WORKERS, b)) for b in SLOTS]
+            by_workers = [estimate(ratios(outcomes, setting, g, AT_SLOTS)) for g in WORKERS]
+            draw_line(left, Line(setting.name, SLOTS, by_slots, style=style))
+            draw_line(right, Line(setting.name, WORKERS, by_workers, style=style))
+        first = SETTINGS[1]
+        for axes, xs, at in ((left, SLOTS, (AT_WORKERS, 0)), (right, WORKERS, (0, AT_SLOTS))):
+            bounds = [math.sqrt((at[1] or x) * math.log(at[0] or x)) for x in xs]
+            start = estimate(ratios(outcomes, first, at[0] or xs[0], at[1] or xs[0])).mean
+            ys = [start * bound / bounds[0] for bound in bounds]
+            axes.plot(xs, ys, color="0.4", linewidth=3, alpha=0.4, label="sqrt(B log G), scaled")
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log", base=2)
+            axes.set_xticks(xs, [str(x) for x in xs])
+            axes.yaxis.set_major_formatter("{x:g}")
+        finish(left, f"slots B (G={AT_WORKERS})", "imbalance, FCFS / BF-IO (H=0)")
+        finish(right, f"workers G (B={AT_SLOTS})", "imbalance, FCFS / BF-IO (H=0)")
+        legend(left)
+        save(
+            figure, path, "simulated; prompts uniform to 1,000 tokens, geometric outputs of mean 50"
+        )

@@ -21,37 +21,10 @@ _POWER_WAYS = ("fcfs", NONE, ORACLE)
 _POWER_POINTS = 120
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    return laboratory.run(
-        [
-            Case((way,), config("burstgpt", way, warmup=0), seeds=1, keep_records=True)
-            for way in _WAYS
-        ]
-    )
-
-
-def _tables(outcomes: Outcomes) -> list[Table]:
-    samples = [(way, outcomes[(way,)]) for way in _WAYS]
-    return [metric_table("", "policy", samples, (IMBALANCE, THROUGHPUT, ENERGY))]
-
-
 def _records(outcomes: Outcomes, way: str) -> StepRecords:
     records = outcomes[(way,)].records
     assert records is not None
     return records
-
-
-def _draw(outcomes: Outcomes, path: Path) -> None:
-    figure, every_axes = panels(2, rows=2, height=3.4)
-    for axes, way in zip(every_axes, _WAYS, strict=True):
-        loads = _records(outcomes, way).loads[::5] / 1e3
-        axes.plot(5 * np.arange(len(loads)), loads, linewidth=0.6)
-        finish(axes, "step", "load of a worker, 10³ KV tokens", way)
-        axes.margins(x=0)
-        axes.sharey(every_axes[0])
-    every_axes[0].set_ylim(bottom=0)
-    save(figure, path, "simulated; BurstGPT lengths, G=16, B=72, pool 128; one line per worker")
-    _draw_power(outcomes, path.with_name("power.png"))
 
 
 def _draw_power(outcomes: Outcomes, path: Path) -> None:
@@ -78,15 +51,37 @@ def smooth_power(records: StepRecords, power: PowerModel, points: int) -> tuple[
     return middles[filled], joules[filled] / seconds[filled]
 
 
-STUDY = Study(
-    title="Loads and power over time (Figures 6 and 7)",
-    conditions="BurstGPT lengths, G=16, B=72, pool 128, 4,500 steps from empty workers, seed 0.",
-    measure=_measure,
-    tables=_tables,
-    draw=_draw,
-    words=lambda _: (
-        "One run of each policy, start included. [Power over time](power.png): the same steps take "
-        "less time and draw more power with bfio; by the paper's power model the energy of a step "
-        "falls less than its time."
-    ),
-)
+class TrajectoriesStudy(Study):
+    title = "Loads and power over time (Figures 6 and 7)"
+    conditions = "BurstGPT lengths, G=16, B=72, pool 128, 4,500 steps from empty workers, seed 0."
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                Case((way,), config("burstgpt", way, warmup=0), seeds=1, keep_records=True)
+                for way in _WAYS
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        samples = [(way, outcomes[(way,)]) for way in _WAYS]
+        return [metric_table("", "policy", samples, (IMBALANCE, THROUGHPUT, ENERGY))]
+
+    def draw(self, outcomes: Outcomes, path: Path) -> None:
+        figure, every_axes = panels(2, rows=2, height=3.4)
+        for axes, way in zip(every_axes, _WAYS, strict=True):
+            loads = _records(outcomes, way).loads[::5] / 1e3
+            axes.plot(5 * np.arange(len(loads)), loads, linewidth=0.6)
+            finish(axes, "step", "load of a worker, 10³ KV tokens", way)
+            axes.margins(x=0)
+            axes.sharey(every_axes[0])
+        every_axes[0].set_ylim(bottom=0)
+        save(figure, path, "simulated; BurstGPT lengths, G=16, B=72, pool 128; one line per worker")
+        _draw_power(outcomes, path.with_name("power.png"))
+
+    def words(self, outcomes: Outcomes) -> str:
+        return (
+            "One run of each policy, start included. [Power over time](power.png): the same steps "
+            "take less time and draw more power with bfio; by the paper's power model the energy "
+            "of a step falls less than its time."
+        )

@@ -92,11 +92,6 @@ _BY_RULE, _BY_FLUID = "as printed, thresholds by B", "as printed, fluid threshol
 _LIVE = "live, measured"
 
 
-def _measure(laboratory: Laboratory) -> Outcomes:
-    example = [AdmissionCase((_EXAMPLE, way), way_, 1) for way, way_ in _EXAMPLE_WAYS.items()]
-    return laboratory.run([*example, *_section_6()])
-
-
 def _section_6() -> Iterator[AdmissionCase]:
     for setting in _SETTINGS:
         for rate in _loads(setting):
@@ -154,47 +149,49 @@ def _nested_wait(thresholds: Sequence[int], setting: _Setting, **more: bool) -> 
     return AdmissionOptions("nested_wait", json.dumps(given))
 
 
-def _tables(outcomes: Outcomes) -> list[Table]:
-    example = [(way, outcomes[_EXAMPLE, way]) for way in _EXAMPLE_WAYS]
-    tables = [metric_table("Example 2", "policy", example, (_COMPLETIONS, LATENCY))]
-    for setting in _SETTINGS:
-        for rate in _loads(setting):
-            key = (setting.scenario, f"{rate:g}")
-            rows = [(way, outcomes[*key, way]) for way in _ways(setting, rate)]
-            printed = "as printed" if rate in setting.rates else "half of what is stable"
-            title = f"{setting.scenario}, {rate:,g} requests/s ({printed})"
-            tables.append(metric_table(title, "policy", rows, _COLUMNS))
-    return tables
-
-
-def _claims(outcomes: Outcomes) -> Iterator[Claim]:
-    fcfs = outcomes[_EXAMPLE, _FCFS].mean(_COMPLETIONS.metric)
-    yield at_most("Example 2: FCFS, distance from 3 completions", abs(fcfs - 3), 0.02)
-    for way in (_CAP, _PRINTED_CAP):
-        found = outcomes[_EXAMPLE, way].mean(_COMPLETIONS.metric)
-        yield at_least(f"Example 2: {way}, completions per iteration", found, 3.98)
-    for setting in _SETTINGS:
-        for rate in setting.rates:
-            key = (setting.scenario, f"{rate:g}")
-            ours = outcomes[*key, _BY_RULE]
-            rivals = [outcomes[*key, way] for way in (_PROMPTS_FIRST, _SARATHI)]
-            best = max(rivals, key=lambda sample: sample.mean(TOKENS.metric))
-            text = f"{setting.scenario}, {rate:,g}/s: throughput, WAIT as printed / the better of "
-            yield at_least(f"{text}vLLM before V1 and Sarathi", ours.ratio(best, TOKENS.metric), 1)
-
-
-STUDY = Study(
-    title="WAIT and Nested WAIT (arXiv 2504.11320, Example 2 and section 6)",
-    conditions=(
+class WaitStudy(Study):
+    title = "WAIT and Nested WAIT (arXiv 2504.11320, Example 2 and section 6)"
+    conditions = (
         "Llama-3-8B on an A100 by a linear fit of its step time, 427,000 KV tokens, batches of "
         "256 requests; 10,000 requests (low demand 50,000), to the end of the last. By B: "
         "n_j = B rho_j / (l'_j + 1), and for Nested WAIT the printed ratio scaled to B in all "
         "stages, at least 1. Fluid: the least that satisfy (11) or (12), where the load is "
         "stable. As printed: requests that run pause until enough new ones wait, here for half a "
         "minute at most. Live: entries are capped, nobody pauses."
-    ),
-    measure=_measure,
-    tables=_tables,
-    claims=_claims,
-    code=ADMISSION_FOLDERS,
-)
+    )
+    code = ADMISSION_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        example = [AdmissionCase((_EXAMPLE, way), way_, 1) for way, way_ in _EXAMPLE_WAYS.items()]
+        return laboratory.run([*example, *_section_6()])
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        example = [(way, outcomes[_EXAMPLE, way]) for way in _EXAMPLE_WAYS]
+        tables = [metric_table("Example 2", "policy", example, (_COMPLETIONS, LATENCY))]
+        for setting in _SETTINGS:
+            for rate in _loads(setting):
+                key = (setting.scenario, f"{rate:g}")
+                rows = [(way, outcomes[*key, way]) for way in _ways(setting, rate)]
+                printed = "as printed" if rate in setting.rates else "half of what is stable"
+                title = f"{setting.scenario}, {rate:,g} requests/s ({printed})"
+                tables.append(metric_table(title, "policy", rows, _COLUMNS))
+        return tables
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        fcfs = outcomes[_EXAMPLE, _FCFS].mean(_COMPLETIONS.metric)
+        yield at_most("Example 2: FCFS, distance from 3 completions", abs(fcfs - 3), 0.02)
+        for way in (_CAP, _PRINTED_CAP):
+            found = outcomes[_EXAMPLE, way].mean(_COMPLETIONS.metric)
+            yield at_least(f"Example 2: {way}, completions per iteration", found, 3.98)
+        for setting in _SETTINGS:
+            for rate in setting.rates:
+                key = (setting.scenario, f"{rate:g}")
+                ours = outcomes[*key, _BY_RULE]
+                rivals = [outcomes[*key, way] for way in (_PROMPTS_FIRST, _SARATHI)]
+                best = max(rivals, key=lambda sample: sample.mean(TOKENS.metric))
+                text = (
+                    f"{setting.scenario}, {rate:,g}/s: throughput, WAIT as printed / the better of "
+                )
+                yield at_least(
+                    f"{text}vLLM before V1 and Sarathi", ours.ratio(best, TOKENS.metric), 1
+                )

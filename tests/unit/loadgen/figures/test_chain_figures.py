@@ -19,7 +19,7 @@ from loadgen.figures.chain_cases import LOWER, RESPONSE, ChainCase, Computed, wo
 from loadgen.figures.fingerprints import decode_code, fingerprint, modules_of
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample
-from loadgen.figures.studies import STUDIES, chain_blocks, chain_caches, chain_policies
+from loadgen.figures.studies import STUDIES, chain_blocks, chain_caches
 from loadgen.figures.studies import chain_reserve as reserve
 from loadgen.figures.trials import Trial
 from loadgen.traces.trace import load_trace
@@ -170,11 +170,11 @@ def test_a_choice_is_held_against_the_best_simulated() -> None:
 
 def test_jffc_is_held_against_the_best_of_the_others() -> None:
     laboratory = Remembering()
-    chain_policies.STUDY.measure(laboratory)
+    STUDIES["chain_policies"].measure(laboratory)
     values = dict.fromkeys(ChainCase.metrics, (2.0, 2.0))
     outcomes = {trial.key: Sample(values) for trial in laboratory.trials}
     text = "load 10 %: mean response time, jffc / the best of the others"
     for sed_s, met in ((1.99, True), (1.9, False)):
         outcomes["10 %", "sed"] = Sample(values | {RESPONSE: (sed_s, sed_s)})
-        claims = {claim.text: claim.met for claim in chain_policies.STUDY.claims(outcomes)}
+        claims = {claim.text: claim.met for claim in STUDIES["chain_policies"].claims(outcomes)}
         assert claims[text] is met
