@@ -108,7 +108,7 @@ class Case:
         return replace(self, config=small, seeds=min(self.seeds, QUICK_SEEDS))
 
 
-class BeforeRefill:
+class BeforeRefill(Policy):
     """A policy that records the imbalance before it fills the workers' slots.
 
     Args:

@@ -52,7 +52,7 @@ _LIVE = (
     *(
         f"router.core.state.{name}"
         for name in (
-            *("cluster", "feed", "foreign_load", "running_table"),
+            *("cluster", "feed", "foreign_load", "group", "running_table", "step_watch"),
             *("service_rate", "token_rate", "worker"),
         )
     ),

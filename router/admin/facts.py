@@ -10,7 +10,6 @@ from typing import Literal
 import msgspec
 
 from router.core.forecast.look_ahead import LookAhead
-from router.core.policies.bfio.policy import BfIo
 from router.core.rounds.decider import Decider
 from router.core.state.group import Group
 from router.core.state.worker import Worker
@@ -149,7 +148,7 @@ def _deciding(decider: Decider, footing: Footing) -> Iterator[Fact]:
     yield _policy(decider)
     if decider.look_ahead is not None:
         yield _look_ahead(decider.look_ahead, footing)
-    if isinstance(decider.policy, BfIo):
+    if decider.policy.solves:
         yield _solver(footing)
     yield _sizes(decider)
 

@@ -34,6 +34,7 @@ from router.core.policies.bfio.exact import TOLERANCE, solve_exact
 from router.core.policies.bfio.instances import from_json, to_json
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
+from router.core.policies.protocol import Policy
 from router.core.types import Assignment, Request, WorkerView
 
 CODE = (
@@ -88,7 +89,7 @@ class Gap:
         return 100 * (self.objective - self.optimum) / max(self.optimum, 1.0)
 
 
-class Tap:
+class Tap(Policy):
     """BF-IO that keeps some of the programs that it solves."""
 
     def __init__(self) -> None:

@@ -1,25 +1,34 @@
-"""The simulator and the live router's core decide alike: the same requests, the same loads."""
+"""The simulator and the live router's core decide alike: one event log, identical decisions.
+
+Both have the requests of one stream. Each decision of the live core is compared with the
+simulator's, and so are the loads at every step.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.simulator.decode.barrier_decode import simulate
+from loadgen.simulator.decode import barrier_decode
 from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.decode_engines import Engines
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import FullStream, Job
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
 from router.core.forecast.step_cost import WorkProfile
 from router.core.policies.table import POLICIES, PolicySettings
+from router.core.queue.fair_share import FairShare
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
+from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
 from router.core.types import (
     Arrived,
@@ -35,13 +44,65 @@ from router.core.types import (
 from tests.support.core import part, token
 
 WORKERS, SLOTS, POOL, STEPS, DEADLINE = 3, 5, 9, 300, 40
+MEMORY = 1100  # KV tokens; five requests of a mean length just fit
 LENGTHS = LawLengths.parse("geometric:200,15")
 Snapshots = Callable[[Engine, int, list[EngineRequest], list[str]], Snapshot]
 
 
-def stream(seed: int) -> FullStream:
-    drawn = LENGTHS.draw(np.random.default_rng(seed), 4000)
-    return FullStream(iter(list(zip(*(column.tolist() for column in drawn), strict=True))), POOL)
+@dataclass(frozen=True)
+class Traits:
+    """What may set requests and workers apart.
+
+    Attributes:
+        tenants: tenants by number of request, in turn.
+        priorities: the same of priorities.
+        kv_tokens: KV memory of a worker, which its snapshots report; None: it is not reported.
+        patience: steps after which a request is overdue.
+    """
+
+    tenants: str = "-"
+    priorities: tuple[int, ...] = (0,)
+    kv_tokens: int | None = None
+    patience: int = DEADLINE
+
+
+class TraitStream(FullStream):
+    """A full stream of requests with traits."""
+
+    def __init__(self, seed: int, traits: Traits) -> None:
+        drawn = LENGTHS.draw(np.random.default_rng(seed), 4000)
+        rows = list(zip(*(column.tolist() for column in drawn), strict=True))
+        super().__init__(iter(rows), POOL)
+        self._traits = traits
+
+    def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
+        tenants, priorities = self._traits.tenants, self._traits.priorities
+        return [
+            job._replace(
+                tenant=tenants[job.number % len(tenants)].strip("-"),
+                priority=priorities[job.number % len(priorities)],
+            )
+            for job in super().due(now_s, waiting, inside)
+        ]
+
+
+class WatchedEngines(Engines):
+    """Simulated engines that report their memory, and keep each step's decisions in order."""
+
+    kv_tokens: int | None = None
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self.sent: dict[int, list[tuple[int, int]]] = {}
+
+    def admissible_tokens(self, step: int) -> Sequence[int | None]:
+        if self.kv_tokens is None:
+            return super().admissible_tokens(step)
+        return [max(0, self.kv_tokens - held) for held in self.known_tokens(step).tolist()]
+
+    def send(self, job: Job, worker: int, arrives_step: int) -> None:
+        self.sent.setdefault(arrives_step, []).append((job.number, worker))
+        super().send(job, worker, arrives_step)
 
 
 def told(request: EngineRequest) -> RunningRequest:
@@ -71,7 +132,8 @@ def delta(engine: Engine, step: int, finished: list[EngineRequest], entered: lis
 class Live:
     """Cluster and decider of the router, with engines that step at once."""
 
-    def __init__(self, policy: str, look_ahead: LookAhead | None) -> None:
+    def __init__(self, policy: str, look_ahead: LookAhead | None, traits: Traits) -> None:
+        self.kv_tokens = traits.kv_tokens
         self.ids = [f"w{index}" for index in range(WORKERS)]
         self.cluster = Cluster(WorkerSpec(i, i, slots=SLOTS) for i in self.ids)
         for worker_id in self.ids:
@@ -79,30 +141,41 @@ class Live:
         make = POLICIES[policy].make
         self.decider = Decider(
             self.cluster.groups["default"],
-            Pool(POOL, DEADLINE),
+            Pool(POOL, traits.patience),
             make(PolicySettings()),
             make(PolicySettings()),
             Dispatch.POOL,
             look_ahead,
+            Overcommit(0),
         )
         self.engines = {worker_id: Engine(SLOTS, 1 << 30) for worker_id in self.ids}
         self.jobs: dict[str, Job] = {}
         for worker_id, engine in self.engines.items():  # as every engine does at first
-            self.cluster.apply(SnapshotReceived(worker_id, full(engine, 0, [], []), 0.0))
+            self.receive(worker_id, engine, full(engine, 0, [], []))
 
     def arrive(self, job: Job, step: int) -> None:
-        request = Request(token(job.number), "default", job.prompt_tokens, arrival_s=step)
+        request = Request(
+            token(job.number),
+            "default",
+            job.prompt_tokens,
+            priority=job.priority,
+            arrival_s=step,
+            tenant=job.tenant,
+        )
         self.jobs[request.id] = job
         self.cluster.apply(Arrived(request))
         self.decider.pool.add(request)
 
-    def decide(self, step: int) -> None:
+    def decide(self, step: int) -> list[tuple[int, int]]:
+        decided = []
         for assignment in self.decider.decide(step, lambda: 0.0):
             self.decider.pool.remove(assignment.request_id)
             self.cluster.apply(Dispatched(assignment.request_id, assignment.worker_id))
             job = self.jobs[assignment.request_id]
             admitted = EngineRequest(part(job.number), job.prompt_tokens, job.output_tokens)
             self.engines[assignment.worker_id].add(admitted)
+            decided.append((job.number, self.ids.index(assignment.worker_id)))
+        return decided
 
     def step(self, step: int, snapshot: Snapshots) -> list[int]:
         loads = []
@@ -110,9 +183,102 @@ class Live:
             entered = list(engine.schedule().admitted)
             loads.append(engine.load_tokens)
             message = snapshot(engine, step, engine.advance(), entered)
-            complete = self.cluster.apply(SnapshotReceived(worker_id, message, 0.0))
-            self.decider.learn(step_complete=complete)
+            self.decider.learn(step_complete=self.receive(worker_id, engine, message))
         return loads
+
+    def receive(self, worker_id: str, engine: Engine, message: Snapshot) -> bool:
+        if self.kv_tokens is not None:
+            free = max(0, self.kv_tokens - engine.load_tokens)
+            message = msgspec.structs.replace(message, admissible_kv_tokens=free)
+        return self.cluster.apply(SnapshotReceived(worker_id, message, 0.0))
+
+
+@dataclass
+class Seen:
+    """What made the rounds of one side special.
+
+    Attributes:
+        overdue: numbers of the requests that were overdue.
+        turns: turns of the tenants.
+    """
+
+    overdue: list[int] = field(default_factory=list)
+    turns: list[Sequence[Any]] = field(default_factory=list)
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        overdue, turns = Pool.overdue, FairShare.turns
+
+        def see_overdue(pool: Pool, *given: Any) -> Request | None:
+            request = overdue(pool, *given)
+            if request is not None:
+                live = request.id.startswith("es-")
+                self.overdue.append(int(request.id.removeprefix("es-"), 16 if live else 10))
+            return request
+
+        def see_turns(fair: FairShare, *given: Any) -> Sequence[Any]:
+            self.turns.append(turns(fair, *given))
+            return self.turns[-1]
+
+        patch.setattr(Pool, "overdue", see_overdue)
+        patch.setattr(FairShare, "turns", see_turns)
+
+
+def compare(
+    policy: str,
+    signal: str | None,
+    snapshots: Snapshots,
+    traits: Traits,
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[Seen, Seen]:
+    """Run both sides on one stream; what was special is returned for both."""
+    horizon = 0 if signal in ("none", None) else 6
+    config = DecodeConfig(
+        policy=policy,
+        lengths=LENGTHS,
+        workers=WORKERS,
+        slots=SLOTS,
+        pool=POOL,
+        steps=STEPS,
+        warmup=0,
+        deadline_steps=traits.patience,
+        horizon=horizon,
+        discount=0.7,
+        tie_weight=0.1,
+        lead_tokens=20,
+        knowledge=Knowledge.parse(signal or "none"),
+        overcommit=0,
+    )
+    made: list[WatchedEngines] = []
+
+    def engines(*settings: Any) -> WatchedEngines:
+        made.append(WatchedEngines(*settings))
+        made[-1].kv_tokens = traits.kv_tokens
+        return made[-1]
+
+    seen_simulated, seen_live = Seen(), Seen()
+    with monkeypatch.context() as patch:
+        patch.setattr(barrier_decode, "Engines", engines)
+        seen_simulated.watch(patch)
+        result = barrier_decode.simulate(config, stream=TraitStream(7, traits), keep_records=True)
+    simulated = result.records
+    assert simulated is not None
+
+    look_ahead = None
+    if signal is not None:
+        look_ahead = LookAhead(
+            SIGNALS[signal](WorkProfile()), None, horizon, 0.7, tie_weight=0.1, lead_tokens=20
+        )
+    with monkeypatch.context() as patch:
+        seen_live.watch(patch)
+        live, source = Live(policy, look_ahead, traits), TraitStream(7, traits)
+        for step in range(STEPS):
+            for job in source.due(math.inf, len(live.decider.pool)):
+                live.arrive(job, step)
+            assert live.decide(step) == made[0].sent.get(step, []), step
+            assert live.step(step + 1, snapshots) == simulated.loads[step].tolist(), step
+    assert live.decider.stats.policy_errors == 0
+    assert len(live.jobs) >= 2 * WORKERS * SLOTS
+    return seen_simulated, seen_live
 
 
 @pytest.mark.parametrize(
@@ -127,39 +293,20 @@ class Live:
         ("least_tokens", None, delta),
     ],
 )
-def test_the_same_loads_at_every_step(
-    policy: str, signal: str | None, snapshots: Snapshots
+def test_the_same_decisions_and_loads_at_every_step(
+    policy: str, signal: str | None, snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    horizon = 0 if signal in ("none", None) else 6
-    config = DecodeConfig(
-        policy=policy,
-        lengths=LENGTHS,
-        workers=WORKERS,
-        slots=SLOTS,
-        pool=POOL,
-        steps=STEPS,
-        warmup=0,
-        deadline_steps=DEADLINE,
-        horizon=horizon,
-        discount=0.7,
-        tie_weight=0.1,
-        lead_tokens=20,
-        knowledge=Knowledge.parse(signal or "none"),
-        overcommit=0,
-    )
-    simulated = simulate(config, stream=stream(7), keep_records=True).records
-    assert simulated is not None
+    compare(policy, signal, snapshots, Traits(), monkeypatch)
 
-    look_ahead = None
-    if signal is not None:
-        look_ahead = LookAhead(
-            SIGNALS[signal](WorkProfile()), None, horizon, 0.7, tie_weight=0.1, lead_tokens=20
-        )
-    live, source = Live(policy, look_ahead), stream(7)
-    for step in range(STEPS):
-        for job in source.due(math.inf, len(live.decider.pool)):
-            live.arrive(job, step)
-        live.decide(step)
-        assert live.step(step + 1, snapshots) == simulated.loads[step].tolist(), step
-    assert live.decider.stats.policy_errors == 0
-    assert len(list(islice(live.jobs, 2 * WORKERS * SLOTS))) == 2 * WORKERS * SLOTS
+
+@pytest.mark.parametrize("policy", ["bfio", "balance_route", "least_tokens", "round_robin"])
+def test_overdue_requests_and_turns_of_tenants_are_decided_alike(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traits = Traits(tenants="aaab", priorities=(0, 0, 0, 0, -1), kv_tokens=MEMORY, patience=6)
+    signal = "survival" if POLICIES[policy].looks_ahead else None
+    simulated, live = compare(policy, signal, delta, traits, monkeypatch)
+    assert simulated == live
+    assert len(live.overdue) > 20
+    assert len(set(live.overdue)) > 3
+    assert sum(any(turn) for turn in live.turns) > 10

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from router.core.forecast.forecast import Outlook
+from router.core.policies.protocol import Policy
 from router.core.types import (
     Assignment,
     Dispatch,
@@ -133,7 +134,7 @@ async def test_a_request_that_comes_back_finds_room_in_a_full_pool() -> None:
     assert not third.done()
 
 
-class Newest:
+class Newest(Policy):
     """Always takes the newest."""
 
     def assign(
@@ -229,7 +230,7 @@ async def test_a_client_that_leaves_in_the_very_round_of_its_assignment(
 # policies that cannot be trusted
 
 
-class Raises:
+class Raises(Policy):
     def assign(
         self,
         waiting: Sequence[Request],
@@ -239,7 +240,7 @@ class Raises:
         raise ZeroDivisionError
 
 
-class HoldsBack:
+class HoldsBack(Policy):
     def assign(
         self,
         waiting: Sequence[Request],
@@ -249,7 +250,7 @@ class HoldsBack:
         return []
 
 
-class Crowds:
+class Crowds(Policy):
     def assign(
         self,
         waiting: Sequence[Request],

@@ -22,6 +22,7 @@ from loadgen.simulator.decode.oracle import OracleSignal
 from loadgen.simulator.decode.request_streams import Job, TimedStream
 from router.core.forecast.forecast import NO_CAP, Outlook, forecast
 from router.core.forecast.step_cost import WorkProfile
+from router.core.policies.protocol import Policy
 from router.core.policies.table import POLICIES, PolicySettings
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
@@ -65,7 +66,7 @@ def config_of(policy: str, **changes: object) -> DecodeConfig:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
-class Witness:
+class Witness(Policy):
     """Does as a policy does, and keeps who was assigned when."""
 
     def __init__(self, name: str) -> None:

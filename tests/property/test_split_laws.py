@@ -16,6 +16,7 @@ from router.core.policies.protocol import Policy
 from router.core.state.cluster import Cluster
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.types import (
+    Assignment,
     EngineFailed,
     Fetched,
     Outcome,
@@ -56,7 +57,7 @@ STEPS = st.lists(
 )
 
 
-class OnlyExact:
+class OnlyExact(Policy):
     """First come, first served; a size that is an estimate is no prefilled request's."""
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class OnlyExact:
 
     def assign(
         self, waiting: Sequence[Request], workers: Sequence[WorkerView], outlook: object = None
-    ) -> Sequence[object]:
+    ) -> Sequence[Assignment]:
         for each in waiting:
             assert each.exact == (each.prompt_tokens == PROMPT_TOKENS)
             assert each.exact or each.id in self.whole

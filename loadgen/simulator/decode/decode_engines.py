@@ -140,6 +140,10 @@ class Engines:
         """Return ``tokens`` plus the prompts of requests queued or in transit, shape (G,)."""
         return self.tokens(step) + self._queued_tokens
 
+    def admissible_tokens(self, step: int) -> Sequence[int | None]:
+        """KV tokens that each worker can take on; None: its memory is not limited."""
+        return [None] * self._shape[0]
+
     def decoding(self, step: int) -> int:
         """Return the number of requests that get a token in this step."""
         if self._profile.prefill_beta == 0:

@@ -25,6 +25,7 @@ class Job(NamedTuple):
     output_tokens: int
     arrival_s: float
     priority: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -20,14 +21,108 @@ from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.protocol import Policy
 from router.core.policies.table import POLICIES, PolicySettings
 from router.core.queue.pool import Pool
-from router.core.rounds import assignment as rounds
+from router.core.rounds.decider import RoundDecider
 from router.core.rounds.overcommit import Overcommit
-from router.core.rounds.reservations import Reservations
 from router.core.state.barrier import StepTotals
 from router.core.state.worker import UNBOUNDED
-from router.core.types import Dispatch, Request, WorkerView
+from router.core.types import Dispatch, PoolState, Request, WorkerView
 
 GROUP = "default"
+
+
+class SimulatedWorkers:
+    """Simulated engines as rounds see them (``decider.Workers``); all of them are always up.
+
+    Args:
+        config: configuration.
+        engines: engines.
+        clock: clock for decision times.
+
+    Attributes:
+        step: coming step.
+        begun_s: time at which the last round began; views are made before, for they cost more here
+            than in the live router.
+        departures: requests that ended with the last step.
+        held: slots in use, by tenant.
+        totals: sums over the steps in which requests waited.
+    """
+
+    def __init__(
+        self, config: DecodeConfig, engines: Engines, clock: Callable[[], float] | None
+    ) -> None:
+        self._config = config
+        self._engines = engines
+        self._clock = clock
+        self.begun_s = 0.0
+        # One cap for all, as replay sends it; it cuts nothing.
+        self._cap_tokens = config.lengths.max_output_tokens or NO_CAP
+        self.ids = [f"w{index:04}" for index in range(config.workers)]
+        self.step = 0
+        self.departures: list[Departure] = []
+        self.held: Counter[str] = Counter()
+        self.totals: Mapping[PoolState, StepTotals] = {PoolState.WAITING: StepTotals()}
+
+    @property
+    def slots(self) -> int:
+        return self._config.workers * self._config.slots
+
+    @property
+    def askable(self) -> Set[str]:
+        return set(self.ids)
+
+    def own_steps(self, step_tokens: float) -> int:
+        """None: each step's end is reported."""
+        return 0
+
+    def review(self, now_s: float) -> bool:
+        """Nothing depends on time alone."""
+        return False
+
+    def views(self, dispatch: Dispatch, overcommit: int) -> Sequence[WorkerView]:
+        engines, config = self._engines, self._config
+        room = config.slots + overcommit
+        tokens = engines.known_tokens(self.step).tolist()
+        usage = [0.0] * config.workers
+        if config.kv_tokens:
+            usage = np.minimum(1.0, engines.tokens(self.step) / config.kv_tokens).tolist()
+        requests = (engines.running + engines.queued).tolist()
+        pooled = dispatch is Dispatch.POOL
+        capacity = [max(0, room - here) if pooled else UNBOUNDED for here in requests]
+        admissible, slots = engines.admissible_tokens(self.step), [config.slots] * config.workers
+        columns = (self.ids, tokens, requests, capacity, engines.waiting, usage, admissible, slots)
+        views = [WorkerView(*row) for row in zip(*columns, strict=True)]
+        if self._clock and any(capacity):
+            self.begun_s = self._clock()
+        return views
+
+    def outlook(self, look_ahead: LookAhead, views: Sequence[WorkerView]) -> Outlook:
+        engines, config = self._engines, self._config
+        if look_ahead.needs_running:
+            running = engines.foreseen(self.step, self._cap_tokens)
+            return look_ahead.outlook(running, config.workers, config.slots)
+        loads = np.array([view.load_tokens for view in views], dtype=np.float64)
+        requests = np.array([view.requests for view in views])
+        return look_ahead.outlook_from_loads(loads, requests, config.slots)
+
+    def started(self, count: int) -> None:
+        """Count the first steps of a step in which requests wait; they show the empty slots."""
+        seen = self.totals[PoolState.WAITING]
+        empty = self.slots - int(self._engines.running.sum())
+        counted = replace(
+            seen,
+            steps=seen.steps + 1,
+            entered=seen.entered + count,
+            free_slots=seen.free_slots + empty,
+        )
+        self.totals = {PoolState.WAITING: counted}
+
+    def ended(self, job: Job) -> None:
+        self.held[job.tenant] -= 1
+        if not self.held[job.tenant]:
+            del self.held[job.tenant]
+        self.departures.append(
+            Departure(job.number, job.prompt_tokens, job.output_tokens, True, self._cap_tokens)
+        )
 
 
 class Front:
@@ -53,18 +148,21 @@ class Front:
         self._engines = engines
         self._recorder = recorder
         self._clock = clock
-        self._policy = policy or POLICIES[config.policy].make(PolicySettings(seed=config.seed))
-        self._pool = Pool(config.pool, config.patience)
-        self._overcommit = Overcommit(config.overcommit)
-        self._totals = StepTotals()
-        self._reservations = Reservations()
+        self._workers = SimulatedWorkers(config, engines, clock)
+        policy = policy or POLICIES[config.policy].make(PolicySettings(seed=config.seed))
+        self._decider = RoundDecider(
+            self._workers,
+            Pool(config.pool, config.patience),
+            policy,
+            policy,
+            config.dispatch,
+            _look_ahead(config) if POLICIES[config.policy].looks_ahead else None,
+            Overcommit(config.overcommit),
+            on_policy_error=_raise,
+        )
         self._behind: list[tuple[int, int, Request]] = []
         self._jobs: dict[str, tuple[Job, int]] = {}  # and the step of its arrival
-        self._ids = [f"w{index:04}" for index in range(config.workers)]
-        self._index = {worker_id: index for index, worker_id in enumerate(self._ids)}
-        # One cap for all, as replay sends it; it cuts nothing.
-        self._cap_tokens = config.lengths.max_output_tokens or NO_CAP
-        self._look_ahead = _look_ahead(config) if POLICIES[config.policy].looks_ahead else None
+        self._index = {worker_id: index for index, worker_id in enumerate(self._workers.ids)}
 
     @property
     def waiting(self) -> int:
@@ -74,17 +172,18 @@ class Front:
     @property
     def parameters(self) -> Report:
         """Final parameters that were not configured, including the look-ahead's."""
-        chosen: Report = {"overcommit": self._overcommit.requests}
-        if self._look_ahead is None:
+        chosen: Report = {"overcommit": self._decider.overcommit.requests}
+        look_ahead = self._decider.look_ahead
+        if look_ahead is None:
             names = ("horizon", "discount", "tie_weight", "lead_tokens", "skill")
             return chosen | dict.fromkeys(names)
-        used = self._look_ahead.parameters
+        used = look_ahead.parameters
         return chosen | {
             "horizon": used.horizon,
             "discount": used.discount,
             "tie_weight": used.tie_weight,
             "lead_tokens": used.lead_tokens,
-            "skill": self._look_ahead.skill,
+            "skill": look_ahead.skill,
         }
 
     def arrive(self, job: Job, step: int, now_s: float) -> None:
@@ -96,42 +195,38 @@ class Front:
             seen_tokens,
             priority=job.priority,
             arrival_s=self._clocked(step, now_s),
+            tenant=job.tenant,
         )
         self._jobs[request.id] = job, step
         heapq.heappush(self._behind, (job.priority, job.number, request))
 
     def decide(self, step: int, now_s: float) -> None:
-        """Assign waiting requests to workers with free capacity, and send them."""
-        instant = self._config.dispatch is Dispatch.INSTANT
-        while self._behind and (instant or not self._pool.full):
-            self._pool.add(heapq.heappop(self._behind)[2])
-        if len(self._pool):
-            self._round(step, self._clocked(step, now_s))
+        """Assign waiting requests to workers with free capacity, and send them.
+
+        At instant dispatch each arrival is a round of its own, as in the live router.
+        """
+        self._workers.step, now = step, self._clocked(step, now_s)
+        pool = self._decider.pool
+        if self._config.dispatch is Dispatch.INSTANT:
+            while self._behind:
+                pool.add(heapq.heappop(self._behind)[2])
+                self._round(step, now)
+        else:
+            while self._behind and not pool.full:
+                pool.add(heapq.heappop(self._behind)[2])
+            self._round(step, now)
         self._recorder.left_waiting(len(self._jobs))
 
     def started(self, count: int) -> None:
         """Record the number of first steps, which shows the empty slots."""
-        if not self._jobs:
-            return
-        seen, slots = self._totals, self._config.workers * self._config.slots
-        self._totals = replace(
-            seen,
-            steps=seen.steps + 1,
-            entered=seen.entered + count,
-            free_slots=seen.free_slots + slots - int(self._engines.running.sum()),
-        )
-        self._overcommit.review(self._totals, slots)
+        if self._jobs:
+            self._workers.started(count)
 
     def learn(self, ended: Sequence[Residence]) -> None:
-        """Pass a step and its ended requests to the look-ahead."""
-        if self._look_ahead is None:
-            return
-        cap = self._cap_tokens
+        """Record the end of a step, and the requests that ended with it."""
         for job, *_ in ended:
-            self._look_ahead.ended(
-                Departure(job.number, job.prompt_tokens, job.output_tokens, True, cap)
-            )
-        self._look_ahead.advance()
+            self._workers.ended(job)
+        self._decider.learn(step_complete=True)
 
     def close(self, step: int) -> None:
         """Record the waits of requests that still wait."""
@@ -143,58 +238,23 @@ class Front:
         return now_s if self._config.deadline_steps is None else step
 
     def _round(self, step: int, now: float) -> None:
-        views = self._views(step)
-        capacity = sum(view.capacity for view in views)
-        if not capacity:
-            return
-        begun_s = self._clock() if self._clock else 0.0
-        outlook, gap_tokens = self._outlook(step), rounds.gap_tokens(views)
-        tiers = self._tiers(now, capacity, gap_tokens)
-        if outlook is not None:
-            wanted = self._pool.room_wanted(now, gap_tokens)
-            outlook = self._reservations.make_room(wanted, views, outlook)
-        assignments = rounds.assign(self._policy, tiers, views, outlook)
-        if self._clock:
-            self._recorder.decided(step, self._clock() - begun_s)
-        for assignment in assignments:
-            self._send(assignment.request_id, self._index[assignment.worker_id], step)
+        rounds = self._decider.stats.rounds
+        assignments = self._decider.decide(now, lambda: now)
+        if self._clock and self._decider.stats.rounds > rounds:
+            self._recorder.decided(step, self._clock() - self._workers.begun_s)
+        for request_id, worker_id in assignments:
+            request = self._decider.pool.remove(request_id)
+            assert request is not None
+            job, arrived_step = self._jobs.pop(request_id)
+            self._workers.held[request.tenant] += request.slots
+            self._recorder.waited(step, step - arrived_step)
+            arrives_step = step + self._config.dispatch_delay
+            self._engines.send(job, self._index[worker_id], arrives_step)
 
-    def _tiers(self, now: float, capacity: int, gap_tokens: int) -> Sequence[Sequence[Request]]:
-        if self._config.dispatch is Dispatch.POOL:
-            return self._pool.tiers(now, capacity, gap_tokens)
-        return [[request] for request in self._pool]
 
-    def _send(self, request_id: str, worker: int, step: int) -> None:
-        request = self._pool.remove(request_id)
-        assert request is not None
-        job, arrived_step = self._jobs.pop(request_id)
-        self._recorder.waited(step, step - arrived_step)
-        self._engines.send(job, worker, step + self._config.dispatch_delay)
-
-    def _views(self, step: int) -> list[WorkerView]:
-        engines, config = self._engines, self._config
-        room = config.slots + self._overcommit.requests
-        tokens = engines.known_tokens(step).tolist()
-        usage = [0.0] * config.workers
-        if config.kv_tokens:
-            usage = np.minimum(1.0, engines.tokens(step) / config.kv_tokens).tolist()
-        requests = (engines.running + engines.queued).tolist()
-        instant = config.dispatch is Dispatch.INSTANT
-        capacity = [UNBOUNDED if instant else room - here for here in requests]
-        room_told, slots = [None] * config.workers, [config.slots] * config.workers
-        columns = (self._ids, tokens, requests, capacity, engines.waiting, usage, room_told, slots)
-        return [WorkerView(*row) for row in zip(*columns, strict=True)]
-
-    def _outlook(self, step: int) -> Outlook | None:
-        look_ahead, engines, config = self._look_ahead, self._engines, self._config
-        if look_ahead is None:
-            return None
-        if look_ahead.needs_running:
-            running = engines.foreseen(step, self._cap_tokens)
-            return look_ahead.outlook(running, config.workers, config.slots)
-        loads = engines.known_tokens(step).astype(np.float64)
-        requests = engines.running + engines.queued
-        return look_ahead.outlook_from_loads(loads, requests, config.slots)
+def _raise(error: Exception) -> None:
+    """A simulation ends with the error of a policy."""
+    raise error
 
 
 def _look_ahead(config: DecodeConfig) -> LookAhead:

@@ -32,6 +32,7 @@ from router.core.forecast.forecast import Outlook
 from router.core.forecast.step_cost import Floats
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.subsets import Shelf
+from router.core.policies.protocol import Policy
 from router.core.policies.room import Room
 from router.core.types import Assignment, Request, WorkerView
 
@@ -39,7 +40,7 @@ from router.core.types import Assignment, Request, WorkerView
 SUBSET_SLOTS = 7
 
 
-class BalanceRoute:
+class BalanceRoute(Policy):
     """Assigns by F; the defaults of alpha, beta and d are those of the authors' release.
 
     Args:

@@ -16,7 +16,7 @@ from router.core.types import Assignment, Request, WorkerView
 Choose = Callable[[Request, Room, Sequence[int]], int]
 
 
-class PerRequest:
+class PerRequest(Policy):
     """Policy of a rule: places requests in order of arrival."""
 
     def __init__(self, choose: Choose) -> None:

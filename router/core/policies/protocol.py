@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from router.core.types import Assignment, Request, WorkerView
 
 if TYPE_CHECKING:
     from router.core.forecast.forecast import Outlook
+    from router.core.policies.bfio.solver import Instance, Solution
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The last program and its solution: one-slot requests, in the pool's order."""
+
+    instance: Instance
+    solution: Solution
 
 
 class Policy(Protocol):
-    """Assigns a pool of waiting requests to workers, jointly."""
+    """Assigns a pool of waiting requests to workers, jointly.
+
+    A policy derives from this class. Only one that solves a program changes the attributes.
+
+    Attributes:
+        solves: true if it searches for the solution of a program, within a budget of moves.
+        share: part of the budget for the next call; ``rounds`` divides it among a round's calls.
+        spent: moves since the start.
+        last: program of the last call; None if it solved nothing.
+    """
+
+    solves: bool = False
+    share: float = 1.0
+    spent: int = 0
+    last: Decision | None = None
 
     def assign(
         self,

@@ -30,8 +30,8 @@ def assign(
     then has half of the tier's remaining share.
 
     Args:
-        policy: policy; if it has a budget, its attribute ``share`` is set to the part for the next
-            call.
+        policy: policy; if it solves a program, its ``share`` is set to the part of the budget for
+            the next call.
         tiers: groups of waiting requests, most urgent first.
         workers: live workers of one group.
         outlook: their predicted loads; None without look-ahead.
@@ -43,16 +43,23 @@ def assign(
     Raises:
         PolicyError: the policy broke its contract (see ``Policy.assign``).
     """
-    in_turn = [Tier.of(tier) for tier in tiers]
+    in_turn = [tier if isinstance(tier, Tier) else Tier.of(tier) for tier in tiers]
     round_ = _Round(policy, workers, outlook, askable)
-    if overdue is not None:
-        round_.reserve(overdue, in_turn[0])
-    shares = _shares(in_turn, workers)
-    return [each for turn in zip(in_turn, shares, strict=True) for each in round_.serve(*turn)]
+    if overdue is not None and round_.memory is not None:
+        round_.memory.reserve(overdue, round_.offered(in_turn[0]))
+    shares = [1.0] if len(in_turn) == 1 else _shares(in_turn, workers)
+    done: list[Assignment] = []
+    for tier, share in zip(in_turn, shares, strict=True):
+        done += round_.serve(tier, share) if round_.memory is None else round_.fit(tier, share)
+    return done
 
 
 class _Round:
-    """The workers and their outlook, as assignments change them."""
+    """The workers and their outlook, as assignments change them.
+
+    Attributes:
+        memory: their KV memory; None if none is known to be limited.
+    """
 
     def __init__(
         self,
@@ -62,61 +69,85 @@ class _Round:
         askable: Set[str],
     ) -> None:
         self._policy = policy
-        self._budgeted = policy if hasattr(policy, "share") else None
         self._askable = askable
         self._workers = workers
         self._outlook = outlook
-        self._memory = RoundMemory()
         self._last: tuple[Sequence[Assignment], Tier] | None = None
+        limited = any(one.admissible_tokens is not None for one in workers)
+        self.memory = RoundMemory() if limited else None
 
-    def reserve(self, overdue: Request, tier: Tier) -> None:
-        """Keep memory for the overdue request on a worker that its tier may use."""
-        self._memory.reserve(overdue, self._offered(tier))
+    def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
+        """Assign a tier."""
+        workers = self.offered(tier)
+        if not _any_open(workers):
+            return ()
+        assignments = self._choose(tier, workers, share)
+        self._last = assignments, tier
+        return assignments
 
-    def serve(self, tier: Tier, share: float) -> Iterator[Assignment]:
+    def fit(self, tier: Tier, share: float) -> Iterator[Assignment]:
         """Assign a tier; repeat for requests that exceeded their worker's memory."""
-        while _any_open(offered := self._offered(tier)):
-            takers = self._memory.takers(tier, offered)
+        assert self.memory is not None
+        while _any_open(offered := self.offered(tier)):
+            takers = self.memory.takers(tier, offered)
             if not _any_open(takers):
-                yield from self._enter(self._memory.first_fit(tier, offered), tier)
+                fitting: Sequence[Assignment] = self.memory.first_fit(tier, offered)
+                self._last = fitting, tier
+                yield from fitting
                 # At least one is left, or a worker would have been offered.
-                self._memory.keep_room(self._offered(tier))
+                self.memory.keep_room(self.offered(tier))
                 break
-            if self._budgeted is not None:
-                self._budgeted.share = share if self._memory.ample(tier, takers) else share / 2
-                share -= self._budgeted.share
-            assignments = self._policy.assign(tier, takers, self._outlook)
-            _check(assignments, tier, takers)
-            fitting = self._memory.fitting(assignments, tier, takers)
-            yield from self._enter(fitting, tier)
+            part = share if self.memory.ample(tier, takers) else share / 2
+            share -= part
+            assignments = self._choose(tier, takers, part)
+            fitting = self.memory.fitting(assignments, tier, takers)
+            self._last = fitting, tier
+            yield from fitting
             if len(fitting) == len(assignments):
                 break
             entered = {assignment.request_id for assignment in fitting}
             left = [request for request in tier if request.id not in entered]
             tier = Tier.of(left, tier.avoid, tier.lacks)
 
-    def _enter(self, assignments: Sequence[Assignment], tier: Tier) -> Sequence[Assignment]:
-        self._last = assignments, tier
-        return assignments
-
-    def _offered(self, tier: Tier) -> Sequence[WorkerView]:
+    def offered(self, tier: Tier) -> Sequence[WorkerView]:
         """The workers; those that the tier avoids, or that lack its model, have no capacity."""
-        workers, closed = self._settled(), tier.lacks
-        if tier.avoid and self._askable - tier.avoid - closed:
-            closed = closed | tier.avoid
-        if not closed:
-            return workers
-        return [
-            replace(one, capacity=min(0, one.capacity)) if one.id in closed else one
-            for one in workers
-        ]
-
-    def _settled(self) -> Sequence[WorkerView]:
         if self._last:
             self._workers = _after(*self._last, self._workers)
             self._outlook = self._outlook and self._outlook.after(*self._last, self._workers)
             self._last = None
-        return self._workers
+        closed = tier.lacks
+        if tier.avoid and self._askable - tier.avoid - closed:
+            closed = closed | tier.avoid
+        if not closed:
+            return self._workers
+        return [
+            replace(one, capacity=min(0, one.capacity)) if one.id in closed else one
+            for one in self._workers
+        ]
+
+    def _choose(
+        self, tier: Tier, workers: Sequence[WorkerView], share: float
+    ) -> Sequence[Assignment]:
+        """The policy's assignments, checked."""
+        if self._policy.solves:
+            self._policy.share = share
+        assignments = self._policy.assign(tier, workers, self._outlook)
+        entered: set[str] = set()
+        capacity = {worker.id: worker.capacity for worker in workers}
+        for request_id, worker_id in assignments:
+            request = tier.by_id.get(request_id)
+            if request is None or request_id in entered or request_id in tier.others:
+                raise PolicyError(f"{request_id} is assigned twice, or does not wait")
+            if worker_id not in capacity:
+                raise PolicyError(f"{worker_id} is not a live worker of the group")
+            if capacity[worker_id] <= 0:
+                raise PolicyError(f"{worker_id} was given more requests than it has free slots")
+            entered.add(request_id)
+            capacity[worker_id] -= request.slots
+        left = len(tier.requests) - len(entered)
+        if left and any(free > 0 for free in capacity.values()):
+            raise PolicyError(f"{left} requests are held back while slots are free")
+        return assignments
 
 
 def _any_open(workers: Sequence[WorkerView]) -> bool:
@@ -124,30 +155,10 @@ def _any_open(workers: Sequence[WorkerView]) -> bool:
 
 
 def _shares(tiers: Sequence[Tier], workers: Sequence[WorkerView]) -> list[float]:
-    if len(tiers) == 1:
-        return [1.0]
     free = sum(max(0, worker.capacity) for worker in workers)
-    asked = accumulate((int(tier.slots.sum()) for tier in tiers), initial=0)
-    filled = [min(free, slots) for slots in asked]
+    wanted = accumulate((int(tier.slots.sum()) for tier in tiers), initial=0)
+    filled = [min(free, slots) for slots in wanted]
     return [(after - before) / (filled[-1] or 1) for before, after in pairwise(filled)]
-
-
-def _check(assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView]) -> None:
-    entered: set[str] = set()
-    capacity = {worker.id: worker.capacity for worker in workers}
-    for request_id, worker_id in assignments:
-        request = tier.find(request_id)
-        if request is None or request_id in entered:
-            raise PolicyError(f"{request_id} is assigned twice, or does not wait")
-        if worker_id not in capacity:
-            raise PolicyError(f"{worker_id} is not a live worker of the group")
-        if capacity[worker_id] <= 0:
-            raise PolicyError(f"{worker_id} was given more requests than it has free slots")
-        entered.add(request_id)
-        capacity[worker_id] -= request.slots
-    left = len(tier) - len(entered)
-    if left and any(free > 0 for free in capacity.values()):
-        raise PolicyError(f"{left} requests are held back while slots are free")
 
 
 def _after(
@@ -162,4 +173,4 @@ def _after(
 def gap_tokens(workers: Sequence[WorkerView]) -> int:
     """Load of the fullest worker less that of the least loaded one with capacity; at least 0."""
     open_ = [worker.load_tokens for worker in workers if worker.capacity > 0]
-    return max(worker.load_tokens for worker in workers) - min(open_) if open_ else 0
+    return max([worker.load_tokens for worker in workers]) - min(open_) if open_ else 0

@@ -1,38 +1,105 @@
-"""Decisions for one group: pool, policy, look-ahead and counters."""
+"""Decisions for one group: the rounds of the live router and of the simulator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from router.core.clock import Clock
+from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import Outlook
 from router.core.forecast.look_ahead import LookAhead
-from router.core.policies.bfio.policy import BfIo, Decision
-from router.core.policies.protocol import Policy
-from router.core.queue.fair_share import FairShare, Offer
+from router.core.policies.protocol import Decision, Policy
+from router.core.queue.fair_share import FairShare
 from router.core.queue.pool import Pool
+from router.core.queue.tier import Tier
 from router.core.rounds import assignment
 from router.core.rounds.overcommit import Overcommit
 from router.core.rounds.reservations import Reservations
+from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
 from router.core.stats import GroupStats
-from router.core.types import Assignment, Dispatch, PoolState, WorkerView
+from router.core.types import Assignment, Dispatch, PoolState, Request, WorkerView
+
+
+class Workers(Protocol):
+    """Workers of a group as rounds need them: a live ``Group``, or a simulated one.
+
+    Attributes:
+        departures: requests that stopped running; the reader clears it.
+    """
+
+    departures: list[Departure]
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Slots in use, by tenant."""
+        ...
+
+    @property
+    def askable(self) -> Set[str]:
+        """Ids of workers that accept requests, if not at this moment."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Slots of all workers that are up."""
+        ...
+
+    @property
+    def totals(self) -> Mapping[PoolState, StepTotals]:
+        """Sums over the steps so far."""
+        ...
+
+    def own_steps(self, step_tokens: float) -> int:
+        """Steps since the last call that no ``learn`` reports."""
+        ...
+
+    def review(self, now_s: float) -> bool:
+        """Bring to the present what depends on time alone."""
+        ...
+
+    def views(self, dispatch: Dispatch, overcommit: int) -> Sequence[WorkerView]: ...
+
+    def outlook(self, look_ahead: LookAhead, views: Sequence[WorkerView]) -> Outlook:
+        """Forecast for the workers of these views, before a round."""
+        ...
+
+
+W = TypeVar("W", bound=Workers)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInput:
+    """What a round is decided on, collected once.
+
+    Attributes:
+        gap_tokens: load of the fullest worker less the least load with a free slot.
+        overdue: oldest request without patience.
+        askable: workers that failed requests wait for; empty if there is no such request.
+    """
+
+    now: float
+    views: Sequence[WorkerView]
+    capacity: int
+    gap_tokens: int
+    tiers: Sequence[Tier]
+    overdue: Request | None
+    askable: Set[str]
 
 
 @dataclass(slots=True)
-class Decider:
+class RoundDecider(Generic[W]):
     """Assigns a group's waiting requests, round by round.
 
     Attributes:
         fallback: policy for rounds in which the main one broke its contract.
-        solved: bfio's last program; None if it solved nothing.
+        solved: the policy's last program; None if it solved nothing.
         on_policy_error: callback for an exception of the policy; the fallback then assigns.
     """
 
-    group: Group
+    group: W
     pool: Pool
     policy: Policy
     fallback: Policy
@@ -50,79 +117,77 @@ class Decider:
 
         Without live snapshots, steps are derived from the tokens that requests receive.
         """
-        # Cleared first: a departure that raises must not be met again.
-        departures = self.group.departures[:]
-        self.group.departures.clear()
-        if self.look_ahead is not None:
+        departures = self.group.departures
+        if departures:
+            # Another list first: a departure that raises must not be met again.
+            departures = departures[:]
+            self.group.departures.clear()
+        if (ahead := self.look_ahead) is not None:
             for departure in departures:
-                self.look_ahead.ended(departure)
-            step_tokens = self.look_ahead.profile.step_tokens
-            if steps := 1 if step_complete else self.group.own_steps(step_tokens):
-                self.look_ahead.advance(steps)
+                ahead.ended(departure)
+            steps = 1 if step_complete else self.group.own_steps(ahead.profile.step_tokens)
+            if steps:
+                ahead.advance(steps)
         if step_complete:
-            slots = sum(worker.slots for worker in self.group.live_workers())
-            self.overcommit.review(self.group.totals[PoolState.WAITING], slots)
+            self.overcommit.review(self.group.totals[PoolState.WAITING], self.group.slots)
 
     def decide(self, now: float, clock: Clock) -> Sequence[Assignment]:
         """Assign waiting requests to workers with free capacity; empty when there is none."""
         self.learn()
         self.fair.see(now, self.group.held)
         self.group.review(now)
-        views = self.group.views(self.dispatch, self.overcommit.requests)
-        capacity = sum(view.capacity for view in views)
-        if not self.pool or not capacity:
-            return ()
         waiting = len(self.pool)
-        spent = _spent(self.policy)
-        assignments = self._assign(now, capacity, views)
+        given = self._collect(now) if waiting else None
+        if given is None:
+            return ()
+        spent = self.policy.spent
+        assignments = self._assign(given)
         self.stats.decided(clock() - now, waiting, len(assignments))
         if self.solved is not None:
             self.stats.decision_objective.observe(self.solved.solution.objective)
-            self.stats.decision_moves.observe(_spent(self.policy) - spent)
+            self.stats.decision_moves.observe(self.policy.spent - spent)
         return assignments
 
-    def _assign(
-        self, now: float, capacity: int, views: Sequence[WorkerView]
-    ) -> Sequence[Assignment]:
+    def _collect(self, now: float) -> RoundInput | None:
+        """The input of a round; None without capacity."""
+        views = self.group.views(self.dispatch, self.overcommit.requests)
+        capacity = sum([view.capacity for view in views])
+        if not capacity:
+            return None
         gap_tokens = assignment.gap_tokens(views)
-        tiers = self.pool.tiers(now, capacity, gap_tokens, self._turns(capacity))
-        overdue = self.pool.overdue(now, tiers)
-        askable = self.group.askable if any(tier.avoid for tier in tiers) else frozenset()
+        waiting = self.pool.slots_of
+        several = len(waiting) > 1
+        turns = self.fair.turns(self.group.held, waiting, capacity) if several else ()
+        tiers = self.pool.tiers(now, capacity, gap_tokens, turns)
+        avoided = any(tier.avoid for tier in tiers)
+        return RoundInput(
+            now,
+            views,
+            capacity,
+            gap_tokens,
+            tiers,
+            self.pool.overdue(now, tiers),
+            self.group.askable if avoided else frozenset(),
+        )
+
+    def _assign(self, given: RoundInput) -> Sequence[Assignment]:
         self.stats.rounds += 1
         self.solved = None
+        rest = given.overdue, given.askable
         try:
-            outlook = self._outlook(views)
-            if outlook is not None:
-                wanted = self.pool.room_wanted(now, gap_tokens)
-                outlook = self.reservations.make_room(wanted, views, outlook)
-            assignments = assignment.assign(self.policy, tiers, views, outlook, overdue, askable)
-            if assignments and isinstance(self.policy, BfIo):
+            outlook = None
+            if self.look_ahead is not None:
+                outlook = self.group.outlook(self.look_ahead, given.views)
+                wanted = self.pool.room_wanted(given.now, given.gap_tokens)
+                outlook = self.reservations.make_room(wanted, given.views, outlook)
+            assignments = assignment.assign(self.policy, given.tiers, given.views, outlook, *rest)
+            if assignments:
                 self.solved = self.policy.last
             return assignments
         except Exception as error:  # noqa: BLE001 - a policy's bug must not stop the service
             self.on_policy_error(error)
         self.stats.policy_errors += 1
-        return assignment.assign(self.fallback, tiers, views, overdue=overdue, askable=askable)
-
-    def _turns(self, capacity: int) -> Sequence[Offer]:
-        waiting = self.pool.slots_of
-        return self.fair.turns(self.group.held, waiting, capacity) if len(waiting) > 1 else ()
-
-    def _outlook(self, views: Sequence[WorkerView]) -> Outlook | None:
-        if self.look_ahead is None:
-            return None
-        slots = sum(view.slots for view in views) // len(views)
-        if self.look_ahead.needs_running:
-            outlook = self.look_ahead.renewed(self.group.versions(), self.group.running, slots)
-            live = self.group.live_workers()
-            if any(worker.foreign.load_tokens for worker in live):
-                foreign = np.array([[worker.foreign.load_tokens] for worker in live])
-                outlook = replace(outlook, work=outlook.work + foreign)
-            return outlook
-        loads = np.array([view.load_tokens for view in views], dtype=np.float64)
-        requests = np.array([view.requests for view in views])
-        return self.look_ahead.outlook_from_loads(loads, requests, slots)
+        return assignment.assign(self.fallback, given.tiers, given.views, None, *rest)
 
 
-def _spent(policy: Policy) -> int:
-    return policy.spent if isinstance(policy, BfIo) else 0
+Decider = RoundDecider[Group]

@@ -33,14 +33,16 @@ class Reservations:
     ) -> Outlook:
         """Add the future work to the workers that are lowered.
 
-        ``wanted`` lists long-waiting requests, oldest first, with the tokens of room due by now.
+        ``wanted`` lists long-waiting requests, oldest first, with the tokens of room due by now;
+        if it is empty, nothing is reserved any more.
         Rows of the outlook are in the workers' order.
         """
+        if not wanted:
+            self._worker.clear()
+            return outlook
         row = {worker.id: index for index, worker in enumerate(workers)}
         loads = outlook.work[:, 0]
         self._choose([request_id for request_id, _ in wanted], row, loads)
-        if not self._worker:
-            return outlook
         work, peak = outlook.work.copy(), loads.max()
         for request_id, tokens in wanted:
             if request_id in self._worker:

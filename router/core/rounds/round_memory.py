@@ -32,8 +32,6 @@ class RoundMemory:
 
     def takers(self, tier: Tier, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
         """The workers; those whose memory admits no request of the tier have no capacity."""
-        if all(worker.admissible_tokens is None for worker in workers):
-            return workers
         least = int(_sizes(tier).min())
         closed = self._overfull | self._kept
         return [
@@ -56,10 +54,8 @@ class RoundMemory:
         self, assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView]
     ) -> Sequence[Assignment]:
         """Assignments that fit, in order; a worker given more is not offered again."""
-        # Not by ``receive``: most rounds assign hundreds, and memory is ample.
+        # Not by ``receive``: a round may assign hundreds.
         rooms = {w.id: w.admissible_tokens for w in workers if w.admissible_tokens is not None}
-        if not rooms:
-            return assignments
         idle = {worker.id for worker in workers if not worker.requests}
         kept = []
         for assignment in assignments:

@@ -59,11 +59,13 @@ class Breaker:
 
     Attributes:
         waived: true if it holds nothing back, since no other worker is left.
+        calm: true if it holds nothing back, now or later without a new failure.
     """
 
     def __init__(self, settings: BreakerSettings = DEFAULTS) -> None:
         self.state = BreakerState.CLOSED
         self.waived = False
+        self.calm = True
         self._settings = settings
         self._good = Recent(settings.window_s)
         self._bad = Recent(settings.window_s)
@@ -76,11 +78,6 @@ class Breaker:
         self._resting_s = 0.0
         self._rests_until_s = -math.inf
         self._was_up = self._fell = False
-
-    @property
-    def calm(self) -> bool:
-        """True if it holds nothing back, now or later without a new failure."""
-        return self.state is BreakerState.CLOSED and self._fullness >= 1 and not self._resting_s
 
     @property
     def starting(self) -> bool:
@@ -97,6 +94,8 @@ class Breaker:
             self._passed = 0
         back_s, slow_s = now_s - self._closed_s, self._settings.slow_start_s
         self._fullness = 1.0 if back_s >= slow_s else max(0.0, back_s / slow_s)
+        closed = self.state is BreakerState.CLOSED
+        self.calm = closed and self._fullness >= 1 and not self._resting_s
 
     def capacity(self, free: int, slots: int, requests: int) -> int:
         """Engine requests that it admits, of those that its worker has room for (``free``)."""
@@ -188,6 +187,7 @@ class Breaker:
         self._openings += 1
         self._out_until_s = now_s + open_s
         self.state = BreakerState.OPEN
+        self.calm = False
         self._trials.clear()
 
     def _close(self, now_s: float) -> None:

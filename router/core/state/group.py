@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 
 import numpy as np
 
 from router.core.energy.joules import Joules, PowerLevels
 from router.core.energy.levels import LevelFit
 from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import Running
+from router.core.forecast.forecast import Outlook, Running
+from router.core.forecast.look_ahead import LookAhead
 from router.core.forecast.step_cost import DEFAULT_CHUNK
 from router.core.state.barrier import StepLedger, StepShares, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
@@ -103,6 +105,7 @@ class Group:
         self._breakers = breakers
         self._rates = GroupRates()
         self._watched: set[str] = set()  # workers whose breakers may hold requests back
+        self._live: list[Worker] = []
 
     @property
     def totals(self) -> Mapping[PoolState, StepTotals]:
@@ -148,8 +151,13 @@ class Group:
         told = [worker.feed.slots if worker.feed else 0 for worker in self.workers.values()]
         return max(told) if told and all(told) else None
 
-    def live_workers(self) -> list[Worker]:
-        return [worker for worker in self.workers.values() if worker.live]
+    @property
+    def slots(self) -> int:
+        """Slots of the live workers."""
+        return sum(worker.slots for worker in self._live)
+
+    def live_workers(self) -> Sequence[Worker]:
+        return self._live
 
     @property
     def serving(self) -> bool:
@@ -162,7 +170,7 @@ class Group:
 
     def join(self, spec: WorkerSpec) -> None:
         """Add a worker; in lockstep it blocks no other before its first time up."""
-        if self.live_workers():
+        if self._live:
             self._newcomers.add(spec.id)
         parts = spec, self._table.worker(), self.departures, self.token_rate
         self.workers[spec.id] = (
@@ -173,7 +181,7 @@ class Group:
 
     def amend(self, spec: WorkerSpec) -> None:
         worker = self.workers[spec.id]
-        worker.spec = spec
+        worker.amend(spec)
         self._rates.amend(worker.service, spec.service_rate)
 
     def remove(self, worker_id: str) -> None:
@@ -229,22 +237,41 @@ class Group:
         self._watched.add(worker_id)
 
     def views(self, dispatch: Dispatch, overcommit: int = 0) -> Sequence[WorkerView]:
-        return [worker.view(dispatch, overcommit) for worker in self.live_workers()]
+        return [worker.view(dispatch, overcommit) for worker in self._live]
 
     def versions(self) -> Sequence[int]:
         """A number per live worker that changes with its engine requests."""
-        return [worker.rows.version for worker in self.live_workers()]
+        versions = self._table.versions
+        return [versions[worker.rows.worker] for worker in self._live]
+
+    def outlook(self, look_ahead: LookAhead, views: Sequence[WorkerView]) -> Outlook:
+        """Forecast for the live workers, which these views show.
+
+        Other clients' load is in the views, but not among the running requests.
+        """
+        slots = sum([view.slots for view in views]) // len(views)
+        if not look_ahead.needs_running:
+            loads = np.array([view.load_tokens for view in views], dtype=np.float64)
+            requests = np.array([view.requests for view in views])
+            return look_ahead.outlook_from_loads(loads, requests, slots)
+        outlook = look_ahead.renewed(self.versions(), self.running, slots)
+        foreign = [worker.foreign.load_tokens for worker in self._live]
+        if any(foreign):
+            outlook = replace(outlook, work=outlook.work + np.array(foreign)[:, None])
+        return outlook
 
     def running(self, places: Iterable[int] | None = None) -> Running:
         """Engine requests that run on the live workers or are on their way.
 
         ``places`` selects live workers by index, which are renumbered in this order.
         """
-        live = self.live_workers()
+        live = self._live
         if places is not None:
             live = [live[place] for place in places]
         shown = self._table.running([worker.rows.worker for worker in live])
-        unseen = [(i, *row) for i, worker in enumerate(live) for row in worker.foreseen()]
+        unseen = [
+            (i, *row) for i, worker in enumerate(live) if worker.unseen for row in worker.foreseen()
+        ]
         if not unseen:
             return shown
         worker, number, prompt, generated, cap, seen = np.array(unseen, dtype=np.int64).T
@@ -315,7 +342,7 @@ class Group:
     def own_steps(self, step_tokens: float) -> int:
         """Steps since the last call by own counts; 0 if a live worker has a feed."""
         steps = self._own_steps.take(step_tokens)
-        return 0 if steps and any(worker.feed for worker in self.live_workers()) else steps
+        return 0 if steps and any(worker.feed for worker in self._live) else steps
 
     def note_health(self, worker_id: str, trouble: str | None) -> None:
         """Record a worker's health, or its trouble; in lockstep that concerns all."""
@@ -337,7 +364,8 @@ class Group:
                 worker.down_reason = f"in lockstep with {sick[0].spec.id}: {sick[0].trouble}"
             if not worker.live and (was_live or worker.spec.id == told_of):
                 self.lose_feed(worker.spec.id)
-                worker.foreign.clear()
+                worker.forget_others()
+        self._live = [worker for worker in self.workers.values() if worker.live]
 
     def lose_feed(self, worker_id: str) -> None:
         if self.workers[worker_id].feed is not None:

@@ -115,13 +115,18 @@ class PrefillWorker(Worker):
         self.kept_tokens = 0
 
     def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
+        """The worker as a policy sees it; made each time, for it depends on leases, too."""
+        view = self.fresh_view(dispatch, overcommit)
+        return view if self.breaker.calm and not self.draining else self._held_back(view)
+
+    def fresh_view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
         requests, left = self.requests, self.load_tokens
         wants = left < self._backlog_tokens and requests < CHUNKS_AHEAD * self.slots
         return WorkerView(
             id=self.spec.id,
             load_tokens=left,
             requests=requests,
-            capacity=self._capacity(int(wants and not self.refusing and self._has_memory())),
+            capacity=int(wants and not self.refusing and self._has_memory()),
             waiting=self.feed.waiting if self.feed else 0,
             kv_usage=self.feed.kv_usage if self.feed else 0.0,
         )

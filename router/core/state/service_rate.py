@@ -20,6 +20,9 @@ class GroupRates:
 
     If all plans are wrong by one factor, they still rank workers without completions. Without a
     plan a new worker is expected to be as fast as the group.
+
+    Attributes:
+        version: number that changes with any worker's rate.
     """
 
     def __init__(self) -> None:
@@ -27,6 +30,7 @@ class GroupRates:
         self._expected = 0.0
         self._completions = 0.0
         self._worth = 1.0
+        self.version = 0
 
     def join(self, planned: float | None) -> ServiceRate:
         member = ServiceRate(self, planned)
@@ -51,6 +55,7 @@ class GroupRates:
     def add(self, expected: float, completions: float) -> None:
         self._expected += expected
         self._completions += completions
+        self.version += 1
 
     def _settle(self) -> None:
         """Recompute; workers without a plan are expected to match the mean plan."""
@@ -61,6 +66,7 @@ class GroupRates:
             member.expected = mean if member.planned is None else member.planned
         self._completions = sum(each.completions for each in self._members)
         self._expected = sum(each.expected * each.busy_s for each in self._members)
+        self.version += 1
 
 
 class ServiceRate:
@@ -71,20 +77,21 @@ class ServiceRate:
         expected: the same before any completion.
         completions: completed engine requests, with decay.
         busy_s: slot-seconds in use, with the same decay.
+        group: rates of all workers of its group.
     """
 
     def __init__(self, group: GroupRates, planned: float | None) -> None:
         self.planned = planned
         self.expected = 1.0
         self.completions = self.busy_s = 0.0
-        self._group = group
+        self.group = group
         self._requests = self._slots = 0
         self._since_s: float | None = None
 
     @property
     def per_s(self) -> float:
         """Requests that a slot completes per second, mu; positive."""
-        prior = self.expected * self._group.factor
+        prior = self.expected * self.group.factor
         return prior * (EVIDENCE + self.completions) / (EVIDENCE + prior * self.busy_s)
 
     @property
@@ -114,7 +121,7 @@ class ServiceRate:
         if now_s is not None and self._since_s is not None:
             busy_s = min(self._requests, self._slots) * max(0.0, now_s - self._since_s)
             self.busy_s += busy_s
-            self._group.add(self.expected * busy_s, 0.0)
+            self.group.add(self.expected * busy_s, 0.0)
         self._since_s = now_s
 
     def _learn(self, completions: int) -> None:
@@ -122,4 +129,4 @@ class ServiceRate:
         before_s, before = self.busy_s, self.completions
         self.busy_s *= kept
         self.completions = kept * before + completions
-        self._group.add(self.expected * (self.busy_s - before_s), self.completions - before)
+        self.group.add(self.expected * (self.busy_s - before_s), self.completions - before)

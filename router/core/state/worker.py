@@ -85,6 +85,7 @@ class Worker:
         down_reason: cause of its being down; None while live.
         draining: true if it receives no more requests.
         aside: requests under way that bypass the pool and need no slot.
+        unseen: engine requests that no snapshot shows, by the token of their request.
         gaps, preemptions: sums over lost feeds; those of the present feed come on top.
     """
 
@@ -112,7 +113,14 @@ class Worker:
         self._asked: set[str] = set()
         self.gaps = self.preemptions = 0
         self._in_flight: dict[str, _InFlight] = {}
-        self._unseen: dict[str, int] = {}
+        self.unseen: dict[str, int] = {}
+        self._view: WorkerView | None = None  # the last one, while it holds but for the rates
+        self._view_of = (Dispatch.POOL, 0)
+        self._rates_version = -1
+
+    def amend(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self._view = None
 
     @property
     def live(self) -> bool:
@@ -162,7 +170,7 @@ class Worker:
 
     def _unseen_tokens(self) -> int:
         tokens = 0
-        for token, parts in self._unseen.items():
+        for token, parts in self.unseen.items():
             flight = self._in_flight[token]
             tokens += parts * flight.request.prompt_tokens + flight.generated_tokens
         return tokens
@@ -173,7 +181,7 @@ class Worker:
         return self._known_requests() + self.foreign.requests
 
     def _known_requests(self) -> int:
-        unseen = sum(self._unseen.values())
+        unseen = sum(self.unseen.values())
         if self.feed is None:
             return unseen
         # Queued requests of routers may be the very ones not shown as running.
@@ -189,6 +197,7 @@ class Worker:
         return max(0, self.slots - self.requests)
 
     def receive(self, snapshot: Snapshot, received_s: float) -> Feed | None:
+        self._view = None
         if self.feed is None:
             self.feed = Feed(self.rows, self._claim, self._asked)
             self.foreign.suspend(received_s)
@@ -235,11 +244,17 @@ class Worker:
 
     def read(self, gauges: Gauges | None, now_s: float) -> None:
         if gauges is None or self.feed is not None:
-            self.foreign.clear()
+            self.forget_others()
             return
+        self._view = None
         self._note_own()
         self.foreign.receive(gauges, now_s)
         self._note_own()
+
+    def forget_others(self) -> None:
+        """Forget the gauges, and with them other clients' load."""
+        self._view = None
+        self.foreign.clear()
 
     def _note_own(self) -> None:
         if self.feed is None:  # else the counts include other clients' load
@@ -263,6 +278,7 @@ class Worker:
             return 0
         before = flight.generated_tokens
         flight.generated_tokens = max(0, generated_tokens - flight.ended_tokens)
+        self._view = None
         self.rows.change()
         return flight.generated_tokens - before
 
@@ -310,40 +326,63 @@ class Worker:
         self._recount((request_id,))
 
     def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
-        requests, slots, pooled = self.requests, self.slots, dispatch is Dispatch.POOL
-        shown = self.feed or self.foreign.gauges
+        """The worker as a policy sees it; made anew only where something has changed."""
+        if self._view is None or self._view_of != (dispatch, overcommit):
+            self._view = self.fresh_view(dispatch, overcommit)
+            self._view_of = dispatch, overcommit
+        elif self._rates_version != self.service.group.version:
+            service = self.service
+            self._view = msgspec.structs.replace(
+                self._view, service_rate=service.per_s, rate_error=service.error
+            )
+        self._rates_version = self.service.group.version
+        if self.draining or not self.breaker.calm:
+            # These change without notice, and seldom: such a view is not kept.
+            return self._held_back(self._view)
+        return self._view
+
+    def _held_back(self, view: WorkerView) -> WorkerView:
+        """The view's capacity after drain and breaker; it still shows its load."""
+        left = 0
+        if not self.draining:
+            left = self.breaker.capacity(view.capacity, self.slots, view.requests)
+        return msgspec.structs.replace(view, capacity=left)
+
+    def fresh_view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
+        """The view by the present state, as if no request were held back."""
+        feed, foreign, pooled = self.feed, self.foreign, dispatch is Dispatch.POOL
+        unseen_tokens = self._unseen_tokens() if self.unseen else 0
+        requests = sum(self.unseen.values()) + foreign.requests
+        load_tokens = unseen_tokens + foreign.load_tokens
+        slots, admissible_tokens = self.spec.slots, None
+        if feed is not None:
+            requests = self._known_requests() + foreign.requests
+            load_tokens += feed.load_tokens
+            slots = slots or feed.slots
+            if pooled and feed.admissible_tokens is not None:
+                admissible_tokens = max(0, feed.admissible_tokens - unseen_tokens)
+        slots = slots or DEFAULT_SLOTS
+        shown = feed or foreign.gauges
         return WorkerView(
             id=self.spec.id,
-            load_tokens=self.load_tokens,
+            load_tokens=load_tokens,
             requests=requests,
-            capacity=self._capacity(max(0, slots + overcommit - requests) if pooled else UNBOUNDED),
+            capacity=max(0, slots + overcommit - requests) if pooled else UNBOUNDED,
             waiting=shown.waiting if shown else 0,
             kv_usage=shown.kv_usage if shown else 0.0,
-            admissible_tokens=self._admissible_tokens() if pooled else None,
+            admissible_tokens=admissible_tokens,
             slots=slots,
             service_rate=self.service.per_s,
             rate_error=self.service.error,
         )
 
-    def _capacity(self, free: int) -> int:
-        """Capacity after drain and breaker; a view without capacity still shows its load."""
-        if self.draining:
-            return 0
-        return free if self.breaker.calm else self.breaker.capacity(free, self.slots, self.requests)
-
-    def _admissible_tokens(self) -> int | None:
-        """KV tokens that its engine would admit beside those dispatched already."""
-        if self.feed is None or self.feed.admissible_tokens is None:
-            return None
-        return max(0, self.feed.admissible_tokens - self._unseen_tokens())
-
     def foreseen(self) -> Iterator[tuple[int, int, int, int, int]]:
         """Parts that no snapshot shows: id, prompt, generated tokens, cap, ``from_tokens``."""
-        return chain.from_iterable(map(self._unseen_parts, self._unseen))
+        return chain.from_iterable(map(self._unseen_parts, self.unseen))
 
     def _unseen_parts(self, token: str) -> Iterator[tuple[int, int, int, int, int]]:
         """Hidden parts of one request, with its tokens divided between them."""
-        flight, parts = self._in_flight[token], self._unseen.get(token, 0)
+        flight, parts = self._in_flight[token], self.unseen.get(token, 0)
         flight.numbers += [self.rows.new_id() for _ in range(parts - len(flight.numbers))]
         for part, number in enumerate(flight.numbers[:parts]):
             generated_tokens = (flight.generated_tokens + part) // parts
@@ -366,14 +405,15 @@ class Worker:
             self._token_rate.learn(request.text_bytes, prompt_tokens, request.parts)
 
     def _recount(self, tokens: Iterable[str]) -> None:
+        self._view = None
         self.rows.change()
         running: Mapping[str, int] = self.feed.running_by_token if self.feed else {}
         for token in tokens:
-            self._unseen.pop(token, None)
+            self.unseen.pop(token, None)
             if (flight := self._in_flight.get(token)) is not None:
                 parts = flight.request.slots - flight.finished - running.get(token, 0)
                 if parts > 0:
-                    self._unseen[token] = parts
+                    self.unseen[token] = parts
 
     def _note_departures(self, feed: Feed) -> None:
         """Collect departures; own requests that left before the engine dropped them: aborted."""

@@ -8,7 +8,7 @@ breaks ties. Deterministic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
 
 import numpy as np
@@ -16,37 +16,25 @@ import numpy as np
 from router.core.forecast.forecast import Outlook
 from router.core.forecast.step_cost import Floats, Ints, WorkProfile
 from router.core.policies.baselines import PerRequest, fcfs
-from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, Solution, solve
+from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
+from router.core.policies.protocol import Decision, Policy
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The last program and its solution: one-slot requests, in the pool's order."""
-
-    instance: Instance
-    solution: Solution
-
-
-class BfIo:
+class BfIo(Policy):
     """Assigns the pool jointly.
 
     Args:
         tie_weight: mu without an outlook, in 1/tokens.
         moves: budget of the local search per round, in computed costs.
-
-    Attributes:
-        last: program of the last call; None if it solved nothing.
-        share: part of the budget for the next call; ``rounds`` divides it among a round's calls.
     """
+
+    solves = True
 
     def __init__(self, tie_weight: float, moves: int = DEFAULT_MOVES) -> None:
         self._tie_weight = tie_weight
         self._moves = moves
-        self.last: Decision | None = None
-        self.share = 1.0
-        self.spent = 0
 
     def assign(
         self,

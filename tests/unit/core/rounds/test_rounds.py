@@ -9,6 +9,7 @@ import pytest
 from router.core.errors import PolicyError
 from router.core.forecast.forecast import Outlook
 from router.core.policies.baselines import PerRequest, fcfs
+from router.core.policies.protocol import Policy
 from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
 from router.core.rounds import assignment
@@ -17,7 +18,7 @@ from router.core.types import Assignment, Request, WorkerView
 from tests.support.core import pairs, request, requests, token, views
 
 
-class Scripted:
+class Scripted(Policy):
     """A policy that answers as it is told and keeps what it was asked."""
 
     def __init__(self, *answers: Sequence[tuple[int, str]]) -> None:
@@ -58,9 +59,10 @@ def test_tiers_are_served_one_after_the_other_from_what_the_last_left() -> None:
 class Budgeted(PerRequest):
     """Keeps the share of its budget that it has for each tier."""
 
+    solves = True
+
     def __init__(self) -> None:
         super().__init__(fcfs)
-        self.share = 1.0
         self.shares: list[float] = []
 
     def assign(

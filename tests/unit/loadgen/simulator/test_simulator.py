@@ -59,7 +59,7 @@ def steps_s(result: DecodeResult) -> list[float]:
     return list(result.records.seconds)
 
 
-class Witness:
+class Witness(Policy):
     """A policy that keeps what it is shown, and does as another one."""
 
     def __init__(self, name: str) -> None:
