@@ -26,6 +26,10 @@ _CHOICE = 0.25
 _FORGOTTEN_SLOTS = 1e-3
 
 
+# Tenants where there are no keys.
+ANONYMOUS = frozenset({""})
+
+
 def equal(_: str) -> float:
     """Default weight of a tenant."""
     return 1.0
@@ -51,6 +55,9 @@ class FairShare:
     Args:
         weight: weight of a tenant, above 0; read each time, so it may change.
         of_late_s: time constant of the average of held slots.
+
+    Attributes:
+        tenants: true once a tenant with a key has held a slot.
     """
 
     def __init__(self, weight: Weight = equal, of_late_s: float = _OF_LATE_S) -> None:
@@ -59,12 +66,14 @@ class FairShare:
         self._of_late: dict[str, float] = {}
         self._watched = 0.0  # weight of the time observed so far in the average
         self._seen_at: float | None = None
+        self.tenants = False
 
     def of_late(self, tenant: str) -> float:
         return self._of_late.get(tenant, 0.0) / (self._watched or 1.0)
 
     def see(self, now: float, held: Mapping[str, int]) -> None:
         """Record the slots that each tenant holds; call it a few times a second."""
+        self.tenants = self.tenants or bool(held.keys() - ANONYMOUS)
         past_s = 0.0 if self._seen_at is None else now - self._seen_at
         kept = math.exp(-past_s / self._of_late_s)
         self._seen_at = now

@@ -54,8 +54,8 @@ class Pool:
         self._prompt_tokens = array("q")
         self._slots = array("q")
         self._serial = 0
-        self._requests_of: Counter[str] = Counter()
-        self._slots_of: Counter[str] = Counter()
+        self.requests_of: Counter[str] = Counter()
+        self.slots_of: Counter[str] = Counter()
         self._failed: dict[str, tuple[_Key, Request]] = {}
         self._choosy = 0  # number of requests that only some workers can serve
 
@@ -80,14 +80,6 @@ class Pool:
         """True if no newcomer may enter; a returning request still may."""
         return len(self) >= self.pool_size
 
-    @property
-    def requests_of(self) -> Mapping[str, int]:
-        return self._requests_of
-
-    @property
-    def slots_of(self) -> Mapping[str, int]:
-        return self._slots_of
-
     def add(self, request: Request) -> None:
         """Add a request; a returning one regains its place by arrival.
 
@@ -95,8 +87,8 @@ class Pool:
         """
         self._serial += 1
         key = (request.priority, request.arrival_s, self._serial)
-        self._requests_of[request.tenant] += 1
-        self._slots_of[request.tenant] += request.slots
+        self.requests_of[request.tenant] += 1
+        self.slots_of[request.tenant] += request.slots
         self._choosy += bool(request.lacks)
         if request.avoid:
             self._failed[request.id] = key, request
@@ -111,23 +103,21 @@ class Pool:
 
     def remove(self, request_id: str) -> Request | None:
         """Remove a request; None if it does not wait here."""
-        if request_id not in self:
+        if (key := self._keys.pop(request_id, None)) is not None:
+            place = bisect_left(self._order, key)
+            del self._order[place], self._waiting[place]
+            del self._prompt_tokens[place], self._slots[place]
+            request = self._by_id.pop(request_id)
+        elif request_id in self._failed:
+            request = self._failed.pop(request_id)[1]
+        else:
             return None
-        request = self._taken_out(request_id)
-        self._requests_of[request.tenant] -= 1
-        self._slots_of[request.tenant] -= request.slots
+        self.requests_of[request.tenant] -= 1
+        self.slots_of[request.tenant] -= request.slots
         self._choosy -= bool(request.lacks)
-        if not self._requests_of[request.tenant]:
-            del self._requests_of[request.tenant], self._slots_of[request.tenant]
+        if not self.requests_of[request.tenant]:
+            del self.requests_of[request.tenant], self.slots_of[request.tenant]
         return request
-
-    def _taken_out(self, request_id: str) -> Request:
-        if request_id in self._failed:
-            return self._failed.pop(request_id)[1]
-        place = bisect_left(self._order, self._keys.pop(request_id))
-        del self._order[place], self._waiting[place]
-        del self._prompt_tokens[place], self._slots[place]
-        return self._by_id.pop(request_id)
 
     def displaced_by(self, newcomer: str, weight: Weight) -> Request | None:
         """The request to evict from a full pool for a newcomer's tenant.
@@ -138,10 +128,10 @@ class Pool:
             The last request of the tenant with the most; None if the newcomer's would then have
             more.
         """
-        if not self._requests_of.keys() - {newcomer}:
+        if not self.requests_of.keys() - {newcomer}:
             return None
-        most = max(self._requests_of, key=lambda each: self._requests_of[each] / weight(each))
-        left, grown = self._requests_of[most] - 1, self._requests_of.get(newcomer, 0) + 1
+        most = max(self.requests_of, key=lambda each: self.requests_of[each] / weight(each))
+        left, grown = self.requests_of[most] - 1, self.requests_of.get(newcomer, 0) + 1
         if most == newcomer or grown / weight(newcomer) > left / weight(most):
             return None
         return next((each for each in reversed(self._waiting) if each.tenant == most), None)
@@ -174,8 +164,10 @@ class Pool:
             gap_tokens: load of the fullest worker less the least load with a free slot.
             turns: slots by tenant, turn by turn; empty: all are equal.
         """
-        tiers = self._failed_tiers()
-        capacity -= sum(request.slots for tier in tiers for request in tier)
+        tiers: list[Tier] = []
+        if self._failed:
+            tiers = self._failed_tiers()
+            capacity -= sum(request.slots for _, request in self._failed.values())
         for peers in self._peers(turns):
             urgent = self._urgent(peers, now, capacity, gap_tokens)
             if urgent:
@@ -187,8 +179,10 @@ class Pool:
         return [part for tier in tiers for part in tier.parts] if self._choosy else tiers
 
     def overdue(self, now: float, tiers: Sequence[Tier]) -> Request | None:
-        first = tiers[0][0] if tiers else None
-        return first if first is not None and self._waited(first, now) >= 1 else None
+        """The first request of these tiers, if it has no patience left."""
+        first = tiers[0].requests[0] if tiers else None
+        waited = first is not None and (now - first.arrival_s) / self._patience >= 1
+        return first if waited else None
 
     def room_wanted(self, now: float, gap_tokens: int) -> list[tuple[str, float]]:
         """Requests to make room for, with the tokens of room due by now; see ``Reservations``.
@@ -197,6 +191,8 @@ class Pool:
         """
         wanted = []
         for peers in self._peers():
+            if self._waited(self._waiting[peers[0]], now) < _ROOM_FROM:
+                continue
             for request in takewhile(lambda r: self._waited(r, now) >= _ROOM_FROM, self._at(peers)):
                 fits = self._fits(request, now, gap_tokens)
                 share = (self._waited(request, now) - _ROOM_FROM) / (_ROOM_MADE - _ROOM_FROM)
@@ -211,7 +207,11 @@ class Pool:
 
     def _peers(self, turns: Sequence[Offer] = ()) -> Iterator[_Places]:
         """Places by turn and priority; usually that is a single range."""
-        for line in self._lines(turns) if turns else (range(len(self._order)),):
+        everyone = range(len(self._order))
+        if not turns and everyone and self._order[0][0] == self._order[-1][0]:
+            yield everyone
+            return
+        for line in self._lines(turns) if turns else (everyone,):
             start = 0
             while start < len(line):
                 priority = self._priority(line[start])
@@ -241,6 +241,8 @@ class Pool:
         return map(self._waiting.__getitem__, places)
 
     def _urgent(self, peers: _Places, now: float, capacity: int, gap_tokens: int) -> _Places:
+        if self._waited(self._waiting[peers[0]], now) < _WILLING:
+            return peers[:0]
         late = sum(1 for _ in takewhile(lambda r: self._waited(r, now) >= 1, self._at(peers)))
         if late:
             slots = list(accumulate(map(self._slots.__getitem__, peers[:late])))

@@ -73,15 +73,12 @@ class _Round:
         self._workers = workers
         self._outlook = outlook
         self._last: tuple[Sequence[Assignment], Tier] | None = None
-        limited = any(one.admissible_tokens is not None for one in workers)
+        limited = [one.id for one in workers if one.admissible_tokens is not None]
         self.memory = RoundMemory() if limited else None
 
     def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
         """Assign a tier."""
-        workers = self.offered(tier)
-        if not _any_open(workers):
-            return ()
-        assignments = self._choose(tier, workers, share)
+        assignments = self._choose(tier, self.offered(tier), share)
         self._last = assignments, tier
         return assignments
 
@@ -128,12 +125,14 @@ class _Round:
     def _choose(
         self, tier: Tier, workers: Sequence[WorkerView], share: float
     ) -> Sequence[Assignment]:
-        """The policy's assignments, checked."""
+        """The policy's assignments, checked; none without capacity."""
+        capacity = {worker.id: worker.capacity for worker in workers}
+        if max(capacity.values(), default=0) <= 0:
+            return ()
         if self._policy.solves:
             self._policy.share = share
         assignments = self._policy.assign(tier, workers, self._outlook)
         entered: set[str] = set()
-        capacity = {worker.id: worker.capacity for worker in workers}
         for request_id, worker_id in assignments:
             request = tier.by_id.get(request_id)
             if request is None or request_id in entered or request_id in tier.others:
@@ -145,7 +144,7 @@ class _Round:
             entered.add(request_id)
             capacity[worker_id] -= request.slots
         left = len(tier.requests) - len(entered)
-        if left and any(free > 0 for free in capacity.values()):
+        if left and max(capacity.values()) > 0:
             raise PolicyError(f"{left} requests are held back while slots are free")
         return assignments
 

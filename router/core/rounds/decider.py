@@ -11,7 +11,7 @@ from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import Outlook
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.protocol import Decision, Policy
-from router.core.queue.fair_share import FairShare
+from router.core.queue.fair_share import ANONYMOUS, FairShare, Offer
 from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
 from router.core.rounds import assignment
@@ -134,7 +134,9 @@ class RoundDecider(Generic[W]):
     def decide(self, now: float, clock: Clock) -> Sequence[Assignment]:
         """Assign waiting requests to workers with free capacity; empty when there is none."""
         self.learn()
-        self.fair.see(now, self.group.held)
+        held = self.group.held
+        if self.fair.tenants or held.keys() - ANONYMOUS:
+            self.fair.see(now, held)
         self.group.review(now)
         waiting = len(self.pool)
         given = self._collect(now) if waiting else None
@@ -155,11 +157,10 @@ class RoundDecider(Generic[W]):
         if not capacity:
             return None
         gap_tokens = assignment.gap_tokens(views)
-        waiting = self.pool.slots_of
-        several = len(waiting) > 1
-        turns = self.fair.turns(self.group.held, waiting, capacity) if several else ()
+        turns: Sequence[Offer] = ()
+        if len(self.pool.slots_of) > 1:
+            turns = self.fair.turns(self.group.held, self.pool.slots_of, capacity)
         tiers = self.pool.tiers(now, capacity, gap_tokens, turns)
-        avoided = any(tier.avoid for tier in tiers)
         return RoundInput(
             now,
             views,
@@ -167,7 +168,8 @@ class RoundDecider(Generic[W]):
             gap_tokens,
             tiers,
             self.pool.overdue(now, tiers),
-            self.group.askable if avoided else frozenset(),
+            # Requests that a worker has failed come first.
+            self.group.askable if tiers[0].avoid else frozenset(),
         )
 
     def _assign(self, given: RoundInput) -> Sequence[Assignment]:
@@ -179,7 +181,8 @@ class RoundDecider(Generic[W]):
             if self.look_ahead is not None:
                 outlook = self.group.outlook(self.look_ahead, given.views)
                 wanted = self.pool.room_wanted(given.now, given.gap_tokens)
-                outlook = self.reservations.make_room(wanted, given.views, outlook)
+                if wanted or self.reservations.any:
+                    outlook = self.reservations.make_room(wanted, given.views, outlook)
             assignments = assignment.assign(self.policy, given.tiers, given.views, outlook, *rest)
             if assignments:
                 self.solved = self.policy.last

@@ -25,6 +25,10 @@ class Reservations:
     def __init__(self) -> None:
         self._worker: dict[str, str] = {}
 
+    @property
+    def any(self) -> bool:
+        return bool(self._worker)
+
     def make_room(
         self,
         wanted: Sequence[tuple[str, float]],

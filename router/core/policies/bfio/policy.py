@@ -47,7 +47,7 @@ class BfIo(Policy):
         if len(workers) < 2:
             return PerRequest(fcfs).assign(waiting, workers)
         outlook = outlook or self._present(workers)
-        tier = Tier.of(waiting)
+        tier = waiting if isinstance(waiting, Tier) else Tier.of(waiting)
         wide = bool((tier.slots > 1).any())
         if wide:
             # Ties go to the first worker; sorting makes the configured order irrelevant.
@@ -60,7 +60,7 @@ class BfIo(Policy):
         solution = solve(instance, int(self.share * self._moves))
         self.last = Decision(instance, solution)
         self.spent += solution.moves
-        done.place(narrow, solution.places)
+        done.place(narrow.requests, solution.places)
         return done.assignments
 
     def _present(self, workers: Sequence[WorkerView]) -> Outlook:
