@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from engine_patches.admission.ledger import Ticket
-from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import Running
-from router.core.forecast.step_cost import Floats
-from router.core.forecast.survival import REFRESH_STEPS, SurvivalSignal
+from router.core.forecast.end_signals import REFRESH_STEPS, Departure, SurvivalSignal
+from router.core.forecast.forecast import Floats, Running
 
 MEDIAN = 0.5
 REDRAW_STEPS = 4 * REFRESH_STEPS  # drawing the curves costs as much as many decisions
@@ -21,7 +19,7 @@ REDRAW_STEPS = 4 * REFRESH_STEPS  # drawing the curves costs as much as many dec
 class SeenLengths:
     """Quantiles of lengths seen with prompts of similar size, given the tokens generated so far.
 
-    Learns online from ended, withdrawn and running requests (``router.core.forecast.survival``).
+    Learns online from ended, withdrawn and running requests (``router.core.forecast.end_signals``).
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from loadgen.chains.scenario import Scenario
 from loadgen.traces.trace import Trace
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 
 
 class Arrivals(Enum):

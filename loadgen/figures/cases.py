@@ -21,7 +21,7 @@ from loadgen.simulator.decode.prefill_results import PrefillResult
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.core.forecast.forecast import Outlook
-from router.core.forecast.parameters import Parameters
+from router.core.forecast.look_ahead import Parameters
 from router.core.policies.protocol import Policy
 from router.core.policies.table import POLICIES, PolicySettings
 from router.core.types import Assignment, Dispatch, Request, WorkerView

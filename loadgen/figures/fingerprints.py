@@ -20,8 +20,7 @@ _PROGRAM = tuple(
     for name in ("policy", "compiled", "filling", "kernels", "local_search", "search", "solver")
 )
 _LOOKING = tuple(
-    f"router.core.forecast.{name}"
-    for name in ("end_signals", "forecast", "look_ahead", "parameters", "survival")
+    f"router.core.forecast.{name}" for name in ("end_signals", "forecast", "look_ahead")
 )
 # Prefill workers; their engines are the emulated ones.
 _PREFILLING = (
@@ -44,7 +43,7 @@ _ADMITTING = (
     *(f"loadgen.emulator.{name}" for name in ("engine", "kv_handoff", "queues", "schedule")),
     "engine_patches.admission",
     "router.core.forecast.end_signals",
-    *(f"router.core.forecast.{name}" for name in ("forecast", "step_cost", "survival")),
+    "router.core.forecast.forecast",
 )
 # Tracks live engines; the simulator has its own state.
 _LIVE = (
@@ -53,7 +52,7 @@ _LIVE = (
         f"router.core.state.{name}"
         for name in (
             *("cluster", "feed", "foreign_load", "group", "running_table", "step_watch"),
-            *("service_rate", "token_rate", "worker"),
+            *("rates", "worker", "worker_status"),
         )
     ),
 )

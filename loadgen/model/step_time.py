@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from engine_patches.admission.theory.fluid import StepCost
 from router.core.errors import ConfigError, InputError
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 
 Share = TypeVar("Share", float, Floats)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import ConfigError, InputError
-from router.core.forecast.step_cost import Ints
+from router.core.forecast.forecast import Ints
 from router.core.policies.bfio.instances import from_json
 from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
 

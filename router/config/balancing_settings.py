@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings
 
 from router.config.setting import MOMENT_S, WEEK_S, setting
 from router.config.worker_notation import unknown
-from router.core.forecast.step_cost import DEFAULT_CHUNK
+from router.core.forecast.forecast import DEFAULT_CHUNK
 from router.core.policies.table import POLICIES
 from router.core.types import Dispatch
 

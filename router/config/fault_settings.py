@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic_settings import BaseSettings
 
 from router.config.setting import DAY_S, HOUR_S, MOMENT_S, WEEK_S, setting
-from router.core.queue.deadlines import Deadlines
+from router.core.queue.retry import Deadlines
 from router.core.state.breaker import BreakerSettings
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Set
 import msgspec
 
 from router.access.key_ring import Key
-from router.core.queue.deadlines import Deadlines
+from router.core.queue.retry import Deadlines
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
-from router.core.state.token_rate import tokens_of
+from router.core.state.rates import tokens_of
 from router.dispatch.models import check_served, group_of
 from router.http.port import HttpLimits
 

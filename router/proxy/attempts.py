@@ -16,8 +16,7 @@ from router.core.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from router.core.queue.deadlines import Deadlines
-from router.core.queue.retry import faults, rest_s
+from router.core.queue.retry import Deadlines, faults, rest_s
 from router.core.types import Failed, Refused, RestRequested
 from router.dispatch.interface import DispatchPort
 from router.engines.http_client import Response

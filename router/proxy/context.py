@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from router.access.door import Door
 from router.core.clock import Clock
-from router.core.queue.deadlines import Deadlines
+from router.core.queue.retry import Deadlines
 from router.core.request_limits import RequestLimits
 from router.dispatch.interface import DispatchPort
 from router.engines.http_client import HttpClient

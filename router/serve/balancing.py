@@ -11,8 +11,8 @@ from functools import lru_cache
 
 from router.config.live import Part
 from router.config.serve_settings import ServeSettings
+from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
-from router.core.forecast.step_cost import WorkProfile
 from router.core.policies.bfio.calibration import moves_within, must_compile
 from router.core.policies.bfio.solver import DEFAULT_MOVES
 from router.core.policies.protocol import Policy

@@ -23,7 +23,7 @@ from engine_patches.admission import ADMISSIONS, make_admission, read_admission
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.protocol import Admission, ledger_of
 from loadgen.report.origin import Engines, origin, write_figures
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 
 CODE = ("engine_patches/admission", "router/core/forecast", "tests/bench/bench_admission.py")
 

@@ -25,7 +25,7 @@ from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.traces.trace import load_trace
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.bfio.solver import DEFAULT_MOVES
 

@@ -22,8 +22,8 @@ from loadgen.simulator.decode.decode_engines import Engines
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import FullStream, Job
+from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
-from router.core.forecast.step_cost import WorkProfile
 from router.core.policies.table import POLICIES, PolicySettings
 from router.core.queue.fair_share import FairShare
 from router.core.queue.pool import Pool

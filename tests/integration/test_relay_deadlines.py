@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from router.core.queue.deadlines import Deadlines
+from router.core.queue.retry import Deadlines
 from router.core.state.breaker import BreakerSettings, BreakerState
 from router.core.types import Outcome
 from tests.support.relaying import RawClient, routed

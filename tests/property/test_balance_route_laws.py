@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.forecast.forecast import Outlook
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.policies.balance_route import BalanceRoute, _Loads
 from router.core.policies.bfio import subsets
 from router.core.policies.bfio.subsets import Shelf

@@ -19,9 +19,9 @@ from hypothesis.stateful import (
     rule,
 )
 
+from router.core.forecast.end_signals import SurvivalSignal
+from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import LookAhead
-from router.core.forecast.step_cost import WorkProfile
-from router.core.forecast.survival import SurvivalSignal
 from router.core.state.cluster import Cluster
 from router.core.state.worker import Worker
 from router.core.types import (

@@ -9,10 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.forecast.end_signals import CapSignal, NoSignal, ReportedSignal, steps_to_cap
-from router.core.forecast.forecast import NO_CAP, Chances, Ends, Running, Signal, forecast
-from router.core.forecast.step_cost import WorkProfile
-from router.core.forecast.survival import SurvivalSignal
+from router.core.forecast.end_signals import (
+    CapSignal,
+    NoSignal,
+    ReportedSignal,
+    SurvivalSignal,
+    steps_to_cap,
+)
+from router.core.forecast.forecast import (
+    NO_CAP,
+    Chances,
+    Ends,
+    Running,
+    Signal,
+    WorkProfile,
+    forecast,
+)
 from tests.support.lookahead import column, departure, running
 
 WORKERS = 3

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.errors import InvalidRequestError
-from router.core.state.token_rate import TokenRate
+from router.core.state.rates import TokenRate
 from router.proxy.body import ParsedRequest, parse
 from router.proxy.endpoints import pool_request
 

@@ -19,7 +19,7 @@ from router.core.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
-from router.core.queue.deadlines import Deadlines
+from router.core.queue.retry import Deadlines
 from router.core.types import (
     Arrived,
     Began,

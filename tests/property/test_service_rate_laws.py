@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.state.service_rate import MEMORY, GroupRates, ServiceRate
+from router.core.state.rates import MEMORY, GroupRates, ServiceRate
 
 PLANS = st.none() | st.floats(1e-3, 1e3)
 HAPPENINGS = st.lists(

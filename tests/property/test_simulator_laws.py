@@ -20,8 +20,7 @@ from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import OracleSignal
 from loadgen.simulator.decode.request_streams import Job, TimedStream
-from router.core.forecast.forecast import NO_CAP, Outlook, forecast
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import NO_CAP, Outlook, WorkProfile, forecast
 from router.core.policies.protocol import Policy
 from router.core.policies.table import POLICIES, PolicySettings
 from router.core.types import Assignment, Dispatch, Request, WorkerView

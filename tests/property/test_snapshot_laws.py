@@ -10,9 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.errors import SnapshotError
-from router.core.forecast.end_signals import ReportedSignal
+from router.core.forecast.end_signals import ReportedSignal, SurvivalSignal
 from router.core.forecast.look_ahead import LookAhead
-from router.core.forecast.survival import SurvivalSignal
 from router.core.policies.table import POLICIES, PolicySettings
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, Solution, _searched, solve
 from tests.support.uncompiled import uncompiled
 

@@ -11,7 +11,7 @@ from typing import Any
 from router.access.key_limits import KeyLimits
 from router.access.key_ring import Key, KeyRing
 from router.core.process_counts import ProcessCounts
-from router.core.queue.deadlines import Deadlines
+from router.core.queue.retry import Deadlines
 from router.core.types import Outcome, Request
 from router.http.port import HttpLimits
 from router.http.refusal import HttpCounts

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import NO_CAP, Ends, Running
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import NO_CAP, Ends, Floats, Ints, Running
 
 
 def column(values: Sequence[int] | Ints) -> Ints:

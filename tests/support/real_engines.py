@@ -20,10 +20,14 @@ from typing import Any
 import zmq
 
 from deploy.engine.serve import write_metadata
-from router.core.forecast.end_signals import Departure, LearningSignal, ReportedSignal
+from router.core.forecast.end_signals import (
+    Departure,
+    LearningSignal,
+    ReportedSignal,
+    SkillMeter,
+    SurvivalSignal,
+)
 from router.core.forecast.forecast import Running
-from router.core.forecast.parameters import SkillMeter
-from router.core.forecast.survival import SurvivalSignal
 from router.core.state.feed import Feed
 from router.core.state.running_table import RunningTable
 from router.core.wire import decode

@@ -19,7 +19,7 @@ from router.api.front import Front
 from router.config.setting_sources import load_settings
 from router.core.clock import Clock
 from router.core.policies.baselines import PerRequest, fcfs
-from router.core.queue.deadlines import Deadlines
+from router.core.queue.retry import Deadlines
 from router.core.state.breaker import DEFAULTS, BreakerSettings
 from router.core.state.cluster import Cluster
 from router.core.state.worker import Worker

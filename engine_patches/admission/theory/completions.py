@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 import numpy as np
 
 from engine_patches.admission.ledger import Ticket
-from router.core.forecast.step_cost import Ints
+from router.core.forecast.forecast import Ints
 
 _OFFSETS, _ENDS, _HELD = range(3)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.theory.passing import Passing
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 
 _TINY = 1e-9
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine_patches.admission.ledger import Ticket
 from engine_patches.admission.settings import AdmissionSettings, passing_shares
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 
 SEGMENTS = tuple(2**k for k in range(15))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from loadgen.diagnose.analysis.window import Flags, Window
 from router.core.energy.step_fit import FittedStep, StepFit
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 from router.core.state.barrier import is_barrier
 from router.core.types import Dispatch
 

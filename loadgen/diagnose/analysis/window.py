@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from router.core.energy.joules import PowerLevels
 from router.core.errors import ConfigError, InputError
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 from router.core.types import Dispatch, Outcome
 from router.recording.lines import (
     PolicyLine,

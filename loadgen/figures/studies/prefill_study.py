@@ -14,7 +14,7 @@ from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Table
 from loadgen.simulator.decode.decode_config import DecodeConfig
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import WorkProfile
 
 BETAS = (100.0, 1000.0)
 CHUNK = 512

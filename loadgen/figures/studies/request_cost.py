@@ -11,7 +11,7 @@ from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, Table
 from loadgen.model.step_time import StepTime
 from loadgen.simulator.decode.decode_config import DecodeConfig
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import WorkProfile
 
 REQUEST_TOKENS = 800
 FITTED = replace(StepTime(), per_request_s=REQUEST_TOKENS * StepTime().per_token_s)

@@ -25,7 +25,7 @@ from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.report.intervals import Estimate, estimate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.length_sources import LawLengths
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import WorkProfile
 
 
 @dataclass(frozen=True, slots=True)

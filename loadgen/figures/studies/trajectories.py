@@ -14,7 +14,7 @@ from loadgen.figures.tables import ENERGY, IMBALANCE, THROUGHPUT, Table, metric_
 from loadgen.model.step_time import PowerModel
 from loadgen.report.charts import COLOURS, DASHES, finish, legend, panels, save
 from loadgen.simulator.decode.decode_results import StepRecords
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 
 _WAYS = ("fcfs", "jsq", NONE, ORACLE)
 _POWER_WAYS = ("fcfs", NONE, ORACLE)

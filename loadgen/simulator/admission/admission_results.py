@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from loadgen.simulator.admission.scenarios import Requests
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 
 WARMUP_SHARE = 0.15
 """Of the span of arrivals; what comes in it is left out."""

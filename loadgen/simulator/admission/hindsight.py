@@ -27,7 +27,7 @@ from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.queues import Eviction, PolicyOrder
 from loadgen.simulator.admission.admission_simulation import EndlessError
-from router.core.forecast.step_cost import Ints
+from router.core.forecast.forecast import Ints
 from router.core.policies.bfio.exact_model import Rows, run_highs
 
 # Totals are integers: a value less than one above the bound is optimal.

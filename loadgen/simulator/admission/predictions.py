@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from router.core.errors import ConfigError
-from router.core.forecast.step_cost import Ints
+from router.core.forecast.forecast import Ints
 
 _MOST_SIGMA = 5.0
 

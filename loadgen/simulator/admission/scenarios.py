@@ -17,7 +17,7 @@ import numpy as np
 from engine_patches.admission.settings import known_names
 from engine_patches.admission.theory.fluid import StepCost
 from router.core.errors import ConfigError
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 
 _REDRAWS = 1000
 

@@ -32,7 +32,7 @@ from loadgen.simulator.decode.request_streams import Arrivals
 from loadgen.traces.trace_files import MAX_TOKENS
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import WorkProfile
 from router.core.policies.table import POLICIES
 from router.core.types import Dispatch
 

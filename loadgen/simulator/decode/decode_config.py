@@ -15,8 +15,8 @@ from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.simulator.decode.request_streams import Arrivals
 from router.config.balancing_settings import BalancingSettings
 from router.core.errors import ConfigError
-from router.core.forecast.parameters import WINDOW_STEPS, WINDOWS_SEEN
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import WorkProfile
+from router.core.forecast.look_ahead import WINDOW_STEPS, WINDOWS_SEEN
 from router.core.policies.table import POLICIES
 from router.core.types import Dispatch
 

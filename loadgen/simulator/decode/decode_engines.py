@@ -18,7 +18,7 @@ import numpy as np
 
 from loadgen.simulator.decode.oracle import Foreseen
 from loadgen.simulator.decode.request_streams import Job
-from router.core.forecast.step_cost import Floats, Ints, WorkProfile
+from router.core.forecast.forecast import Floats, Ints, WorkProfile
 
 _FAR = 1 << 40  # a step that never comes
 

@@ -11,7 +11,7 @@ from loadgen.model.step_time import PowerModel
 from loadgen.simulator.decode.decode_engines import Residence, Start
 from loadgen.simulator.decode.prefill_results import PrefillResult
 from router.core.errors import InputError
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 
 Report = dict[str, object]
 

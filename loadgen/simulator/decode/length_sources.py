@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.traces.trace import Trace
 from loadgen.traces.trace_files import MAX_TOKENS
 from router.core.errors import ConfigError
-from router.core.forecast.step_cost import Ints
+from router.core.forecast.forecast import Ints
 
 Lengths = tuple[Ints, Ints]
 

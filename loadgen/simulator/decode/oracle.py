@@ -9,9 +9,8 @@ from typing import Literal
 import numpy as np
 
 from router.core.errors import ConfigError
-from router.core.forecast.forecast import Ends, Running, Signal
+from router.core.forecast.forecast import Ends, Floats, Ints, Running, Signal, WorkProfile
 from router.core.forecast.look_ahead import SIGNALS
-from router.core.forecast.step_cost import Floats, Ints, WorkProfile
 
 Kind = Literal["auto", "none", "cap", "survival", "oracle"]
 

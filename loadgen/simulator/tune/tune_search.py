@@ -20,7 +20,7 @@ LONGEST_HORIZON = 200
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Parameters of one simulation; see ``router.core.forecast.parameters.Parameters``.
+    """Parameters of one simulation; see ``router.core.forecast.look_ahead.Parameters``.
 
     Attributes:
         horizon: H, in steps.

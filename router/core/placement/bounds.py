@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 from router.core.placement.model import Chain
 
 

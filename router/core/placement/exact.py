@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 
 MAX_STATES = 20_000
 """Most states without a queue for an exact answer."""

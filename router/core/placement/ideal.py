@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 from router.core.placement.gbp_cr import Layout
 from router.core.placement.model import Chain
 

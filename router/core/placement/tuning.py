@@ -16,7 +16,7 @@ from enum import StrEnum
 import numpy as np
 
 from router.core.errors import PlacementError
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 from router.core.placement.bounds import ResponseBounds, chain_bounds, response_bounds
 from router.core.placement.gbp_cr import Fleet, Layout, lay_out, placed, rooms
 from router.core.placement.gca import allocation

@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from router.core.forecast.forecast import Outlook
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats, Outlook
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.subsets import Shelf
 from router.core.policies.protocol import Policy

@@ -181,7 +181,7 @@ class Pool:
     def overdue(self, now: float, tiers: Sequence[Tier]) -> Request | None:
         """The first request of these tiers, if it has no patience left."""
         first = tiers[0].requests[0] if tiers else None
-        waited = first is not None and (now - first.arrival_s) / self._patience >= 1
+        waited = first is not None and (now - first.arrival_s) / self._starvation >= 1
         return first if waited else None
 
     def room_wanted(self, now: float, gap_tokens: int) -> list[tuple[str, float]]:

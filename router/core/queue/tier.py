@@ -9,7 +9,7 @@ from typing import overload
 
 import numpy as np
 
-from router.core.forecast.step_cost import Ints
+from router.core.forecast.forecast import Ints
 from router.core.types import Request
 
 _ID, _PROMPT_TOKENS, _SLOTS = attrgetter("id"), attrgetter("prompt_tokens"), attrgetter("slots")

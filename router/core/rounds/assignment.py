@@ -109,8 +109,10 @@ class _Round:
     def offered(self, tier: Tier) -> Sequence[WorkerView]:
         """The workers; those that the tier avoids, or that lack its model, have no capacity."""
         if self._last:
-            self._workers = _after(*self._last, self._workers)
-            self._outlook = self._outlook and self._outlook.after(*self._last, self._workers)
+            done, entered = self._last
+            self._workers = _after(done, entered, self._workers)
+            if self._outlook is not None:
+                self._outlook = self._outlook.after(done, entered.by_id, self._workers)
             self._last = None
         closed = tier.lacks
         if tier.avoid and self._askable - tier.avoid - closed:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from router.core.forecast.forecast import Outlook
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats, Outlook
 from router.core.types import WorkerView
 
 # Share of the workers, at least one, that are lowered at a time.

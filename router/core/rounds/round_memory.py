@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from router.core.forecast.step_cost import Ints
+from router.core.forecast.forecast import Ints
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from router.core.recent_count import Recent
+from router.core.stats import Recent
 
 # Requests in the window below which the share of failures has no meaning.
 LEAST_JUDGED = 10

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from router.core.energy.joules import PowerLevels
 from router.core.errors import ConfigError
-from router.core.forecast.step_cost import DEFAULT_CHUNK
+from router.core.forecast.forecast import DEFAULT_CHUNK
 from router.core.state.breaker import DEFAULTS, BreakerSettings
 from router.core.state.group import Group
 from router.core.state.prefill_worker import PrefillWorker

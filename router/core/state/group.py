@@ -11,16 +11,14 @@ import numpy as np
 from router.core.energy.joules import Joules, PowerLevels
 from router.core.energy.levels import LevelFit
 from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import Outlook, Running
+from router.core.forecast.forecast import DEFAULT_CHUNK, Outlook, Running
 from router.core.forecast.look_ahead import LookAhead
-from router.core.forecast.step_cost import DEFAULT_CHUNK
 from router.core.state.barrier import StepLedger, StepShares, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
 from router.core.state.prefill_worker import PrefillWorker
+from router.core.state.rates import GroupRates, TokenRate
 from router.core.state.running_table import RunningTable, joined
-from router.core.state.service_rate import GroupRates
 from router.core.state.step_watch import ClosedStep, Said
-from router.core.state.token_rate import TokenRate
 from router.core.state.worker import Worker
 from router.core.types import (
     PAUSED,

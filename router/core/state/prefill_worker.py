@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from router.core.forecast.end_signals import Departure
+from router.core.state.rates import TokenRate
 from router.core.state.running_table import WorkerRows
-from router.core.state.token_rate import TokenRate
 from router.core.state.worker import Worker
 from router.core.types import Dispatch, Request, WorkerSpec, WorkerView
 

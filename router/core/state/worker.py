@@ -17,9 +17,8 @@ from router.core.forecast.forecast import NO_CAP
 from router.core.state.breaker import Breaker
 from router.core.state.feed import Feed
 from router.core.state.foreign_load import ForeignLoad, Gauges
+from router.core.state.rates import GroupRates, ServiceRate, TokenRate
 from router.core.state.running_table import WorkerRows
-from router.core.state.service_rate import GroupRates, ServiceRate
-from router.core.state.token_rate import TokenRate
 from router.core.types import (
     DEFAULT_SLOTS,
     Dispatch,

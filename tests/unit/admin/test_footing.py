@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from router.admin.facts import Footing, facts
+from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
-from router.core.forecast.step_cost import WorkProfile
 from router.core.policies.baselines import PerRequest, jsq
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.protocol import Policy

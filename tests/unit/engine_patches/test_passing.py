@@ -7,7 +7,7 @@ import pytest
 
 from engine_patches.admission.ledger import Ticket
 from engine_patches.admission.theory.passing import SEGMENTS, Passing
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 
 CAP = 1000
 NONE_BEYOND = np.zeros(2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.core.request_limits import DEFAULT_LIMITS
-from router.core.state.token_rate import TokenRate
+from router.core.state.rates import TokenRate
 from router.proxy.endpoints import ENDPOINTS, pool_request
 
 # Of this text and this tokenizer; neither is what the router begins with.

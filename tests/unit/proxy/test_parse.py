@@ -7,7 +7,7 @@ import pytest
 
 from router.core.errors import InvalidRequestError
 from router.core.request_limits import RequestLimits
-from router.core.state.token_rate import TokenRate
+from router.core.state.rates import TokenRate
 from router.proxy.body import ParsedRequest, parse, parse_message, parse_response
 from router.proxy.endpoints import pool_request
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 import highspy
 import numpy as np
 
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 from router.core.policies.bfio.exact_model import Model, Program, Split, run_highs
 from router.core.policies.bfio.solver import Instance, solve
 

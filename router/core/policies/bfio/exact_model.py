@@ -26,7 +26,7 @@ from typing import NamedTuple
 import highspy
 import numpy as np
 
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 from router.core.policies.bfio.solver import Instance
 
 # Unit of loads with look-ahead: a power of two, so exact, yet it leaves few integers. HiGHS would

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from router.core.errors import InputError
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 from router.core.policies.bfio.solver import Instance
 
 FORMAT = "evenstep-instance"

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from router.core.forecast.step_cost import Floats, Ints
+from router.core.forecast.forecast import Floats, Ints
 from router.core.policies.bfio.compiled import inlined, inner
 
 # The last row of ``State.kinds`` is zero: an empty place adds nothing. (For a plain constant numba

@@ -13,8 +13,7 @@ from itertools import repeat
 
 import numpy as np
 
-from router.core.forecast.forecast import Outlook
-from router.core.forecast.step_cost import Floats, Ints, WorkProfile
+from router.core.forecast.forecast import Floats, Ints, Outlook, WorkProfile
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
 from router.core.policies.protocol import Decision, Policy

@@ -7,7 +7,7 @@ ends worse.
 
 from __future__ import annotations
 
-from router.core.forecast.step_cost import Ints
+from router.core.forecast.forecast import Ints
 from router.core.policies.bfio.compiled import compiled, inner
 from router.core.policies.bfio.filling import (
     drawn_reserve,

@@ -14,8 +14,7 @@ from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Drift, Knowledge
 from loadgen.simulator.decode.request_streams import Arrivals, Job
 from router.core.forecast.end_signals import CapSignal
-from router.core.forecast.forecast import Ends
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import Ends, WorkProfile
 
 DRIFTS = [0.0, 0.5, 1.0, 2.0]
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from router.core.forecast.forecast import Chances, Ends, Outlook, forecast
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import Chances, Ends, Outlook, WorkProfile, forecast
 from router.core.queue.tier import Tier
 from router.core.types import Assignment
 from tests.support.core import requests, views
@@ -62,6 +61,6 @@ def test_some_of_the_running() -> None:
 def test_what_is_assigned_adds_to_the_outlook() -> None:
     outlook = Outlook(np.array([[5.0, 6.0], [0.0, 0.0]]), WorkProfile(), 0.8, 0.1)
     waiting = requests([10, 20])
-    after = outlook.after([Assignment(waiting[1].id, "b")], Tier.of(waiting), views([5, 0]))
+    after = outlook.after([Assignment(waiting[1].id, "b")], Tier.of(waiting).by_id, views([5, 0]))
     assert after.work.tolist() == [[5, 6], [20, 21]]
     assert outlook.request_work(waiting).tolist() == [[10, 11], [20, 21]]

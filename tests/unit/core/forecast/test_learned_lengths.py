@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from router.core.forecast.end_signals import Departure
+from router.core.forecast.end_signals import Departure, SurvivalSignal
 from router.core.forecast.look_ahead import LookAhead
-from router.core.forecast.survival import SurvivalSignal
 from router.core.state.cluster import Cluster
 from router.core.types import (
     Arrived,

@@ -8,12 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from router.core.forecast.end_signals import CapSignal, NoSignal
-from router.core.forecast.forecast import Ends, Outlook, Running, Signal, forecast
-from router.core.forecast.look_ahead import REVIEW_STEPS, LookAhead
-from router.core.forecast.parameters import BLIND_LEAD, BLIND_TIE_WEIGHT, LEAD, Parameters, choose
-from router.core.forecast.step_cost import WorkProfile
-from router.core.forecast.survival import SurvivalSignal
+from router.core.forecast.end_signals import CapSignal, NoSignal, SurvivalSignal
+from router.core.forecast.forecast import Ends, Outlook, Running, Signal, WorkProfile, forecast
+from router.core.forecast.look_ahead import (
+    BLIND_LEAD,
+    BLIND_TIE_WEIGHT,
+    LEAD,
+    REVIEW_STEPS,
+    LookAhead,
+    Parameters,
+    choose,
+)
 from router.core.types import DEFAULT_SLOTS
 from tests.support.lookahead import Fleet, column, departure, running
 

@@ -5,10 +5,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from router.core.forecast.end_signals import CapSignal, LearningSignal, NoSignal, ReportedSignal
-from router.core.forecast.forecast import NO_CAP, Chances, Ends, Running, Signal
-from router.core.forecast.step_cost import WorkProfile
-from router.core.forecast.survival import SurvivalSignal
+from router.core.forecast.end_signals import (
+    CapSignal,
+    LearningSignal,
+    NoSignal,
+    ReportedSignal,
+    SurvivalSignal,
+)
+from router.core.forecast.forecast import NO_CAP, Chances, Ends, Running, Signal, WorkProfile
 from tests.support.lookahead import departure, running
 
 PREFILL = WorkProfile(prefill_beta=1, prefill_chunk=4)

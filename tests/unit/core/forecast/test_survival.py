@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from router.core.forecast.end_signals import Departure
-from router.core.forecast.step_cost import WorkProfile
-from router.core.forecast.survival import SurvivalSignal
+from router.core.forecast.end_signals import Departure, SurvivalSignal
+from router.core.forecast.forecast import WorkProfile
 from tests.support.lookahead import Fleet, column, departure, running
 
 

@@ -7,15 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from router.core.forecast.end_signals import NoSignal
+from router.core.forecast.end_signals import NoSignal, SkillMeter
 from router.core.forecast.forecast import Chances, Prediction, Running, Signal
-from router.core.forecast.parameters import (
+from router.core.forecast.look_ahead import (
     BLIND_LEAD,
     BLIND_TIE_WEIGHT,
     LEAD,
     NEEDED_SKILL,
     Parameters,
-    SkillMeter,
     choose,
 )
 from tests.support.lookahead import Fleet, departure, running

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import WorkProfile
 from tests.support.lookahead import column
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from router.core.forecast.forecast import Outlook
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.policies.balance_route import BalanceRoute
 from router.core.types import WorkerView
 from tests.support.core import pairs, request, requests, views

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from router.core.forecast.forecast import Outlook
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.policies.bfio.policy import BfIo
 from router.core.rounds import assignment as rounds
 from router.core.types import Assignment, Request, WorkerView

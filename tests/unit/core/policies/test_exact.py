@@ -5,7 +5,7 @@ import highspy
 import numpy as np
 import pytest
 
-from router.core.forecast.step_cost import Floats
+from router.core.forecast.forecast import Floats
 from router.core.policies.bfio import exact
 from router.core.policies.bfio.exact import solve_exact
 from router.core.policies.bfio.solver import Instance, solve

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.queue.deadlines import Deadlines
 from router.core.queue.retry import (
     MOST_REST_S,
     WINDOW_S,
+    Deadlines,
     RetryBudget,
     faults,
     may_differ_elsewhere,
     rest_s,
 )
-from router.core.recent_count import Recent
+from router.core.stats import Recent
 
 GAPS = st.lists(st.tuples(st.floats(0, 3), st.booleans()), max_size=200)
 

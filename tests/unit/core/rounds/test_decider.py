@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from router.core.errors import PolicyError
-from router.core.forecast.end_signals import CapSignal
+from router.core.forecast.end_signals import CapSignal, SurvivalSignal
+from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import LookAhead
-from router.core.forecast.step_cost import WorkProfile
-from router.core.forecast.survival import SurvivalSignal
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.policy import BfIo
 from router.core.queue.pool import Pool

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from router.core.forecast.forecast import Outlook
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.rounds.reservations import Reservations
 from tests.support.core import views
 

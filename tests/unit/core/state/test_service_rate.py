@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 import pytest
 
-from router.core.state.service_rate import EVIDENCE, MEMORY, GroupRates, ServiceRate
+from router.core.state.rates import EVIDENCE, MEMORY, GroupRates, ServiceRate
 from router.core.types import (
     Dispatch,
     Dispatched,

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from router.core.state.cluster import Cluster
-from router.core.state.token_rate import TokenRate
+from router.core.state.rates import TokenRate
 from router.core.types import (
     Arrived,
     Dispatched,

@@ -16,9 +16,8 @@ from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import Arrivals, Job, TimedStream
 from router.core.errors import InputError
-from router.core.forecast.forecast import Outlook
-from router.core.forecast.parameters import choose
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import Outlook, WorkProfile
+from router.core.forecast.look_ahead import choose
 from router.core.policies.protocol import Policy
 from router.core.policies.table import POLICIES, PolicySettings
 from router.core.types import Assignment, Dispatch, Request, WorkerView

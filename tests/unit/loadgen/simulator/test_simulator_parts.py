@@ -25,10 +25,8 @@ from loadgen.simulator.decode.request_streams import (
 )
 from loadgen.traces.trace import load_trace
 from router.core.errors import ConfigError, InputError
-from router.core.forecast.end_signals import CapSignal, NoSignal
-from router.core.forecast.forecast import NO_CAP, Ends, Running
-from router.core.forecast.step_cost import WorkProfile
-from router.core.forecast.survival import SurvivalSignal
+from router.core.forecast.end_signals import CapSignal, NoSignal, SurvivalSignal
+from router.core.forecast.forecast import NO_CAP, Ends, Running, WorkProfile
 from router.core.types import Dispatch
 
 CONSTANT = LawLengths.parse("constant:10,5")

@@ -20,7 +20,7 @@ from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.simulator.decode.request_streams import Arrivals, Job, TimedStream
 from router.core.errors import ConfigError
-from router.core.forecast.step_cost import WorkProfile
+from router.core.forecast.forecast import WorkProfile
 from router.core.types import Dispatch
 
 KEPT_REPORT = Path(__file__).parents[3] / "data/simulator/without_prefill.json"
