@@ -29,6 +29,7 @@ from router.core.types import (
     Dispatched,
     EngineFailed,
     Event,
+    Failed,
     FeedStale,
     Fetched,
     GaugesReceived,
@@ -69,6 +70,10 @@ class Dispatcher:
         clock: seconds, monotonic.
         make_look_ahead: factory, called once per group; its result is None for a policy without
             forecast.
+
+    Attributes:
+        on_change: called when what proxies know of workers may have changed: at once if workers
+            come, go or fail, and at each tick for what changes with time or is learned.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class Dispatcher:
         self._make_look_ahead = make_look_ahead
         self._weight = weight
         self._shared = Shared(cluster, clock, settings, NothingIncoming())
+        self.on_change: Callable[[], None] = lambda: None
         self.queues: dict[str, GroupQueue] = {}
         self._queue_of: dict[str, GroupQueue] = {}
         self._deciders: dict[str, Decider] = {}
@@ -238,7 +244,9 @@ class Dispatcher:
             case WorkerUp() | WorkerDown():
                 if isinstance(event, WorkerUp):
                     self.cluster.group_of(event.worker_id).rose(event.worker_id, self._clock())
-                self._note_change()
+                self._note_change(*self.queues.values())
+            case Failed():  # its worker may be ejected
+                self.on_change()
             case Fetched():  # a prefill worker has room
                 for queue in self.queues.values():
                     queue.schedule(hurry=True)
@@ -262,6 +270,7 @@ class Dispatcher:
             except Exception:  # the other groups go on
                 log.exception("group %s: its timeouts could not be checked", queue.group.name)
         self._dissolve()
+        self.on_change()
 
     # Workers that come and go.
 
@@ -272,20 +281,20 @@ class Dispatcher:
     def leave(self, worker_id: str) -> None:
         """Remove a worker; its group's requests keep waiting."""
         self.cluster.leave(worker_id)
-        self._queue_of.pop(worker_id).note_change()
+        self._note_change(self._queue_of.pop(worker_id))
 
     def drain(self, worker_id: str, *, draining: bool) -> None:
         """Start or end draining: a draining worker receives no requests."""
         self.cluster.worker(worker_id).draining = draining
-        self._queue_of[worker_id].note_change()
+        self._note_change(self._queue_of[worker_id])
 
     def amend(self, spec: WorkerSpec) -> None:
         self.cluster.amend(spec)
-        self._queue_of[spec.id].note_change()
+        self._note_change(self._queue_of[spec.id])
 
     def set_lockstep(self, names: Collection[str]) -> None:
         self.cluster.set_lockstep(names)
-        self._note_change()
+        self._note_change(*self.queues.values())
 
     def adopt(self, request: Request, worker_id: str) -> bool:
         """Count a request that an earlier router process has sent to a worker.
@@ -300,9 +309,10 @@ class Dispatcher:
         self.cluster.apply(Dispatched(request.id, worker_id, self._clock()))
         return True
 
-    def _note_change(self) -> None:
-        for queue in self.queues.values():
+    def _note_change(self, *queues: GroupQueue) -> None:
+        for queue in queues:
             queue.note_change()
+        self.on_change()
 
     def _dissolve(self) -> None:
         """Delete groups, with their prefill stages, that have had no worker for a while."""

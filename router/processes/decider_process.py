@@ -19,7 +19,6 @@ import typer
 import uvicorn
 
 from router import systemd
-from router.access.key_ring import KeyRing
 from router.config.flags import ConfigFile, read_settings, with_flags
 from router.config.serve_settings import ServeSettings
 from router.core.process_counts import ProcessCounts
@@ -28,7 +27,7 @@ from router.http.listening import server_config
 from router.http.port import HttpLimits
 from router.logs import report_errors, start_logging
 from router.processes.directory_builder import Teller
-from router.processes.link import Books
+from router.processes.link import DeciderParts
 from router.processes.process_args import Place, end_with_supervisor, orphaned, place_of
 from router.processes.proxy_links import Links
 from router.serve.main_server import MainServer
@@ -65,17 +64,16 @@ def _inside(settings: ServeSettings) -> HttpLimits:
 
 
 def _links(router: Router, place: Place, counts: ProcessCounts) -> Links:
-    keys = router.access.clients
-    books = Books(
+    parts = DeciderParts(
         dispatcher=router.dispatcher,
-        ring=lambda: KeyRing() if keys is None else keys.ring,
+        keys=router.access.clients,
         limits=router.access.limits,
         trouble=router.health.probe_now,
         http=router.counts,
         processes=counts,
         clock=time.monotonic,
     )
-    return Links(place.decider, books, Teller(router, place.proxies), counts)
+    return Links(place.decider, parts, Teller(router, place.proxies), counts)
 
 
 class _Server(MainServer):

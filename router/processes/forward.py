@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from router.access.door import SHOWN
 from router.core.errors import EvenstepError, UpstreamError
 from router.engines.http_client import HttpClient, Response
-from router.processes.remote_dispatcher import RemotePort, deserted
+from router.processes.remote_dispatcher import RemoteDispatcher, deserted
 from router.proxy.answers import (
     Answer,
     error_answer,
@@ -38,9 +38,11 @@ _URL = "http://evenstep"
 class Whole:
     """Serves one request through the deciding process's HTTP application."""
 
-    def __init__(self, client: HttpClient, port: RemotePort, scope: Scope, body: bytes) -> None:
+    def __init__(
+        self, client: HttpClient, decider: RemoteDispatcher, scope: Scope, body: bytes
+    ) -> None:
         self._upstream = client
-        self._port = port
+        self._decider = decider
         self._scope = scope
         self._body = body
         self._headed = False
@@ -71,29 +73,31 @@ class Whole:
 
     async def _ask(self) -> Response:
         """Return the answer; if the process dies before answering, ask its successor once."""
-        await self._port.back()
+        await self._decider.back()
         try:
             return await self._request()
         except UpstreamError:
             await asyncio.sleep(_LOOK_S)
-            if self._port.here:
+            if self._decider.here:
                 raise
-        await self._port.back()
+        await self._decider.back()
         return await self._request()
 
     async def _request(self) -> Response:
         """Return the answer, or raise if the deciding process hangs."""
         asking = asyncio.create_task(self._asked())
+        gone = asyncio.create_task(self._decider.gone())
         try:
-            while not asking.done():
-                await asyncio.wait((asking,), timeout=_LOOK_S)
-                if not asking.done() and self._port.deserted:
-                    raise deserted()
+            await asyncio.wait((asking, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise deserted()
             return asking.result()
         except BaseException:
             if not asking.cancel() and not asking.cancelled() and asking.exception() is None:
                 asking.result().close()  # it arrived in the very turn of the cancellation
             raise
+        finally:
+            gone.cancel()
 
     async def _asked(self) -> Response:
         scope = self._scope
@@ -127,8 +131,8 @@ def _target(scope: Scope) -> str:
 class Forward:
     """ASGI application that forwards everything."""
 
-    def __init__(self, client: HttpClient, port: RemotePort) -> None:
-        self._whole = partial(Whole, client, port)
+    def __init__(self, client: HttpClient, decider: RemoteDispatcher) -> None:
+        self._whole = partial(Whole, client, decider)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

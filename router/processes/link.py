@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
 
+from router.access.door import Keys
 from router.access.key_limits import KeyLimits
-from router.access.key_ring import Key, KeyRing
+from router.access.key_ring import Key
 from router.core.clock import Clock
 from router.core.errors import EvenstepError
 from router.core.process_counts import ProcessCounts
@@ -48,17 +49,17 @@ Waiter = asyncio.Future[WorkerSpec]
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """State shared by all proxies' links.
+class DeciderParts:
+    """What all proxies' links need of the deciding process.
 
     Attributes:
-        ring: returns the client keys now valid.
+        keys: client keys now valid; None: no key is needed.
         trouble: called with the id of a worker that failed a connection, and the reason.
         http: counters of the clients' port, summed over all proxies.
     """
 
     dispatcher: Dispatcher
-    ring: Callable[[], KeyRing]
+    keys: Keys | None
     limits: KeyLimits
     trouble: Callable[[str, str], None]
     http: HttpCounts
@@ -66,93 +67,79 @@ class Books:
     clock: Clock
 
 
-@dataclass(slots=True)
-class _Seat:
-    """Identity of the proxy, its open client connections and its requests' keys."""
-
-    slot: int = -1
-    restarts: int = 0
-    connections: int = 0
-    keys: dict[str, Key] = field(default_factory=dict)
-
-
 class Link:
-    """Apply one proxy's messages; withdraw its requests when it disconnects.
+    """Applies one proxy's messages; ends its requests when it disconnects.
 
     Args:
-        made: called when the proxy connects.
-        lost: called when it has disconnected and its counts are removed.
+        changed: called when the proxy connects, replies, or has disconnected and is in no count.
 
     Attributes:
+        here: whether the proxy is connected.
+        slot: index of the proxy; negative until it has sent ``Hello``.
         tried: its last reply about a certificate.
         follows: number of the directory that it has applied.
     """
 
-    def __init__(
-        self, books: Books, made: Callable[[Link], None], lost: Callable[[Link], None]
-    ) -> None:
-        self._books = books
-        self._dispatcher = books.dispatcher
-        self._made = made
-        self._lost = lost
+    def __init__(self, parts: DeciderParts, changed: Callable[[Link], None]) -> None:
+        self._parts = parts
+        self._dispatcher = parts.dispatcher
+        self._changed = changed
         self._requests: dict[str, Request] = {}
-        self._seat = _Seat()
+        self._keys: dict[str, Key] = {}
+        self._connections = 0
         self.peer: Peer[m.FromProxy] = Peer(
             m.from_proxy, self._receive, self._come, self._gone, self._broken
         )
+        self.here = False
+        self.slot, self.restarts = -1, 0
         self.tried = m.Tried(0, "")
         self.follows = 0
-
-    @property
-    def slot(self) -> int:
-        """Index of the proxy; negative until it has sent ``Hello``."""
-        return self._seat.slot
-
-    @property
-    def restarts(self) -> int:
-        return self._seat.restarts
 
     def _receive(self, message: m.FromProxy) -> None:
         self._DO[type(message)](self, message)
 
     def _come(self) -> None:
-        self._made(self)
+        self.here = True
+        self._changed(self)
 
     def _gone(self) -> None:
         """Remove the proxy from all counts; an error in one removal does not stop the others.
 
         Its engine connections ended with the process.
         """
-        requests, seat = self._requests, self._seat
-        self._requests, self._seat = {}, _Seat()
-        self._books.http.connections -= seat.connections
+        self.here, self.slot = False, -1
+        requests, keys = self._requests, self._keys
+        self._requests, self._keys = {}, {}
+        self._parts.http.connections -= self._connections
+        self._connections = 0
         with contextlib.ExitStack() as done:
-            done.callback(self._lost, self)
-            for key in seat.keys.values():
-                done.callback(self._books.limits.leave, key)
+            done.callback(self._changed, self)
+            for key in keys.values():
+                done.callback(self._parts.limits.leave, key)
             for request in requests.values():
                 done.callback(self._dispatcher.end, request, Outcome.ABORTED)
 
     def _broken(self) -> None:
-        self._books.processes.broken += 1
+        self._parts.processes.broken += 1
 
     # requests
 
     def _hello(self, hello: m.Hello) -> None:
-        self._seat.slot, self._seat.restarts = hello.slot, hello.restarts
+        self.slot, self.restarts = hello.slot, hello.restarts
         for held in hello.held:
             request = held.request
             if self._dispatcher.adopt(request, held.worker_id):
-                self._let_in(request, self._books.limits.resume)
+                self._let_in(request, self._parts.limits.resume)
                 self._requests[request.id] = request
                 self._dispatcher.apply(Progressed(request.id, held.tokens))
         if hello.held:
             log.info("proxy %d has %d requests at workers", hello.slot, len(hello.held))
+        self._changed(self)
 
     def _arrived(self, event: Arrived) -> None:
         request = event.request
         try:
-            self._let_in(request, partial(self._books.limits.enter, now_s=self._books.clock()))
+            self._let_in(request, partial(self._parts.limits.enter, now_s=self._parts.clock()))
             waiter = self._dispatcher.submit(request)
         except EvenstepError as error:
             self._deny(request, error)
@@ -161,10 +148,11 @@ class Link:
 
     def _let_in(self, request: Request, enter: Callable[[Key], None]) -> None:
         """Count a request for its key until it ends; a key deleted meanwhile has no limits."""
-        key = self._books.ring().by_name.get(request.tenant)
-        if key is not None and request.first_id not in self._seat.keys:
+        keys = self._parts.keys
+        key = None if keys is None else keys.ring.by_name.get(request.tenant)
+        if key is not None and request.first_id not in self._keys:
             enter(key)
-            self._seat.keys[request.first_id] = key
+            self._keys[request.first_id] = key
 
     def _returned(self, event: Returned) -> None:
         before, again = self._requests.pop(event.request_id, None), event.again
@@ -197,8 +185,8 @@ class Link:
             self._let_out(request)
 
     def _let_out(self, request: Request) -> None:
-        if (key := self._seat.keys.pop(request.first_id, None)) is not None:
-            self._books.limits.leave(key)
+        if (key := self._keys.pop(request.first_id, None)) is not None:
+            self._parts.limits.leave(key)
 
     # answers
 
@@ -217,16 +205,16 @@ class Link:
 
     def _trouble(self, message: m.Trouble) -> None:
         if self._dispatcher.cluster.knows(message.worker_id):
-            self._books.trouble(message.worker_id, message.reason)
+            self._parts.trouble(message.worker_id, message.reason)
 
     def _tally(self, tally: m.Tally) -> None:
-        http, seat = self._books.http, self._seat
-        http.connections += tally.connections - seat.connections
-        seat.connections = tally.connections
+        http = self._parts.http
+        http.connections += tally.connections - self._connections
+        self._connections = tally.connections
         for status, requests in tally.refused.items():
             http.refused[status] += requests
-        self._books.limits.unauthorized += tally.unauthorized
-        self._books.processes.broken += tally.broken
+        self._parts.limits.unauthorized += tally.unauthorized
+        self._parts.processes.broken += tally.broken
         for name, group in tally.groups.items():
             if (queue := self._dispatcher.queues.get(name)) is not None:
                 queue.stats.tokens.itl_s.add(group.itl, group.itl_s)
@@ -237,9 +225,11 @@ class Link:
 
     def _tried(self, message: m.Tried) -> None:
         self.tried = message
+        self._changed(self)
 
     def _followed(self, message: m.Followed) -> None:
         self.follows = message.number
+        self._changed(self)
 
     def _beat(self, message: m.Beat) -> None:
         """Do nothing: the connection notes every message as a sign of life."""

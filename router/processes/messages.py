@@ -1,12 +1,10 @@
-"""Messages between the proxies and the deciding process, and their wire format.
+"""Messages between the proxies and the deciding process.
 
-A frame is a length (4 bytes, big-endian) and a msgpack message. Request ids identify requests; they
-are unique per attempt. Times are of the monotonic clock, which the processes of a machine share.
+Request ids identify requests; they are unique per attempt. Times are of the monotonic clock, which
+the processes of a machine share.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import msgspec
 
@@ -33,11 +31,6 @@ from router.core.types import (
     WorkerSpec,
 )
 from router.processes.directory import Directory, Pair
-
-# No real frame is longer: a larger announced length is a protocol error.
-_MOST_BYTES = 256 * 1024 * 1024
-
-_LENGTH_BYTES = 4
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
@@ -206,52 +199,5 @@ def error_of(message: Denied) -> EvenstepError:
     return error
 
 
-_encoder = msgspec.msgpack.Encoder()
 from_proxy: msgspec.msgpack.Decoder[FromProxy] = msgspec.msgpack.Decoder(FromProxy)
 from_decider: msgspec.msgpack.Decoder[FromDecider] = msgspec.msgpack.Decoder(FromDecider)
-
-
-def append(message: msgspec.Struct, data: bytearray) -> None:
-    """Append a frame to a send buffer.
-
-    Raises:
-        ValueError, OverflowError: the message cannot be encoded (such as a number over 64 bits) or
-            is too long; the buffer is unchanged.
-    """
-    begin = len(data)
-    content = begin + _LENGTH_BYTES
-    try:
-        _encoder.encode_into(message, data, content)
-        length = len(data) - content
-        if length > _MOST_BYTES:
-            raise ValueError(f"a message has {length:,} bytes, {_MOST_BYTES:,} at most")
-    except Exception:
-        del data[begin:]
-        raise
-    data[begin:content] = length.to_bytes(_LENGTH_BYTES, "big")
-
-
-class Frames:
-    """Split a byte stream into frames, whatever the chunk boundaries."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> Iterator[memoryview]:
-        """Return the frames that these bytes complete, without their lengths.
-
-        Raises:
-            ValueError: a frame exceeds the maximum length.
-        """
-        data = self._rest + data if self._rest else data
-        view, at = memoryview(data), 0
-        while len(data) - at >= _LENGTH_BYTES:
-            length = int.from_bytes(view[at : at + _LENGTH_BYTES], "big")
-            if length > _MOST_BYTES:
-                raise ValueError(f"a frame of {length} bytes")
-            begin = at + _LENGTH_BYTES
-            if begin + length > len(data):
-                break
-            yield view[begin : begin + length]
-            at = begin + length
-        self._rest = data[at:]

@@ -1,4 +1,7 @@
-"""A proxy as the deciding process reaches it, or the other way round."""
+"""A proxy as the deciding process reaches it, or the other way round.
+
+A frame is a length (4 bytes, big-endian) and a msgpack message.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,13 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from router.processes.messages import Frames, append
-
 log = logging.getLogger(__name__)
+
+# No real frame is longer: a larger announced length is a protocol error.
+_MOST_BYTES = 256 * 1024 * 1024
+_LENGTH_BYTES = 4
+
+_encoder = msgspec.msgpack.Encoder()
 
 M = TypeVar("M", bound=msgspec.Struct)
 
@@ -96,3 +103,50 @@ class Peer(asyncio.Protocol, Generic[M]):
     def close(self) -> None:
         self.flush()
         self._transport.close()
+
+
+def append(message: msgspec.Struct, data: bytearray) -> None:
+    """Append a frame to a send buffer.
+
+    Raises:
+        ValueError, OverflowError: the message cannot be encoded (such as a number over 64 bits) or
+            is too long; the buffer is unchanged.
+    """
+    begin = len(data)
+    content = begin + _LENGTH_BYTES
+    try:
+        _encoder.encode_into(message, data, content)
+        length = len(data) - content
+        if length > _MOST_BYTES:
+            raise ValueError(f"a message has {length:,} bytes, {_MOST_BYTES:,} at most")
+    except Exception:
+        del data[begin:]
+        raise
+    data[begin:content] = length.to_bytes(_LENGTH_BYTES, "big")
+
+
+class Frames:
+    """Splits a byte stream into frames, whatever the chunk boundaries."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[memoryview]:
+        """Return the frames that these bytes complete, without their lengths.
+
+        Raises:
+            ValueError: a frame exceeds the maximum length.
+        """
+        data = self._rest + data if self._rest else data
+        view, at, frames = memoryview(data), 0, list[memoryview]()
+        while len(data) - at >= _LENGTH_BYTES:
+            length = int.from_bytes(view[at : at + _LENGTH_BYTES], "big")
+            if length > _MOST_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            begin = at + _LENGTH_BYTES
+            if begin + length > len(data):
+                break
+            frames.append(view[begin : begin + length])
+            at = begin + length
+        self._rest = data[at:]
+        return frames

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection
 
@@ -13,31 +14,42 @@ from router.core.errors import ConfigError
 from router.core.process_counts import ProcessCounts
 from router.processes import messages as m
 from router.processes.directory import Directory
-from router.processes.link import Books, Link
+from router.processes.link import DeciderParts, Link
 from router.processes.peer import Peer
 from router.processes.remote_dispatcher import SILENT_S
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.05
-_LOOKS_PER_BEAT = 20
+_BEAT_S = 1.0
+# Changes within this time go out as one directory.
+_GATHER_S = 0.05
 # Longer than the supervisor takes to replace a proxy that hangs.
 _FOLLOW_S = 90.0
 
 
 class Links:
-    """All proxies; implements ``Followers``."""
+    """All proxies; implements ``Followers``.
+
+    Args:
+        directory: builds the directory now valid.
+    """
 
     def __init__(
-        self, path: str, books: Books, directory: Callable[[], Directory], counts: ProcessCounts
+        self,
+        path: str,
+        parts: DeciderParts,
+        directory: Callable[[], Directory],
+        counts: ProcessCounts,
     ) -> None:
         self._counts = counts
         self._path = path
-        self._books = books
+        self._parts = parts
         self._directory = directory
         self._links: set[Link] = set()
         self._told = m.Told(1, directory())
         self._tries = 0
+        self._replied = asyncio.Event()
+        self._publishing: asyncio.TimerHandle | None = None
 
     @property
     def proxies(self) -> Collection[Link]:
@@ -48,37 +60,47 @@ class Links:
         """Accept proxies and send them changes until cancelled."""
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(self._join, self._path)
+        self._parts.dispatcher.on_change = self._publish_soon
         try:
-            looks = 0
             while True:
-                await asyncio.sleep(_LOOK_S)
-                looks += 1
-                try:
-                    self._look()
-                    if looks % _LOOKS_PER_BEAT == 0:
-                        self._tell(m.Beat())
-                except Exception:  # the next look may find better
-                    log.exception("changes cannot be sent to the proxies; trying again")
-                    self._counts.broken += 1
+                for link in self.proxies:
+                    link.peer.silent += 1
+                self._count()
+                self._send_all(m.Beat())
+                await asyncio.sleep(_BEAT_S)
         finally:
+            self._parts.dispatcher.on_change = lambda: None
             server.close()
             for link in list(self._links):
                 link.peer.close()
 
-    def _look(self) -> None:
+    def _count(self) -> None:
         proxies = self.proxies
-        for link in proxies:
-            link.peer.silent += 1
-        heard = [link for link in proxies if link.peer.silent * _LOOK_S < SILENT_S]
+        heard = [link for link in proxies if link.peer.silent * _BEAT_S < SILENT_S]
         self._counts.proxies = len(heard)
         self._counts.proxy_restarts |= {link.slot: link.restarts for link in proxies}
-        self._renew()
+
+    # the directory
+
+    def _publish_soon(self) -> None:
+        if self._publishing is None:
+            loop = asyncio.get_running_loop()
+            self._publishing = loop.call_later(_GATHER_S, self._publish)
+
+    def _publish(self) -> None:
+        self._publishing = None
+        try:
+            self._renew()
+        except Exception:  # the next change may find better
+            log.exception("changes cannot be sent to the proxies; trying again")
+            self._counts.broken += 1
 
     def _renew(self) -> None:
+        """Send the directory to all proxies if it has changed."""
         directory = self._directory()
         if directory != self._told.directory:
             self._told = m.Told(self._told.number + 1, directory)
-            self._tell(self._told)
+            self._send_all(self._told)
 
     async def agree(self, settings: ServeSettings) -> None:
         """Have the proxies check the certificate, the only setting that they can refuse."""
@@ -90,11 +112,14 @@ class Links:
             link.peer.send(m.Try(self._tries, settings.certificate))
 
         def unheard() -> list[Link]:
-            return [one for one in asked if one in self._links and one.tried.number < self._tries]
+            return [one for one in asked if one.here and one.tried.number < self._tries]
 
-        await _until(lambda: not unheard())
-        tried = [link for link in asked if link in self._links]
-        refused = [f"proxy {one.slot}: {one.tried.refusal}" for one in tried if one.tried.refusal]
+        await self._until(lambda: not unheard())
+        refused = [
+            f"proxy {link.slot}: {link.tried.refusal}"
+            for link in asked
+            if link.here and link.tried.refusal
+        ]
         refused += [f"proxy {link.slot} does not answer" for link in unheard()]
         if refused:
             raise ConfigError("; ".join(refused))
@@ -109,26 +134,36 @@ class Links:
                 link.slot for link in self.proxies if link.follows >= number
             }
 
-        await _until(lambda: not late())
+        await self._until(lambda: not late())
         return [f"proxy {slot}" for slot in sorted(late())]
 
-    def recall(self, worker_id: str, reason: str, streams: bool) -> None:
-        self._tell(m.Recall(worker_id, reason, streams))
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the proxies' replies until the condition holds, ``_FOLLOW_S`` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FOLLOW_S):
+                while not condition():
+                    self._replied.clear()
+                    await self._replied.wait()
 
-    def _tell(self, message: msgspec.Struct) -> None:
+    # messages to all
+
+    def recall(self, worker_id: str, reason: str, streams: bool) -> None:
+        self._send_all(m.Recall(worker_id, reason, streams))
+
+    def _send_all(self, message: msgspec.Struct) -> None:
         for link in list(self._links):
             link.peer.send(message)
 
     def _join(self) -> Peer[m.FromProxy]:
-        return Link(self._books, self._welcome, self._links.discard).peer
+        return Link(self._parts, self._note).peer
 
-    def _welcome(self, link: Link) -> None:
-        self._renew()
-        self._links.add(link)
-        link.peer.send(self._told)
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    end_s = asyncio.get_running_loop().time() + _FOLLOW_S
-    while not condition() and asyncio.get_running_loop().time() < end_s:  # noqa: ASYNC110 - proxies tell links
-        await asyncio.sleep(_LOOK_S / 5)
+    def _note(self, link: Link) -> None:
+        """Note that a proxy has come, gone, or replied."""
+        self._replied.set()
+        if not link.here:
+            self._links.discard(link)
+        elif link not in self._links:
+            self._renew()
+            self._links.add(link)
+            link.peer.send(self._told)
+        self._count()

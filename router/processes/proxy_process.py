@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Scope
 
 from router import systemd
 from router.access.door import Door
-from router.access.key_ring import Key, KeyRing
+from router.access.key_ring import KeyRing
 from router.core.clock import Clock
 from router.engines.http_client import HttpClient
 from router.file_limit import allow_connections
@@ -33,12 +33,13 @@ from router.logs import start_logging
 from router.processes import messages as m
 from router.processes.directory import Directory
 from router.processes.forward import Forward, Whole
+from router.processes.peer import Frames
 from router.processes.process_args import Place, end_with_supervisor, orphaned, place_of
 from router.processes.proxy_counters import Tallies
-from router.processes.reconnect import Dial, Hearing
-from router.processes.remote_dispatcher import RemotePort
+from router.processes.reconnect import Dial
+from router.processes.remote_dispatcher import Hearing, RemoteDispatcher
 from router.proxy.asgi_client import Identified
-from router.proxy.context import Models, RelayContext, Serves
+from router.proxy.context import RelayContext, Serves
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from router.serve.main_server import MainServer
@@ -49,37 +50,22 @@ _AGAIN_S = 0.05
 _PATIENCE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Context:
-    """Implements ``ServingContext``."""
+    """Implements ``ServingContext``; ``models`` is the directory last received."""
 
-    port: RemotePort
+    models: Directory
     relay: RelayContext
     clock: Clock
     lifecycle: Lifecycle
     door: Door | None
     elsewhere: Callable[[Scope, bytes], Serves]
 
-    @property
-    def models(self) -> Models:
-        """Model table last received."""
-        return self.port.told
-
 
 class _Keys:
     """Client keys last received."""
 
-    def __init__(self, port: RemotePort) -> None:
-        self._port = port
-        self._known: tuple[Key, ...] | None = None
-        self._ring = KeyRing()
-
-    @property
-    def ring(self) -> KeyRing:
-        keys = self._port.told.access.keys
-        if keys is not self._known:
-            self._known, self._ring = keys, KeyRing(keys or ())
-        return self._ring
+    ring = KeyRing()
 
 
 class Proxy:
@@ -91,26 +77,33 @@ class Proxy:
         self.counts = HttpCounts()
         requests, tallies = RequestLog(clock), Tallies(self.counts)
         seat = place.slot, place.restarts
-        self._port = port = RemotePort(clock, tallies, requests, seat)
+        self._dispatcher = RemoteDispatcher(clock, tallies, requests, seat, directory)
         self.lifecycle = Lifecycle()
         self.tls = None if serving.tls is None else tls.server_context(*serving.tls)
         self._engines = HttpClient(serving.connect_timeout_s, serving.worker_key)
         self._inside = HttpClient(socket=place.http)
-        self._relay = _relay(port, self._engines, directory)
-        access = directory.access
-        keys = None if access.keys is None else _Keys(port)
-        door = Door(keys, tallies, clock) if access.hidden else None
-        whole = partial(Whole, self._inside, port)
-        context = _Context(port, self._relay, clock, self.lifecycle, door, whole)
-        self.hot = HotPath(context, requests)
-        told = Hearing(self.learn, self._recall, tls.refusal)
-        self._dial = Dial(place.decider, port, told, tallies)
+        self._relay = RelayContext(
+            port=self._dispatcher,
+            client=self._engines,
+            trouble=self._dispatcher.trouble,
+            ranked=directory.ranked,
+            max_attempts=directory.patience.max_attempts,
+            clock=clock,
+        )
+        self._keys = _Keys()
+        keys = None if directory.access.keys is None else self._keys
+        door = Door(keys, tallies, clock) if directory.access.hidden else None
+        whole = partial(Whole, self._inside, self._dispatcher)
+        self._context = _Context(directory, self._relay, clock, self.lifecycle, door, whole)
+        self.hot = HotPath(self._context, requests)
+        self._dispatcher.hearing = Hearing(self.learn, self._recall, tls.refusal)
+        self._dial = Dial(place.decider, self._dispatcher, tallies)
         self.learn(directory)
 
     @property
     def app(self) -> ASGIApp:
         """Application for the requests that the hot path does not take over."""
-        forward = Forward(self._inside, self._port)
+        forward = Forward(self._inside, self._dispatcher)
         return Router(default=Identified(forward), lifespan=self._lifespan, redirect_slashes=False)
 
     @contextlib.asynccontextmanager
@@ -134,7 +127,9 @@ class Proxy:
         if self.tls is not None and serving.tls is not None and serving.tls != before.tls:
             tls.load(self.tls, *serving.tls)
         self._serving = serving
-        self._port.learn(directory)
+        self._dispatcher.learn(directory)
+        self._context.models = directory
+        self._keys.ring = KeyRing(directory.access.keys or ())
         relay, patience = self._relay, directory.patience
         relay.ranked = directory.ranked
         relay.max_attempts, relay.deadlines = patience.max_attempts, patience.deadlines
@@ -148,18 +143,6 @@ class Proxy:
     def _recall(self, worker_id: str, reason: str, streams: bool) -> None:
         end = self._relay.attempts.break_off if streams else self._relay.attempts.recall
         end(worker_id, reason)
-
-
-def _relay(port: RemotePort, client: HttpClient, directory: Directory) -> RelayContext:
-    return RelayContext(
-        port=port,
-        client=client,
-        trouble=port.trouble,
-        ranked=directory.ranked,
-        max_attempts=directory.patience.max_attempts,
-        clock=time.monotonic,
-        deadlines=directory.patience.deadlines,
-    )
 
 
 def run(place: Place) -> None:
@@ -185,7 +168,7 @@ def _first_directory(path: str) -> Directory:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(_PATIENCE_S)
             asking.connect(path)
-            frames = m.Frames()
+            frames = Frames()
             while data := asking.recv(65_536):
                 for frame in frames.feed(data):
                     message = m.from_decider.decode(frame)

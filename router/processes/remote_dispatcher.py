@@ -1,4 +1,4 @@
-"""A proxy's end: implements the dispatcher's port over a connection to the deciding process.
+"""A proxy's end: the dispatcher's interface over a connection to the deciding process.
 
 Questions that need an immediate answer are answered from the directory, at most some hundredths of
 a second old. Each proxy has its own retry budget, earned by its own requests. The budgets sum to at
@@ -11,7 +11,7 @@ return, ``GONE_S`` at most, then get 503. They also get 503 when it is silent fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,7 +34,7 @@ from router.core.types import (
     WorkerSpec,
 )
 from router.processes import messages as m
-from router.processes.directory import Directory
+from router.processes.directory import Directory, Pair
 from router.processes.peer import Peer
 from router.processes.proxy_counters import Tallies
 from router.proxy.request_log import Served
@@ -53,7 +53,7 @@ _OUTCOMES: Mapping[type[EvenstepError], Outcome] = {
     DisplacedError: Outcome.DISPLACED,
     NoWorkerError: Outcome.FAILED,
 }
-_LOOK_S = 0.02
+_TICKS_PER_BEAT = 4
 
 
 @dataclass(slots=True)
@@ -99,18 +99,41 @@ class Witness(Protocol):
         ...
 
 
-class RemotePort:
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """Handlers of the messages that the deciding process sends to all proxies.
+
+    Attributes:
+        learn: called with a new directory.
+        recall: called with ``worker_id``, ``reason`` and ``streams``, see ``Recall``.
+        refusal: returns why a certificate and its key are unusable; empty if they are usable.
+    """
+
+    learn: Callable[[Directory], None]
+    recall: Callable[[str, str, bool], None]
+    refusal: Callable[[Pair], str]
+
+
+class RemoteDispatcher:
     """Implements ``DispatchPort``; not for split or metered requests.
 
     Args:
         seat: the proxy's slot and its number of restarts.
 
     Attributes:
-        directory: directory last received; None before the first.
+        directory: directory last received.
+        hearing: set before the first connection.
     """
 
+    hearing: Hearing
+
     def __init__(
-        self, clock: Clock, tallies: Tallies, witness: Witness, seat: tuple[int, int]
+        self,
+        clock: Clock,
+        tallies: Tallies,
+        witness: Witness,
+        seat: tuple[int, int],
+        directory: Directory,
     ) -> None:
         self._seat = seat
         self._clock = clock
@@ -120,14 +143,17 @@ class RemotePort:
         self._ended: list[tuple[_Entry, Outcome]] = []
         self._peer: Peer[m.FromDecider] | None = None
         self._gone_s: float | None = clock()
+        self._ticks = 0
+        self._changed = asyncio.Event()  # whether the deciding process is here, perhaps
         self._budgets: dict[str, RetryBudget] = {}
-        self.directory: Directory | None = None
+        self.learn(directory)
 
     # the connection
 
     def connected(self, peer: Peer[m.FromDecider]) -> None:
         """Report this proxy's state to the deciding process, which may be a new one."""
         self._peer, self._gone_s = peer, None
+        self._changed.set()
         self._tallies.anew()
         ended = [entry for entry, _ in self._ended]
         sent = [entry for entry in (*ended, *self._entries.values()) if entry.worker_id]
@@ -144,25 +170,40 @@ class RemotePort:
 
     def lost(self) -> None:
         self._peer, self._gone_s = None, self._clock()
+        self._changed.set()
         for entry in self._waiting():
             entry.lost += 1
-
-    def _waiting(self) -> list[_Entry]:
-        return [entry for entry in self._entries.values() if entry.worker_id is None]
-
-    def _ask(self, message: Arrived | Returned, request: Request) -> None:
-        """Request a worker; deny the request if the message cannot be sent."""
-        if self._peer is not None and not self._peer.send(message):
-            self._deny(
-                request.id,
-                EvenstepError(
-                    "the request cannot be sent to the deciding process; see the router's log"
-                ),
-            )
 
     def close(self) -> None:
         if self._peer is not None:
             self._peer.close()
+
+    def tick(self) -> None:
+        """Report the counters; end all waits if the deciding process is gone for too long."""
+        self._ticks += 1
+        self._changed.set()
+        if (peer := self._peer) is not None:
+            peer.silent += 1
+            if (tally := self._tallies.take()) is not None:
+                peer.send(tally)
+            elif self._ticks % _TICKS_PER_BEAT == 0:
+                peer.send(m.Beat())
+        if self.deserted:
+            for entry in self._waiting():
+                self._deny(entry.request.id, deserted())
+                self._send(Ended(entry.request.id, Outcome.FAILED))
+
+    @property
+    def here(self) -> bool:
+        """Whether the deciding process is connected and not silent for too long."""
+        return self._peer is not None and self._peer.silent * TICK_S < SILENT_S
+
+    @property
+    def deserted(self) -> bool:
+        """Whether the deciding process has been gone or silent for too long."""
+        if self._peer is not None:
+            return self._peer.silent * TICK_S >= SILENT_S
+        return self._gone_s is not None and self._clock() - self._gone_s >= GONE_S
 
     async def back(self) -> None:
         """Wait for the deciding process if it is gone, as long as requests do.
@@ -173,41 +214,56 @@ class RemotePort:
         while not self.here:
             if self.deserted:
                 raise deserted()
-            await asyncio.sleep(_LOOK_S)
+            self._changed.clear()
+            await self._changed.wait()
 
-    @property
-    def here(self) -> bool:
-        """Whether the deciding process is connected and not silent for too long."""
-        return self._peer is not None and not self._silent
+    async def gone(self) -> None:
+        """Wait until the deciding process has been gone or silent for too long."""
+        while not self.deserted:
+            self._changed.clear()
+            await self._changed.wait()
 
-    def tick(self) -> None:
-        """Report the counters; end all waits if the deciding process is gone for too long."""
-        if (peer := self._peer) is not None:
-            peer.silent += 1
-            peer.send(self._tallies.take() or m.Beat())
-        if self.deserted:
-            for entry in self._waiting():
-                self._deny(entry.request.id, deserted())
-                self._send(Ended(entry.request.id, Outcome.FAILED))
+    def receive(self, message: m.FromDecider) -> None:
+        match message:
+            case m.Given():
+                if (entry := self._entries.get(message.id)) is not None:
+                    entry.worker_id = message.worker.id
+                    if not entry.waiter.done():
+                        self._witness.dispatched(entry.request)
+                        entry.waiter.set_result(message.worker)
+            case m.Denied():
+                self._deny(message.id, m.error_of(message))
+            case m.Told():
+                self.hearing.learn(message.directory)
+                self._send(m.Followed(message.number))
+            case m.Try():
+                self._send(m.Tried(message.number, self.hearing.refusal(message.pair)))
+            case m.Recall():
+                self.hearing.recall(message.worker_id, message.reason, message.streams)
+            case m.Beat():  # the peer notes every message as a sign of life
+                pass
 
-    @property
-    def deserted(self) -> bool:
-        """Whether the deciding process has been gone or silent for too long."""
-        gone = self._gone_s is not None and self._clock() - self._gone_s >= GONE_S
-        return gone or self._silent
+    def learn(self, directory: Directory) -> None:
+        self.directory = directory
+        patience = directory.patience
+        retries = patience.retry_budget, patience.retry_min_per_s
+        known = self._budgets
+        self._budgets = {n: known.get(n) or RetryBudget(*retries) for n in directory.groups}
+        for budget in self._budgets.values():
+            budget.configure(*retries)
 
-    @property
-    def _silent(self) -> bool:
-        return self._peer is not None and self._peer.silent * TICK_S >= SILENT_S
+    def _waiting(self) -> list[_Entry]:
+        return [entry for entry in self._entries.values() if entry.worker_id is None]
 
-    def take(self, message: m.Given | m.Denied) -> None:
-        if isinstance(message, m.Denied):
-            self._deny(message.id, m.error_of(message))
-        elif (entry := self._entries.get(message.id)) is not None:
-            entry.worker_id = message.worker.id
-            if not entry.waiter.done():
-                self._witness.dispatched(entry.request)
-                entry.waiter.set_result(message.worker)
+    def _ask(self, event: Arrived | Returned, request: Request) -> None:
+        """Request a worker; deny the request if the event cannot be sent."""
+        if self._peer is not None and not self._peer.send(event):
+            self._deny(
+                request.id,
+                EvenstepError(
+                    "the request cannot be sent to the deciding process; see the router's log"
+                ),
+            )
 
     def _deny(self, request_id: str, error: EvenstepError) -> None:
         entry = self._entries.pop(request_id, None)
@@ -228,14 +284,14 @@ class RemotePort:
         """Here a full pool, too, is reported through the waiter, not raised."""
         if self.deserted:
             raise deserted()
-        self._budget(request.group).earn(self._clock())
-        waiter = self._wait(request)
-        self._ask(Arrived(request), request)
-        return waiter
+        if (budget := self._budgets.get(request.group)) is not None:
+            budget.earn(self._clock())
+        return self._enter(request, Arrived(request))
 
-    def _wait(self, request: Request) -> Waiter:
+    def _enter(self, request: Request, event: Arrived | Returned) -> Waiter:
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._entries[request.id] = _Entry(request, waiter)
+        self._ask(event, request)
         return waiter
 
     def end(self, request: Request, outcome: Outcome) -> None:
@@ -252,40 +308,15 @@ class RemotePort:
     def give_back(self, request: Request, *failed_by: str) -> tuple[Request, Waiter]:
         again = request.again(*failed_by)
         self._entries.pop(request.id, None)
-        waiter = self._wait(again)
-        self._ask(Returned(request.id, again), again)
-        return again, waiter
+        return again, self._enter(again, Returned(request.id, again))
 
     def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
-        card = None if self.directory is None else self.directory.groups.get(group)
+        card = self.directory.groups.get(group)
         if card is None or not card.askable - asked:
             return False
-        within = self._budget(group).spend(self._clock())
+        within = self._budgets[group].spend(self._clock())
         self._tallies.unreturned[group] += not within
         return within
-
-    def _budget(self, group: str) -> RetryBudget:
-        if group not in self._budgets:
-            self._budgets[group] = RetryBudget(*self._retries)
-        return self._budgets[group]
-
-    @property
-    def _retries(self) -> tuple[float, float]:
-        patience = self.told.patience
-        return patience.retry_budget, patience.retry_min_per_s
-
-    @property
-    def told(self) -> Directory:
-        """Directory last received; there must be one."""
-        assert self.directory is not None
-        return self.directory
-
-    def learn(self, directory: Directory) -> None:
-        self.directory = directory
-        for name in self._budgets.keys() - directory.groups.keys():
-            del self._budgets[name]
-        for budget in self._budgets.values():
-            budget.configure(*self._retries)
 
     # answers
 
@@ -297,14 +328,11 @@ class RemotePort:
         return self._tallies.tokens[request.group]
 
     def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None:
-        match event:
-            case Progressed() | PromptCounted():
-                entry = self._entries.get(event.request_id)
-                if entry is None:
-                    return
-                entry.note(event)
-            case _:
-                pass
+        if isinstance(event, Progressed | PromptCounted):
+            entry = self._entries.get(event.request_id)
+            if entry is None:
+                return
+            entry.note(event)
         self._send(event)
 
     def trouble(self, worker_id: str, reason: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from router.engines.http_client import HttpClient
 from router.processes.forward import Whole
-from router.processes.remote_dispatcher import GONE_S, RemotePort
+from router.processes.remote_dispatcher import GONE_S, RemoteDispatcher
 from router.proxy.answers import Answer
 from tests.support.scripted import until
 
@@ -32,6 +32,9 @@ class Port:
 
     async def back(self) -> None:
         await self.present.wait()
+
+    async def gone(self) -> None:
+        await asyncio.Event().wait()
 
 
 class Client:
@@ -88,7 +91,7 @@ def asking(path: Path) -> tuple[HttpClient, Port, dict[str, Any]]:
 async def served(client: HttpClient, port: Port, scope: dict[str, Any]) -> Answer:
     """What a client is answered."""
     told = Client()
-    whole = Whole(client, cast(RemotePort, port), scope, b"")
+    whole = Whole(client, cast(RemoteDispatcher, port), scope, b"")
     await asyncio.wait_for(whole.serve(cast(Any, told)), 30)
     (answer,) = told.answers
     return answer
@@ -168,7 +171,7 @@ async def test_an_answer_that_comes_as_its_client_leaves_is_closed(turns: int) -
 
     engine, client = Engine(), Client()
     _, port, scope = asking(Path("unused"))
-    whole = Reading(cast(HttpClient, engine), cast(RemotePort, port), scope, b"")
+    whole = Reading(cast(HttpClient, engine), cast(RemoteDispatcher, port), scope, b"")
     serving = asyncio.create_task(whole.serve(cast(Any, client)))
     await until(lambda: engine.asked)
     come.set_result(None)

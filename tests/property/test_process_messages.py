@@ -38,6 +38,7 @@ from router.core.types import (
 from router.http.port import HttpLimits
 from router.processes import messages as m
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
+from router.processes.peer import Frames, append
 from router.proxy.answers import error_answer
 
 names = st.sampled_from(["", "a", "es-1", "gr\u00fcn", "x" * 40])
@@ -111,13 +112,13 @@ from_deciders = st.one_of(
 def framed(messages: Iterable[msgspec.Struct]) -> bytes:
     data = bytearray()
     for message in messages:
-        m.append(message, data)
+        append(message, data)
     return bytes(data)
 
 
 def taken_apart(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     """Frames of bytes that come in pieces."""
-    frames, found, at = m.Frames(), [], 0
+    frames, found, at = Frames(), [], 0
     for cut in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
         found += [bytes(frame) for frame in frames.feed(data[at:cut])]
         at = cut
@@ -142,7 +143,7 @@ def test_what_cannot_be_written_leaves_the_rest_as_it_was() -> None:
     beyond = Request("es-1", "g", 1, priority=2**64)
     for message in (Arrived(beyond), m.Trouble("a", "\ud800"), Progressed("a", -(2**63) - 1)):
         with pytest.raises((OverflowError, ValueError)):
-            m.append(message, data)
+            append(message, data)
         assert data == before
 
 
@@ -171,7 +172,7 @@ def test_an_error_that_nobody_expects_is_one_of_the_routers() -> None:
 
 def test_a_length_that_nobody_says_is_no_frame() -> None:
     with pytest.raises(ValueError, match="a frame of"):
-        list(m.Frames().feed(b"\xff\xff\xff\xff"))
+        list(Frames().feed(b"\xff\xff\xff\xff"))
 
 
 @given(from_deciders.filter(lambda message: not isinstance(message, m.Beat)))

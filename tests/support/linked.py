@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from router.access.key_limits import KeyLimits
 from router.access.key_ring import Key, KeyRing
 from router.core.process_counts import ProcessCounts
@@ -16,11 +18,11 @@ from router.core.types import Outcome, Request
 from router.http.port import HttpLimits
 from router.http.refusal import HttpCounts
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
-from router.processes.link import Books
+from router.processes.link import DeciderParts
 from router.processes.proxy_counters import Tallies
 from router.processes.proxy_links import Links
-from router.processes.reconnect import Dial, Hearing
-from router.processes.remote_dispatcher import RemotePort
+from router.processes.reconnect import Dial
+from router.processes.remote_dispatcher import Hearing, RemoteDispatcher
 from router.proxy.request_log import Served
 from tests.support.dispatching import Rig
 from tests.support.scripted import until
@@ -47,16 +49,33 @@ def directory(rig: Rig, **patience: Any) -> Directory:
     group = rig.cluster.groups["default"]
     card = GroupCard(4.0, prefills=None, askable=frozenset(group.askable))
     known = {"max_attempts": 3, "deadlines": Deadlines(), "retry_budget": 0.0}
-    return Directory(
+    return msgspec.structs.replace(
+        NO_DIRECTORY,
         groups={"default": card},
         models={"tiny": "default"},
         aliases={"small": "tiny"},
         known=("tiny", "small"),
-        ranked=frozenset(),
         patience=Patience(**{**known, "retry_min_per_s": 0.2, **patience}),
-        access=Access(None, hidden=False),
-        serving=Serving(HttpLimits(), None, 0.0, 1.0, "info", "text", None, 2.0),
     )
+
+
+NO_DIRECTORY = Directory(
+    groups={},
+    models={},
+    aliases={},
+    known=(),
+    ranked=frozenset(),
+    patience=Patience(3, Deadlines(), 0.0, 0.2),
+    access=Access(None, hidden=False),
+    serving=Serving(HttpLimits(), None, 0.0, 1.0, "info", "text", None, 2.0),
+)
+
+
+class KnownKeys:
+    """Keys of clients."""
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self.ring = KeyRing(keys)
 
 
 class Decider:
@@ -81,13 +100,16 @@ class Decider:
         self.limits, self.http = KeyLimits(), HttpCounts()
         self.counts = ProcessCounts(wanted=proxies)
         self.troubles: list[tuple[str, str]] = []
-        ring = KeyRing(keys)
-        books = Books(
-            *(self.rig.dispatcher, lambda: ring, self.limits),
-            *(lambda *told: self.troubles.append(told), self.http, self.counts),
-            lambda: self.rig.now_s,
+        parts = DeciderParts(
+            dispatcher=self.rig.dispatcher,
+            keys=KnownKeys(keys),
+            limits=self.limits,
+            trouble=lambda *told: self.troubles.append(told),
+            http=self.http,
+            processes=self.counts,
+            clock=lambda: self.rig.now_s,
         )
-        self.links = Links(path, books, lambda: directory(self.rig), self.counts)
+        self.links = Links(path, parts, lambda: directory(self.rig), self.counts)
 
     @contextlib.asynccontextmanager
     async def up(self) -> AsyncIterator[Decider]:
@@ -107,20 +129,22 @@ class Proxy:
         self.now_s = 100.0
         self.http, self.diary = HttpCounts(), Diary()
         self.tallies = Tallies(self.http)
-        self.port = RemotePort(lambda: self.now_s, self.tallies, self.diary, (slot, 0))
+        self.port = RemoteDispatcher(
+            lambda: self.now_s, self.tallies, self.diary, (slot, 0), NO_DIRECTORY
+        )
         self.recalled: list[tuple[str, str, bool]] = []
         self.refusal = ""
-        told = Hearing(
-            *(self.port.learn, lambda *told: self.recalled.append(told)), lambda _: self.refusal
+        self.port.hearing = Hearing(
+            self.port.learn, lambda *told: self.recalled.append(told), lambda _: self.refusal
         )
-        self._dial = Dial(path, self.port, told, self.tallies)
+        self._dial = Dial(path, self.port, self.tallies)
 
     @contextlib.asynccontextmanager
     async def up(self) -> AsyncIterator[Proxy]:
         """Until the block ends."""
         running = asyncio.create_task(self._dial.run())
         try:
-            await until(lambda: self.port.here and self.port.directory is not None)
+            await until(lambda: self.port.here and self.port.directory is not NO_DIRECTORY)
             yield self
         finally:
             running.cancel()
