@@ -99,11 +99,6 @@ class GroupStats:
     decision_moves: Histogram = field(default_factory=lambda: Histogram(MOVES_BOUNDS))
     tokens: TokenStats = field(default_factory=TokenStats)
 
-    def decided(self, seconds: float, candidates: int, admitted: int) -> None:
-        self.decision_s.observe(seconds)
-        self.decision_candidates.observe(candidates)
-        self.decision_admitted.observe(admitted)
-
 
 _SLICES = 10
 

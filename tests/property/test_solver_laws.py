@@ -191,7 +191,7 @@ def test_one_candidate_alone_goes_where_the_search_would_put_it(
         weights=np.array([discount**h for h in range(len(row))]),
         tie_weight=tie_weight,
     )
-    one, other = solve(alone), _searched(alone, DEFAULT_MOVES)
+    one, other = solve(alone), _searched(alone, np.array([-1]), DEFAULT_MOVES)
     assert one.places.tolist() == other.places.tolist()
     assert one.objective == pytest.approx(other.objective)
 

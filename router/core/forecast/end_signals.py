@@ -166,7 +166,8 @@ def steps_to_cap(running: Running, profile: WorkProfile) -> Ints:
     """Steps that each request runs if it ends at its cap; shape (n,), at least 1."""
     tokens = np.maximum(1, running.max_tokens - running.generated_tokens)
     decodes: Ints = np.ceil(tokens / profile.step_tokens).astype(np.int64)
-    decodes += profile.steps_before_first(running.prefill_left)
+    if profile.prefill_beta:
+        decodes += profile.steps_before_first(running.prefill_left)
     return decodes
 
 
@@ -300,6 +301,9 @@ class SkillMeter:
         sample: requests noted at a time.
         memory: outcomes after which an older one counts 1/e.
         evidence: outcomes of each kind needed for a result.
+
+    Attributes:
+        due: true if no noted outcome is pending.
     """
 
     def __init__(
@@ -311,13 +315,9 @@ class SkillMeter:
         self._evidence = evidence
         self._noted: dict[int, float] = {}
         self._left = 0
+        self.due = True
         self._fresh = np.zeros(3)
         self._sums = np.zeros(3)
-
-    @property
-    def due(self) -> bool:
-        """True if no noted outcome is pending."""
-        return self._left <= 0
 
     @property
     def skill(self) -> float | None:
@@ -329,10 +329,13 @@ class SkillMeter:
 
     def note(self, running: Running, signal: Signal) -> None:
         """Note the signal's predictions before step k; needs ``due``."""
-        sample = running.take(slice(None, None, -(-len(running) // self._sample) or 1))
+        count, sample = len(running.id), running
+        if count > self._sample:
+            sample = running.take(slice(None, None, -(-count // self._sample)))
         chances = signal.predict(sample, self._steps).chances(self._steps + 1)
         self._noted = dict(zip(sample.id.tolist(), (1 - chances[:, -1]).tolist(), strict=True))
         self._left = self._steps
+        self.due = False
 
     def ended(self, departure: Departure) -> None:
         chance = self._noted.pop(departure.id, None)
@@ -343,7 +346,8 @@ class SkillMeter:
         if self.due:
             return
         self._left -= steps
-        if self.due:
+        if self._left <= 0:
+            self.due = True
             self._close()
 
     def _close(self) -> None:

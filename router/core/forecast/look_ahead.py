@@ -148,6 +148,10 @@ class LookAhead:
     Args:
         horizon: H; None: by ``parameters.choose``, reviewed every ``REVIEW_STEPS`` steps.
         discount, tie_weight, lead_tokens: see ``Parameters``; None: by the rule.
+
+    Attributes:
+        profile: cost of requests.
+        step_tokens: output tokens of a decode step.
     """
 
     def __init__(
@@ -161,6 +165,7 @@ class LookAhead:
     ) -> None:
         self.signal = signal
         self.profile = profile or WorkProfile()
+        self.step_tokens = self.profile.step_tokens
         self._horizon = horizon
         self._discount = discount
         self._tie_weight = tie_weight
@@ -212,7 +217,9 @@ class LookAhead:
         """
         workers = len(versions)
         self._settle(workers, slots)
-        if self._learns or self._work.shape != (workers, self._parameters.horizon + 1):
+        stale = self._learner is not None and self._learner.stale
+        learns = stale or (self._meter is not None and self._meter.due)
+        if learns or self._work.shape != (workers, self._parameters.horizon + 1):
             now = running(range(workers))
             self._observe(now)
             self._work = self._forecast(now, workers)
@@ -251,12 +258,6 @@ class LookAhead:
             self._unreviewed = 0
             self._parameters = self._choose()
 
-    @property
-    def _learns(self) -> bool:
-        """True if signal or meter must see every request at the next outlook."""
-        stale = self._learner is not None and self._learner.stale
-        return stale or (self._meter is not None and self._meter.due)
-
     def _observe(self, running: Running) -> None:
         self._work = np.empty((0, 0))  # cached work may be out of date from here on
         if self._learner is not None:
@@ -277,7 +278,7 @@ class LookAhead:
 
     def _choose(self, horizon: int | None = None) -> Parameters:
         horizon = self._horizon if horizon is None else horizon
-        output_steps = self.mean_output_tokens / self.profile.step_tokens
+        output_steps = self._lengths.mean_tokens / self.step_tokens
         chosen = choose(*self._fleet, output_steps, self.skill, horizon, self.profile.growth)
         if self._discount is not None:
             chosen = replace(chosen, discount=self._discount)
@@ -297,17 +298,18 @@ class MeanOutput:
 
     It is the maximum-likelihood mean of an exponential law with censoring, with decay. A request
     that leaves and returns, as after a preemption, adds only its new tokens each time.
+
+    Attributes:
+        mean_tokens: the mean.
     """
 
     def __init__(self) -> None:
         self._tokens = FIRST_OUTPUT_TOKENS
         self._completions = 1.0
-
-    @property
-    def mean_tokens(self) -> float:
-        return self._tokens / self._completions
+        self.mean_tokens = FIRST_OUTPUT_TOKENS
 
     def ended(self, departure: Departure) -> None:
         fade = math.exp(-1 / OUTPUTS_REMEMBERED)
         self._tokens = self._tokens * fade + departure.new_tokens
         self._completions = self._completions * fade + departure.completed
+        self.mean_tokens = self._tokens / self._completions

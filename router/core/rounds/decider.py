@@ -125,7 +125,7 @@ class RoundDecider(Generic[W]):
         if (ahead := self.look_ahead) is not None:
             for departure in departures:
                 ahead.ended(departure)
-            steps = 1 if step_complete else self.group.own_steps(ahead.profile.step_tokens)
+            steps = 1 if step_complete else self.group.own_steps(ahead.step_tokens)
             if steps:
                 ahead.advance(steps)
         if step_complete:
@@ -144,7 +144,9 @@ class RoundDecider(Generic[W]):
             return ()
         spent = self.policy.spent
         assignments = self._assign(given)
-        self.stats.decided(clock() - now, waiting, len(assignments))
+        self.stats.decision_s.observe(clock() - now)
+        self.stats.decision_candidates.observe(waiting)
+        self.stats.decision_admitted.observe(len(assignments))
         if self.solved is not None:
             self.stats.decision_objective.observe(self.solved.solution.objective)
             self.stats.decision_moves.observe(self.policy.spent - spent)
@@ -181,7 +183,7 @@ class RoundDecider(Generic[W]):
             if self.look_ahead is not None:
                 outlook = self.group.outlook(self.look_ahead, given.views)
                 wanted = self.pool.room_wanted(given.now, given.gap_tokens)
-                if wanted or self.reservations.any:
+                if wanted or self.reservations.lowered:
                     outlook = self.reservations.make_room(wanted, given.views, outlook)
             assignments = assignment.assign(self.policy, given.tiers, given.views, outlook, *rest)
             if assignments:

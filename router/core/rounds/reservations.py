@@ -19,14 +19,14 @@ _SHARE = 0.25
 
 
 class Reservations:
-    """The worker lowered for each waiting request of one group; it does not change."""
+    """The worker lowered for each waiting request of one group; it does not change.
+
+    Attributes:
+        lowered: that worker, by request.
+    """
 
     def __init__(self) -> None:
-        self._worker: dict[str, str] = {}
-
-    @property
-    def any(self) -> bool:
-        return bool(self._worker)
+        self.lowered: dict[str, str] = {}
 
     def make_room(
         self,
@@ -41,29 +41,29 @@ class Reservations:
         Rows of the outlook are in the workers' order.
         """
         if not wanted:
-            self._worker.clear()
+            self.lowered.clear()
             return outlook
         row = {worker.id: index for index, worker in enumerate(workers)}
         loads = outlook.work[:, 0]
         self._choose([request_id for request_id, _ in wanted], row, loads)
         work, peak = outlook.work.copy(), loads.max()
         for request_id, tokens in wanted:
-            if request_id in self._worker:
-                index = row[self._worker[request_id]]
+            if request_id in self.lowered:
+                index = row[self.lowered[request_id]]
                 work[index] += min(tokens, peak - loads[index])
         return replace(outlook, work=work)
 
     def _choose(self, wanted: Sequence[str], row: Mapping[str, int], loads: Floats) -> None:
         """Drop what is no longer wanted, and lower a free worker for each new request."""
         still = set(wanted)
-        self._worker = {
+        self.lowered = {
             request_id: worker
-            for request_id, worker in self._worker.items()
+            for request_id, worker in self.lowered.items()
             if request_id in still and worker in row
         }
         for request_id in wanted:
-            if len(self._worker) >= max(1, int(_SHARE * len(row))):
+            if len(self.lowered) >= max(1, int(_SHARE * len(row))):
                 break
-            if request_id not in self._worker:
-                free = row.keys() - self._worker.values()
-                self._worker[request_id] = min(free, key=lambda name: (loads[row[name]], row[name]))
+            if request_id not in self.lowered:
+                free = row.keys() - self.lowered.values()
+                self.lowered[request_id] = min(free, key=lambda name: (loads[row[name]], row[name]))

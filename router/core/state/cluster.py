@@ -62,13 +62,6 @@ class _Tracked:
     worker: Worker | None = None
     keeper: PrefillWorker | None = None
 
-    def go_to(self, worker: Worker, now_s: float | None) -> None:
-        """Assign it to a worker, which learns the KV's address if it is kept."""
-        self.worker = worker
-        worker.add(self.request, now_s)
-        if self.keeper is not None:
-            self.keeper.hand_out(self.request.id)
-
 
 class Watcher(Protocol):
     """Observer of request stages and new workers."""
@@ -272,8 +265,10 @@ class Cluster:
                 self._end_stage(group, tracked, event)
 
     def _dispatch(self, group: Group, tracked: _Tracked, event: Dispatched) -> None:
-        group.enter(tracked.request)
-        tracked.go_to(self.worker(event.worker_id), event.time_s)
+        tracked.worker = group.workers[event.worker_id]
+        group.enter(tracked.worker, tracked.request, event.time_s)
+        if tracked.keeper is not None:  # the worker receives its address
+            tracked.keeper.hand_out(event.request_id)
         for watcher in self.watchers:
             watcher.dispatched(tracked.request)
 

@@ -37,18 +37,15 @@ class ForeignLoad:
 
     Attributes:
         load_tokens: their KV tokens; 0 if the engine does not report its KV capacity.
+        own_requests, own_tokens: this router's own highest counts since the last gauges.
     """
 
     def __init__(self) -> None:
         self.gauges: Gauges | None = None
         self.requests = 0
         self.load_tokens = 0
-        self._own = (0, 0)
+        self.own_requests = self.own_tokens = 0
         self._peaks: deque[tuple[float, int, int]] = deque()
-
-    def note_own(self, requests: int, load_tokens: int) -> None:
-        most_requests, most_tokens = self._own
-        self._own = max(most_requests, requests), max(most_tokens, load_tokens)
 
     def receive(self, gauges: Gauges, now_s: float) -> None:
         self._keep_peak(now_s)
@@ -64,8 +61,8 @@ class ForeignLoad:
         self.clear()
 
     def _keep_peak(self, now_s: float) -> None:
-        self._peaks.append((now_s, *self._own))
-        self._own = (0, 0)
+        self._peaks.append((now_s, self.own_requests, self.own_tokens))
+        self.own_requests = self.own_tokens = 0
         while self._peaks[0][0] < now_s - LATE_S:
             self._peaks.popleft()
 

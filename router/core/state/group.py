@@ -146,8 +146,12 @@ class Group:
     @property
     def most_slots(self) -> int | None:
         """Slots of the largest engine; None unless all engines report theirs."""
-        told = [worker.feed.slots if worker.feed else 0 for worker in self.workers.values()]
-        return max(told) if told and all(told) else None
+        most = 0
+        for worker in self.workers.values():
+            if worker.feed is None or not worker.feed.slots:
+                return None
+            most = max(most, worker.feed.slots)
+        return most or None
 
     @property
     def slots(self) -> int:
@@ -321,9 +325,11 @@ class Group:
         if new > 0:
             self._own_steps.receive(request, new)
 
-    def enter(self, request: Request) -> None:
+    def enter(self, worker: Worker, request: Request, now_s: float | None) -> None:
+        """Move a waiting request to a worker; ``now_s`` None: unknown."""
         self.waiting -= 1
         self.held[request.tenant] += request.slots
+        worker.add(request, now_s)
 
     def leave(
         self, worker: Worker, request: Request, *, complete: bool, now_s: float | None

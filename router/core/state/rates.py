@@ -22,6 +22,7 @@ class GroupRates:
     plan a new worker is expected to be as fast as the group.
 
     Attributes:
+        factor: completions per expected completion, over all workers.
         version: number that changes with any worker's rate.
     """
 
@@ -30,6 +31,7 @@ class GroupRates:
         self._expected = 0.0
         self._completions = 0.0
         self._worth = 1.0
+        self.factor = 1.0
         self.version = 0
 
     def join(self, planned: float | None) -> ServiceRate:
@@ -47,14 +49,10 @@ class GroupRates:
         member.planned = planned
         self._settle()
 
-    @property
-    def factor(self) -> float:
-        """Completions per expected completion, over all workers."""
-        return (self._worth + self._completions) / (self._worth + self._expected)
-
     def add(self, expected: float, completions: float) -> None:
         self._expected += expected
         self._completions += completions
+        self.factor = (self._worth + self._completions) / (self._worth + self._expected)
         self.version += 1
 
     def _settle(self) -> None:
@@ -66,7 +64,7 @@ class GroupRates:
             member.expected = mean if member.planned is None else member.planned
         self._completions = sum(each.completions for each in self._members)
         self._expected = sum(each.expected * each.busy_s for each in self._members)
-        self.version += 1
+        self.add(0.0, 0.0)
 
 
 class ServiceRate:
@@ -88,16 +86,23 @@ class ServiceRate:
         self._requests = self._slots = 0
         self._since_s: float | None = None
 
+    def estimate(self) -> tuple[float, float]:
+        """Requests that a slot completes per second, and their relative standard error.
+
+        The rate, mu, is positive. The error is that of the learned part; 0 without completions.
+        """
+        prior = self.expected * self.group.factor
+        evidence = EVIDENCE + self.completions
+        per_s = prior * evidence / (EVIDENCE + prior * self.busy_s)
+        return per_s, math.sqrt(self.completions) / evidence
+
     @property
     def per_s(self) -> float:
-        """Requests that a slot completes per second, mu; positive."""
-        prior = self.expected * self.group.factor
-        return prior * (EVIDENCE + self.completions) / (EVIDENCE + prior * self.busy_s)
+        return self.estimate()[0]
 
     @property
     def error(self) -> float:
-        """Relative standard error of the learned part; 0 without completions."""
-        return math.sqrt(self.completions) / (EVIDENCE + self.completions)
+        return self.estimate()[1]
 
     @property
     def known_per_s(self) -> float | None:
@@ -114,22 +119,18 @@ class ServiceRate:
         self._look(now_s)
         self._requests -= requests
         if complete and now_s is not None:
-            self._learn(requests)
+            kept, before_s, before = math.exp(-requests / MEMORY), self.busy_s, self.completions
+            self.busy_s *= kept
+            self.completions = kept * before + requests
+            self.group.add(self.expected * (self.busy_s - before_s), self.completions - before)
 
     def _look(self, now_s: float | None) -> None:
         """Add slot time up to now; requests that queue in the engine hold no slot."""
-        if now_s is not None and self._since_s is not None:
+        if now_s is not None and self._since_s is not None and self._requests:
             busy_s = min(self._requests, self._slots) * max(0.0, now_s - self._since_s)
             self.busy_s += busy_s
             self.group.add(self.expected * busy_s, 0.0)
         self._since_s = now_s
-
-    def _learn(self, completions: int) -> None:
-        kept = math.exp(-completions / MEMORY)
-        before_s, before = self.busy_s, self.completions
-        self.busy_s *= kept
-        self.completions = kept * before + completions
-        self.group.add(self.expected * (self.busy_s - before_s), self.completions - before)
 
 
 # English text under common tokenizers, with the weight of a short prompt.
@@ -160,7 +161,8 @@ class TokenRate:
         return self._part_tokens / self._parts if self._parts else 0.0
 
     def tokens(self, text_bytes: int, parts: int = 0) -> int:
-        return tokens_of(text_bytes, parts, self.bytes_per_token, self.tokens_per_part)
+        per_part = self.tokens_per_part if parts else 0.0
+        return tokens_of(text_bytes, parts, self._bytes / self._tokens, per_part)
 
     def learn(self, text_bytes: int, tokens: int, parts: int = 0) -> None:
         """Learn from an engine's count of a prompt.

@@ -30,6 +30,7 @@ class RunningTable:
     Attributes:
         ticks: tokens that each request has gained, by worker.
         versions: number by worker that changes with its requests and never repeats.
+        changes: source of these numbers.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class RunningTable:
         self._row: dict[int, int] = {}
         self.ticks: list[int] = []
         self.versions: list[int] = []
-        self._changes = count()
+        self.changes = count()
         self._free: list[int] = []
         self._serial = 0
 
@@ -59,13 +60,14 @@ class RunningTable:
         self._free.append(worker)
 
     def change(self, worker: int) -> None:
-        self.versions[worker] = next(self._changes)
+        self.versions[worker] = next(self.changes)
 
     def running(self, workers: Sequence[int]) -> Running:
         """The rows of some workers, renumbered in this order."""
         numbering = np.full(len(self.ticks), -1, dtype=np.int64)
         numbering[list(workers)] = np.arange(len(workers))
-        columns = self._columns[:, : len(self)]
+        rows = len(self._row)
+        columns = self._columns[:, :rows]
         place = numbering[columns[_WORKER]]
         here = np.flatnonzero(place >= 0)
         kept = columns.take(here, axis=1)
@@ -76,7 +78,7 @@ class RunningTable:
             prompt_tokens=kept[_PROMPT],
             generated_tokens=kept[_GENERATED] + ticks[kept[_WORKER]],
             max_tokens=kept[_CAP],
-            end_probability=self._end_probability[: len(self)][here],
+            end_probability=self._end_probability[:rows][here],
             prefill_left=kept[_PREFILL],
             from_tokens=kept[_FROM],
         )
@@ -124,7 +126,7 @@ class WorkerRows:
 
     def change(self) -> None:
         """Mark its requests without rows as changed."""
-        self._table.change(self.worker)
+        self._table.versions[self.worker] = next(self._table.changes)
 
     def tick(self) -> None:
         self._ticks[self.worker] += 1

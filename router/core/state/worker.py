@@ -55,14 +55,11 @@ class _InFlight:
     finished: int = 0
     generated_tokens: int = 0
     from_tokens: int = 0
-    uncounted: int = field(init=False)
+    uncounted: int = 1
     told_tokens: int = 0
     ended_tokens: int = 0
     streamed_tokens: int = 0
     refused: bool = False
-
-    def __post_init__(self) -> None:
-        self.uncounted = self.request.slots
 
     @property
     def max_tokens(self) -> int:
@@ -198,6 +195,7 @@ class Worker:
     def receive(self, snapshot: Snapshot, received_s: float) -> Feed | None:
         self._view = None
         if self.feed is None:
+            self._note_own()
             self.feed = Feed(self.rows, self._claim, self._asked)
             self.foreign.suspend(received_s)
         feed = self.feed
@@ -257,17 +255,19 @@ class Worker:
 
     def _note_own(self) -> None:
         if self.feed is None:  # else the counts include other clients' load
-            self.foreign.note_own(self._known_requests(), self._known_tokens())
+            foreign, tokens = self.foreign, self._unseen_tokens()
+            foreign.own_requests = max(foreign.own_requests, sum(self.unseen.values()))
+            foreign.own_tokens = max(foreign.own_tokens, tokens)
 
     def add(self, request: Request, now_s: float | None = None) -> None:
         """Count a request on its way here; ``now_s`` None: unknown."""
-        self.breaker.sent(request.id)
+        if not self.breaker.calm:
+            self.breaker.sent(request.id)
         self.service.sent(request.slots, self.slots, now_s)
-        self._in_flight[request.id] = _InFlight(request)
+        self._in_flight[request.id] = _InFlight(request, uncounted=request.slots)
         if request.metered:
             self._asked.add(request.id)
         self._recount((request.id,))
-        self._note_own()
 
     def progress(self, request_id: str, generated_tokens: int) -> int:
         """Record output tokens of a request, without a feed; returns the new ones."""
@@ -330,10 +330,8 @@ class Worker:
             self._view = self.fresh_view(dispatch, overcommit)
             self._view_of = dispatch, overcommit
         elif self._rates_version != self.service.group.version:
-            service = self.service
-            self._view = msgspec.structs.replace(
-                self._view, service_rate=service.per_s, rate_error=service.error
-            )
+            per_s, error = self.service.estimate()
+            self._view = msgspec.structs.replace(self._view, service_rate=per_s, rate_error=error)
         self._rates_version = self.service.group.version
         if self.draining or not self.breaker.calm:
             # These change without notice, and seldom: such a view is not kept.
@@ -362,6 +360,7 @@ class Worker:
                 admissible_tokens = max(0, feed.admissible_tokens - unseen_tokens)
         slots = slots or DEFAULT_SLOTS
         shown = feed or foreign.gauges
+        per_s, error = self.service.estimate()
         return WorkerView(
             id=self.spec.id,
             load_tokens=load_tokens,
@@ -371,22 +370,25 @@ class Worker:
             kv_usage=shown.kv_usage if shown else 0.0,
             admissible_tokens=admissible_tokens,
             slots=slots,
-            service_rate=self.service.per_s,
-            rate_error=self.service.error,
+            service_rate=per_s,
+            rate_error=error,
         )
 
     def foreseen(self) -> Iterator[tuple[int, int, int, int, int]]:
         """Parts that no snapshot shows: id, prompt, generated tokens, cap, ``from_tokens``."""
         return chain.from_iterable(map(self._unseen_parts, self.unseen))
 
-    def _unseen_parts(self, token: str) -> Iterator[tuple[int, int, int, int, int]]:
+    def _unseen_parts(self, token: str) -> list[tuple[int, int, int, int, int]]:
         """Hidden parts of one request, with its tokens divided between them."""
         flight, parts = self._in_flight[token], self.unseen.get(token, 0)
-        flight.numbers += [self.rows.new_id() for _ in range(parts - len(flight.numbers))]
-        for part, number in enumerate(flight.numbers[:parts]):
-            generated_tokens = (flight.generated_tokens + part) // parts
-            seen = (flight.from_tokens + part) // parts
-            yield number, flight.request.prompt_tokens, generated_tokens, flight.max_tokens, seen
+        while len(flight.numbers) < parts:
+            flight.numbers.append(self.rows.new_id())
+        prompt, cap = flight.request.prompt_tokens, flight.max_tokens
+        generated, seen = flight.generated_tokens, flight.from_tokens
+        return [
+            (number, prompt, (generated + part) // parts, cap, (seen + part) // parts)
+            for part, number in enumerate(flight.numbers[:parts])
+        ]
 
     def _claim(self, token: str, prompt_tokens: int) -> tuple[int, int | None]:
         flight = self._in_flight.get(token)

@@ -394,7 +394,7 @@ def test_keys_are_told_by_their_names(bench: Bench) -> None:
     asking = replace(core.request(1, slots=2), tenant="a", group="g")
     decider = bench.dispatcher.deciders["g"]
     decider.pool.add(asking)
-    decider.group.enter(replace(asking, tenant="b"))
+    decider.group.held["b"] += asking.slots
     samples = bench.scrape()
 
     def of(name: str, *labels: str) -> list[float]:

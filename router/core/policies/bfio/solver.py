@@ -92,16 +92,17 @@ def solve(instance: Instance, moves: int = DEFAULT_MOVES) -> Solution:
         moves: budget in costs over one step; K steps count as (K + 5) / 6 of them. The first
             filling is always complete.
     """
-    workers, places = len(instance.loads), _nowhere(instance)
+    workers = len(instance.loads)
+    places = np.full(len(instance.candidates), -1, dtype=np.int64)
     if not workers or not len(places):
         return Solution(places, instance.objective(places) if workers else 0.0, 0)
-    return _alone(instance) if len(places) == 1 else _searched(instance, moves)
+    return (_alone if len(places) == 1 else _searched)(instance, places, moves)
 
 
-def _searched(instance: Instance, moves: int) -> Solution:
+def _searched(instance: Instance, places: Ints, moves: int) -> Solution:
     from router.core.policies.bfio.search import read_off, search
 
-    kinds, ranked, places = _kinds(instance), _ranked(instance), _nowhere(instance)
+    kinds, ranked = _kinds(instance), _ranked(instance)
     state = _state(instance, ranked, kinds, moves)
     search(state, _least(len(ranked), float(np.abs(state.loads).max(axis=0).sum())))
     read_off(state.item_kind, ranked[state.item_worker], kinds.order, kinds.first, places)
@@ -109,9 +110,8 @@ def _searched(instance: Instance, moves: int) -> Solution:
     return Solution(places, cost, int(state.counts[1]) // _MOVE)
 
 
-def _alone(instance: Instance) -> Solution:
+def _alone(instance: Instance, places: Ints, _: int) -> Solution:
     """Place one candidate as the search would: on the best worker with room, if any."""
-    places = _nowhere(instance)
     open_ = np.flatnonzero(instance.capacity > 0).tolist()
     if open_:
         places[0] = (_least_loaded if instance.loads.shape[1] == 1 else _cheapest)(instance, open_)
@@ -121,7 +121,7 @@ def _alone(instance: Instance) -> Solution:
 def _least_loaded(instance: Instance, open_: Sequence[int]) -> int:
     """Without a look-ahead both terms grow with the load of the chosen worker."""
     loads, capacity = instance.loads[:, 0].tolist(), instance.capacity.tolist()
-    return min(open_, key=lambda worker: (loads[worker], capacity[worker], worker))
+    return min([(loads[worker], capacity[worker], worker) for worker in open_])[-1]
 
 
 def _cheapest(instance: Instance, open_: Sequence[int]) -> int:
@@ -147,10 +147,6 @@ def _ranked(instance: Instance) -> Ints:
 def _least(workers: int, peaks: float) -> float:
     """Improvement below which a change is rounding; peaks: weighted, summed over the steps."""
     return _ROUNDING * workers * peaks + _ROUNDING
-
-
-def _nowhere(instance: Instance) -> Ints:
-    return np.full(len(instance.candidates), -1, dtype=np.int64)
 
 
 class _Kinds(NamedTuple):

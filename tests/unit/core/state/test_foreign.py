@@ -31,7 +31,7 @@ def figures(load: ForeignLoad) -> tuple[int, int]:
 
 def test_all_that_is_not_ones_own_is_somebody_elses() -> None:
     load = ForeignLoad()
-    load.note_own(2, 120)
+    load.own_requests, load.own_tokens = 2, 120
     load.receive(BUSY, 0.0)
     assert figures(load) == (3, 380)
     load.clear()
@@ -40,7 +40,7 @@ def test_all_that_is_not_ones_own_is_somebody_elses() -> None:
 
 def test_what_was_ones_own_a_moment_ago_is_not_taken_for_somebody_elses() -> None:
     load = ForeignLoad()
-    load.note_own(5, 400)
+    load.own_requests, load.own_tokens = 5, 400
     load.receive(BUSY, 0.0)
     load.receive(BUSY, LATE_S)
     assert figures(load) == (0, 0)
