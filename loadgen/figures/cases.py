@@ -16,7 +16,7 @@ from loadgen.figures.trials import QUICK_SEEDS, QUICK_SHARE, SEEDS, Run
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig, flag, usual_pool
 from loadgen.simulator.decode.decode_results import StepRecords
-from loadgen.simulator.decode.length_sources import LengthSource, TraceLengths
+from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.prefill_results import PrefillResult
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.traces.trace import BUNDLED, load_trace
@@ -78,8 +78,12 @@ class Case:
         return decode_code(self.config.policy, prefill_workers=prefill_workers)
 
     def depends_on(self, seed: int) -> list[object]:
+        lengths, drawn = self.config.lengths, self.config.lengths.name
+        if isinstance(lengths, TraceLengths):
+            content = lengths.prompts.tobytes() + lengths.outputs.tobytes()
+            drawn = hashlib.sha256(content).hexdigest()
         shown = (self.before_refill or None, self.keep_records)
-        return [settings(self.config), seed, *shown, _lengths_sum(self.config.lengths)]
+        return [settings(self.config), seed, *shown, drawn]
 
     def run(self, seed: int) -> Run:
         config = replace(self.config, seed=seed)
@@ -159,7 +163,11 @@ def command_line(config: DecodeConfig) -> str | None:
     if config.known_profile is not None:
         return None
     default = DecodeConfig(policy="bfio", lengths=config.lengths, pool=usual_pool(config.arrivals))
-    flags = [f"--policy {config.policy}", *_lengths_flag(config.lengths)]
+    lengths = f"--lengths {config.lengths.name}"
+    if isinstance(config.lengths, TraceLengths):
+        bundled = {path.name: name for name, path in BUNDLED.items()}
+        lengths = f"--trace {shlex.quote(bundled.get(config.lengths.name, config.lengths.name))}"
+    flags = [f"--policy {config.policy}", lengths]
     for name in _PLAIN_FLAGS:
         value = getattr(config, name)
         if value != getattr(default, name):
@@ -173,13 +181,6 @@ _PLAIN_FLAGS = (
     *("deadline_steps", "dispatch_delay", "overcommit", "kv_tokens", "arrivals", "dispatch"),
     "size_error",
 )
-
-
-def _lengths_flag(lengths: LengthSource) -> list[str]:
-    if not isinstance(lengths, TraceLengths):
-        return [f"--lengths {lengths.name}"]
-    bundled = {path.name: name for name, path in BUNDLED.items()}
-    return [f"--trace {shlex.quote(bundled.get(lengths.name, lengths.name))}"]
 
 
 def _composed_flags(config: DecodeConfig, default: DecodeConfig) -> Iterator[str]:
@@ -208,9 +209,3 @@ def _prefill_flags(prefill: PrefillConfig) -> Iterator[str]:
         yield f"--prefill-kv-tokens {prefill.kv_tokens}"
     if transfer != default.transfer:
         yield f"--kv-transfer-time {transfer.latency_s:g},{transfer.per_token_s:g}"
-
-
-def _lengths_sum(lengths: LengthSource) -> str:
-    if not isinstance(lengths, TraceLengths):
-        return lengths.name
-    return hashlib.sha256(lengths.prompts.tobytes() + lengths.outputs.tobytes()).hexdigest()

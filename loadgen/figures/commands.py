@@ -19,11 +19,10 @@ def differing(options: Any, *always: str) -> dict[str, object]:
     default = type(options)()
     rest = [each.name for each in fields(options) if each.name not in always]
     names = [*always, *(name for name in rest if getattr(options, name) != getattr(default, name))]
-    return {name: _typed(getattr(options, name)) for name in names}
-
-
-def _typed(value: object) -> object:
-    return value.value if isinstance(value, Enum) else value
+    values = {name: getattr(options, name) for name in names}
+    return {
+        name: value.value if isinstance(value, Enum) else value for name, value in values.items()
+    }
 
 
 def typed(command: str, given: Mapping[str, object]) -> str:

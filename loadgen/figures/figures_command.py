@@ -52,7 +52,9 @@ def figures(
     try:
         out.mkdir(parents=True, exist_ok=True)
         with signals_as_interrupts():
-            _study_all(names, bench, out, console)
+            read_document(out, quick=quick)  # Report errors before the long work.
+            for name in names:
+                _study(name, bench, out, console)
     except OSError as error:
         raise InputError(f"cannot write {error.filename}: {error.strerror}") from error
 
@@ -65,17 +67,16 @@ def _chosen(only: str) -> list[str]:
     return names
 
 
-def _study_all(names: list[str], bench: Bench, out: Path, console: Console) -> None:
-    read_document(out, quick=bench.quick)  # Report errors before the long work.
-    for name in names:
-        _say(console, f"== {name}: {STUDIES[name].title}")
-        outcomes = STUDIES[name].measure(bench)
-        if STUDIES[name].draws:
-            STUDIES[name].draw(outcomes, out / picture_name(name))
-        _write(out, name, outcomes, quick=bench.quick)
-        for claim in () if bench.quick else claims_of(name, outcomes):
-            text, bound, found, verdict = claim.row()
-            _say(console, f"{verdict.strip('*')}: {text}: {found} ({bound})")
+def _study(name: str, bench: Bench, out: Path, console: Console) -> None:
+    study = STUDIES[name]
+    _say(console, f"== {name}: {study.title}")
+    outcomes = study.measure(bench)
+    if study.draws:
+        study.draw(outcomes, out / picture_name(name))
+    _write(out, name, outcomes, quick=bench.quick)
+    for claim in () if bench.quick else claims_of(name, outcomes):
+        text, bound, found, verdict = claim.row()
+        _say(console, f"{verdict.strip('*')}: {text}: {found} ({bound})")
 
 
 def _say(console: Console, line: str) -> None:

@@ -47,20 +47,17 @@ def document(
         quick: whether they come from shortened runs.
     """
     mark = {"quick": True} if quick else {}
+    defaults = settings(config("burstgpt", "bfio, no look-ahead"))
+    del defaults["policy"], defaults["lengths"]
     return {
         "statement": QUICK_STATEMENT if quick else STATEMENT,
         **mark,
         "versions": {"evenstep": version("evenstep"), "numpy": version("numpy")},
-        "defaults": _default_settings(),
+        "defaults": defaults,
         "studies": {
             name: _study(name, found, origins.get(name), quick) for name, found in outcomes.items()
         },
     }
-
-
-def _default_settings() -> dict[str, object]:
-    everything = settings(config("burstgpt", "bfio, no look-ahead"))
-    return {name: value for name, value in everything.items() if name not in ("policy", "lengths")}
 
 
 def _study(name: str, outcomes: Outcomes, origin: Document | None, quick: bool) -> Document:
@@ -70,20 +67,19 @@ def _study(name: str, outcomes: Outcomes, origin: Document | None, quick: bool) 
         **({} if origin is None else {KEY: origin}),
         "title": study.title,
         "conditions": study.conditions,
-        "cases": [_case(list(key), sample) for key, sample in outcomes.items()],
+        "cases": [
+            {
+                "key": list(key),
+                "command": sample.command,
+                "differs": sample.differs,
+                "values": dict(sample.values),
+            }
+            for key, sample in outcomes.items()
+        ],
         "claims": [
             {"claim": claim.text, "bound": claim.bound, "found": claim.found, "met": claim.met}
             for claim in claims
         ],
-    }
-
-
-def _case(key: list[str], sample: Sample) -> Document:
-    return {
-        "key": key,
-        "command": sample.command,
-        "differs": sample.differs,
-        "values": dict(sample.values),
     }
 
 

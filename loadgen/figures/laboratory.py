@@ -51,7 +51,11 @@ class Bench:
     def run(self, trials: Sequence[Trial]) -> Outcomes:
         trials = [trial.shortened() if self.quick else trial for trial in trials]
         wanted = [(trial, seed) for trial in trials for seed in range(trial.seeds)]
-        paths = {(trial.key, seed): self._path(trial, seed) for trial, seed in wanted}
+        paths = {
+            (trial.key, seed): self.folder
+            / f"{fingerprint(trial.depends_on(seed), trial.code)}.json"
+            for trial, seed in wanted
+        }
         missing = [each for each in wanted if not _readable(*each, paths)]
         self.folder.mkdir(parents=True, exist_ok=True)
         self._do(missing, paths)
@@ -59,9 +63,6 @@ class Bench:
             trial.key: _sample(trial, [_read(paths[trial.key, n]) for n in range(trial.seeds)])
             for trial in trials
         }
-
-    def _path(self, trial: Trial, seed: int) -> Path:
-        return self.folder / f"{fingerprint(trial.depends_on(seed), trial.code)}.json"
 
     def _do(self, wanted: Sequence[tuple[Trial, int]], paths: _Paths) -> None:
         begun_s = time.monotonic()
@@ -107,15 +108,14 @@ def _read(path: Path) -> Run:
 
 def _sample(trial: Trial, runs: Sequence[Run]) -> Sample:
     records = runs[0].get("records")
-    names = [name for name in runs[0] if name != "records"]
+    values = {}
+    for name in (name for name in runs[0] if name != "records"):
+        each = [run[name] for run in runs]
+        # As written, so that reading it again gives the same.
+        values[name] = tuple(float(f"{x:.{DIGITS}g}") if isinstance(x, float) else x for x in each)
     return Sample(
-        values={name: tuple(_rounded(run[name]) for run in runs) for name in names},
+        values=values,
         command=trial.command,
         differs=trial.differs,
         records=records and StepRecords(**{name: np.array(rows) for name, rows in records.items()}),
     )
-
-
-def _rounded(value: float | None) -> float | None:
-    """The value as written, so that reading it again gives the same."""
-    return value if value is None or isinstance(value, int) else float(f"{value:.{DIGITS}g}")

@@ -80,7 +80,12 @@ def chosen_parameters(sample: Sample) -> str:
     """Range of H, gamma, mu and lead in force at the end of the runs."""
     if not sample.each("horizon"):
         return "–"
-    return ", ".join(f"{name} {_range(sample.each(key), form)}" for name, key, form in _CHOSEN)
+    parts = []
+    for name, key, form in _CHOSEN:
+        values = sample.each(key)
+        ends = sorted({format(min(values), form), format(max(values), form)}, key=float)
+        parts.append(f"{name} {' to '.join(ends)}")
+    return ", ".join(parts)
 
 
 _CHOSEN = (
@@ -89,8 +94,3 @@ _CHOSEN = (
     ("μ", "tie_weight", ".2g"),
     ("lead", "lead_tokens", ".0f"),
 )
-
-
-def _range(values: Sequence[float], form: str) -> str:
-    ends = sorted({format(min(values), form), format(max(values), form)}, key=float)
-    return " to ".join(ends)

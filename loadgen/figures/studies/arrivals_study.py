@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -47,14 +48,6 @@ def capacity_per_s(outcomes: Outcomes, trace: str) -> float:
     return outcomes[trace, "capacity"].mean("throughput_tok_s") / output_tokens
 
 
-def _case(trace: str, percent: int, form: str, capacity: float) -> Case:
-    arrivals = Arrivals("poisson", round(capacity * percent / 100, 2))
-    changes = {**FORMS[form], "arrivals": arrivals}
-    if percent <= 100:
-        changes["steps"] = 3000
-    return Case((trace, str(percent), form), config(trace, "fcfs", **changes))
-
-
 def _better(outcomes: Outcomes, trace: str, percent: int, metric: str) -> Sample:
     """Least-tokens in the form of dispatch with the lower metric."""
     forms = [outcomes[trace, str(percent), f"{_RIVAL}, {way.value}"] for way in Dispatch]
@@ -73,15 +66,16 @@ class ArrivalsStudy(Study):
         full = laboratory.run(
             [Case((trace, "capacity"), config(trace, "fcfs")) for trace in TRACE_NAMES]
         )
-        open_ = laboratory.run(
-            [
-                _case(trace, percent, form, capacity_per_s(full, trace))
-                for trace in TRACE_NAMES
-                for percent in PERCENT
-                for form in FORMS
-            ]
-        )
-        return {**full, **open_}
+        cases = []
+        for trace, percent in product(TRACE_NAMES, PERCENT):
+            rate = round(capacity_per_s(full, trace) * percent / 100, 2)
+            changes: dict[str, Any] = {"arrivals": Arrivals("poisson", rate)}
+            if percent <= 100:
+                changes["steps"] = 3000
+            for form, settings in FORMS.items():
+                run = config(trace, "fcfs", **settings, **changes)
+                cases.append(Case((trace, str(percent), form), run))
+        return {**full, **laboratory.run(cases)}
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         columns = (TPOT, TTFT, TTFT_P99, THROUGHPUT, IMBALANCE)

@@ -102,10 +102,6 @@ def beside_best(outcomes: Outcomes, rate: float, metric: str) -> list[float]:
     ]
 
 
-def _middle(outcomes: Outcomes, rate: float, metric: str) -> int:
-    return RESERVED[median_low(chosen(outcomes, rate, metric))]
-
-
 class ChainReserveStudy(Study):
     title = "Chains: slots to reserve (Figures 6 and 7 of the paper on chains)"
     conditions = (
@@ -139,7 +135,7 @@ class ChainReserveStudy(Study):
         rows = [
             [f"{rate:g}/s"]
             + [
-                f"{_middle(outcomes, rate, metric)} "
+                f"{RESERVED[median_low(chosen(outcomes, rate, metric))]} "
                 f"({shown(estimate(beside_best(outcomes, rate, metric)), 1.0, 3)})"
                 for metric in _CHOOSERS.values()
             ]

@@ -39,12 +39,11 @@ def _clearing(alpha: float, beta: float) -> AdmissionOptions:
     return AdmissionOptions("alpha_beta", json.dumps({"alpha": alpha, "beta": beta}))
 
 
-def _name(alpha: float, beta: float) -> str:
-    return f"alpha {alpha:g}, beta {beta:g}" if beta < 1 else f"alpha {alpha:g}"
-
-
 _BASELINES: Mapping[str, AdmissionOptions] = MappingProxyType(
-    {_name(*pair): _clearing(*pair) for pair in _PAIRS}
+    {
+        f"alpha {alpha:g}{f', beta {beta:g}' if beta < 1 else ''}": _clearing(alpha, beta)
+        for alpha, beta in _PAIRS
+    }
 )
 _WAYS: Mapping[str, AdmissionOptions] = MappingProxyType(
     {
@@ -57,16 +56,12 @@ _WAYS: Mapping[str, AdmissionOptions] = MappingProxyType(
 )
 
 
-def _latencies() -> Iterator[AdmissionCase]:
+def _cases() -> Iterator[AdmissionCase]:
     for rate in _RATES:
         for way, options in _WAYS.items():
             for count in _COUNTS:
                 placed = replace(options, rate=float(rate), requests=count)
                 yield AdmissionCase((str(rate), way, str(count)), placed)
-
-
-def _loops() -> Iterator[AdmissionCase]:
-    for rate in _RATES:
         for alpha in _ALPHAS:
             options = replace(_clearing(alpha, 1.0), rate=float(rate), requests=_COUNTS[-1])
             yield AdmissionCase((str(rate), "loop", f"{alpha:g}"), options)
@@ -113,7 +108,7 @@ class ClearingStudy(Study):
     code = ADMISSION_FOLDERS
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run([*_latencies(), *_loops()])
+        return laboratory.run([*_cases()])
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         header = ["policy", *(f"{count:,} requests" for count in _COUNTS), "slope, s per 1,000"]

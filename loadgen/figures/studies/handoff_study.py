@@ -61,14 +61,6 @@ def capacity_per_s(outcomes: Outcomes) -> float:
     return outcomes[("capacity",)].mean("throughput_tok_s") / output_tokens
 
 
-def _cases(capacity: float) -> Iterator[Case]:
-    for (kind, percent, form), changes in _rows():
-        settings = {"prefill": _PREFILL, **changes}
-        if percent is not None:
-            settings["arrivals"] = Arrivals("poisson", round(capacity * percent / 100, 2))
-        yield Case((kind, _load(percent), form), _config(form, **settings), _SEEDS)
-
-
 def _rows() -> Iterator[tuple[tuple[str, int | None, str], Mapping[str, Any]]]:
     for percent, form in product(PERCENT, FORMS):
         yield ("load", percent, form), {}
@@ -77,17 +69,14 @@ def _rows() -> Iterator[tuple[tuple[str, int | None, str], Mapping[str, Any]]]:
     for percent, form in product(_FULL, _SIZED):
         yield ("estimated", percent, form), {"size_error": SIZE_ERROR}
     for tokens, form in product(BOUNDS, _SIZED):
-        yield (f"memory {tokens}", OVERLOAD, form), {"prefill": _bounded(tokens)}
+        bounded = PrefillConfig(_PREFILL.workers, _PREFILL.time, kv_tokens=tokens)
+        yield (f"memory {tokens}", OVERLOAD, form), {"prefill": bounded}
     for name, changes in _EARLIER.items():
         yield (name, OVERLOAD, OURS), changes
 
 
 def _load(percent: int | None) -> str:
     return "always 128 waiting" if percent is None else f"{percent}"
-
-
-def _bounded(tokens: int) -> PrefillConfig:
-    return PrefillConfig(_PREFILL.workers, _PREFILL.time, kv_tokens=tokens)
 
 
 def _at_overload(outcomes: Outcomes, kind: str, form: str) -> Sample:
@@ -115,7 +104,10 @@ def _estimates_table(outcomes: Outcomes) -> Table:
         load = _load(percent)
         estimated, exact = outcomes["estimated", load, form], outcomes["load", load, form]
         cells = [IMBALANCE.cell(exact), IMBALANCE.cell(estimated)]
-        more = [_more(estimated, exact, metric.metric) for metric in (IMBALANCE, THROUGHPUT)]
+        more = []
+        for metric in (IMBALANCE.metric, THROUGHPUT.metric):
+            found = paired(estimated.each(metric), exact.each(metric))
+            more.append(f"{found.mean:+.1%} ± {found.half_width or 0.0:.1%}")
         unit = "" if percent is None else " %"
         rows.append([f"{load}{unit}, {form}, sizes", *cells, *more])
     imbalances = [f"{IMBALANCE.title}, {sizes}" for sizes in ("exact", "estimated")]
@@ -124,11 +116,6 @@ def _estimates_table(outcomes: Outcomes) -> Table:
         f"Sizes at the hand-off: exact, and with an error of sigma {SIZE_ERROR:g} (seed by seed)"
     )
     return Table(header, rows, title)
-
-
-def _more(one: Sample, other: Sample, metric: str) -> str:
-    found = paired(one.each(metric), other.each(metric))
-    return f"{found.mean:+.1%} ± {found.half_width or 0.0:.1%}"
 
 
 def _better(outcomes: Outcomes, policy: str) -> Sample:
@@ -152,7 +139,14 @@ class HandoffStudy(Study):
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
         full = laboratory.run([Case(("capacity",), _config(OURS), _SEEDS)])
-        return {**laboratory.run(list(_cases(capacity_per_s(full)))), **full}
+        cases = []
+        for (kind, percent, form), changes in _rows():
+            settings = {"prefill": _PREFILL, **changes}
+            if percent is not None:
+                rate = round(capacity_per_s(full) * percent / 100, 2)
+                settings["arrivals"] = Arrivals("poisson", rate)
+            cases.append(Case((kind, _load(percent), form), _config(form, **settings), _SEEDS))
+        return {**laboratory.run(cases), **full}
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         loads = [

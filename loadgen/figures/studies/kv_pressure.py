@@ -65,14 +65,11 @@ _TOLD: Mapping[str, AdmissionOptions] = MappingProxyType(
 _CALM_SHARE = 0.02
 
 
-def _pressed() -> Iterator[AdmissionCase]:
+def _cases() -> Iterator[AdmissionCase]:
     for load, (scenario, rate) in _LOADS.items():
         for way, options in _WAYS.items():
             placed = replace(options, scenario=scenario, rate=rate)
             yield AdmissionCase((load, way), placed, _SEEDS)
-
-
-def _shortest_first() -> Iterator[AdmissionCase]:
     for rate in _RATES:
         for told, options in _TOLD.items():
             placed = replace(options, rate=float(rate), requests=_PAPER_REQUESTS)
@@ -102,7 +99,7 @@ class KvPressureStudy(Study):
     code = ADMISSION_FOLDERS
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run([*_pressed(), *_shortest_first()])
+        return laboratory.run([*_cases()])
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         loads = [(load, f"{load}, {_SEEDS} seeds", _WAYS) for load in _LOADS]

@@ -8,12 +8,13 @@ token takes 0.095 us (t_l of these studies, fitted to such a model on an A100), 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from loadgen.figures.cases import Case
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Table
-from loadgen.simulator.decode.decode_config import DecodeConfig
 from router.core.forecast.forecast import WorkProfile
 
 BETAS = (100.0, 1000.0)
@@ -21,13 +22,6 @@ CHUNK = 512
 _WAYS = ("fcfs", "least_tokens", NONE, ORACLE)
 UNAWARE = f"{NONE}, ignoring prefill"
 _STEPS = 2000
-
-
-def _config(beta: float, way: str) -> DecodeConfig:
-    profile = WorkProfile(prefill_beta=beta, prefill_chunk=CHUNK)
-    if way == UNAWARE:
-        return config("burstgpt", NONE, profile=profile, known_profile=WorkProfile(), steps=_STEPS)
-    return config("burstgpt", way, profile=profile, steps=_STEPS)
 
 
 class PrefillStudy(Study):
@@ -41,13 +35,13 @@ class PrefillStudy(Study):
     )
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                Case((f"{beta:g}", way), _config(beta, way))
-                for beta in BETAS
-                for way in (*_WAYS, UNAWARE)
-            ]
-        )
+        cases = []
+        for beta in BETAS:
+            changes = {"profile": WorkProfile(prefill_beta=beta, prefill_chunk=CHUNK)}
+            runs = {way: config("burstgpt", way, steps=_STEPS, **changes) for way in _WAYS}
+            runs[UNAWARE] = replace(runs[NONE], known_profile=WorkProfile())
+            cases += [Case((f"{beta:g}", way), run) for way, run in runs.items()]
+        return laboratory.run(cases)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         columns = (THROUGHPUT, TPOT, TTFT, IMBALANCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 from loadgen.figures.cases import Case
 from loadgen.figures.laboratory import Laboratory
@@ -10,7 +11,6 @@ from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, Table
 from loadgen.model.step_time import StepTime
-from loadgen.simulator.decode.decode_config import DecodeConfig
 from router.core.forecast.forecast import WorkProfile
 
 REQUEST_TOKENS = 800
@@ -18,12 +18,6 @@ FITTED = replace(StepTime(), per_request_s=REQUEST_TOKENS * StepTime().per_token
 _WAYS = ("fcfs", NONE, ORACLE)
 _COSTS = {"t_r = 0": StepTime(), "t_r fitted": FITTED}
 UNAWARE = f"{NONE}, not knowing t_r"
-
-
-def _config(trace: str, cost: str, way: str) -> DecodeConfig:
-    if way == UNAWARE:
-        return config(trace, NONE, step_time=_COSTS[cost], known_profile=WorkProfile())
-    return config(trace, way, step_time=_COSTS[cost])
 
 
 def _rows(cost: str) -> list[str]:
@@ -44,14 +38,12 @@ class RequestCostStudy(Study):
     )
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                Case((trace, cost, way), _config(trace, cost, way))
-                for trace in TRACE_NAMES
-                for cost in _COSTS
-                for way in _rows(cost)
-            ]
-        )
+        cases = []
+        for trace, (cost, time) in product(TRACE_NAMES, _COSTS.items()):
+            runs = {way: config(trace, way, step_time=time) for way in _WAYS}
+            runs[UNAWARE] = replace(runs[NONE], known_profile=WorkProfile())
+            cases += [Case((trace, cost, way), runs[way]) for way in _rows(cost)]
+        return laboratory.run(cases)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         columns = (THROUGHPUT, TPOT, IMBALANCE)

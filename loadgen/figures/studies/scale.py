@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,7 +23,6 @@ from loadgen.figures.tables import (
 )
 from loadgen.figures.trials import SEEDS
 from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
-from loadgen.simulator.decode.decode_config import DecodeConfig
 
 WORKERS = (16, 32, 64, 128, 256)
 FEWER_SEEDS, MORE_SEEDS = 3, 10
@@ -50,18 +50,6 @@ TOLERANCE = 0.07
 GAIN_AT_128 = 0.22
 
 
-def _config(workers: int, way: str) -> DecodeConfig:
-    if workers <= _REQUIRED_WORKERS:
-        return config("burstgpt", way, workers=workers)
-    return config("burstgpt", way, workers=workers, pool=4 * workers, steps=1500)
-
-
-def _seeds(workers: int, way: str) -> int:
-    if workers >= 128:
-        return FEWER_SEEDS
-    return MORE_SEEDS if (workers, way) == (_REQUIRED_WORKERS, "fcfs") else SEEDS
-
-
 def _reached(outcomes: Outcomes) -> Table:
     rows = []
     for (workers, way), targets in REACHED.items():
@@ -75,23 +63,6 @@ def _reached(outcomes: Outcomes) -> Table:
     return Table([*header, "reached before", ""], rows, "Beside an earlier reproduction")
 
 
-def _comparisons(outcomes: Outcomes) -> Iterator[Claim]:
-    metric = IMBALANCE.metric
-    for workers in WORKERS:
-        ours, first = outcomes[str(workers), NONE], outcomes[str(workers), "fcfs"]
-        text = f"BurstGPT lengths, G={workers}: imbalance, {{}} / fcfs"
-        yield at_most(text.format(NONE), ours.ratio(first, metric), 1.0)
-        oracle = outcomes[str(workers), ORACLE]
-        yield at_most(text.format(ORACLE), oracle.ratio(first, metric), 1.0)
-        if workers in (32, 64):
-            greedy = outcomes[str(workers), GREEDY_ORACLE]
-            text = f"BurstGPT lengths, G={workers}: imbalance, {NONE} / {GREEDY_ORACLE}"
-            yield at_most(text, ours.ratio(greedy, metric), 1.0)
-    gain = outcomes["128", NONE].ratio(outcomes["128", "fcfs"], THROUGHPUT.metric) - 1
-    text = f"BurstGPT lengths, G=128: gain in throughput of {NONE} over fcfs"
-    yield at_least(text, gain, GAIN_AT_128)
-
-
 class ScaleStudy(Study):
     title = "From 16 to 256 workers"
     conditions = (
@@ -102,18 +73,18 @@ class ScaleStudy(Study):
     )
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
-        return laboratory.run(
-            [
-                Case(
-                    (str(workers), way),
-                    _config(workers, way),
-                    seeds=_seeds(workers, way),
-                )
-                for workers in WORKERS
-                for way in _WAYS
-                if workers <= _GREEDY_UP_TO or "balance_route" not in way
-            ]
-        )
+        cases = []
+        for workers, way in product(WORKERS, _WAYS):
+            if workers > _GREEDY_UP_TO and "balance_route" in way:
+                continue
+            large = workers > _REQUIRED_WORKERS
+            changes = {"pool": 4 * workers, "steps": 1500} if large else {}
+            seeds = FEWER_SEEDS if workers >= 128 else SEEDS
+            if (workers, way) == (_REQUIRED_WORKERS, "fcfs"):
+                seeds = MORE_SEEDS
+            run = config("burstgpt", way, workers=workers, **changes)
+            cases.append(Case((str(workers), way), run, seeds=seeds))
+        return laboratory.run(cases)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
         samples = [
@@ -136,7 +107,20 @@ class ScaleStudy(Study):
             else:
                 yield at_most(f"{name}: imbalance, limit + 7 %", found, imbalance * (1 + TOLERANCE))
             yield within(f"{name}: throughput", sample, THROUGHPUT.metric, throughput, TOLERANCE)
-        yield from _comparisons(outcomes)
+        metric = IMBALANCE.metric
+        for workers in WORKERS:
+            ours, first = outcomes[str(workers), NONE], outcomes[str(workers), "fcfs"]
+            text = f"BurstGPT lengths, G={workers}: imbalance, {{}} / fcfs"
+            yield at_most(text.format(NONE), ours.ratio(first, metric), 1.0)
+            oracle = outcomes[str(workers), ORACLE]
+            yield at_most(text.format(ORACLE), oracle.ratio(first, metric), 1.0)
+            if workers in (32, 64):
+                greedy = outcomes[str(workers), GREEDY_ORACLE]
+                text = f"BurstGPT lengths, G={workers}: imbalance, {NONE} / {GREEDY_ORACLE}"
+                yield at_most(text, ours.ratio(greedy, metric), 1.0)
+        gain = outcomes["128", NONE].ratio(outcomes["128", "fcfs"], THROUGHPUT.metric) - 1
+        text = f"BurstGPT lengths, G=128: gain in throughput of {NONE} over fcfs"
+        yield at_least(text, gain, GAIN_AT_128)
 
     def draw(self, outcomes: Outcomes, path: Path) -> None:
         figure, (left, right) = panels(2)
