@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -31,6 +32,8 @@ def start_logging(level: str, form: str = "text") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # No line shows them, and each costs a look-up.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # The router logs a server's start and end itself.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
@@ -44,16 +47,26 @@ class TextLines(logging.Formatter):
     """``2026-01-31 12:00:00,000 INFO router.serve.router: message name=value``."""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        super().__init__("%(asctime)s")  # whether the time is wanted
+        self._second, self._time = -1, ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging has it
-        line = super().formatMessage(record)
+        line = f"{record.asctime} {record.levelname} {record.name}: {record.message}"
         for name, value in record.__dict__.get(_FIELDS, {}).items():
             text = str(value)
             if not _PLAIN.fullmatch(text):  # it could be misread
                 text = msgspec.json.encode(text).decode()
             line += f" {name}={text}"
         return visible(line)
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        second = int(record.created)
+        if second != self._second:
+            self._second, self._time = (
+                second,
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second)),
+            )
+        return f"{self._time},{int(record.msecs):03}"
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - as logging has it
         """Indent the traceback, so that none of its lines looks like a log line."""

@@ -95,7 +95,7 @@ class SnapshotClient:
         self._channels: dict[str | None, Channel] = {}
         self._reasons: defaultdict[str, set[str]] = defaultdict(set)
         self._context: zmq.Context[Socket] | None = None
-        self._sockets = SocketReader(clock, awaited)
+        self.sockets = SocketReader(clock, awaited)
 
     def start(self) -> None:
         """Connect to all workers; call it on the event loop.
@@ -111,14 +111,7 @@ class SnapshotClient:
         for spec in self._specs.values():
             if spec.snapshots is not None:
                 self._open(spec, spec.snapshots, names[spec.id])
-        self._sockets.start()
-
-    def read(self) -> None:
-        """Process what has arrived, before a decision; at most once a millisecond."""
-        self._sockets.read()
-
-    def hasten(self) -> None:
-        self._sockets.hasten()
+        self.sockets.start()
 
     def join(self, spec: WorkerSpec) -> None:
         """Add a worker.
@@ -162,7 +155,7 @@ class SnapshotClient:
         if spec.server_key not in self._channels:
             channel = Channel(self._socket(zmq.SUB, spec, {zmq.SUBSCRIBE: b""}))
             self._channels[spec.server_key] = channel
-            self._sockets.watch(channel.socket, partial(self._take_turns, channel))
+            self.sockets.watch(channel.socket, partial(self._take_turns, channel))
         channel = self._channels[spec.server_key]
         # Without an answer one request is queued, not one per interval.
         dealer = self._socket(zmq.DEALER, spec, {zmq.SNDHWM: 1})
@@ -170,8 +163,8 @@ class SnapshotClient:
         channel.streams.append(stream)
         if spec.server_key is not None:
             stream.monitor = dealer.get_monitor_socket(_HANDSHAKES)
-            self._sockets.watch(stream.monitor, partial(self._observe, stream, stream.monitor))
-        self._sockets.watch(dealer, partial(self._take_answer, stream))
+            self.sockets.watch(stream.monitor, partial(self._observe, stream, stream.monitor))
+        self.sockets.watch(dealer, partial(self._take_answer, stream))
         stream.dial()
         self._ask(stream)
         self._look(stream)
@@ -181,7 +174,7 @@ class SnapshotClient:
             stream.cancel_timers()
         self._streams.clear()
         self._channels.clear()
-        self._sockets.close()
+        self.sockets.close()
         if self._context is not None:
             self._context.destroy(linger=0)
 
@@ -197,11 +190,11 @@ class SnapshotClient:
     def _close(self, stream: Stream) -> None:
         for socket in (stream.dealer, stream.monitor):
             if socket is not None:
-                self._sockets.forget(socket)
+                self.sockets.forget(socket)
         stream.close()
         if not stream.channel.streams:
             del self._channels[stream.spec.server_key]
-            self._sockets.forget(stream.channel.socket)
+            self.sockets.forget(stream.channel.socket)
             stream.channel.socket.close(linger=0)
 
     def _observe(self, stream: Stream, monitor: Socket) -> bool:
@@ -258,7 +251,7 @@ class SnapshotClient:
             if stream.miss(now_s):
                 log.warning("%s: %s", stream.name, stream.silence)
         for socket in (stream.channel.socket, stream.dealer):
-            self._sockets.read_soon(socket)  # polling may have consumed a signal
+            self.sockets.read_soon(socket)  # polling may have consumed a signal
         stream.looked = asyncio.get_running_loop().call_later(SILENCE_S, self._look, stream)
 
     def _introduce(self, channel: Channel) -> None:
@@ -336,7 +329,7 @@ class SnapshotClient:
             self.full_requests += 1
         except zmq.Again:
             pass  # the last request is still queued
-        self._sockets.read_soon(stream.dealer)
+        self.sockets.read_soon(stream.dealer)
         stream.asked = asyncio.get_running_loop().call_later(
             stream.interval_s, self._ask_again, stream
         )

@@ -55,24 +55,20 @@ class SharedUrls:
 
     Once shared, always shared: otherwise the engine would choose among all its ranks, also those
     that left.
+
+    Attributes:
+        shared: these URLs; the set changes.
     """
 
     def __init__(self, specs: Iterable[WorkerSpec]) -> None:
         self._url_of: dict[str, str] = {}
-        self._shared: set[str] = set()
+        self.shared: set[str] = set()
         for spec in specs:
             self.join(spec)
 
-    def __contains__(self, url: object) -> bool:
-        return url in self._shared
-
-    @property
-    def all(self) -> frozenset[str]:
-        return frozenset(self._shared)
-
     def join(self, spec: WorkerSpec) -> None:
         if spec.url in self._url_of.values():
-            self._shared.add(spec.url)
+            self.shared.add(spec.url)
         self._url_of[spec.id] = spec.url
 
     def leave(self, worker_id: str) -> None:

@@ -70,7 +70,7 @@ class SocketReader:
             self._readable.close()
 
     def read(self) -> None:
-        """Read now; at most once a millisecond."""
+        """Read what has arrived, before a decision; at most once a millisecond."""
         # Without sockets there is nothing to read, as after the end.
         if self._readers and self._clock() - self._read_s >= _PAUSE_S:
             self._take_turns(self._ready())

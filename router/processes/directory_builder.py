@@ -38,7 +38,7 @@ class Teller:
             aliases=dict(router.models.aliases),
             limits=router.models.limits,
             known=tuple(router.models.known),
-            ranked=router.urls.all,
+            ranked=frozenset(router.urls.shared),
             patience=self._patience(),
             access=self._access(),
             serving=self._serving(),

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any
 
 from router.core.errors import (
     AnsweredError,
@@ -36,13 +35,14 @@ class Bound:
 
     __slots__ = ("_cancelling", "_task", "_timer", "error")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Bound:
         self.error: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
@@ -71,7 +71,7 @@ class Bound:
             self._task.cancel()
 
 
-class Attempt:
+class Attempt(Bound):
     """A request at a worker, for the duration of a ``with`` block.
 
     Raises:
@@ -79,41 +79,50 @@ class Attempt:
         UpstreamTimeoutError: from the block, if the first byte is late.
     """
 
+    __slots__ = ("_deadlines", "_next_look", "_silent_looks", "_under_way", "response")
+
     def __init__(self, under_way: set[Attempt], deadlines: Deadlines) -> None:
         self.response: Response | None = None
         self._under_way = under_way
         self._deadlines = deadlines
-        self._bound = Bound()
         self._silent_looks = 0
         self._next_look: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> Attempt:
-        self._bound.__enter__()
+        super().__enter__()
         if (limit_s := self._deadlines.first_byte_s) is not None:
-            self._bound.within(limit_s, UpstreamTimeoutError(f"no answer within {limit_s:g} s"))
+            self.within(limit_s, UpstreamTimeoutError(f"no answer within {limit_s:g} s"))
         self._under_way.add(self)
         return self
 
-    def __exit__(self, *raised: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._under_way.discard(self)
         if self._next_look is not None:
             self._next_look.cancel()
-        self._bound.__exit__(*raised)
+        super().__exit__(kind, raised, at)
 
-    def note_started(self, response: Response) -> None:
+    def note_started(self) -> None:
         """Record the first byte, or raise the error that ended the attempt."""
         # The task sees the error only at the loop's next turn; an answer may come in this one.
-        if self._bound.error is not None:
-            raise self._bound.error
+        if self.error is not None:
+            raise self.error
+        self.lift()
+
+    def follow(self, response: Response) -> None:
+        """Watch a stream that has begun: it may be silent for a limited time."""
         self.response = response
-        self._bound.lift()
         if self._deadlines.idle_s is not None:
             self._listen(self._deadlines.idle_s)
 
     def recall(self, reason: str) -> None:
         """End an attempt that has no first byte and was not recalled."""
         self._under_way.discard(self)
-        self._bound.strike(RecalledError(reason))
+        self.strike(RecalledError(reason))
 
     def _look(self, idle_s: float) -> None:
         # Checks at intervals: a timer for each chunk would cost more than the chunk.

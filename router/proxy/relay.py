@@ -229,6 +229,7 @@ class Relay:
 
     def _begin(self, response: Response) -> None:
         self._times = TokenTimes(self._note_first_byte(), self._request.slots)
+        self._watched.follow(response)
         self._client.begin(response.status, self._headers_down(response), response)
         self._headed = True
 
@@ -338,7 +339,7 @@ class Relay:
         Raises:
             RecalledError: the attempt was recalled; retry elsewhere.
         """
-        self._watched.note_started(self._response)
+        self._watched.note_started()
         self._started = True
         now_s, good = self._context.clock(), not self._failed
         return self._context.port.began(self._request, self._at, now_s, good=good)

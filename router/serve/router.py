@@ -169,7 +169,7 @@ class Router:
             lambda worker_id: cluster.worker(worker_id).live,
             lambda: dispatcher.waiting,
         )
-        dispatcher.read_before_rounds(self.snapshots)
+        dispatcher.read_before_rounds(self.snapshots.sockets)
         self.gauges = GaugeReader(
             specs,
             dispatcher.apply,
@@ -184,7 +184,7 @@ class Router:
             port=dispatcher,
             client=self.client,
             trouble=self.health.probe_now,
-            ranked=self.urls,
+            ranked=self.urls.shared,
             max_attempts=settings.max_attempts,
             clock=self.clock,
             attempts=self.attempts,

@@ -321,14 +321,14 @@ async def test_a_worker_that_moves_is_drained_first_and_keeps_its_streams() -> N
 def test_a_rank_is_named_once_there_have_been_several() -> None:
     one, other = worker("a", rank=0), replace(worker("b", rank=1), url="http://a:1")
     urls = SharedUrls([one])
-    assert one.url not in urls
+    assert one.url not in urls.shared
     urls.join(other)
-    assert one.url in urls
+    assert one.url in urls.shared
     urls.leave("a")
-    assert one.url in urls
+    assert one.url in urls.shared
     urls.leave("b")
     urls.join(other)
-    assert one.url in urls, "as when it is amended"
+    assert one.url in urls.shared, "as when it is amended"
 
 
 # with clients and engines

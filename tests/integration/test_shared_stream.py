@@ -262,7 +262,7 @@ async def test_who_may_only_not_have_been_read_is_not_silent(
     stream = router.client._streams["a"]
     assert stream.channel.socket.poll(int(TIMEOUT_S) * 1000)
     assert not stream.silent(router.clock())
-    router.client._sockets.read_soon(stream.channel.socket)  # to look at a socket eats its signal
+    router.client.sockets.read_soon(stream.channel.socket)  # to look at a socket eats its signal
     await until(lambda: len(router.arrived) == 3)
     assert stream.silent(router.clock())
 
@@ -297,7 +297,7 @@ async def test_streams_of_workers_that_come_and_go(
     await until(lambda: not router.client._streams["a"].channel.gone & {"epoch-a"})
     router.client.leave("a")
     router.client.leave("b")
-    assert not router.client._sockets._readers
+    assert not router.client.sockets._readers
     router.client.join(WorkerSpec("b", "http://b:1", snapshots=endpoints["b"]))
     await engines["b"].answer(of("b", "full", 9))
     await until(lambda: ("b", "epoch-b", 9) in router.arrived)

@@ -40,7 +40,7 @@ class Router:
         """Read, and nothing else, until a snapshot is there: the event loop stands still."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while sequence not in self.arrived and time.monotonic() < deadline_s:
-            self.client.read()
+            self.client.sockets.read()
             time.sleep(0.001)
 
 
@@ -62,7 +62,7 @@ async def router(
     router.client.start()
     await engine.subscribed()
     await engine.send(delta(1))
-    await until(lambda: router.client._sockets._pause is not None)
+    await until(lambda: router.client.sockets._pause is not None)
     router.decide(1)
     yield router
     router.client.close()
@@ -76,7 +76,7 @@ async def test_a_decision_has_what_has_come_read_first(engine: Engine, router: R
 
 async def test_requests_that_begin_to_wait_end_a_long_pause(engine: Engine, router: Router) -> None:
     router.awaited = True
-    router.client.hasten()
+    router.client.sockets.hasten()
     for arrived in ([1, 2], [1, 2, 3], [1, 2, 3, 4]):
         await engine.send(delta(arrived[-1]))
         await until(partial(eq, router.arrived, arrived))
@@ -85,8 +85,8 @@ async def test_requests_that_begin_to_wait_end_a_long_pause(engine: Engine, rout
 async def test_after_a_silence_the_first_one_wakes_the_router(
     engine: Engine, router: Router
 ) -> None:
-    router.client.hasten()
-    await until(lambda: router.client._sockets._pause is None)
+    router.client.sockets.hasten()
+    await until(lambda: router.client.sockets._pause is None)
     await engine.send(delta(2))
     await until(lambda: router.arrived == [1, 2])
 
@@ -95,7 +95,7 @@ async def test_nothing_is_read_once_it_is_closed(engine: Engine, router: Router)
     await engine.send(delta(2))
     router.client.close()
     time.sleep(0.002)  # noqa: ASYNC251 - else this would be too soon after the last reading
-    router.client.read()
+    router.client.sockets.read()
     assert router.arrived == [1]
 
 
@@ -103,7 +103,7 @@ async def test_what_fails_in_reading_does_not_stop_it(
     engine: Engine, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router.awaited = True
-    router.client.hasten()
+    router.client.sockets.hasten()
     failures: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, what: failures.append(what))
     with monkeypatch.context() as broken:
