@@ -149,7 +149,9 @@ def _deciding(decider: Decider, footing: Footing) -> Iterator[Fact]:
     if decider.look_ahead is not None:
         yield _look_ahead(decider.look_ahead, footing)
     if decider.policy.solves:
-        yield _solver(footing)
+        text = "Not compiled, so it searches less in its time: pip install 'evenstep[fast]'."
+        slower = Fact("Solver", "fallback", text)
+        yield Fact("Solver", "good", "Compiled.") if footing.compiled else slower
     yield _sizes(decider)
 
 
@@ -174,13 +176,6 @@ def _look_ahead(ahead: LookAhead, footing: Footing) -> Fact:
     why = "which have told nothing yet" if ahead.skill is None else "which foretell too little"
     text = f"None now. It would go by {signal}, {why}: loads count as they are."
     return Fact("Look-ahead", "fallback", text)
-
-
-def _solver(footing: Footing) -> Fact:
-    if footing.compiled:
-        return Fact("Solver", "good", "Compiled.")
-    text = "Not compiled, so it searches less in its time: pip install 'evenstep[fast]'."
-    return Fact("Solver", "fallback", text)
 
 
 def _sizes(decider: Decider) -> Fact:

@@ -92,7 +92,10 @@ class KeyedOnly:
         elif asked[1] == "/":
             await self._login_page()(scope, receive, send)
         else:
-            await send_answer(send, error_answer(_refusal(scope)))
+            shown = shown_key(scope["headers"])
+            wrong = "wants a key" if shown is None else "does not know that key"
+            error = UnknownKeyError(f"the admin port {wrong}: send Authorization: Bearer KEY")
+            await send_answer(send, error_answer(error))
 
     def _known(self, scope: Scope) -> Key | None:
         """Return the request's key; a cookie counts only without a sign of another origin."""
@@ -123,12 +126,6 @@ class KeyedOnly:
     def _login_page(self, said: str = "") -> Response:
         page = self._form.replace("<!-- said -->", said)
         return HTMLResponse(page, HTTPStatus.UNAUTHORIZED, {"cache-control": "no-store"})
-
-
-def _refusal(scope: Scope) -> UnknownKeyError:
-    shown = shown_key(scope["headers"])
-    wrong = "wants a key" if shown is None else "does not know that key"
-    return UnknownKeyError(f"the admin port {wrong}: send Authorization: Bearer KEY")
 
 
 async def _read(request: Request) -> bytes | None:

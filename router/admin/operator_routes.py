@@ -43,7 +43,10 @@ def add_settings(app: FastAPI, reload: Reload) -> None:
     @routes.patch("")
     async def change(request: Request) -> dict[str, Any]:
         """Some of them, as JSON; until the next start, or until their configuration is another."""
-        values = _read(await request.body())
+        try:
+            values = msgspec.json.decode(await request.body(), type=dict[str, Any])
+        except ValueError as error:
+            raise InvalidRequestError(f"not a JSON object of settings: {error}") from None
         try:
             with audited(request, f"change settings {values}"):
                 for name in sorted(values.keys() & set(_ELSEWHERE)):
@@ -59,13 +62,6 @@ def add_settings(app: FastAPI, reload: Reload) -> None:
 def _shown(reload: Reload) -> dict[str, Any]:
     names = reload.names - set(_ELSEWHERE)
     return reload.settings.model_dump(mode="json", include=set(names))
-
-
-def _read(body: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(body, type=dict[str, Any])
-    except ValueError as error:
-        raise InvalidRequestError(f"not a JSON object of settings: {error}") from None
 
 
 def add_recording(

@@ -48,18 +48,15 @@ class Ticker:
 
     async def _tick(self) -> None:
         while self._viewers:
-            self._last = self._event()
+            try:
+                self._last = b"data: " + self._render() + b"\n\n"
+            except Exception:
+                log.exception("the status page's state could not be read")
+                self._last = _HEARTBEAT
             for viewer in tuple(self._viewers):
                 viewer.send(self._last)
             await asyncio.sleep(self._interval_s)
         self._ticking = None
-
-    def _event(self) -> bytes:
-        try:
-            return b"data: " + self._render() + b"\n\n"
-        except Exception:
-            log.exception("the status page's state could not be read")
-            return _HEARTBEAT
 
 
 def add_page(

@@ -27,12 +27,7 @@ Wait = Annotated[float, Query(ge=0, le=_LONGEST_S)]
 def add_workers(app: FastAPI, fleet: Fleet) -> None:
     """Add ``/workers``; every change is logged with its origin."""
     routes = APIRouter(prefix="/workers", dependencies=[Depends(own_pages_only)])
-    _add_listing(routes, fleet)
-    _add_draining(routes, fleet)
-    app.include_router(routes)
 
-
-def _add_listing(routes: APIRouter, fleet: Fleet) -> None:
     @routes.get("")
     async def workers() -> dict[str, Any]:
         """All workers, and how they are."""
@@ -62,8 +57,6 @@ def _add_listing(routes: APIRouter, fleet: Fleet) -> None:
             going = _do(lambda: fleet.remove(worker_id, drain=drain, force=force))
         return await _concerned(fleet, going, wait_s)
 
-
-def _add_draining(routes: APIRouter, fleet: Fleet) -> None:
     def concern(*, draining: bool) -> Callable[..., Awaitable[JSONResponse]]:
         async def change(request: Request, worker_id: str, wait_s: Wait = 0.0) -> JSONResponse:
             with audited(request, f"{'drain' if draining else 'undrain'} worker {worker_id}"):
@@ -74,6 +67,7 @@ def _add_draining(routes: APIRouter, fleet: Fleet) -> None:
 
     for action, draining in (("drain", True), ("undrain", False)):
         routes.post("/{worker_id:path}/" + action)(concern(draining=draining))
+    app.include_router(routes)
 
 
 async def _concerned(fleet: Fleet, worker_ids: Sequence[str], wait_s: float) -> JSONResponse:

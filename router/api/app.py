@@ -17,7 +17,6 @@ from router.api.front import KeyGuard, add_error_handlers
 from router.api.openapi import add_description
 from router.api.shared_routes import Render, add_instance, add_metrics
 from router.core.process_counts import ProcessCounts
-from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.worker_status import WorkerStatus, status_of
 from router.core.types import StateSource
@@ -108,26 +107,22 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
 
 
 def _describe_group(group: Group, context: AppContext) -> dict[str, Any]:
-    now_s = context.clock()
+    now_s, prefills = context.clock(), context.dispatcher.cluster.prefill_group(group.name)
+    if group.serves is not None:
+        prompts = f"for group {group.serves.name}"
+    elif prefills is None:
+        prompts = "here"
+    else:
+        prompts = f"in {prefills.name}" if prefills.serving else f"here: {prefills.name} is down"
     return {
         "lockstep": group.lockstep,
-        "prompts": _prompts(group, context.dispatcher.cluster),
+        "prompts": prompts,
         "pool_requests": len(context.dispatcher.deciders[group.name].pool),
         "workers": [
             _describe_worker(status_of(worker, now_s), context.problem(worker.spec.id))
             for worker in group.workers.values()
         ],
     }
-
-
-def _prompts(group: Group, cluster: Cluster) -> str:
-    """Where the group's prompts are computed."""
-    prefills = cluster.prefill_group(group.name)
-    if group.serves is not None:
-        return f"for group {group.serves.name}"
-    if prefills is None:
-        return "here"
-    return f"in {prefills.name}" if prefills.serving else f"here: {prefills.name} is down"
 
 
 def _describe_worker(status: WorkerStatus, problem: str | None) -> dict[str, Any]:
@@ -157,12 +152,11 @@ def _describe_worker(status: WorkerStatus, problem: str | None) -> dict[str, Any
 
 def add_generation(app: FastAPI, context: ServingContext) -> None:
     """Add the endpoints that generate as ASGI routes (``--data-plane asgi``)."""
-    answer = partial(_generate, context)
+
+    async def generate(request: Request) -> Response:
+        relay = await relay_of(context, request.scope, await read_body(request))
+        # The object is an ASGI application, and Starlette only calls it.
+        return cast(Response, partial(serve, relay))
+
     for path in ENDPOINTS:
-        app.router.routes.append(Route(path, answer, methods=["POST"]))
-
-
-async def _generate(context: ServingContext, request: Request) -> Response:
-    relay = await relay_of(context, request.scope, await read_body(request))
-    # The object is an ASGI application, and Starlette only calls it.
-    return cast(Response, partial(serve, relay))
+        app.router.routes.append(Route(path, generate, methods=["POST"]))

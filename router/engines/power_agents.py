@@ -77,7 +77,7 @@ class PowerAgents:
     def __init__(
         self,
         specs: Iterable[WorkerSpec],
-        apply: Callable[[PowerTold], None],
+        apply: Callable[[PowerTold], object],
         clock: Callable[[], float],
         keys: KeyPair | None = None,
     ) -> None:

@@ -29,7 +29,7 @@ from router.config.serve_settings import ServeSettings
 from router.core.state.barrier import StepTotals
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
-from router.core.types import PowerTold, SnapshotReceived, WorkerDown, WorkerUp
+from router.core.types import SnapshotReceived, WorkerDown, WorkerUp
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.metrics.render import Metrics
@@ -74,7 +74,7 @@ class Observer:
             time.monotonic,
             keys,
         )
-        self._agents = PowerAgents(settings.workers, self._take_power, time.monotonic, keys)
+        self._agents = PowerAgents(settings.workers, self.cluster.apply, time.monotonic, keys)
         self._files = [RecordFile(Path(settings.record), self.recorder)] if settings.record else []
 
     @property
@@ -130,9 +130,6 @@ class Observer:
                     self.cluster.apply(WorkerDown(worker.spec.id, reason))
                     if group.name in self._seen:
                         self._seen[group.name].lose(worker.spec.id)
-
-    def _take_power(self, told: PowerTold) -> None:
-        self.cluster.apply(told)
 
     def _ended(self, group: str, seen: Seen) -> None:
         self.requests += 1

@@ -64,7 +64,13 @@ class Access:
         Raises:
             ConfigError: they cannot be read.
         """
-        self._checked = self._read(settings)
+        files = (
+            (self.clients, settings.api_key_file),
+            (self.operators, settings.admin_key_file),
+        )
+        self._checked = [
+            (source, source.read(file)) for source, file in files if source is not None
+        ]
 
     def take(self, settings: ServeSettings) -> None:
         """Put the keys read by ``check`` in force; running requests of removed keys continue."""
@@ -75,16 +81,6 @@ class Access:
             source.ring = ring
         self._name()
         warn_of_readers(settings.secret_files)
-
-    def _read(self, settings: ServeSettings) -> list[tuple[KeySource, KeyRing]]:
-        return [
-            (source, source.read(file))
-            for source, file in (
-                (self.clients, settings.api_key_file),
-                (self.operators, settings.admin_key_file),
-            )
-            if source is not None
-        ]
 
     def _name(self) -> None:
         ring = KeyRing() if self.clients is None else self.clients.ring

@@ -104,7 +104,10 @@ class MainServer(uvicorn.Server):
             log.warning("ending: %d answers are cut short", len(state.tasks))
             await self._cut_short()
         await self._until(lambda: not self._others(), _OTHERS_S, hurried=False)
-        await self._until(self._all_gone, _LINGER_S)
+        late = self._late
+        await self._until(
+            lambda: not state.connections and all(each.done() for each in late), _LINGER_S
+        )
         for connection in list(state.connections):
             connection.transport.close()
         await self._until(lambda: not state.connections, _LAST_WORD_S, hurried=False)
@@ -137,22 +140,23 @@ class MainServer(uvicorn.Server):
 
     def _close_listeners(self, sockets: Iterable[socket.socket]) -> None:
         """Stop accepting connections; those in the kernel's queue are still served."""
+        loop = asyncio.get_running_loop()
+
+        def protocol() -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
         # Closing the socket would reset the connections that the kernel has already accepted.
-        waiting = [] if self._inherited else [one for each in sockets for one in _accepted(each)]
+        for listener in () if self._inherited else sockets:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    connection, _ = listener.accept()
+                    connection.setblocking(False)
+                    taken = loop.connect_accepted_socket(protocol, connection, ssl=self.config.ssl)
+                    self._late.append(loop.create_task(taken))
         for server in self.servers:
             server.close()
-        loop = asyncio.get_running_loop()
-        for connection in waiting:
-            taken = loop.connect_accepted_socket(self._protocol, connection, ssl=self.config.ssl)
-            self._late.append(loop.create_task(taken))
-
-    def _all_gone(self) -> bool:
-        return not self.server_state.connections and all(late.done() for late in self._late)
-
-    def _protocol(self) -> asyncio.Protocol:
-        return self.config.http_protocol_class(  # type: ignore[call-arg]
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
 
     async def _cut_short(self) -> None:
         for task in self.server_state.tasks:
@@ -176,11 +180,3 @@ class MainServer(uvicorn.Server):
             if hurried and self._hurried.is_set():
                 return
             await asyncio.sleep(_LOOK_S)
-
-
-def _accepted(listener: socket.socket) -> Iterator[socket.socket]:
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            connection, _ = listener.accept()
-            connection.setblocking(False)
-            yield connection

@@ -25,7 +25,7 @@ from router.admin.worker_routes import add_workers
 from router.api.app import create_app
 from router.api.front import Front
 from router.api.shared_routes import add_instance, add_metrics
-from router.config.live import Part, Reload
+from router.config.live import Reload
 from router.config.serve_settings import ServeSettings
 from router.core.policies.bfio.compiled import njit
 from router.core.process_counts import ProcessCounts
@@ -140,7 +140,18 @@ class Router:
             self.cluster, reloadable.recorded(settings), self.clock, time.time()
         )
         self._files = [RecordFile(Path(settings.record), self.recorder)] if settings.record else []
-        self.reload = Reload(settings, read, self._reloadable(settings), deciding)
+        # Parts that may reject new settings come first.
+        parts = [
+            *([] if tls is None else [reloadable.certificate(tls)]),
+            reloadable.keys(self.access),
+            reloadable.workers(self.fleet),
+            balancing(settings, self.dispatcher),
+            reloadable.watching(self.health, self.gauges),
+            reloadable.patience(self.relay),
+            reloadable.recording(self.recorder),
+            reloadable.ending(self.lifecycle),
+        ]
+        self.reload = Reload(settings, read, parts, deciding)
         self._observe()
         self.app = Front(create_app(self, self.running), self.lifecycle, self.requests)
         self.hot = self._hot_path(settings.data_plane)
@@ -199,19 +210,6 @@ class Router:
         # In this order a worker that joins gets known.
         followers = (self.urls, self.agents, self.gauges, self.models, self.health, self.snapshots)
         self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
-
-    def _reloadable(self, settings: ServeSettings) -> list[Part]:
-        """Return the parts that accept settings at run time; those that may reject them first."""
-        return [
-            *([] if self._tls is None else [reloadable.certificate(self._tls)]),
-            reloadable.keys(self.access),
-            reloadable.workers(self.fleet),
-            balancing(settings, self.dispatcher),
-            reloadable.watching(self.health, self.gauges),
-            reloadable.patience(self.relay),
-            reloadable.recording(self.recorder),
-            reloadable.ending(self.lifecycle),
-        ]
 
     def _observe(self) -> None:
         """Make what shows the router's state: metrics, status page and admin port."""
@@ -287,14 +285,11 @@ class Router:
                 task.cancel()
         self.snapshots.close()
         await self.client.aclose()
-        log.info("ended; %s", self._left())
-
-    def _left(self) -> str:
-        """Describe the requests left at shutdown; after a clean one both counts are 0."""
+        # After a clean end both are 0.
         groups = self.cluster.groups.values()
         flying = sum(worker.in_flight for group in groups for worker in group.workers.values())
         waiting = sum(len(decider.pool) for decider in self.dispatcher.deciders.values())
-        return f"{flying} requests in flight, {waiting} waiting"
+        log.info("ended; %d requests in flight, %d waiting", flying, waiting)
 
 
 def make_dispatcher(

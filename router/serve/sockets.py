@@ -36,8 +36,11 @@ class Ports:
     def announce(self, settings: ServeSettings, tls: ssl.SSLContext | None) -> None:
         log.info(
             "evenstep %s: %s, %s dispatch, %d workers, %s",
-            *(version("evenstep"), settings.policy, settings.dispatch.value),
-            *(len(settings.workers), url(self.listeners[0], tls)),
+            version("evenstep"),
+            settings.policy,
+            settings.dispatch.value,
+            len(settings.workers),
+            url(self.listeners[0], tls),
         )
         if self.admin is not None:
             log.info("status page: %s", url(self.admin, admin_tls(self.admin, tls)))
@@ -54,20 +57,19 @@ def opened(settings: ServeSettings) -> Iterator[Ports]:
         raise ConfigError(f"--admin-port {settings.port} is --port as well; give another")
     with contextlib.ExitStack() as sockets:
         given = given_sockets(("http", "admin"))
-        listeners = [given["http"]] if "http" in given else _listeners(settings)
+        address = settings.host, settings.port, "--port"
+        if "http" in given:
+            listeners = [given["http"]]
+        elif settings.processes == 1:
+            listeners = [listen(*address)]
+        else:
+            listeners = listen_together(*address, settings.processes)
         for listener in listeners:
             sockets.enter_context(listener)
         admin = _admin_port(settings, given.get("admin"))
         if admin is not None:
             sockets.enter_context(admin)
         yield Ports(listeners, admin, "http" in given)
-
-
-def _listeners(settings: ServeSettings) -> list[socket.socket]:
-    address = settings.host, settings.port, "--port"
-    if settings.processes == 1:
-        return [listen(*address)]
-    return listen_together(*address, settings.processes)
 
 
 def _admin_port(settings: ServeSettings, given: socket.socket | None) -> socket.socket | None:
