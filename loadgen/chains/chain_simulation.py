@@ -37,13 +37,6 @@ def simulate_chains(
     From the pool, requests wait in one queue until a chain has a free slot. With dispatch at once,
     a request goes to a chain on arrival and waits there. Both serve first come, first served.
 
-    Args:
-        chains: chains to choose from.
-        policy: name from ``POLICIES``.
-        work: the requests.
-        dispatch: form of dispatch.
-        seed: seed of the policy's own draws.
-
     Raises:
         ConfigError: the policy is not for chains, or not for this form of dispatch.
     """

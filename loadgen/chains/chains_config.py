@@ -63,22 +63,14 @@ class ChainsConfig:
     """One simulation of requests on chains of servers.
 
     Attributes:
-        scenario: servers and model.
         policies: names of ``POLICIES``, compared on the same requests.
         rate: lambda, arrival rate in requests per second that the placement assumes; None: the
             scenario's.
         load: arrival rate as a share of the rate of all chains; None: arrivals at ``rate``.
         target_load: rho, highest planned utilization of the chains.
-        blocks: placement of blocks.
         allocation: allocation of memory to chains; None: the usual one of the placement.
         reserved: c, slots kept free for each block; None: tuned, or the placement's own.
-        tune_by: criterion by which c is tuned.
-        requests: number of requests in each repeat.
-        warmup: number of first requests left out of the averages.
-        repeats: number of repeats, with other requests on the same servers.
-        seed: seed of everything drawn.
-        arrivals: law of the gaps between requests.
-        service: law of the requests' work.
+        warmup: first requests left out of the averages.
         measured: gaps and work of a trace, for the laws that use one.
         dispatch: form of dispatch; among several policies, those without this form keep the pool.
 
@@ -173,7 +165,6 @@ class Composed:
     """Servers that are ready to serve.
 
     Attributes:
-        placement: placement of the blocks.
         chains: chains, fastest first; empty if each request chooses its own path.
         reserved_slots: c, slots kept free for each block at the placement.
     """

@@ -25,8 +25,6 @@ class PolicyResult:
     """Result of one policy.
 
     Attributes:
-        policy: name of the policy.
-        dispatch: form of dispatch that it used.
         response: mean response time of each repeat, in seconds.
         response_p99_s, waiting_s, service_s: means over repeats; waiting and service are means.
     """
@@ -59,10 +57,7 @@ class ChainsResult:
     """All policies on the same requests.
 
     Attributes:
-        config: settings of the simulation.
-        composed: the servers.
         rate: arrival rate, requests per second.
-        policies: results in the given order of policies.
         bounds: bounds on the mean response time of jffc, for Poisson arrivals and exponential work
             (Theorem 3.7); None if each request chooses its own path.
     """

@@ -23,11 +23,6 @@ def fewest_slots(
 ) -> tuple[Chain, ...]:
     """The same chains with optimal numbers of slots; chains with no slot are left out.
 
-    Args:
-        chains: chains of GCA.
-        placement: placement whose memory they share.
-        total_rate: least rate of all slots together, requests per second.
-
     Raises:
         InputError: no slots complete so many.
     """

@@ -25,11 +25,6 @@ def petals(model: Model, servers: Sequence[Server], reserved: int = PETALS_SLOTS
 
     A server takes the window of blocks with the least throughputs, compared one by one in ascending
     order. Its own throughput is then added to theirs.
-
-    Args:
-        model: model to place.
-        servers: servers in the order of joining.
-        reserved: slots kept free for each block.
     """
     room = rooms(model, Fleet.of(servers), reserved).tolist()
     throughput = np.zeros(model.blocks)
@@ -58,7 +53,7 @@ def bprr(
         servers: servers in any order.
         rate: requests per second; with the time on a path it gives the number of concurrent
             requests.
-        reserved: number of concurrent requests; None: by the rate, as far as memory allows.
+        reserved: concurrent requests; None: by the rate, as far as memory allows.
 
     Returns:
         The placement, and the number of requests that memory is kept for.

@@ -39,11 +39,7 @@ class Path:
 
 
 class Paths:
-    """The fastest path for the free memory.
-
-    Args:
-        placement: placement of the blocks.
-    """
+    """The fastest path for the free memory."""
 
     def __init__(self, placement: Placement) -> None:
         self._blocks = placement.model.blocks

@@ -62,15 +62,12 @@ class Scenario:
     """Servers and a model; defaults are the paper's.
 
     Attributes:
-        model: model to serve.
-        fast, slow: kinds of servers.
         servers: J, number of servers.
         fast_share: eta, share of fast servers; above 0 at least one server is fast.
         prompt_tokens, output_tokens: l_in and l_out, mean lengths.
         rate: lambda, requests per second.
         block_flop: operations of a block per token.
         block_overhead_s: t_o, overhead of a block over a request's whole life.
-        round_trips: law of the round trips.
     """
 
     model: Model

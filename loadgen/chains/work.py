@@ -53,12 +53,7 @@ class Measured:
 
     @classmethod
     def of(cls, trace: Trace, scenario: Scenario, *, timed: bool = True) -> Measured:
-        """Gaps and work of a trace in a scenario.
-
-        Args:
-            trace: the requests.
-            scenario: scenario that gives each request's service time.
-            timed: whether gaps are needed; if not, they are all equal.
+        """Gaps and work of a trace in a scenario; where gaps are not needed, they are all equal.
 
         Raises:
             InputError: gaps are needed, but the trace has no arrival times.
@@ -84,13 +79,7 @@ def draw_work(
 ) -> Work:
     """Draw requests; at a higher rate the same seed gives the same ones, closer together.
 
-    Args:
-        rate: mean requests per second.
-        count: number of requests.
-        seed: seed of everything drawn.
-        arrivals: law of the gaps.
-        service: law of the sizes.
-        measured: trace values for laws of kind ``TRACE``; if both are, gap and size stay paired.
+    Laws of kind ``TRACE`` take ``measured`` values; if both do, gap and size stay paired.
     """
     gaps = np.random.default_rng([seed, 1]).exponential(size=count)
     size = np.random.default_rng([seed, 2]).exponential(size=count)

@@ -58,12 +58,6 @@ def calibrate(
 ) -> list[Trial]:
     """Try the machine, again if it was late: one hiccup of a shared machine is no measure.
 
-    Args:
-        execute: function that executes a run.
-        plan: run to try; its number of requests is replaced.
-        fleet: the fleet.
-        clock: clock in wall seconds.
-
     Raises:
         EvenstepError: a run failed.
     """

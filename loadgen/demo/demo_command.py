@@ -75,14 +75,7 @@ class Budget:
 
 
 class Demo:
-    """All runs of one demo.
-
-    Args:
-        fleet: fleet of every run.
-        folder: folder for all output.
-        console: console for progress messages.
-        clock: clock in wall seconds.
-    """
+    """All runs of one demo."""
 
     def __init__(
         self, fleet: Fleet, folder: Path, console: Console, clock: Callable[[], float]

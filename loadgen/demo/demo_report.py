@@ -42,7 +42,6 @@ class DemoRun:
 
     Attributes:
         steady: averages over the steady window; None if the run is too short.
-        whole: averages over every step of the run.
     """
 
     outcome: Outcome
@@ -86,14 +85,7 @@ def subject(runs: Sequence[DemoRun]) -> DemoRun | None:
 def summary(
     runs: Sequence[DemoRun], trials: Sequence[Trial], fleet: Fleet, conditions: Report
 ) -> Report:
-    """All conditions and results as JSON-able values.
-
-    Args:
-        runs: runs in the order of execution.
-        trials: trials of the calibration.
-        fleet: fleet of every run.
-        conditions: further conditions of all runs.
-    """
+    """All conditions and results as JSON-able values."""
     warmup = runs[0].outcome.plan.warmup
     return {
         "emulated": True,

@@ -31,10 +31,9 @@ class Fleet:
     """The fleet of every run, and the number of requests in the system.
 
     Attributes:
-        slots: number of requests that a worker runs at once.
-        pool: number of requests that wait for a slot.
+        slots: requests that a worker runs at once.
         step_time: C,t_l as ``evenstep emulate`` takes it.
-        stream_interval: number of tokens per streamed event.
+        stream_interval: tokens per streamed event.
     """
 
     workers: int = 8
@@ -74,13 +73,7 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Output of a run.
-
-    Attributes:
-        report: report of the replay.
-        record: every step of the fleet.
-        record_file: file of the record.
-    """
+    """Output of a run."""
 
     plan: RunPlan
     report: Report
@@ -96,11 +89,7 @@ class Outcome:
 def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outcome:
     """Run a fleet, a router and a replay; all processes have ended on return.
 
-    Args:
-        plan: the run.
-        fleet: its fleet.
-        folder: folder for record, report and logs.
-        timeout_s: time after which the replay is interrupted; its open requests count as lost.
+    After ``timeout_s`` the replay is interrupted; its open requests count as lost.
 
     Raises:
         EvenstepError: a process did not start, or the replay reported nothing.
@@ -122,11 +111,7 @@ def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outc
 def serving(plan: RunPlan, fleet: Fleet, files: Path, *flags: str) -> Iterator[str]:
     """Start a fresh fleet behind a fresh router, yield the router's URL, and end both.
 
-    Args:
-        plan: the run.
-        fleet: its fleet.
-        files: path of record and logs, without suffixes.
-        flags: further flags of the router.
+    Record and logs are ``files``, with suffixes; ``flags`` are the router's.
 
     Raises:
         EvenstepError: a process did not start.

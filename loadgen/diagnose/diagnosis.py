@@ -65,14 +65,7 @@ def diagnose_window(
     policies: Collection[str] = tuple(POLICIES),
     seed: int = 0,
 ) -> Diagnosis:
-    """Diagnose a window; the result is deterministic.
-
-    Args:
-        window: window of a recording.
-        price_per_kwh: electricity price.
-        policies: policies to simulate.
-        seed: seed of the simulations.
-    """
+    """Diagnose a window; the result is deterministic."""
     found = findings(window)
     verdict, seen = first_verdict(found), None
     if verdict is None:

@@ -29,8 +29,6 @@ class Energy:
         saved_share: share of the energy that the best policy would save for the same tokens; by
             calibrated levels, else by the paper's P(u). None: no switch would pay. Negative: it
             takes more.
-        saved_per_day_j: the same in joules.
-        price_per_kwh: price; None: not given, so costs are unknown.
     """
 
     power_is: str
@@ -51,14 +49,7 @@ class Energy:
 def energy(
     window: Window, found: Findings, prospects: Prospects | None, price_per_kwh: float | None
 ) -> Energy | None:
-    """Energy of the window, scaled to a day; None without steps.
-
-    Args:
-        window: window, with power if it was measured.
-        found: findings of the window.
-        prospects: simulated policies, if a switch would pay.
-        price_per_kwh: electricity price, in any currency.
-    """
+    """Energy of the window, scaled to a day; None without steps."""
     if not window.steps:
         return None
     idle_share = found.waiting.idle_share if found.barrier.there is not False else 0.0

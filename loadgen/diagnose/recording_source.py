@@ -21,11 +21,6 @@ _GRACE_S = 30.0
 def recording_from(url: str, seconds: float, key: str | None = None) -> Recording:
     """Record the stream of a router or an observer.
 
-    Args:
-        url: URL of the admin port.
-        seconds: duration.
-        key: API key of the port, if it requires one.
-
     Raises:
         ConfigError: nothing listens there, or it is no admin port.
         InputError: the stream is no recording.

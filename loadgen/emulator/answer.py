@@ -19,9 +19,9 @@ class Choice:
     """One output of an answer; it has an engine request of its own.
 
     Attributes:
-        shown_tokens: number of tokens that the engine has released to the client's stream.
-        sent_tokens: number of tokens whose text was taken for sending.
-        confirmed_tokens: number of tokens whose text has been sent.
+        shown_tokens: tokens that the engine has released to the client's stream.
+        sent_tokens: tokens whose text was taken for sending.
+        confirmed_tokens: tokens whose text has been sent.
     """
 
     answer: Answer
@@ -67,9 +67,7 @@ class Answer:
     """All outputs of one client's request; a single coroutine waits for them.
 
     Attributes:
-        wire: the client's connection.
         choices: outputs; filled when the engine requests are made.
-        gone: whether the client has disconnected.
         failed: whether the engine gave up on the answer.
         complete: whether the whole answer has been sent.
         kv_transfer_params: parameters of the KV that the first output left behind.

@@ -27,16 +27,12 @@ class EmulatedWorker:
     """The engine side of one worker; ``app`` does HTTP, ``stepper`` does time.
 
     Args:
-        rank: rank in the group.
-        settings: settings of the fleet.
-        stream: state stream; None: none.
         kept: kept KV of every engine of the fleet, by engine id.
 
     Attributes:
         engine_id: id of the engine; new at every start.
         on_change: callback for new work, less work, and faults that begin or end.
-        step: number of the last step that it took part in.
-        operated: operational state.
+        step: the last step that it took part in.
     """
 
     def __init__(

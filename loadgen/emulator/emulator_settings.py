@@ -27,12 +27,10 @@ class EmulatorSettings:
     """Settings of a fleet: one group of workers in one process.
 
     Attributes:
-        workers: number of answering workers; prefill-only workers have the ranks after theirs.
+        workers: answering workers; prefill-only workers have the ranks after theirs.
         port: port of the first worker; the others follow. 0 picks free ones.
-        kv_tokens: KV memory of each worker.
-        max_model_len: longest prompt plus output; None: ``kv_tokens``.
         time_scale: wall seconds per engine second.
-        barrier: whether the workers step together.
+        max_model_len: longest prompt plus output; None: ``kv_tokens``.
         speeds: relative speed of each worker, or one for all; empty: 1.
         control_port: fault port; None: the port after the last worker's.
         snapshots: ZMQ endpoint of each worker's state stream; empty: none.

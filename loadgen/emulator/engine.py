@@ -32,16 +32,15 @@ class EngineRequest:
     """One sequence; the model knows its length in advance.
 
     Attributes:
-        output_tokens: number of tokens after which it ends, at least 1.
-        priority: priority; lower goes first.
+        output_tokens: tokens after which it ends, at least 1.
+        priority: lower goes first.
         arrival: position in the order of arrival; ``Engine.add`` sets it.
         keeps_kv: whether its KV stays for another engine after its end.
         fetch: transfer of its prompt's KV from another engine; None: no transfer, or ended.
-        fetched_s: time at which the running transfer ends, engine seconds.
-        prefill_left: number of tokens to compute, or recompute, before its next output token.
+        fetched_s: end of the running transfer, engine seconds.
+        prefill_left: tokens to compute, or recompute, before its next output token.
         cap_tokens: output bound for admission, which cannot see ``output_tokens``; 0: memory only.
         hint_tokens: output length that its client predicts, for admission.
-        kind: request type, for admission policies that use types.
         arrived_s: time of arrival, engine seconds, for admission.
     """
 
@@ -75,26 +74,22 @@ class Engine:
     """Slots, KV memory and a waiting queue; a step is ``schedule`` and then ``advance``.
 
     Args:
-        slots: number of requests that may run at once.
-        kv_tokens: capacity of KV memory, tokens.
+        slots: requests that may run at once.
         block_tokens: size of the blocks in which a running request takes memory.
         chunk: upper bound on the tokens of a step, above ``slots``; None: no bound.
         lease_s: time for which unfetched KV stays, engine seconds.
         recompute: whether a prompt is computed here when its fetch fails; else the request fails.
         watermark: share of the blocks kept free when a request joins others, as in vLLM.
         prefill_first: whether a step either computes prompts or decodes, as vLLM before V1; else
-            running requests go first and prompts fill the step, as in vLLM since and in Sarathi.
+            running requests go first and prompts fill the step.
         eviction: rule that selects victims when memory overflows, and what they lose.
         queue: queue in place of vLLM's order; each engine needs its own.
 
     Attributes:
-        load_tokens: KV tokens of the running requests.
         fetching_tokens: memory of requests in transfer, or with KV but without a slot.
-        kept: KV of ended requests.
         admission: name of the admission policy; None: the engine's own order.
-        generated_total: number of tokens generated.
-        lost_total: number of these that evictions discarded.
-        failed_loads_total: number of requests whose KV could not be fetched.
+        lost_total: generated tokens that evictions discarded.
+        failed_loads_total: requests whose KV could not be fetched.
     """
 
     def __init__(
@@ -217,11 +212,7 @@ class Engine:
                 request.fetch.die(now_s)
 
     def schedule(self, now_s: float = 0.0) -> Schedule:
-        """Begin a step: preempt until the running requests fit, else admit waiting ones.
-
-        Args:
-            now_s: current time, engine seconds; used when the engine keeps or fetches KV.
-        """
+        """Begin a step: preempt until the running requests fit, else admit waiting ones."""
         self.kept.expire(now_s)
         failed = self._end_fetches(now_s)
         preempted = self._preempt()
@@ -251,11 +242,7 @@ class Engine:
         )
 
     def advance(self, now_s: float = 0.0) -> list[EngineRequest]:
-        """End the step: each request with a complete prompt gains a token; return the ended ones.
-
-        Args:
-            now_s: current time, engine seconds; used when the engine keeps KV.
-        """
+        """End the step: each computed prompt gains a token; return the ended requests."""
         finished, generated, paused = [], 0, self._paused
         for request in self.running:
             if request.prefill_left or (paused and request.id in paused):

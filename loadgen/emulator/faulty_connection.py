@@ -22,9 +22,6 @@ class Wire(asyncio.Transport):
 
     An answer is written in pieces: its head, then one per batch of events, or one for its body.
 
-    Args:
-        transport: transport underneath.
-
     Attributes:
         struck: whether a fault has ended the answer; later writes are discarded.
     """

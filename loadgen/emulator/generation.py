@@ -25,14 +25,7 @@ HIDDEN_LENGTH = "evenstep_output_tokens"
 
 
 class RejectedError(Exception):
-    """A request that vLLM would reject.
-
-    Args:
-        message: text for the client.
-        param: name of the invalid field.
-        status: HTTP status.
-        retry_after_s: value of Retry-After, if any.
-    """
+    """A request that vLLM would reject."""
 
     def __init__(
         self,
@@ -72,12 +65,10 @@ class Generation:
     """A parsed request.
 
     Attributes:
-        prompt_tokens: length of each prompt.
         plans: plan of each output, ``n`` per prompt, in the order of the choices.
         caps: upper bound on output tokens, per prompt.
         predicted_tokens: output length that the client predicts.
         kv_transfer: whether its KV is kept, or where it is fetched.
-        form: form of the answer.
         name: request id from the body, where the endpoint accepts one.
     """
 

@@ -26,13 +26,10 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the end), endless_head (header lines without end), drip (``bytes_per_s``, events in pieces).
 
     Attributes:
-        kind: one of ``FAULT_KINDS``.
         factor: divisor of the speed, for slow.
-        status: HTTP status, 400 to 599, for error.
-        delay_s: delay of the answer, for error.
         retry_after_s: value of Retry-After, for error; None: no header.
         mid_event: whether half an event is sent first, for kill, hang, stall, reset and close.
-        after_events: number of stream events that pass first, for stall, reset, close and corrupt;
+        after_events: stream events that pass first, for stall, reset, close and corrupt;
             an unstreamed answer counts as one event.
         bytes_per_s: send rate, for drip and endless_head.
 

@@ -19,7 +19,7 @@ class _Kept:
     """KV of one request.
 
     Attributes:
-        claims: number of requests of other engines that will fetch it; above 0, it stays.
+        claims: requests of other engines that will fetch it; above 0, it stays.
     """
 
     tokens: int
@@ -34,11 +34,8 @@ class KeptKv:
         lease_s: time for which unclaimed KV stays, engine seconds.
 
     Attributes:
-        tokens: number of tokens held in all.
-        kept_total: number of requests whose KV was kept.
-        fetched_total: number of these whose KV was fetched.
-        freed_total: number of these freed because the fetching request ended first.
-        expired_total: number of these whose lease ended.
+        freed_total: requests whose KV was freed because the fetching one ended first.
+        expired_total: requests whose lease ended.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -120,7 +117,6 @@ class TransferTime:
     """Duration of a KV transfer, engine seconds.
 
     Attributes:
-        latency_s: fixed part of every transfer.
         per_token_s: time per token; 2.6e-6 is 128 KiB per token (a model of 8 billion parameters)
             at 50 GB/s.
     """
@@ -140,7 +136,6 @@ class Fetch:
     Args:
         source: KV of the source engine; None: an unknown or dead engine.
         kv_id: id of the request that the KV was computed for.
-        time: duration of a transfer.
         now_s: time at which the request that needs the KV arrived.
     """
 

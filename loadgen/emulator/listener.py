@@ -53,7 +53,6 @@ class Listener:
 
     Args:
         app: the application; it gets no lifespan events.
-        host: address to listen on.
         port: port; 0 picks a free one at the first ``open`` and keeps it.
         garbage: called at every read; True answers with bytes that are not HTTP.
     """

@@ -18,13 +18,7 @@ def _event(name: str, **fields: object) -> bytes:
 
 
 class MessageShape:
-    """A message with one block of text; methods as in ``Shape``.
-
-    Args:
-        answer_id: id of the message.
-        model: name of the model.
-        prompt_tokens: length of the prompt.
-    """
+    """A message with one block of text; methods as in ``Shape``."""
 
     def __init__(self, answer_id: str, model: str, prompt_tokens: int) -> None:
         self._head = {"id": answer_id, "type": "message", "role": "assistant", "model": model}
@@ -76,13 +70,7 @@ class MessageShape:
 
 
 class ResponseShape:
-    """A response with one item of text; methods as in ``Shape``.
-
-    Args:
-        answer_id: id of the response.
-        model: name of the model.
-        created: creation time, seconds since 1970.
-    """
+    """A response with one item of text; methods as in ``Shape``."""
 
     def __init__(self, answer_id: str, model: str, created: int) -> None:
         self._head = {"id": answer_id, "object": "response", "created_at": created, "model": model}

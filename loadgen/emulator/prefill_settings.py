@@ -48,10 +48,9 @@ class PrefillSettings:
     """A fleet in which prompts cost time and KV can move.
 
     Attributes:
-        workers: number of prefill-only workers; 0: all workers compute their own prompts.
+        workers: prefill-only workers; 0: all workers compute their own prompts.
         chunk: upper bound on the tokens that a worker computes in one step.
         kv_tokens: KV memory of a prefill worker; None: as the other workers.
-        transfer: duration of a KV transfer.
         kv_expiry_s: time for which unfetched KV stays, engine seconds.
         recompute: whether a prompt is recomputed when its fetch fails; else the request fails.
 

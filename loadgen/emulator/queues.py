@@ -108,11 +108,7 @@ class EngineOrder:
 
 
 class PolicyOrder:
-    """Order of an admission policy, with the ledger that it reads.
-
-    Args:
-        policy: admission policy of this engine alone.
-    """
+    """Order of an admission policy, with the ledger that it reads."""
 
     def __init__(self, policy: Admission) -> None:
         self.policy = policy

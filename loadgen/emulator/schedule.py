@@ -10,8 +10,8 @@ class Schedule:
     """Plan of a step at its start.
 
     Attributes:
-        prefill_tokens: number of tokens computed for prompts and for requests that return.
-        decode_tokens: number of decoding requests, one token each.
+        prefill_tokens: tokens computed for prompts and for requests that return.
+        decode_tokens: decoding requests, one token each.
         failed: ids of requests that ended because their fetch failed.
         wake_s: time of the next schedule if there is nothing to compute; None: at the next event.
     """

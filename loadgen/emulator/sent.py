@@ -17,13 +17,8 @@ class Sent(msgspec.Struct, frozen=True):
     """One line.
 
     Attributes:
-        request: ``X-Request-Id`` of the request.
-        rank: rank of the worker.
         began_s, ended_s: start and end by the fleet's monotonic clock.
-        status: HTTP status of the answer.
-        complete: whether the whole answer was sent.
-        tokens: number of tokens of each choice, sent in whole events.
-        texts: text of these tokens.
+        tokens: tokens of each choice, sent in whole events.
     """
 
     request: str

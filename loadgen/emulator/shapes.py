@@ -51,10 +51,7 @@ class Shape:
     """Encoder of one answer.
 
     Args:
-        phrasing: phrasing of the endpoint.
         answer_id: ``cmpl-…`` or ``chatcmpl-…``, as vLLM builds it from ``X-Request-Id``.
-        model: name of the model.
-        created: creation time, seconds since 1970.
     """
 
     def __init__(self, phrasing: Phrasing, answer_id: str, model: str, created: int) -> None:

@@ -20,14 +20,7 @@ _REBIND_TRIES = 100
 
 
 class StateStream:
-    """Publishes the state of a worker's engine; a restarted stream is a new epoch.
-
-    Args:
-        endpoint: address to bind.
-        group: name of the worker's group.
-        worker: name of the worker.
-        rank: rank of the worker.
-    """
+    """Publishes the state of a worker's engine; a restarted stream is a new epoch."""
 
     def __init__(self, endpoint: str, *, group: str, worker: str, rank: int) -> None:
         self._endpoint = endpoint

@@ -39,10 +39,6 @@ class Stepper:
     """Steps one group on an absolute schedule; sleeps while there is no work, or none may begin.
 
     Args:
-        group: the workers' models.
-        workers: the same workers, in the same order.
-        time_scale: wall seconds per engine second.
-        lateness: statistics that it updates.
         record: called after every step with the step, its wall time and its lateness.
     """
 

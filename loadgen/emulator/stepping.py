@@ -16,7 +16,6 @@ class WorkerModel:
 
     Attributes:
         speed: relative speed; 1 takes exactly the time of ``StepTime``.
-        live: whether it takes part in steps.
     """
 
     rank: int
@@ -71,7 +70,6 @@ class StepGroup:
     A worker without work steps along with an empty batch while another one has work.
 
     Args:
-        workers: workers in rank order.
         step_time: duration of a step; the slowest worker decides.
         power: power model; utilization is relative to the fullest worker of the group.
         prefill_token_s: time that each computed prompt token adds to a step, seconds.
@@ -96,12 +94,7 @@ class StepGroup:
         return any(worker.live and worker.engine.unfinished for worker in self.workers)
 
     def begin(self, now_s: float = 0.0) -> Step:
-        """Schedule every live worker and compute the length of the step.
-
-        Args:
-            now_s: current time, engine seconds; used by engines that keep or fetch KV, as in
-                ``finish``.
-        """
+        """Schedule every live worker and compute the length of the step."""
         live = [worker for worker in self.workers if worker.live]
         schedules = [worker.engine.schedule(now_s) for worker in live]
         peak_tokens = max((worker.engine.load_tokens for worker in live), default=0)

@@ -34,7 +34,6 @@ class OutputPlan:
     Attributes:
         key: start in the cycle of words.
         end_chars: length of the text when a stop string cuts it, else None.
-        stop_reason: stop string that ended it, if any.
     """
 
     key: int

@@ -42,13 +42,7 @@ _PARSERS: dict[str, Callable[[bytes, Limits], Generation]] = {
 
 
 class WorkerApp:
-    """ASGI application of one worker.
-
-    Args:
-        worker: engine behind the API.
-        lateness: statistics for ``/metrics``.
-        sent: log of what was sent of every answer.
-    """
+    """ASGI application of one worker."""
 
     def __init__(self, worker: EmulatedWorker, lateness: Lateness, sent: SentLog) -> None:
         self._worker = worker

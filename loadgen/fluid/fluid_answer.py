@@ -36,11 +36,7 @@ class Question:
 
     Attributes:
         periods: types with their rates in each period; usually one period.
-        cost: cost of a step.
         capacity_tokens: C; None: not given.
-        thresholds: thresholds of WAIT to check; may be empty.
-        nested_thresholds: thresholds of Nested WAIT to check; may be empty.
-        segments: numbers of segments to compare.
         steps, delta: parameters of the buffers, as in ``nested_memory``.
     """
 
@@ -67,13 +63,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Check of given thresholds.
-
-    Attributes:
-        policy: policy of the thresholds.
-        found: whether they are valid.
-        memory_tokens: memory that they need.
-    """
+    """Check of given thresholds."""
 
     policy: str
     found: Validity
@@ -85,10 +75,7 @@ class Answer:
     """Result of the analysis.
 
     Attributes:
-        question: the question.
-        equilibria: equilibrium of each period.
         wait: least thresholds of WAIT; None: there are none.
-        checks: checks of given thresholds.
         plans: plans of Nested WAIT by number of segments; None: no thresholds are valid.
     """
 

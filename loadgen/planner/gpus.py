@@ -22,10 +22,8 @@ class Gpu:
 
     Attributes:
         memory_gb: 10^9 bytes.
-        bandwidth_gb_s: memory bandwidth.
         tflops: 10^12 dense 16-bit operations per second.
         source: document that prints the figures.
-        sliced: whether it is a MIG slice.
     """
 
     memory_gb: float

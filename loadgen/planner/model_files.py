@@ -38,8 +38,6 @@ class ModelNumbers:
     """A model as a row of equal blocks.
 
     Attributes:
-        blocks: number of transformer layers.
-        block_bytes: weights of a block.
         read_bytes: weights of a block that a single token needs; fewer with experts.
         flops_per_token: operations of a block per token.
         kv_bytes_per_token: KV of a block per token.

@@ -109,7 +109,6 @@ class WorkloadTable(_Table):
 
     Attributes:
         trace: file or bundled name; its means replace the next two fields.
-        input_tokens, output_tokens: mean lengths.
         slot_tokens: tokens that a slot has memory for; None: the mean of input + output.
     """
 
@@ -126,7 +125,6 @@ class EngineTable(_Table):
         gpu_memory_utilization: share of a GPU's memory that vLLM may use.
         reserve_gb: part of it for activations, CUDA graphs and context.
         kv_cache_dtype: value of vLLM's ``--kv-cache-dtype``, of 16 or 8 bits.
-        block_size: tokens in a block of the KV cache.
         port: port of the first chain on a host; later ones count up.
         master_port: rendezvous port of the first chain's hosts; later ones count up.
         load: rho, highest planned utilization of the chains.
@@ -249,10 +247,6 @@ def machines(config: PlanConfig) -> tuple[Machine, ...]:
 
 def model_numbers(config: PlanConfig, folder: Path) -> ModelNumbers:
     """Numbers of the model, from the file or from the config.json that it names.
-
-    Args:
-        config: the file.
-        folder: folder of the file.
 
     Raises:
         InputError: the config.json cannot be used.

@@ -18,9 +18,6 @@ class Answer:
     """A plan with everything derived from it.
 
     Attributes:
-        plan: the plan.
-        model_name: model argument of ``vllm serve``.
-        engines: engines of the disjoint chains.
         remedies: remedies for an infeasible plan; empty if it is feasible.
     """
 
@@ -56,8 +53,6 @@ class Memory:
 
     Attributes:
         engine: name of its chain.
-        machine: the server.
-        blocks: number of blocks that it computes.
         weights_bytes: weights of its blocks, and of embeddings and output layer if it stores them.
         kv_bytes: KV of the chain's slots.
         usable_bytes: memory for both together.

@@ -23,7 +23,6 @@ class Question:
 
     Attributes:
         footing: model, lengths, engines, times.
-        machines: GPUs in the file's order.
         rate: lambda, requests per second.
     """
 
@@ -38,9 +37,6 @@ class Option:
 
     Attributes:
         reserved_slots: c.
-        placement: placement of the blocks.
-        chains: chains, fastest first.
-        bounds: bounds on the mean response time.
     """
 
     reserved_slots: int
@@ -64,7 +60,6 @@ class Plan:
     """Result of the planner.
 
     Attributes:
-        question: the question.
         disjoint: chains that share no server; engines can run these.
         overlapping: the best option if servers may serve several chains.
         exact_s: mean response time of the disjoint chains; None: too many states.

@@ -25,7 +25,6 @@ class Lengths:
     """Lengths of requests.
 
     Attributes:
-        input_tokens, output_tokens: mean lengths.
         slot_tokens: tokens that a slot has memory for.
         source: origin of the lengths, in words.
     """
@@ -52,13 +51,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """Fixed inputs of the planner.
-
-    Attributes:
-        model: numbers of the model.
-        lengths: lengths of its requests.
-        engine, times: the file's tables.
-    """
+    """Fixed inputs of the planner."""
 
     model: ModelNumbers
     lengths: Lengths

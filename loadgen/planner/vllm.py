@@ -25,8 +25,6 @@ class Launch:
     """One command on one host.
 
     Attributes:
-        host: host that runs it.
-        environment: its environment variables.
         arguments: arguments of ``vllm``, ``serve`` first.
         node, nodes: index and number of the chain's commands.
     """
@@ -44,8 +42,6 @@ class Engine:
 
     Attributes:
         name: name of its worker in the router.
-        chain: the chain.
-        stages: its servers, in order.
         port: port on the first server's host.
         kv_cache_bytes: most KV bytes of a stage.
         max_model_len: most tokens of one request.
@@ -68,12 +64,7 @@ class Engine:
 
 
 def engines(plan: Plan, model_name: str) -> tuple[Engine, ...]:
-    """The disjoint chains as engines, fastest first.
-
-    Args:
-        plan: plan with the chains.
-        model_name: model argument of ``vllm serve``.
-    """
+    """The disjoint chains as engines, fastest first."""
     question, footing = plan.question, plan.question.footing
     settings = footing.engine
     taken: dict[str, int] = {}

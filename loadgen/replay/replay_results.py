@@ -25,7 +25,7 @@ class RequestResult:
     """One ended request; times in wall seconds since the start of the run.
 
     Attributes:
-        output_tokens: number of tokens in the engine's usage event.
+        output_tokens: tokens in the engine's usage event.
         scheduled_s: time at which it was due; latency counts from here.
         first_s: arrival of the first content; None if there was none.
         gaps_s: gaps between consecutive arrivals of content.
@@ -62,8 +62,7 @@ class Run:
 
     Attributes:
         results: result of every ended request, failed or not.
-        planned: number of requests in the workload.
-        sent: number of sent requests; those without a result never ended.
+        sent: sent requests; those without a result never ended.
         whole: span from the first sending to the last end.
         steady: span from the end of the warm-up to the last sending; None for too short a run.
         start_unix_s: wall clock (seconds since 1970) at the start.
@@ -83,11 +82,8 @@ class Conditions:
     """Conditions of the run; the report repeats all of them.
 
     Attributes:
-        rate_per_s: rate of Poisson arrivals, per engine second.
-        concurrency: number of clients of a closed loop.
         max_tokens: cap of every request; None where lengths were revealed.
         goodput_ms: bounds of a good request, by metric of ``GOODPUT_METRICS``.
-        versions: versions of the programs, by name.
     """
 
     model: str

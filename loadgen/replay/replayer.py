@@ -65,14 +65,8 @@ async def scrape(client: HttpClient, target: Target) -> Scrape | None:
 class Replayer:
     """Sends one workload once.
 
-    Args:
-        client: HTTP client.
-        target: server.
-        workload: requests to send.
-        time_scale: wall seconds per engine second, for arrival times.
-        warmup: fraction of the requests that completes before the steady window begins.
-        on_end: callback after every ended request.
-        clock: clock, wall seconds.
+    Times are wall seconds; an engine second of the arrivals is ``time_scale`` of them. The steady
+    window begins when a fraction ``warmup`` of the requests has completed.
     """
 
     def __init__(

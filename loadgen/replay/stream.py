@@ -34,11 +34,9 @@ class CompletionStream:
     """Parser of a body that arrives in arbitrary pieces.
 
     Attributes:
-        first_s: arrival of the first content.
         gaps_s: gaps between arrivals of content; an arrival may carry several events, an event
             several tokens.
-        output_tokens: number of tokens in the usage event; None until then.
-        done: whether the end mark arrived.
+        output_tokens: tokens in the usage event; None until then.
         error: message of an error event, or the problem with an event.
     """
 

@@ -25,7 +25,7 @@ class Arrivals:
     Attributes:
         kind: closed: clients that each wait for their answer; poisson: a rate, independent of the
             answers; trace: the trace's own times.
-        value: number of clients of a closed loop, or requests per engine second of poisson; else 0.
+        value: clients of a closed loop, or requests per engine second of poisson; else 0.
     """
 
     kind: Literal["closed", "poisson", "trace"]
@@ -114,12 +114,7 @@ def plan(
 ) -> tuple[TraceRequest, ...]:
     """Select requests and set their arrivals in engine seconds; none in a closed loop.
 
-    Args:
-        trace: trace to select from.
-        arrivals: arrival process; the trace's own times take its earliest requests, others a
-            sample.
-        count: number of requests; None: as many as the trace has.
-        seed: seed of the sample and of Poisson arrivals.
+    The trace's own times take its earliest requests, other arrivals a sample of it.
 
     Raises:
         InputError: the trace has no arrival times of its own, or too few, and they were requested.

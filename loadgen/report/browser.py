@@ -48,13 +48,7 @@ def find() -> str | None:
 
 
 class Page:
-    """One tab.
-
-    Args:
-        commands: file descriptor that Chromium reads.
-        answers: file descriptor that Chromium writes.
-        timeout_s: time limit of every command.
-    """
+    """One tab."""
 
     def __init__(self, commands: int, answers: int, timeout_s: float = 60.0) -> None:
         self._commands = commands

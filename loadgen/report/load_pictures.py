@@ -28,8 +28,6 @@ class Panel:
     """One run to draw.
 
     Attributes:
-        name: name of the policy.
-        figure: text beside the name.
         record: all steps, in order; at least one.
         steady: first and last step of the averages' window; None: no window.
     """

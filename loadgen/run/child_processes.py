@@ -30,7 +30,6 @@ class Child:
 
     Args:
         arguments: subcommand and options of ``evenstep``, or arguments of ``program``.
-        log: file for its output.
         program: path of another program; None: ``evenstep``.
     """
 

@@ -20,10 +20,6 @@ Bytes = io.BufferedReader | gzip.GzipFile
 def opened(path: Path, kind: str) -> Iterator[Bytes]:
     """Open a file for reading, unpacked.
 
-    Args:
-        path: file.
-        kind: expected kind of file, for messages.
-
     Raises:
         InputError: the file cannot be read; this includes errors of reads within the block.
     """

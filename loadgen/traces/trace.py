@@ -28,9 +28,8 @@ class Trace:
     """The usable requests of one file, in its order.
 
     Attributes:
-        name: name of the file.
-        format: name of the matching row of ``files.FORMATS``, or "recording".
-        skipped_failures: number of rows without output tokens, which stand for failed requests.
+        format: name of the matching row of ``FORMATS``, or "recording".
+        skipped_failures: rows without output tokens, which stand for failed requests.
     """
 
     name: str
@@ -47,10 +46,6 @@ class Trace:
         """Draw requests without their arrival times.
 
         Rows are drawn without replacement while there are enough of them, else with replacement.
-
-        Args:
-            count: number of requests.
-            seed: seed; the same seed draws the same requests in the same order.
         """
         rng = random.Random(seed)
         rows = self.requests
@@ -59,9 +54,6 @@ class Trace:
 
     def earliest(self, count: int | None = None) -> tuple[TraceRequest, ...]:
         """Return the first requests in order of arrival, timed from the first one.
-
-        Args:
-            count: number of requests; None: all.
 
         Raises:
             InputError: the trace has no arrival times, or fewer than ``count`` requests.
@@ -88,7 +80,7 @@ def load_trace(source: Path | str = "burstgpt") -> Trace:
     """Read a trace.
 
     Args:
-        source: file in one of ``files.FORMATS`` or a recording, plain or gzipped, or a name of
+        source: file in one of ``FORMATS`` or a recording, plain or gzipped, or a name of
             ``BUNDLED``.
 
     Raises:

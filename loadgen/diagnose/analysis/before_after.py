@@ -20,7 +20,6 @@ class Change:
     Attributes:
         before: value that the earlier diagnosis measured.
         predicted: value that it predicted for the policy in force now.
-        measured: value measured now.
     """
 
     before: float

@@ -58,7 +58,6 @@ class Figures:
         imbalance_tokens: G max L - sum L.
         idle_share: share of the workers' step time spent waiting for the fullest worker.
         throughput_tok_s: output tokens per second in steps, one token per running request and step.
-        step_s: mean step time.
     """
 
     imbalance_tokens: float
@@ -75,10 +74,6 @@ class Waiting:
         idle_share: share of the workers' step time spent waiting; None: unknown.
         idle_share_is: ``measured`` by the engines, or ``modelled``: t_l (G max L - sum L) over G
             times the step time; None: unknown.
-        imbalance_tokens: G max L - sum L, mean over steps.
-        mean_load_tokens, max_load_tokens: mean load of a worker and of the fullest worker.
-        step_s: mean step time.
-        throughput_tok_s: as in ``Figures``.
     """
 
     idle_share: float | None
@@ -109,7 +104,7 @@ class Load:
     """How busy the cluster is.
 
     Attributes:
-        workers: number of counted workers in the median step.
+        workers: counted workers in the median step.
         slots: mean number of slots of a worker; None: not reported.
         slots_used: share of the slots that hold a request; None without ``slots``.
         waiting: mean number of engine requests waiting in the router and the engines.
@@ -119,8 +114,6 @@ class Load:
         arrivals_s: requests per second, counted as they end.
         second_half: tokens of the window's second half over those of its first; None: none in the
             first.
-        completed: number of requests with a whole answer.
-        failed: number of the others.
         prompt_tokens, output_tokens: mean lengths of the engine requests of completed ones; None:
             none completed.
     """

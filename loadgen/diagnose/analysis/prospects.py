@@ -20,8 +20,6 @@ class Prospect:
 
     Attributes:
         policy, dispatch: policy, and whether it assigns from the pool or at once.
-        current: whether it was in force.
-        simulated: its simulated figures.
         predicted: measured figures times simulated(this) / simulated(current); ``simulated`` if the
             policy in force is unknown.
         energy_j_per_token: energy by the paper's power model P(u).
@@ -46,8 +44,7 @@ class Prospects:
     Attributes:
         mode: ``full`` keeps the number of requests in the system constant; ``arrivals`` replays
             arrival times.
-        requests: number of requests that the simulation repeats.
-        steps: number of steps simulated with each policy, after a warm-up.
+        steps: steps simulated with each policy, after a warm-up.
         all: policies by falling throughput.
     """
 

@@ -49,7 +49,6 @@ class PolicyChange:
 
     Attributes:
         after_s: wall seconds since the start of the span.
-        policy, dispatch: policy and dispatch in force until then.
     """
 
     after_s: float
@@ -64,25 +63,18 @@ class Window:
     Steps that took no time, or in which no worker counts, are left out.
 
     Attributes:
-        group: name of the group.
-        others: names of the recording's other groups.
         source: ``serve`` or ``observe``.
         policy, dispatch: policy and dispatch in force; None: another router balanced.
         changes: policy changes in the span; the window begins with the last one.
         levels: calibrated power levels of a worker's GPUs.
-        workers: workers of the group.
-        elapsed_s: length of the window.
-        time_scale: as in ``Span``.
         end_s: shape (S,), end of each step.
         step_s: shape (S,), duration of each step.
         loads: shape (S, G), KV tokens; 0 for workers that do not count.
         counted: shape (S, G), whether a worker counts: it is up and reports its state.
-        running: shape (S, G), running requests.
         pool, queued: shape (S,), requests waiting in the router, and in the engines.
         together: shape (S,), whether all busy workers made the step together.
         waited_s: shape (S,), time waited for the fullest worker, timed by engines; NaN: not timed.
         power_w: shape (S, G), NaN where unknown.
-        preemptions: total over the steps.
         requests: requests that ended in the window, by arrival; only their arrival and end use the
             window's clock.
         complete: whether the recording has all its lines; False also if it breaks off within one.
@@ -160,12 +152,7 @@ class Window:
 
 
 def window_of(recording: Recording, span: Span, group: str | None = None) -> Window:
-    """Cut a group's window out of a recording.
-
-    Args:
-        recording: the whole recording.
-        span: part to cut out.
-        group: name of the group; None: the busiest one.
+    """Cut a group's window out of a recording; by default the busiest group's.
 
     Raises:
         ConfigError: there is no such group, or the recording has nothing in the span.

@@ -18,18 +18,14 @@ class AdmissionResult:
     """Figures from the end of the warm-up to the end of the last request.
 
     Attributes:
-        evictions_per_1k: number of evictions per thousand arrivals; a request may be evicted
+        evictions_per_1k: evictions per thousand arrivals; a request may be evicted
             several times.
         throughput_tok_s: output tokens per second, without discarded ones.
-        throughput_req_s: ended requests per second.
         latency_mean_s, latency_p99_s, latency_max_s: time from a request's arrival to its end.
         ttft_mean_s, ttft_p99_s: time from a request's arrival to its first token.
-        completed: number of ended requests, of all arrivals.
-        refused: number of requests refused by queue limits, of all arrivals.
-        preemptions: number of evictions, including the warm-up.
+        refused: requests refused by queue limits, of all arrivals.
+        preemptions: evictions, including the warm-up.
         kv_used_mean, kv_used_max: share of the KV memory held, over time.
-        step_mean_s: mean duration of a step.
-        end_s: time at which the last request ended.
         parameters: everything that the result depends on.
     """
 

@@ -74,13 +74,8 @@ class AdmissionConfig:
     """One simulation.
 
     Attributes:
-        settings: admission policy and its settings.
-        scenario: engine and requests.
-        rate: requests per second; None: the scenario's.
-        requests: number of requests; None: the scenario's.
         prediction: the policy's knowledge of output lengths.
-        block_tokens: block size of the KV memory.
-        free_tokens: number of KV tokens without time cost (arXiv 2504.11320, section 2.3, piecewise
+        free_tokens: KV tokens without time cost (arXiv 2504.11320, section 2.3, piecewise
             linear).
 
     Raises:

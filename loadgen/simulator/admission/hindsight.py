@@ -95,14 +95,7 @@ def optimum(jobs: Sequence[Job], kv_tokens: int) -> Hindsight:
 def policy_engine(
     settings: AdmissionSettings, kv_tokens: int, *, restart: bool, seed: int = 0
 ) -> Engine:
-    """Create an engine that only its memory limits.
-
-    Args:
-        settings: settings of its admission policy.
-        kv_tokens: KV memory.
-        restart: whether evicted requests restart; those that ``alpha_beta`` clears always do.
-        seed: seed of the clearing, as in simulations.
-    """
+    """Create an engine that only its memory limits; cleared requests always restart."""
     clearing = clearing_of(settings)
     return Engine(
         sys.maxsize,
@@ -155,7 +148,7 @@ class _Program:
         kinds: the V different jobs.
         counts: shape (V,), number of jobs of each kind.
         kind_of, begins: shape (N,), v and p of each column.
-        until: number of steps. Some best schedule is never idle after the last arrival, so it ends
+        until: steps. Some best schedule is never idle after the last arrival, so it ends
             by the last arrival plus all outputs.
     """
 

@@ -67,13 +67,7 @@ class Prediction:
         return "cap" if self.kind == "cap" else "hint"
 
     def hints(self, output_tokens: Ints, cap_tokens: int, seed: int) -> list[int | None]:
-        """Return the clients' hints on their output lengths; None: no hint.
-
-        Args:
-            output_tokens: true lengths, shape (N,).
-            cap_tokens: upper bound on outputs and hints.
-            seed: seed of the errors.
-        """
+        """Return the clients' hints on their output lengths; None: no hint."""
         if self.kind in ("cap", "quantile"):
             return [None] * len(output_tokens)
         errors = np.random.default_rng([seed, 2]).standard_normal(len(output_tokens))

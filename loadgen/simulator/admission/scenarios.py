@@ -24,14 +24,7 @@ _REDRAWS = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requests:
-    """N requests in order of arrival; every shape is (N,).
-
-    Attributes:
-        arrival_s: arrival times, ascending from 0.
-        prompt_tokens: prompt lengths, at least 1.
-        output_tokens: output lengths, at least 1.
-        kinds: type of each request.
-    """
+    """N requests in order of arrival; every shape is (N,)."""
 
     arrival_s: Floats
     prompt_tokens: Ints
@@ -161,14 +154,8 @@ class Scenario:
     """One engine and its requests.
 
     Attributes:
-        name: name on the command line.
-        summary: description in one line.
         kv_tokens: C, its KV memory.
-        cost: cost of its steps.
-        source: source of its requests.
-        rate: default rate, requests per second.
-        requests: default number of requests.
-        slots: number of requests that run at once.
+        slots: requests that run at once.
         chunk: upper bound on the tokens of a step.
     """
 

@@ -33,12 +33,7 @@ def simulate(
 ) -> DecodeResult:
     """Run one simulation; equal configurations give equal results, except for decision times.
 
-    Args:
-        config: configuration.
-        clock: clock for decision times, seconds; None: decisions are not timed.
-        policy: policy in place of the configured one.
-        stream: stream in place of the configured one.
-        keep_records: whether the result keeps every step.
+    Decisions are timed by ``clock``. ``policy`` and ``stream`` replace the configured ones.
 
     Raises:
         ConfigError: a prompt that the memory of a prefill worker cannot hold.

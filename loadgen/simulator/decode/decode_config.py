@@ -60,23 +60,17 @@ class DecodeConfig:
     """One simulation of barrier-synchronized decode.
 
     Attributes:
-        policy: name from ``POLICIES``.
-        lengths: source of the requests' lengths.
-        workers: G.
         slots: B, number of requests that a worker runs at once.
-        pool: number of requests kept waiting, with full arrivals; else number of candidates that a
+        pool: requests kept waiting, with full arrivals; else number of candidates that a
             policy sees, the oldest of an unbounded queue.
-        steps: number of barrier steps.
-        warmup: number of first steps left out of the averages.
         seed: seed of lengths, arrivals, random policies and missed ends.
         dispatch: dispatch from the central pool, or on arrival to queues in the engines.
-        dispatch_delay: number of steps from a decision to the engine.
-        overcommit: number of requests that may queue in each engine before a slot is free; None:
+        dispatch_delay: steps from a decision to the engine.
+        overcommit: requests that may queue in each engine before a slot is free; None:
             set from the measured slot bubble.
         starvation_s: patience of a waiting request, in simulated seconds.
         deadline_steps: patience in steps, in place of ``starvation_s``; 0: endless.
         horizon, discount, tie_weight, lead_tokens: H, gamma, mu and the lead; None: by the rule.
-        knowledge: knowledge of coming ends.
         profile: cost of requests; the cost per running request comes from ``step_time``.
         known_profile: cost that the policy assumes; None: the true one.
         kv_tokens: KV memory of a worker, for the usage in views; 0: no usage in views.

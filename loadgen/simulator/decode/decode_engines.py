@@ -50,7 +50,7 @@ class Engines:
             prompts are computed here.
 
     Attributes:
-        running, queued: number of requests of each worker, shape (G,); requests in transit are
+        running, queued: requests of each worker, shape (G,); requests in transit are
             queued.
     """
 
@@ -160,12 +160,7 @@ class Engines:
         return total
 
     def foreseen(self, step: int, cap_tokens: int) -> Foreseen:
-        """Return all requests (running, queued, in transit) as they are before a step.
-
-        Args:
-            step: coming step.
-            cap_tokens: ``max_tokens`` of every request.
-        """
+        """Return all requests (running, queued, in transit) as they are before a step."""
         runs = np.flatnonzero(self._end >= 0)
         prompt = self._prompt.take(runs)
         generated = _decoded(step, self._first.take(runs))

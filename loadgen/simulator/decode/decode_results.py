@@ -24,8 +24,8 @@ class StepRecords:
         seconds: duration of each step, shape (S,).
         idle_s: time without any request before each step, shape (S,).
         loads: KV tokens of running requests, shape (S, G).
-        tokens: number of output tokens of the step, shape (S,).
-        waiting: number of requests that stayed in the router, shape (S,).
+        tokens: output tokens of the step, shape (S,).
+        waiting: requests that stayed in the router, shape (S,).
     """
 
     seconds: Floats
@@ -57,22 +57,17 @@ class DecodeResult:
 
     Attributes:
         avg_imbalance_tokens: mean of G max L - sum L.
-        throughput_tok_s: output tokens per second.
         tpot_mean_s: mean of (finish - start) / output tokens, of requests that start and finish
             after the warm-up.
         ttft_mean_s, ttft_p99_s: time from a request's arrival to its first token, of requests that
             start after the warm-up.
-        energy_j: energy of all workers.
         mean_load_tokens, max_load_tokens: KV tokens of a worker, of the fullest worker.
         mean_admitted_prompt_tokens: mean prompt length of the started requests.
         max_pool_wait_steps: longest wait in the router, including requests that wait at the end.
-        slot_bubble_steps: number of steps that a slot stood free while requests waited, per refill
+        slot_bubble_steps: steps that a slot stood free while requests waited, per refill
             meanwhile.
         decision_ms_p50, decision_ms_p99: duration of a decision; None without a clock.
-        steps: number of steps after the warm-up.
-        completed: number of requests that finished after the warm-up.
-        waiting_at_end: number of requests that still waited in the router.
-        parameters: everything that the result depends on.
+        waiting_at_end: requests that still waited in the router.
         prefill: figures of prefill workers, None without any.
         records: records of every step, on request.
     """
@@ -104,11 +99,7 @@ class DecodeResult:
 
 
 class Recorder:
-    """Records a simulation as it runs.
-
-    Args:
-        warmup: number of steps to leave out.
-    """
+    """Records a simulation as it runs."""
 
     def __init__(self, warmup: int) -> None:
         self._warmup = warmup

@@ -12,11 +12,6 @@ def seen_prompt_tokens(job: Job, sigma: float, seed: int) -> int:
     """Return a prompt's size with an error, at least 1; the same at every call.
 
     The live router estimates sizes from bytes of text by a ratio of sums, so the mean is right.
-
-    Args:
-        job: request.
-        sigma: sigma of the lognormal factor, whose mean is 1; 0: the exact size.
-        seed: seed of the simulation.
     """
     if sigma == 0:
         return job.prompt_tokens

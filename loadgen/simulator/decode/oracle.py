@@ -20,7 +20,7 @@ class Foreseen(Running):
     """Running requests with known ends; only the simulator can make one.
 
     Attributes:
-        remaining: number of steps that each request will still run, including the coming one, shape
+        remaining: steps that each request will still run, including the coming one, shape
             (n,).
         held_tokens: KV tokens held during the coming step, shape (n,); with a drift it differs from
             the generated ones.

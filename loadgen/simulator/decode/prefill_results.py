@@ -47,7 +47,7 @@ class PrefillResult:
         prefill_busy_share: share of the prefill workers' time in steps.
         prefill_stalled_share: share of the prefill workers' time without memory for a waiting
             prompt.
-        prefill_waiting_at_end: number of requests whose prompts were not computed yet.
+        prefill_waiting_at_end: requests whose prompts were not computed yet.
     """
 
     prefill_queue_mean_s: float | None
@@ -76,11 +76,7 @@ class PrefillResult:
 
 
 class KeptMeter:
-    """Meter of the KV tokens kept by all prefill workers, and of the workers' time.
-
-    Args:
-        workers: P.
-    """
+    """Meter of the KV tokens kept by all prefill workers, and of the workers' time."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers

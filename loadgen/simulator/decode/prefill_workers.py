@@ -43,10 +43,8 @@ class PrefillConfig:
     """Prefill workers, and the KV transfer to the decode workers.
 
     Attributes:
-        workers: P.
         chunk: upper bound on the prompt tokens of a worker's step.
         kv_tokens: KV memory of each; 0: unbounded.
-        transfer: duration of a KV transfer.
 
     Raises:
         ConfigError: invalid setting; names the option.
@@ -102,7 +100,7 @@ class _Worker:
     """One prefill worker: its engine and its current step.
 
     Attributes:
-        left_tokens: number of prompt tokens to compute, including those of the current step.
+        left_tokens: prompt tokens to compute, including those of the current step.
     """
 
     def __init__(self, config: PrefillConfig) -> None:
@@ -149,15 +147,7 @@ class _Worker:
 
 
 class Prefill:
-    """A ``Stream`` that returns the requests of another one when their prompts are computed.
-
-    Args:
-        config: prefill workers.
-        source: stream of arriving requests.
-
-    Attributes:
-        meter: meter of the workers' KV and time.
-    """
+    """A ``Stream`` that returns the requests of another one when their prompts are computed."""
 
     def __init__(self, config: PrefillConfig, source: Stream) -> None:
         self._config = config

@@ -78,10 +78,7 @@ class Stream(Protocol):
     def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
         """Return the requests that have arrived since the last call.
 
-        Args:
-            now_s: current time.
-            waiting: number of requests that already wait.
-            inside: number of requests that already wait or run.
+        ``waiting`` requests wait already; ``inside`` wait or run.
         """
         ...
 
@@ -91,12 +88,7 @@ class Stream(Protocol):
 
 
 class FullStream:
-    """Stream that keeps a constant number of requests waiting.
-
-    Args:
-        lengths: endless iterator of lengths.
-        kept: number of waiting requests.
-    """
+    """Stream that keeps a constant number of requests waiting."""
 
     def __init__(self, lengths: Iterator[tuple[int, int]], kept: int) -> None:
         self._lengths = enumerate(lengths)
@@ -111,12 +103,7 @@ class FullStream:
 
 
 class ClosedStream:
-    """Stream that keeps a constant number of requests inside, like clients that await answers.
-
-    Args:
-        lengths: endless iterator of lengths.
-        clients: number of requests that wait or run.
-    """
+    """Stream that keeps a constant number of requests inside, like clients that await answers."""
 
     def __init__(self, lengths: Iterator[tuple[int, int]], clients: int) -> None:
         self._lengths = enumerate(lengths)
@@ -131,11 +118,7 @@ class ClosedStream:
 
 
 class TimedStream:
-    """Stream of requests with their own arrival times.
-
-    Args:
-        jobs: requests in order of arrival.
-    """
+    """Stream of requests with their own arrival times."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self._jobs = iter(jobs)
@@ -154,12 +137,6 @@ class TimedStream:
 
 def open_stream(arrivals: Arrivals, source: LengthSource, kept: int, seed: int) -> Stream:
     """Create a stream; the same arguments give the same requests.
-
-    Args:
-        arrivals: arrival process.
-        source: source of the lengths.
-        kept: number of requests kept waiting, with full arrivals.
-        seed: seed of lengths and of Poisson arrivals.
 
     Raises:
         ConfigError: arrivals at a trace's own times, but no trace.

@@ -75,13 +75,7 @@ def tune(
 
 
 def tune_config(config: DecodeConfig, seeds: int, tell: Tell) -> Tuned:
-    """Search the parameters for one workload; deterministic.
-
-    Args:
-        config: workload; the search replaces its parameters and its seed.
-        seeds: number of seeds of the search.
-        tell: callback for progress messages.
-    """
+    """Search the parameters for one workload; deterministic."""
 
     def measure(setting: Setting | None, seed: int) -> Trial:
         chosen = replace(config, seed=seed)

@@ -82,10 +82,8 @@ class Search:
     """Coarse grid, refinement around the best, then a comparison with the rule on fresh seeds.
 
     Attributes:
-        measure: function that simulates.
-        seeds: number of seeds of the search; the comparison uses as many others.
+        seeds: seeds of the search; the comparison uses as many others.
         foresees: whether ends are predicted at all; then horizons above 0 are tried too.
-        tell: callback for progress messages.
     """
 
     measure: Measure
@@ -141,12 +139,7 @@ def coarse(foresees: bool) -> list[Setting]:
 
 
 def near(setting: Setting, lead_tokens: float) -> list[Setting]:
-    """Return the settings one step away in each direction.
-
-    Args:
-        setting: start.
-        lead_tokens: its lead.
-    """
+    """Return the settings one step away in each direction."""
     ratio = 2.0 if setting.horizon == 0 else 3.0
     found = [
         replace(setting, tie_weight=_rounded(setting.tie_weight * by)) for by in (1 / ratio, ratio)
