@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from loadgen.chains.chains_results import ChainsResult
 from loadgen.report.intervals import Estimate
-from loadgen.report.numbers import number
+from loadgen.report.numbers import number, plain_table
 
 
 def chains_table(result: ChainsResult) -> RenderableType:
     """Chains, policies, and what their results depend on."""
     first = result.policies[0]
     columns = ("policy", "response, s", "p99, s", "waiting, s", "service, s")
-    table = Table(*columns, f"vs {first.policy}, %", box=None, pad_edge=False)
+    table = plain_table(*columns, f"vs {first.policy}, %")
     for each in result.policies:
         against = result.against_first(each)
         table.add_row(
@@ -50,7 +49,7 @@ def _chains(result: ChainsResult) -> RenderableType:
     ready = result.composed
     if not ready.chains:
         return Text("no chains: each request takes the fastest path with memory as it begins")
-    table = Table("chain", "slots", "service, s", "servers (blocks)", box=None, pad_edge=False)
+    table = plain_table("chain", "slots", "service, s", "servers (blocks)")
     for at, chain in enumerate(ready.chains):
         servers = ", ".join(
             f"{ready.placement.servers[server].name} ({blocks})"

@@ -111,23 +111,21 @@ def summary(
             "load_average": os.getloadavg(),
         },
         "versions": installed_versions(),
-        "runs": [_run(run) for run in runs],
+        "runs": [
+            {
+                "policy": run.outcome.plan.policy,
+                "dispatch": run.outcome.plan.dispatch.value,
+                "complete": run.outcome.complete,
+                "throughput_tok_s": run.throughput_tok_s,
+                "steps_steady": None if run.steady is None else asdict(run.steady),
+                "steps_whole": None if run.whole is None else asdict(run.whole),
+                "replay": run.outcome.report,
+                "record": run.outcome.record_file.name,
+            }
+            for run in runs
+        ],
         "comparison": _comparison(runs),
         "warnings": warnings(runs),
-    }
-
-
-def _run(run: DemoRun) -> Report:
-    plan, report = run.outcome.plan, run.outcome.report
-    return {
-        "policy": plan.policy,
-        "dispatch": plan.dispatch.value,
-        "complete": run.outcome.complete,
-        "throughput_tok_s": run.throughput_tok_s,
-        "steps_steady": None if run.steady is None else asdict(run.steady),
-        "steps_whole": None if run.whole is None else asdict(run.whole),
-        "replay": report,
-        "record": run.outcome.record_file.name,
     }
 
 

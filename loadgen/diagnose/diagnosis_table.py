@@ -12,7 +12,7 @@ from loadgen.diagnose.analysis.prospects import Prospects
 from loadgen.diagnose.analysis.window import Window
 from loadgen.diagnose.diagnosis import Diagnosis
 from loadgen.diagnose.words import HEADLINES, answers
-from loadgen.report.numbers import number
+from loadgen.report.numbers import number, plain_table
 from router.core.types import Dispatch
 
 _COLUMNS = ("imbalance", "idle share", "tok/s", "step, ms")
@@ -70,7 +70,7 @@ def _rule(policy: str | None, dispatch: Dispatch | None) -> str:
 
 def _policies(diagnosis: Diagnosis, seen: Prospects) -> Table:
     head = ("predicted (* in force)", *_COLUMNS, "J/token, model")
-    table = Table(*head, box=None, pad_edge=False)
+    table = plain_table(*head)
     measured = diagnosis.found.waiting.figures
     assert measured is not None  # Otherwise nothing is simulated.
     table.add_row("measured now", *_cells(measured), style="bold")

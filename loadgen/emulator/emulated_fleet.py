@@ -37,8 +37,13 @@ class EmulatedFleet:
         self.lateness = Lateness()
         self._sent = SentLog(settings.answers)
         kept: dict[str, KeptKv] = {}
+        group = settings.group
+        streams = [
+            StateStream(endpoint, group=group, worker=f"{group}-{rank}", rank=rank)
+            for rank, endpoint in enumerate(settings.snapshots)
+        ]
         self.workers = [
-            EmulatedWorker(rank, settings, self._stream(rank), kept)
+            EmulatedWorker(rank, settings, streams[rank] if streams else None, kept)
             for rank in range(settings.ranks)
         ]
         self.listeners = [self._listener(worker) for worker in self.workers]
@@ -190,14 +195,6 @@ class EmulatedFleet:
             self._record.write(
                 step_record(step, wall_s, late, workers=self._answering, barrier=barrier)
             )
-
-    def _stream(self, rank: int) -> StateStream | None:
-        if not self.settings.snapshots:
-            return None
-        group = self.settings.group
-        return StateStream(
-            self.settings.snapshots[rank], group=group, worker=f"{group}-{rank}", rank=rank
-        )
 
     def _listener(self, worker: EmulatedWorker) -> Listener:
         settings = self.settings

@@ -125,7 +125,12 @@ class EmulatorSettings:
 
     def new_engine(self, rank: int) -> Engine:
         prefill = self.prefill
-        queue, eviction = self._admission(rank)
+        queue = eviction = None
+        if self.admission is not None:
+            # Evicted requests keep their tokens, as clients have already seen them.
+            rng = np.random.default_rng([self.seed, rank])
+            eviction = Eviction(clearing=clearing_of(self.admission), rng=rng)
+            queue = PolicyOrder(make_admission(self.admission))
         if prefill is None:
             return Engine(self.slots, self.kv_tokens, queue=queue, eviction=eviction)
         own = prefill.kv_tokens if self.prefills(rank) else None
@@ -151,17 +156,6 @@ class EmulatorSettings:
     def worker_port(self, rank: int) -> int:
         """Port of a worker; 0: any."""
         return self.port + rank if self.port else 0
-
-    def _admission(self, rank: int) -> tuple[PolicyOrder | None, Eviction | None]:
-        """Create a worker's queue and eviction rule.
-
-        Evicted requests keep their tokens, as clients have already seen them.
-        """
-        if self.admission is None:
-            return None, None
-        rng = np.random.default_rng([self.seed, rank])
-        eviction = Eviction(clearing=clearing_of(self.admission), rng=rng)
-        return PolicyOrder(make_admission(self.admission)), eviction
 
     def _check_ports(self) -> None:
         ports = [self.worker_port(rank) for rank in range(self.ranks)]

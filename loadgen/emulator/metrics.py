@@ -10,7 +10,8 @@ from loadgen.emulator.stepper import Lateness
 def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
     """Return the Prometheus text of one worker; a kill resets its counters."""
     engine = worker.model.engine
-    labels = f'engine="{worker.rank}",model_name="{_escaped(worker.settings.model)}"'
+    model = worker.settings.model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    labels = f'engine="{worker.rank}",model_name="{model}"'
     cache = f'block_size="1",num_gpu_blocks="{engine.kv_tokens}"'
     blocks = [
         _block("gauge", "vllm:num_requests_running", labels, len(engine.running)),
@@ -57,7 +58,3 @@ def handoff_totals(engine: Engine) -> dict[str, int]:
 
 def _block(kind: str, name: str, labels: str, value: float) -> str:
     return f"# TYPE {name} {kind}\n{name}{{{labels}}} {float(value)}\n"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -121,14 +121,6 @@ def _completion_last(index: int, end: ChoiceEnd) -> dict[str, object]:
     }
 
 
-def _completion_whole(index: int, end: ChoiceEnd) -> dict[str, object]:
-    return {**_completion_last(index, end), "prompt_logprobs": None}
-
-
-def _chat_last(index: int, end: ChoiceEnd) -> dict[str, object]:
-    return {"index": index, "delta": {"content": end.text}, **_chat_end(end)}
-
-
 def _chat_whole(index: int, end: ChoiceEnd) -> dict[str, object]:
     message: dict[str, object] = {
         "role": "assistant",
@@ -159,7 +151,7 @@ COMPLETION = Phrasing(
     delta=b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null,'
     b'"prompt_token_ids":null,"token_ids":null}]}\n\n',
     last=_completion_last,
-    whole=_completion_whole,
+    whole=lambda index, end: {**_completion_last(index, end), "prompt_logprobs": None},
 )
 CHAT = Phrasing(
     chunk="chat.completion.chunk",
@@ -168,7 +160,7 @@ CHAT = Phrasing(
     b'"finish_reason":null}],"prompt_token_ids":null}\n\n',
     delta=b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,'
     b'"token_ids":null}]}\n\n',
-    last=_chat_last,
+    last=lambda index, end: {"index": index, "delta": {"content": end.text}, **_chat_end(end)},
     whole=_chat_whole,
 )
 

@@ -101,6 +101,14 @@ class StepGroup:
         for worker in live:
             utilization = worker.engine.load_tokens / peak_tokens if peak_tokens else 0.0
             worker.power_w = self._power.watts(utilization)
+        # Each worker's own time; the slowest decides for all.
+        needed_s = [
+            self._prefill_token_s * schedule.prefill_tokens / worker.speed
+            + self._step_time.seconds(
+                worker.engine.batch_tokens, len(worker.engine.batch), worker.speed
+            )
+            for worker, schedule in zip(live, schedules, strict=True)
+        ]
         parts = tuple(
             WorkerStep(
                 worker=worker,
@@ -110,11 +118,11 @@ class StepGroup:
                 running=len(worker.engine.running),
                 waiting=worker.engine.waiting,
                 power_w=worker.power_w,
-                needed_s=self._needed_s(worker, schedule),
+                needed_s=own_s,
             )
-            for worker, schedule in zip(live, schedules, strict=True)
+            for worker, schedule, own_s in zip(live, schedules, needed_s, strict=True)
         )
-        return Step(self.steps + 1, max((part.needed_s for part in parts), default=0.0), parts)
+        return Step(self.steps + 1, max(needed_s, default=0.0), parts)
 
     def finish(self, step: Step, now_s: float = 0.0) -> list[list[EngineRequest]]:
         """End the step: a token for each computed prompt; return the ended requests, by part."""
@@ -128,8 +136,3 @@ class StepGroup:
         for worker in self.workers:
             worker.power_w = self._power.idle_w if worker.live else 0.0
             worker.energy_j += worker.power_w * seconds
-
-    def _needed_s(self, worker: WorkerModel, schedule: Schedule) -> float:
-        speed, engine = worker.speed, worker.engine
-        prefill_s = self._prefill_token_s * schedule.prefill_tokens / speed
-        return prefill_s + self._step_time.seconds(engine.batch_tokens, len(engine.batch), speed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,29 +104,25 @@ class Answer:
 
 def answered(question: Question) -> Answer:
     """Analyse a question."""
-    cost = question.cost
+    cost, flows, checks = question.cost, question.flows, []
+    if given := question.thresholds:
+        batch = combined(given, [flow.everywhere for flow in flows])
+        checks.append(Check("wait", wait_validity(given, flows, cost), batch.kv_tokens))
+    if given := question.nested_thresholds:
+        segments = question.cut(len(given))
+        memory = nested_memory(given, segments, question.steps, question.delta)
+        valid = nested_validity(given, segments, cost)
+        checks.append(Check("nested_wait", valid, memory.tokens))
     return Answer(
         question,
-        tuple(equilibrium(flows, cost) for flows in question.periods),
-        least_wait(question.flows, cost),
-        tuple(_checks(question)),
+        tuple(equilibrium(period, cost) for period in question.periods),
+        least_wait(flows, cost),
+        tuple(checks),
         {
             count: best_nested(question.cut(count), cost, question.steps, question.delta)
             for count in question.segments
         },
     )
-
-
-def _checks(question: Question) -> Iterator[Check]:
-    cost = question.cost
-    if given := question.thresholds:
-        flows = question.flows
-        batch = combined(given, [flow.everywhere for flow in flows])
-        yield Check("wait", wait_validity(given, flows, cost), batch.kv_tokens)
-    if given := question.nested_thresholds:
-        segments = question.cut(len(given))
-        memory = nested_memory(given, segments, question.steps, question.delta)
-        yield Check("nested_wait", nested_validity(given, segments, cost), memory.tokens)
 
 
 def report(answer: Answer) -> dict[str, Any]:

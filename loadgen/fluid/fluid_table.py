@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from engine_patches.admission.theory.fluid import Equilibrium, Flow, sustainable_share
 from loadgen.fluid.fluid_answer import ROUNDING, Answer, Check, verdict
-from loadgen.report.numbers import number
+from loadgen.report.numbers import number, plain_table
 
 # Number of types that are listed one by one.
 _FEW = 20
@@ -25,10 +24,15 @@ def answer_table(answer: Answer) -> RenderableType:
     ):
         name = f"period {number_}: " if len(answer.equilibria) > 1 else ""
         parts += [Text(name + line) for line in _equilibrium(answer, flows, found)]
-    parts += [Text(line) for line in _wait(answer)]
+    waits = "no thresholds are valid at these rates"
+    if answer.wait is not None:
+        batch = answer.batch_tokens(answer.wait)
+        waits = f"a full batch of the least thresholds, (11), holds {_tokens(batch)}: "
+        waits += _fits(answer, batch)
+    parts.append(Text(f"WAIT as printed: {waits}"))
     if len(answer.question.flows) <= _FEW:
         columns = ("type", "rate/s", "prompt", "decode steps", "n*", "arrive in a step", "WAIT n_j")
-        table = Table(*columns, box=None, pad_edge=False)
+        table = plain_table(*columns)
         first = answer.equilibria[0]
         one = first if len(answer.equilibria) == 1 and first.stable else None
         for j, flow in enumerate(answer.question.flows):
@@ -69,22 +73,13 @@ def _equilibrium(answer: Answer, flows: Sequence[Flow], found: Equilibrium) -> I
         yield f"{held} of memory sustain {_percent(share)} of these rates"
 
 
-def _wait(answer: Answer) -> Iterator[str]:
-    if answer.wait is None:
-        yield "WAIT as printed: no thresholds are valid at these rates"
-        return
-    batch = answer.batch_tokens(answer.wait)
-    held = f"a full batch of the least thresholds, (11), holds {_tokens(batch)}"
-    yield f"WAIT as printed: {held}: {_fits(answer, batch)}"
-
-
 def _segments(answer: Answer) -> RenderableType:
     question, best = answer.question, answer.best
     if best is None:
         none = "no thresholds are valid at these rates with so many segments"
         return Text(f"Nested WAIT as printed: {none}")
     columns = ("segments", "batch M_pi", "queues", "buffers", "tokens in all", "thresholds n_k")
-    table = Table(*columns, box=None, pad_edge=False)
+    table = plain_table(*columns)
     for count, plan in answer.plans.items():
         if plan is None:
             table.add_row(str(count), *["-"] * 5)

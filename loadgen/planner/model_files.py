@@ -102,7 +102,12 @@ class _Reader:
 
     def numbers(self, weight_bits: float | None, kv_element_bytes: int) -> ModelNumbers:
         kind = " ".join([*self._config, str(self._get("model_type", default=""))]).lower()
-        if any(word in kind for word in _NO_KV) or self._has_linear_layers():
+        layers = str(self._get("layer_types", "layers_block_type", default=None))
+        if (
+            any(word in kind for word in _NO_KV)
+            or any(word in layers for word in (*_NO_KV, "'conv'"))
+            or "0" in str(self._get("attn_type_list", default=None))
+        ):
             raise self._wrong("has layers without a growing KV cache")
         if any(self._get(name, default=None) for name in _UNLIKE):
             raise self._wrong("has layers that differ in size")
@@ -197,11 +202,6 @@ class _Reader:
                 f"({method or 'unnamed'}); give [model] weight_bits"
             )
         return bits + (16 + bits) / group if group > 0 else bits
-
-    def _has_linear_layers(self) -> bool:
-        kinds = str(self._get("layer_types", "layers_block_type", default=None))
-        switched_off = "0" in str(self._get("attn_type_list", default=None))
-        return switched_off or any(word in kinds for word in (*_NO_KV, "'conv'"))
 
     def _get(self, *names: str, default: Any) -> Any:
         return next((self._config[name] for name in names if name in self._config), default)

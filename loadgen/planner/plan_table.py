@@ -13,8 +13,8 @@ from rich.text import Text
 from loadgen.planner.gpus import GPUS
 from loadgen.planner.plan_file import GB
 from loadgen.planner.plan_report import Answer
-from loadgen.planner.planned import Option, Plan, sustained_rate
-from loadgen.report.numbers import number
+from loadgen.planner.planned import Option, sustained_rate
+from loadgen.report.numbers import number, plain_table
 
 # Most lines of one table.
 _MOST_ROWS = 24
@@ -31,7 +31,7 @@ def answer_table(answer: Answer) -> RenderableType:
 
 def gpu_table() -> RenderableType:
     """The presets and their sources."""
-    table = _table("gpu", "memory GB", "GB/s", "TFLOPS", "source")
+    table = plain_table("gpu", "memory GB", "GB/s", "TFLOPS", "source")
     for name, gpu in GPUS.items():
         figures = (gpu.memory_gb, gpu.bandwidth_gb_s, gpu.tflops)
         table.add_row(name, *(f"{figure:g}" for figure in figures), gpu.source)
@@ -50,7 +50,10 @@ def _verdict(answer: Answer) -> Iterator[str]:
             f"{load}; unstable from {_requests(most)} on"
         )
         footing = "" if enough else ", as if prompts did not delay each other"
-        yield f"mean response time{footing}: {_mean(plan)}"
+        mean = _between(option)
+        if plan.exact_s is not None:
+            mean = f"{_s(plan.exact_s)}, waiting included (by bounds {mean})"
+        yield f"mean response time{footing}: {mean}"
     else:
         yield (
             f"{_requests(rate)}: unstable, requests pile up: these servers' memory sustains less "
@@ -63,7 +66,7 @@ def _verdict(answer: Answer) -> Iterator[str]:
 
 
 def _chains(answer: Answer) -> Table:
-    table = _table("chain", "servers: blocks", "slots", "service time", "requests/s")
+    table = plain_table("chain", "servers: blocks", "slots", "service time", "requests/s")
     for engine in answer.engines[:_MOST_ROWS]:
         # Neighbours that are equal share an entry.
         stages = zip(engine.stages, engine.chain.blocks, strict=True)
@@ -85,7 +88,7 @@ def _chains(answer: Answer) -> Table:
 
 def _servers(answer: Answer) -> Table:
     blocks = answer.plan.question.footing.model.blocks
-    table = _table("server", f"blocks of {blocks}", "", "weights + KV of GB")
+    table = plain_table("server", f"blocks of {blocks}", "", "weights + KV of GB")
     for memory in answer.memory[:_MOST_ROWS]:
         held = memory.blocks
         start = held.start * _BAR // blocks
@@ -115,10 +118,6 @@ def _notes(answer: Answer) -> Iterator[str]:
         f"{chains} would give {_between(over)}, unstable from "
         f"{_requests(over.unstable_above)} on (c = {over.reserved_slots})"
     )
-    yield from _footing(plan)
-
-
-def _footing(plan: Plan) -> Iterator[str]:
     footing = plan.question.footing
     lengths, times, model = footing.lengths, footing.times, footing.model
     yield (
@@ -140,21 +139,10 @@ def _footing(plan: Plan) -> Iterator[str]:
         )
 
 
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False)
-
-
 def _cut(table: Table, count: int) -> None:
     if count > _MOST_ROWS:
         table.caption = f"and {count - _MOST_ROWS} more (--json shows all)"
         table.caption_justify = "left"
-
-
-def _mean(plan: Plan) -> str:
-    within = _between(plan.disjoint)
-    if plan.exact_s is None:
-        return within
-    return f"{_s(plan.exact_s)}, waiting included (by bounds {within})"
 
 
 def _between(option: Option) -> str:

@@ -140,7 +140,9 @@ def _option(question: Question, overlapping: bool) -> Option:
     lasts: set[int] = set()
     for _ in range(_ROUNDS):
         found = _composed(question, firsts, lasts, overlapping)
-        first, last = _ends(found.placement)
+        held, end = found.placement.held, found.placement.model.blocks - 1
+        first = {server for server, blocks in enumerate(held) if 0 in blocks}
+        last = {server for server, blocks in enumerate(held) if end in blocks}
         if free_ends or (first <= firsts and last <= lasts):
             break
         firsts |= first
@@ -164,13 +166,4 @@ def _composed(
         question.rate,
         footing.engine.load,
         overlapping=overlapping,
-    )
-
-
-def _ends(placement: Placement) -> tuple[set[int], set[int]]:
-    """Servers that hold the first block, and those that hold the last one."""
-    last = placement.model.blocks - 1
-    return (
-        {server for server, held in enumerate(placement.held) if 0 in held},
-        {server for server, held in enumerate(placement.held) if last in held},
     )

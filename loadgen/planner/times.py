@@ -90,7 +90,11 @@ class Footing:
         """One GPU with its mean times."""
         decode_s = (self.lengths.output_tokens - 1) * self.token_s(machine, 1)
         block_s = self.times.block_overhead_s + self.prompt_s(machine) + decode_s
-        return Server(machine.name, memory_bytes, self._hop_s(machine), block_s)
+        hop_s = self.lengths.output_tokens * (machine.rtt_s + self.times.hop_overhead_s)
+        if machine.network_gbit_s is not None:
+            bits = 8 * self.lengths.input_tokens * self.model.hidden_bytes
+            hop_s += bits / (machine.network_gbit_s * GB)
+        return Server(machine.name, memory_bytes, hop_s, block_s)
 
     def prompt_s(self, machine: Machine) -> float:
         """Time to compute a prompt in one block, without the overhead."""
@@ -102,13 +106,6 @@ class Footing:
         kv = requests * self.lengths.context_tokens * self.model.kv_bytes_per_token
         bandwidth = machine.bandwidth_gb_s * GB * self.times.bandwidth_efficiency
         return (self.model.read_bytes + kv) / bandwidth
-
-    def _hop_s(self, machine: Machine) -> float:
-        trips_s = self.lengths.output_tokens * (machine.rtt_s + self.times.hop_overhead_s)
-        if machine.network_gbit_s is None:
-            return trips_s
-        bits = 8 * self.lengths.input_tokens * self.model.hidden_bytes
-        return trips_s + bits / (machine.network_gbit_s * GB)
 
 
 def charged(

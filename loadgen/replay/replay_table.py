@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.replay.replay_results import Report
-from loadgen.report.numbers import number
+from loadgen.report.numbers import number, plain_table
 
 LATENCIES = (
     ("TTFT", "ttft"),
@@ -23,7 +23,7 @@ LATENCIES = (
 def replay_table(report: Report) -> RenderableType:
     """Return tables of the requests, the latencies and the cluster's figures, then notes."""
     steady = cast(Report, report["steady"] or {})
-    table = Table("", "whole run", "steady", box=None, pad_edge=False)
+    table = plain_table("", "whole run", "steady")
     for label, key in (("requests", "num_prompts"), ("completed", "completed")):
         table.add_row(label, number(report[key]))
     for label in ("failed", "rejected", "lost"):
@@ -40,7 +40,7 @@ def replay_table(report: Report) -> RenderableType:
         if report[key] is not None:
             table.add_row(label, number(report[key]), number(steady.get(key)))
     parts = ("mean", "median", "p99")
-    latencies = Table("engine ms", *parts, box=None, pad_edge=False)
+    latencies = plain_table("engine ms", *parts)
     for label, name in LATENCIES:
         latencies.add_row(label, *(number(report[f"{part}_{name}_ms"]) for part in parts))
     return Group(table, latencies, *_cluster(report), *map(Text, _notes(report)))
@@ -50,7 +50,7 @@ def _cluster(report: Report) -> list[Table]:
     cluster = cast(Report | None, report["cluster"])
     if cluster is None:
         return []
-    table = Table("cluster", "whole run", "steady", box=None, pad_edge=False)
+    table = plain_table("cluster", "whole run", "steady")
     windows = [cast(Report, cluster[name] or {}) for name in ("whole", "steady")]
     for label, key in (
         ("imbalance, tokens", "avg_imbalance_tokens"),

@@ -56,9 +56,5 @@ def told_warnings() -> Iterator[None]:
     """Print the policies' warnings, each once and without its place in the code."""
     with warnings.catch_warnings():
         warnings.simplefilter("once", UserWarning)
-        warnings.showwarning = _tell
+        warnings.showwarning = lambda message, *_, **__: typer.echo(f"warning: {message}", err=True)
         yield
-
-
-def _tell(message: Warning | str, *_: object, **__: object) -> None:
-    typer.echo(f"warning: {message}", err=True)

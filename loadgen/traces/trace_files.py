@@ -52,10 +52,6 @@ def _seconds(field: object) -> float:
     raise ValueError
 
 
-def _milliseconds(field: object) -> float:
-    return _seconds(field) / 1000
-
-
 def _date(field: object) -> float:
     """Return seconds since 1970; the default zone is UTC, digits after microseconds are cut off."""
     stamp = datetime.fromisoformat(str(field).strip())
@@ -102,7 +98,10 @@ FORMATS = (
     Format("BurstGPT", "Request tokens", "Response tokens", "Timestamp"),
     Format("length sample", "Request tokens", "Response tokens"),
     Format("Azure", "ContextTokens", "GeneratedTokens", "TIMESTAMP", _date),
-    Format("Mooncake", "input_length", "output_length", "timestamp", _milliseconds),
+    Format(
+        *("Mooncake", "input_length", "output_length", "timestamp"),
+        lambda field: _seconds(field) / 1000,
+    ),
     Format("Vidur", "num_prefill_tokens", "num_decode_tokens"),
 )
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from loadgen.report.numbers import number
+from loadgen.report.numbers import add_figures, plain_table
 from loadgen.simulator.admission.admission_results import WARMUP_SHARE, AdmissionResult
 
 _ROWS = (
@@ -29,10 +28,8 @@ _ROWS = (
 def admission_table(result: AdmissionResult) -> RenderableType:
     """Return a table of the figures, with their conditions."""
     used = result.parameters
-    table = Table("", str(used["policy"]), box=None, pad_edge=False)
-    for label, key, scale in _ROWS:
-        value = getattr(result, key)
-        table.add_row(label, number(None if value is None else value * scale))
+    table = plain_table("", str(used["policy"]))
+    add_figures(table, _ROWS, result)
     notes = (
         f"{used['scenario']}, {used['requests']} requests at {used['rate']:g}/s, seed "
         f"{used['seed']}; {used['kv_tokens']} KV tokens, {used['max_num_seqs']} slots, "

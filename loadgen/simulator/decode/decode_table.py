@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from loadgen.report.numbers import number
+from loadgen.report.numbers import add_figures, number, plain_table
 from loadgen.simulator.decode.decode_results import DecodeResult
 
 ROWS = (
@@ -45,10 +42,10 @@ _PREFILL_ROWS = (
 def decode_table(result: DecodeResult) -> RenderableType:
     """Return a table of the figures, with their conditions."""
     used = result.parameters
-    table = Table("", str(used["policy"]), box=None, pad_edge=False)
-    _add(table, ROWS, result)
+    table = plain_table("", str(used["policy"]))
+    add_figures(table, ROWS, result)
     if result.prefill is not None:
-        _add(table, _PREFILL_ROWS, result.prefill)
+        add_figures(table, _PREFILL_ROWS, result.prefill)
     notes = (
         f"{used['lengths']}, arrivals {used['arrivals']}, {used['workers']} workers of "
         f"{used['slots']} slots, pool {used['pool']}, {used['dispatch']} dispatch",
@@ -57,9 +54,3 @@ def decode_table(result: DecodeResult) -> RenderableType:
         f"{number(used['discount'])}, mu {number(used['tie_weight'])}",
     )
     return Group(table, *map(Text, notes if used["horizon"] is not None else notes[:2]))
-
-
-def _add(table: Table, rows: Sequence[tuple[str, str, float]], figures: object) -> None:
-    for label, key, scale in rows:
-        value = getattr(figures, key)
-        table.add_row(label, number(None if value is None else value * scale))

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from loadgen.report.intervals import Estimate, estimate, paired
-from loadgen.report.numbers import number
+from loadgen.report.numbers import number, plain_table
 from loadgen.simulator.decode.decode_results import DecodeResult, Report
 from loadgen.simulator.decode.decode_table import ROWS
 
@@ -87,7 +86,7 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     """Return a table of all policies side by side, with notes."""
     baseline, others = comparison.baseline, comparison.others
     against = [f"{policy} against {baseline}" for policy in others]
-    table = Table("", *comparison.runs, *against, box=None, pad_edge=False)
+    table = plain_table("", *comparison.runs, *against)
     for label, key, scale in ROWS:
         means = [_value(comparison.mean(policy, key), scale) for policy in comparison.runs]
         shares = [_share(comparison.difference(policy, key)) for policy in others]

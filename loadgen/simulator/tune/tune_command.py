@@ -12,7 +12,7 @@ from rich.table import Table
 
 from loadgen.model.step_time import load_step_time
 from loadgen.report.intervals import Estimate, paired
-from loadgen.report.numbers import number
+from loadgen.report.numbers import number, plain_table
 from loadgen.run.simulation_options import (
     JsonFlag,
     LengthsFlag,
@@ -120,7 +120,7 @@ def _each(trials: Sequence[Trial], name: str) -> list[float]:
 
 def verdict_table(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> Table:
     """Return a table of the rule and the best, with advice."""
-    table = Table("", "H", "gamma", "mu", "lead", "imbalance", "tok/s", box=None, pad_edge=False)
+    table = plain_table("", "H", "gamma", "mu", "lead", "imbalance", "tok/s")
     for name, trials in (("the rule", tuned.rule_trials), ("the best", tuned.best_trials)):
         used = trials[-1].used
         figures = [fmean(_each(trials, key)) for key in ("imbalance_tokens", "throughput_tok_s")]
