@@ -8,11 +8,10 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
 
 from docs.markdown import code, default, number, plain, table
 from router.config.serve_settings import GROUPS, PREFIX, title_of
-from router.config.setting import IF_GIVEN, marks_of
+from router.config.setting import IF_GIVEN, SettingGroup, marks_of
 from router.config.setting_sources import CONFIG_VARIABLE, flag_name
 
 _HEAD = f"""# Settings
@@ -40,7 +39,7 @@ def settings_text() -> str:
     return _HEAD + "\n".join(map(_section, GROUPS))
 
 
-def _section(group: type[BaseSettings]) -> str:
+def _section(group: type[SettingGroup]) -> str:
     """The settings of one class."""
     title, sentence = title_of(group)
     path = f"{group.__module__.replace('.', '/')}.py"

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
-from pydantic_settings import BaseSettings
 
-from router.config.setting import MOMENT_S, WEEK_S, setting
+from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, setting
 from router.config.worker_notation import unknown
 from router.core.forecast.forecast import DEFAULT_CHUNK
 from router.core.policies.table import POLICIES
 from router.core.types import Dispatch
 
 
-class BalancingSettings(BaseSettings):
+class BalancingSettings(SettingGroup):
     """Balancing: the policy, its pool and its look-ahead."""
 
     policy: str = setting(

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydantic import field_validator
-from pydantic_settings import BaseSettings
 
 from router.access.key_files import check_keys, read_key
-from router.config.setting import DAY_S, IF_GIVEN, MOMENT_S, checked, setting
+from router.config.setting import DAY_S, IF_GIVEN, MOMENT_S, SettingGroup, checked, setting
 from router.core.request_limits import DEFAULT_LIMITS
 from router.http.port import HttpLimits
 
 _DEFAULTS = HttpLimits()
 
 
-class RequestSettings(BaseSettings):
+class RequestSettings(SettingGroup):
     """Requests: model names, limits of each request, and extra answer headers."""
 
     model_alias: tuple[str, ...] = setting(
@@ -77,7 +76,7 @@ def _split(entry: str) -> tuple[str, str]:
     return name, model
 
 
-class LimitSettings(BaseSettings):
+class LimitSettings(SettingGroup):
     """Limits: size and time limits of clients' requests."""
 
     max_connections: int = setting(
@@ -156,7 +155,7 @@ class LimitSettings(BaseSettings):
     )
 
 
-class AccessSettings(BaseSettings):
+class AccessSettings(SettingGroup):
     """Access: keys of clients, engines and operators."""
 
     api_key_file: str | None = setting(

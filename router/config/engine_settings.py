@@ -6,9 +6,8 @@ from dataclasses import fields
 from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
-from pydantic_settings import BaseSettings
 
-from router.config.setting import DAY_S, HOUR_S, MOMENT_S, checked, setting
+from router.config.setting import DAY_S, HOUR_S, MOMENT_S, SettingGroup, checked, setting
 from router.config.worker_notation import parse_workers, unknown
 from router.core.energy.joules import PowerLevels
 from router.core.types import WorkerSpec
@@ -18,7 +17,7 @@ _LEVELS = len(fields(PowerLevels))
 _MOST_WATTS = 1_000_000
 
 
-class EngineSettings(BaseSettings):
+class EngineSettings(SettingGroup):
     """Engines: the workers, and how the router watches them."""
 
     secret_key_file: str | None = setting(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic_settings import BaseSettings
-
-from router.config.setting import DAY_S, HOUR_S, MOMENT_S, WEEK_S, setting
+from router.config.setting import DAY_S, HOUR_S, MOMENT_S, WEEK_S, SettingGroup, setting
 from router.core.queue.retry import Deadlines
 from router.core.state.breaker import BreakerSettings
 
 
-class FaultSettings(BaseSettings):
+class FaultSettings(SettingGroup):
     """Faults: retries, circuit breakers, ejection and deadlines."""
 
     retry_budget: float = setting(
@@ -122,6 +120,4 @@ class FaultSettings(BaseSettings):
 
     @property
     def deadlines(self) -> Deadlines:
-        return Deadlines(
-            self.request_timeout_s, self.first_byte_timeout_s, self.stream_idle_timeout_s
-        )
+        return self.of(Deadlines)

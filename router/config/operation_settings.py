@@ -7,14 +7,13 @@ from functools import cached_property
 from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
-from pydantic_settings import BaseSettings
 
-from router.config.setting import DAY_S, IF_GIVEN, checked, setting
+from router.config.setting import DAY_S, IF_GIVEN, SettingGroup, checked, setting
 from router.http.port import DataPlane, loopback
 from router.http.tls import read, server_context
 
 
-class AddressSettings(BaseSettings):
+class AddressSettings(SettingGroup):
     """Addresses: where clients and operators reach the router."""
 
     host: str = setting("127.0.0.1", "Address to listen on.", metavar="H", min_length=1)
@@ -39,7 +38,7 @@ class AddressSettings(BaseSettings):
         return value if info.data.get("admin_key_file") else checked(loopback, value)
 
 
-class OperationSettings(BaseSettings):
+class OperationSettings(SettingGroup):
     """Operation: shutdown, certificate, data plane, processes, recording and log of the router."""
 
     drain_delay_s: float = setting(

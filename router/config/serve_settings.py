@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
 
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -12,12 +11,8 @@ from router.config.client_settings import AccessSettings, LimitSettings, Request
 from router.config.engine_settings import EngineSettings
 from router.config.fault_settings import FaultSettings
 from router.config.operation_settings import AddressSettings, OperationSettings
+from router.config.setting import SettingGroup
 from router.http.port import HttpLimits
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    Struct = TypeVar("Struct", bound=DataclassInstance)
 
 PREFIX = "EVENSTEP_"
 
@@ -41,10 +36,6 @@ class ServeSettings(
         frozen=True,
         allow_inf_nan=False,
     )
-
-    def of(self, part: type[Struct]) -> Struct:
-        """The settings that a part of the router uses; it declares a field for each, by name."""
-        return part(**{field.name: getattr(self, field.name) for field in fields(part)})
 
     @property
     def http_limits(self) -> HttpLimits:
@@ -73,11 +64,11 @@ class ServeSettings(
 
 
 # Every setting, in the order of its groups; help and documents list them so.
-GROUPS: tuple[type[BaseSettings], ...] = ServeSettings.__bases__
+GROUPS: tuple[type[SettingGroup], ...] = ServeSettings.__bases__
 SETTINGS = {name: field for group in GROUPS for name, field in group.model_fields.items()}
 
 
-def title_of(group: type[BaseSettings]) -> tuple[str, str]:
+def title_of(group: type[SettingGroup]) -> tuple[str, str]:
     """A group's title, and a sentence about it: the two parts of its docstring."""
     title, _, text = (group.__doc__ or "").partition(": ")
     return title, text[:1].upper() + text[1:]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, TypeVar, cast
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
 from pydantic import Field
 from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings
 
 from router.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # The event loop's resolution is the shortest time; a faster repetition would leave time for nothing
 # else. A time over a week is a typing error.
@@ -19,6 +24,15 @@ IF_GIVEN: Literal["if given"] = "if given"
 
 T = TypeVar("T")
 U = TypeVar("U")
+Struct = TypeVar("Struct", bound="DataclassInstance")
+
+
+class SettingGroup(BaseSettings):
+    """Settings of one topic: a title and a sentence in its docstring, a declaration for each."""
+
+    def of(self, part: type[Struct]) -> Struct:
+        """The settings that a part of the router uses; it declares a field for each, by name."""
+        return part(**{field.name: getattr(self, field.name) for field in fields(part)})
 
 
 class Marks(TypedDict):

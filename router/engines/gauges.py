@@ -77,14 +77,21 @@ class _Engine:
     complained: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class GaugeSettings:
+    """Settings of readings of ``/metrics``, as ``router.config`` declares them."""
+
+    metrics_interval_s: float
+    health_timeout_s: float
+
+
 class GaugeReader:
     """Polls ``/metrics`` of engines with a worker whose state has no better source.
 
     Args:
         wanted: whether a worker's gauges are needed now.
         clock: seconds, monotonic.
-        interval_s: time between polls of an engine.
-        timeout_s: limit on one poll.
+        settings: the timeout is fixed at the start.
     """
 
     def __init__(
@@ -93,23 +100,18 @@ class GaugeReader:
         apply: Callable[[GaugesReceived], None],
         wanted: Callable[[str], bool],
         clock: Callable[[], float],
-        *,
-        interval_s: float,
-        timeout_s: float,
+        settings: GaugeSettings,
     ) -> None:
         self.reads = 0
         self.failed_reads = 0
         self._apply = apply
         self._wanted = wanted
         self._clock = clock
-        self._interval_s = interval_s
-        self._watches = Watches(self._watch, "gauges", timeout_s)
+        self.settings = settings
+        self._watches = Watches(self._watch, "gauges", settings.health_timeout_s)
         self._engine_of: dict[str, _Engine] = {}
         for spec in specs:
             self.join(spec)
-
-    def configure(self, interval_s: float) -> None:
-        self._interval_s = interval_s
 
     def join(self, spec: WorkerSpec) -> None:
         engine = self._watches.engines.get(spec.url)
@@ -135,7 +137,7 @@ class GaugeReader:
                     await self._read(engine)
             except Exception:
                 log.exception("%s: reading the gauges broke", engine.url)
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.settings.metrics_interval_s)
 
     async def _read(self, engine: _Engine) -> None:
         self.reads += 1

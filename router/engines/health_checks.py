@@ -70,6 +70,15 @@ class _Engine:
     known: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """Settings of health checks, as ``router.config`` declares them."""
+
+    health_interval_s: float
+    health_timeout_s: float
+    health_failures: int
+
+
 class HealthMonitor:
     """Polls every engine's ``/health``; ranks behind one URL are one engine.
 
@@ -79,12 +88,9 @@ class HealthMonitor:
     Args:
         apply: callback for ``WorkerUp``, and for ``WorkerDown`` with a new reason.
         on_models: callback with a worker and its models, when they change.
-        on_silent: callback for each failed check of a worker once ``failures`` is reached, after
+        on_silent: callback for each failed check of a worker from ``health_failures`` on, after
             ``WorkerDown``.
-        interval_s: time between checks of an engine.
-        timeout_s: limit on one check.
-        failures: failed checks in a row that take an engine down; a refused connection does at
-            once.
+        settings: the check's timeout is fixed at the start.
 
     Attributes:
         failed_checks: number of checks without success.
@@ -97,10 +103,8 @@ class HealthMonitor:
         apply: Callable[[WorkerUp | WorkerDown], None],
         on_models: Callable[[str, Mapping[str, Card]], None],
         on_silent: Callable[[str], None],
+        settings: HealthSettings,
         *,
-        interval_s: float = 1.0,
-        timeout_s: float = 2.0,
-        failures: int = 3,
         key: str | None = None,
     ) -> None:
         self.checks = 0
@@ -109,16 +113,11 @@ class HealthMonitor:
         self._apply = apply
         self._on_models = on_models
         self._on_silent = on_silent
-        self._interval_s = interval_s
-        self._failures = failures
-        self._watches = Watches(self._watch, "health", timeout_s, key)
+        self.settings = settings
+        self._watches = Watches(self._watch, "health", settings.health_timeout_s, key)
         self._engine_of: dict[str, _Engine] = {}
         for spec in specs:
             self.join(spec)
-
-    def configure(self, interval_s: float, failures: int) -> None:
-        self._interval_s = interval_s
-        self._failures = failures
 
     def join(self, spec: WorkerSpec) -> None:
         """Add a worker; the state of a known engine is reported at once."""
@@ -162,7 +161,7 @@ class HealthMonitor:
         if engine is None or not engine.up:
             return
         self._take_down(engine, reason)
-        engine.delay_s = min(engine.backoff_s, self._interval_s)
+        engine.delay_s = min(engine.backoff_s, self.settings.health_interval_s)
         engine.backoff_s = 2 * engine.delay_s
         engine.hurried.set()
 
@@ -177,7 +176,7 @@ class HealthMonitor:
 
     async def _wait(self, engine: _Engine) -> None:
         while True:
-            delay_s, engine.delay_s = engine.delay_s, self._interval_s
+            delay_s, engine.delay_s = engine.delay_s, self.settings.health_interval_s
             engine.hurried.clear()
             try:
                 async with asyncio.timeout(delay_s):
@@ -216,9 +215,9 @@ class HealthMonitor:
         self.failed_checks += 1
         engine.failures += 1
         if isinstance(failure.__cause__, ConnectionRefusedError):  # no server is listening
-            engine.failures = max(engine.failures, self._failures)
+            engine.failures = max(engine.failures, self.settings.health_failures)
         reason = f"health check failed: {failure}"
-        enough = engine.failures >= self._failures
+        enough = engine.failures >= self.settings.health_failures
         news = enough if engine.up else reason != engine.down_reason
         if news:
             self._take_down(engine, reason)

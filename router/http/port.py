@@ -49,19 +49,24 @@ class DataPlane(StrEnum):
     """FastAPI, as for all others."""
 
 
+@dataclass(frozen=True, slots=True)
+class EndingSettings:
+    """Times of the shutdown, as ``router.config`` declares them."""
+
+    drain_delay_s: float
+    grace_s: float
+
+
 @dataclass(slots=True)
 class Lifecycle:
     """Stage of the shutdown: the router drains, then accepts nothing new.
 
     Attributes:
-        drain_delay_s: time spent draining.
-        grace_s: time that open answers may take after that.
         draining: whether balancers are warned off; requests are still served.
         closed: whether new requests are refused.
     """
 
-    drain_delay_s: float = 0.0
-    grace_s: float = 30.0
+    settings: EndingSettings
     draining: bool = False
     closed: bool = False
 

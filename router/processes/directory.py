@@ -7,11 +7,11 @@ from collections.abc import Mapping, Set
 import msgspec
 
 from router.access.key_ring import Key
-from router.core.queue.retry import Deadlines
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
 from router.core.state.rates import tokens_of
 from router.dispatch.models import check_served, group_of
-from router.http.port import HttpLimits
+from router.http.port import EndingSettings, HttpLimits
+from router.proxy.context import RelaySettings
 
 
 class GroupCard(msgspec.Struct, frozen=True):
@@ -33,13 +33,11 @@ class GroupCard(msgspec.Struct, frozen=True):
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """Number and duration of attempts; see ``RelayContext`` and ``RetryBudget``."""
+    """Settings of relays, and a proxy's part of the retries; see ``RetryBudget``."""
 
-    max_attempts: int
-    deadlines: Deadlines
+    relay: RelaySettings
     retry_budget: float
     retry_min_per_s: float
-    tells: bool = False
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -70,8 +68,7 @@ class Serving(msgspec.Struct, frozen=True):
 
     limits: HttpLimits
     tls: Pair | None
-    drain_delay_s: float
-    grace_s: float
+    ending: EndingSettings
     log_level: str
     log_format: str
     worker_key: str | None

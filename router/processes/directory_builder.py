@@ -63,11 +63,9 @@ class Teller:
         router = self._router
         settings = router.dispatcher.settings
         return Patience(
-            max_attempts=router.relay.max_attempts,
-            deadlines=router.relay.deadlines,
+            relay=router.relay.settings,
             retry_budget=settings.retry_budget,
             retry_min_per_s=settings.retry_min_per_s / self._proxies,
-            tells=router.relay.tells,
         )
 
     def _access(self) -> Access:
@@ -76,12 +74,11 @@ class Teller:
         return Access(keys, hidden=self._router.door is not None)
 
     def _serving(self) -> Serving:
-        settings, lifecycle = self._router.reload.settings, self._router.lifecycle
+        settings = self._router.reload.settings
         return Serving(
             limits=self._limits,
             tls=settings.certificate,
-            drain_delay_s=lifecycle.drain_delay_s,
-            grace_s=lifecycle.grace_s,
+            ending=self._router.lifecycle.settings,
             log_level=settings.log_level,
             log_format=settings.log_format,
             worker_key=self._worker_key,

@@ -78,7 +78,7 @@ class Proxy:
         requests, tallies = RequestLog(clock), Tallies(self.counts)
         seat = place.slot, place.restarts
         self._dispatcher = RemoteDispatcher(clock, tallies, requests, seat, directory)
-        self.lifecycle = Lifecycle()
+        self.lifecycle = Lifecycle(serving.ending)
         self.tls = None if serving.tls is None else tls.server_context(*serving.tls)
         self._engines = HttpClient(serving.connect_timeout_s, serving.worker_key)
         self._inside = HttpClient(socket=place.http)
@@ -87,7 +87,7 @@ class Proxy:
             client=self._engines,
             trouble=self._dispatcher.trouble,
             ranked=directory.ranked,
-            max_attempts=directory.patience.max_attempts,
+            settings=directory.patience.relay,
             clock=clock,
         )
         self._keys = _Keys()
@@ -130,12 +130,9 @@ class Proxy:
         self._dispatcher.learn(directory)
         self._context.models = directory
         self._keys.ring = KeyRing(directory.access.keys or ())
-        relay, patience = self._relay, directory.patience
-        relay.ranked = directory.ranked
-        relay.max_attempts, relay.deadlines = patience.max_attempts, patience.deadlines
-        relay.tells = patience.tells
-        self.lifecycle.drain_delay_s = serving.drain_delay_s
-        self.lifecycle.grace_s = serving.grace_s
+        self._relay.ranked = directory.ranked
+        self._relay.settings = directory.patience.relay
+        self.lifecycle.settings = serving.ending
         logged = serving.log_level, serving.log_format
         if logged != (before.log_level, before.log_format):
             start_logging(*logged)

@@ -90,7 +90,7 @@ class Attempt(Bound):
 
     def __enter__(self) -> Attempt:
         super().__enter__()
-        if (limit_s := self._deadlines.first_byte_s) is not None:
+        if (limit_s := self._deadlines.first_byte_timeout_s) is not None:
             self.within(limit_s, UpstreamTimeoutError(f"no answer within {limit_s:g} s"))
         self._under_way.add(self)
         return self
@@ -116,8 +116,8 @@ class Attempt(Bound):
     def follow(self, response: Response) -> None:
         """Watch a stream that has begun: it may be silent for a limited time."""
         self.response = response
-        if self._deadlines.idle_s is not None:
-            self._listen(self._deadlines.idle_s)
+        if self._deadlines.stream_idle_timeout_s is not None:
+            self._listen(self._deadlines.stream_idle_timeout_s)
 
     def recall(self, reason: str) -> None:
         """End an attempt that has no first byte and was not recalled."""

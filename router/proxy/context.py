@@ -61,31 +61,37 @@ class Serves(Protocol):
     async def serve(self, client: Client) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """Settings of relays, as ``router.config`` declares them."""
+
+    max_attempts: int
+    deadlines: Deadlines
+    worker_headers: bool
+
+
 @dataclass(slots=True)
 class RelayContext:
-    """State that all relays share; limits may change, for new requests.
+    """State that all relays share.
 
     Attributes:
         trouble: callback with worker id and reason, when a connection fails.
         ranked: URLs behind which a header selects the rank.
-        max_attempts: attempts per request before the first byte.
+        settings: settings of new requests.
         transfer: KV transfer, None without prefill workers.
-        tells: whether answers name their worker and their wait in the pool.
     """
 
     port: DispatchPort
     client: HttpClient
     trouble: Callable[[str, str], None]
     ranked: Container[str]
-    max_attempts: int
+    settings: RelaySettings
     clock: Clock
     attempts: Attempts = field(default_factory=Attempts)
-    deadlines: Deadlines = field(default_factory=Deadlines)
     transfer: KvTransfer | None = None
-    tells: bool = False
 
     def told(self, worker_id: str, line: RequestLine | None) -> list[Header]:
-        """The worker and the wait in the pool, where ``tells`` is set."""
+        """The worker and the wait in the pool, where ``worker_headers`` asks for them."""
         headers = [(b"x-evenstep-worker", quote(worker_id, safe=_PLAIN).encode())]
         if line is not None and line.pool_s is not None:
             headers.append((b"x-evenstep-pool-wait-s", b"%.6f" % line.pool_s))

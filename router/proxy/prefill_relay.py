@@ -33,7 +33,7 @@ class SplitRelay(Relay):
         self._transfer = context.transfer
         self._computed: Computed | None = None
         self._computed_at = ""
-        self._prefills_left = max(1, context.max_attempts - 1)
+        self._prefills_left = max(1, context.settings.max_attempts - 1)
         self._refetched = False
         self._held = b""
 

@@ -61,8 +61,8 @@ class Relay:
         self._context = context
         self._request = request
         self._asked = asked
-        self._deadlines = context.deadlines.within(asked.timeout_s)
-        self._attempts_left = context.max_attempts
+        self._deadlines = context.settings.deadlines.within(asked.timeout_s)
+        self._attempts_left = context.settings.max_attempts
         self._at = ""
         self._client: Client
         self._life = Bound()
@@ -84,7 +84,7 @@ class Relay:
         port = self._context.port
         try:
             with self._life:
-                if (limit_s := self._deadlines.request_s) is not None:
+                if (limit_s := self._deadlines.request_timeout_s) is not None:
                     left_s = limit_s - (self._context.clock() - self._request.arrival_s)
                     own = limit_s == self._asked.timeout_s
                     late = RequestTimeoutError(f"not answered within {limit_s:g} s", own=own)
@@ -235,7 +235,9 @@ class Relay:
 
     def _headers_down(self, response: Response) -> list[Header]:
         headers, context = headers_down(response.headers), self._context
-        return headers + context.told(self._at, self._asked.line) if context.tells else headers
+        if context.settings.worker_headers:
+            headers += context.told(self._at, self._asked.line)
+        return headers
 
     def _pour(self, chunk: bytes) -> None:
         """Sink for the first chunks; a callback of the connection, not a coroutine.

@@ -8,11 +8,11 @@ from router.config.live import Part
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.dispatch.membership import Fleet
-from router.engines.gauges import GaugeReader
-from router.engines.health_checks import HealthMonitor
+from router.engines.gauges import GaugeReader, GaugeSettings
+from router.engines.health_checks import HealthMonitor, HealthSettings
 from router.http import tls
-from router.http.port import Lifecycle
-from router.proxy.context import RelayContext
+from router.http.port import EndingSettings, Lifecycle
+from router.proxy.context import RelayContext, RelaySettings
 from router.recording.recorder import Recorder, Setting
 from router.serve.access import Access
 
@@ -26,8 +26,8 @@ def watching(health: HealthMonitor, gauges: GaugeReader) -> Part:
     """Reloadable settings of health checks and metrics polling."""
 
     def take(settings: ServeSettings) -> None:
-        health.configure(settings.health_interval_s, settings.health_failures)
-        gauges.configure(settings.metrics_interval_s)
+        health.settings = settings.of(HealthSettings)
+        gauges.settings = settings.of(GaugeSettings)
 
     return Part(take)
 
@@ -36,8 +36,7 @@ def patience(relay: RelayContext) -> Part:
     """Reloadable settings of attempts, timeouts and worker headers, for new requests."""
 
     def take(settings: ServeSettings) -> None:
-        relay.max_attempts, relay.deadlines = settings.max_attempts, settings.deadlines
-        relay.tells = settings.worker_headers
+        relay.settings = settings.of(RelaySettings)
 
     return Part(take)
 
@@ -67,7 +66,7 @@ def ending(lifecycle: Lifecycle) -> Part:
     """Reloadable times of the router's shutdown."""
 
     def take(settings: ServeSettings) -> None:
-        lifecycle.drain_delay_s, lifecycle.grace_s = settings.drain_delay_s, settings.grace_s
+        lifecycle.settings = settings.of(EndingSettings)
 
     return Part(take)
 

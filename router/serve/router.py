@@ -37,8 +37,8 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
 from router.dispatch.membership import Fleet
 from router.dispatch.models import ModelTable
-from router.engines.gauges import GaugeReader
-from router.engines.health_checks import HealthMonitor
+from router.engines.gauges import GaugeReader, GaugeSettings
+from router.engines.health_checks import HealthMonitor, HealthSettings
 from router.engines.http_client import HttpClient
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
@@ -46,12 +46,12 @@ from router.engines.worker_identity import SharedUrls
 from router.file_limit import allow_connections
 from router.http import uvicorn_api
 from router.http.listening import server_config
-from router.http.port import DataPlane, Lifecycle
+from router.http.port import DataPlane, EndingSettings, Lifecycle
 from router.http.refusal import HttpCounts
 from router.logs import start_logging
 from router.metrics.render import Metrics
 from router.proxy.attempts import Attempts
-from router.proxy.context import RelayContext
+from router.proxy.context import RelayContext, RelaySettings
 from router.proxy.kv_transfer import Bootstraps, KvTransfer
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
@@ -119,7 +119,7 @@ class Router:
         self.clock = time.monotonic
         self._tls, self._admin, self.processes = tls, admin, processes
         self._start_s = settings.health_timeout_s
-        self.lifecycle = Lifecycle(settings.drain_delay_s, settings.grace_s)
+        self.lifecycle = Lifecycle(settings.of(EndingSettings))
         # Who may enter, which workers there are, and who goes to which.
         self.access = Access(settings, self.clock)
         self.door = self.access.door
@@ -166,9 +166,7 @@ class Router:
             dispatcher.apply,
             self.models.learn,
             partial(give_engine_up, dispatcher, self.attempts),
-            interval_s=settings.health_interval_s,
-            timeout_s=settings.health_timeout_s,
-            failures=settings.health_failures,
+            settings.of(HealthSettings),
             key=settings.worker_key,
         )
         self.snapshots = SnapshotClient(
@@ -186,8 +184,7 @@ class Router:
             dispatcher.apply,
             lambda worker_id: cluster.worker(worker_id).gauges_wanted,
             self.clock,
-            interval_s=settings.metrics_interval_s,
-            timeout_s=settings.health_timeout_s,
+            settings.of(GaugeSettings),
         )
         self.agents = PowerAgents(specs, dispatcher.apply, self.clock, settings.keys)
         self.urls = SharedUrls(specs)
@@ -196,16 +193,14 @@ class Router:
             client=self.client,
             trouble=self.health.probe_now,
             ranked=self.urls.shared,
-            max_attempts=settings.max_attempts,
+            settings=settings.of(RelaySettings),
             clock=self.clock,
             attempts=self.attempts,
-            deadlines=settings.deadlines,
             transfer=KvTransfer(
                 dispatcher,
                 settings.kv_expiry_s if settings.kv_transfer == "params" else None,
                 Bootstraps(self.client),
             ),
-            tells=settings.worker_headers,
         )
         # In this order a worker that joins gets known.
         followers = (self.urls, self.agents, self.gauges, self.models, self.health, self.snapshots)

@@ -15,7 +15,7 @@ from router.access.door import OPEN
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
 from router.core.types import Outcome, WorkerSpec
-from router.engines.health_checks import HealthMonitor
+from router.engines.health_checks import HealthMonitor, HealthSettings
 from router.proxy.endpoints import ENDPOINTS
 from router.serve import reloadable
 from router.serve.access import Access
@@ -282,7 +282,12 @@ async def test_health_checks_show_engines_their_key() -> None:
     async with scripted() as (engine,):
         spec = WorkerSpec("a", engine.url)
         monitor = HealthMonitor(
-            [spec], lambda _: None, lambda *_: None, lambda _: None, key=ENGINES
+            [spec],
+            lambda _: None,
+            lambda *_: None,
+            lambda _: None,
+            ServeSettings().of(HealthSettings),
+            key=ENGINES,
         )
         checking = asyncio.create_task(monitor.run())
         for path in ("/health", "/v1/models"):

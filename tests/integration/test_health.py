@@ -9,7 +9,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 import pytest
 
 from router.core.types import ASLEEP, PAUSED, WorkerDown, WorkerSpec, WorkerUp
-from router.engines.health_checks import HealthMonitor
+from router.engines.health_checks import HealthMonitor, HealthSettings
 from tests.support.scripted import TIMEOUT_S, until
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()
@@ -78,9 +78,7 @@ class Watched:
             self.apply,
             lambda worker_id, models: self.models.put_nowait((worker_id, tuple(models))),
             self.silent.append,
-            interval_s=interval_s,
-            timeout_s=timeout_s,
-            failures=failures,
+            HealthSettings(interval_s, timeout_s, failures),
         )
 
     def apply(self, event: WorkerUp | WorkerDown) -> None:

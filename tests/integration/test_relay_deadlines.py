@@ -20,7 +20,7 @@ SHORT_S = 0.2
 
 
 async def test_a_request_that_is_not_answered_in_its_time() -> None:
-    async with routed(2, deadlines=Deadlines(request_s=SHORT_S)) as (router, engines):
+    async with routed(2, deadlines=Deadlines(request_timeout_s=SHORT_S)) as (router, engines):
         asked = router.post()
         exchange = await engines[0].next()
         answer = await soon(asked)
@@ -46,7 +46,7 @@ async def test_a_request_whose_time_ends_in_the_pool() -> None:
 
 
 async def test_a_stream_whose_time_ends_has_one_error_event() -> None:
-    async with routed(deadlines=Deadlines(request_s=SHORT_S)) as (router, (engine,)):
+    async with routed(deadlines=Deadlines(request_timeout_s=SHORT_S)) as (router, (engine,)):
         async with RawClient(router) as client:
             await client.post(stream=True)
             exchange = await engine.next()
@@ -63,7 +63,7 @@ async def test_a_stream_whose_time_ends_has_one_error_event() -> None:
 
 
 async def test_a_stream_that_has_had_its_end_is_complete_whatever_its_engine_does() -> None:
-    async with routed(deadlines=Deadlines(request_s=SHORT_S)) as (router, (engine,)):
+    async with routed(deadlines=Deadlines(request_timeout_s=SHORT_S)) as (router, (engine,)):
         async with RawClient(router) as client:
             await client.post(stream=True)
             exchange = await engine.next()
@@ -76,7 +76,7 @@ async def test_a_stream_that_has_had_its_end_is_complete_whatever_its_engine_doe
 
 async def test_an_answer_that_is_there_may_be_read_slowly() -> None:
     big = token_events(1)[0].replace(b" 0", b"x" * 2**24)
-    async with routed(deadlines=Deadlines(request_s=2)) as (router, (engine,)):
+    async with routed(deadlines=Deadlines(request_timeout_s=2)) as (router, (engine,)):
         async with RawClient(router) as client:
             await client.post(stream=True)
             await (await engine.next()).stream(big)
@@ -88,7 +88,7 @@ async def test_an_answer_that_is_there_may_be_read_slowly() -> None:
 
 @pytest.mark.parametrize("begun", [False, True], ids=["nothing", "a head"])
 async def test_a_worker_that_does_not_begin_is_given_up_for_another(begun: bool) -> None:
-    deadlines = Deadlines(first_byte_s=SHORT_S)
+    deadlines = Deadlines(first_byte_timeout_s=SHORT_S)
     async with routed(2, deadlines=deadlines, max_attempts=2) as (router, engines):
         asked = router.post(stream=True)
         exchange = await engines[0].next()
@@ -103,7 +103,7 @@ async def test_a_worker_that_does_not_begin_is_given_up_for_another(begun: bool)
 
 
 async def test_when_no_worker_begins_in_time_the_client_is_told() -> None:
-    deadlines, breakers = Deadlines(first_byte_s=SHORT_S), BreakerSettings(failures=1)
+    deadlines, breakers = Deadlines(first_byte_timeout_s=SHORT_S), BreakerSettings(failures=1)
     async with routed(2, deadlines=deadlines, breakers=breakers) as (router, engines):
         asked = router.post()
         answer = await soon(asked)
@@ -117,7 +117,7 @@ async def test_when_no_worker_begins_in_time_the_client_is_told() -> None:
 
 
 async def test_once_begun_a_stream_may_last() -> None:
-    async with routed(deadlines=Deadlines(first_byte_s=SHORT_S)) as (router, (engine,)):
+    async with routed(deadlines=Deadlines(first_byte_timeout_s=SHORT_S)) as (router, (engine,)):
         async with RawClient(router) as client:
             await client.post(stream=True)
             exchange = await engine.next()
@@ -134,7 +134,7 @@ async def test_once_begun_a_stream_may_last() -> None:
 
 
 async def test_a_worker_that_falls_silent_ends_its_stream_with_one_error() -> None:
-    async with routed(deadlines=Deadlines(idle_s=SHORT_S)) as (router, (engine,)):
+    async with routed(deadlines=Deadlines(stream_idle_timeout_s=SHORT_S)) as (router, (engine,)):
         async with RawClient(router) as client:
             await client.post(stream=True)
             exchange = await engine.next()
@@ -152,7 +152,7 @@ async def test_a_worker_that_falls_silent_ends_its_stream_with_one_error() -> No
 
 async def test_a_client_that_does_not_read_is_no_silence_of_the_worker() -> None:
     big = token_events(1)[0].replace(b" 0", b"x" * 65_536)
-    async with routed(deadlines=Deadlines(idle_s=SHORT_S)) as (router, (engine,)):
+    async with routed(deadlines=Deadlines(stream_idle_timeout_s=SHORT_S)) as (router, (engine,)):
         async with RawClient(router) as client:
             await client.post(stream=True)
             exchange = await engine.next()
@@ -190,7 +190,7 @@ async def test_a_request_may_wait_in_the_pool_for_as_long_as_it_says() -> None:
 
 
 async def test_prompts_have_their_time_too() -> None:
-    deadlines = Deadlines(first_byte_s=SHORT_S)
+    deadlines = Deadlines(first_byte_timeout_s=SHORT_S)
     async with routed(3, prefills=2, kept_s=30.0, deadlines=deadlines) as (router, engines):
         one, other, decode = engines
         asked = router.post()
@@ -204,7 +204,7 @@ async def test_prompts_have_their_time_too() -> None:
 
 
 async def test_a_time_that_ends_while_the_prompt_is_computed() -> None:
-    deadlines = Deadlines(request_s=SHORT_S)
+    deadlines = Deadlines(request_timeout_s=SHORT_S)
     async with routed(2, prefills=1, kept_s=30.0, deadlines=deadlines) as (router, (prefill, _)):
         asked = router.post()
         exchange = await prefill.next()

@@ -13,7 +13,7 @@ import pytest
 
 from router.core.state.foreign_load import Gauges
 from router.core.types import GaugesReceived, WorkerSpec
-from router.engines.gauges import GaugeReader
+from router.engines.gauges import GaugeReader, GaugeSettings
 from tests.support.chaos import SLOTS, body, workers_of
 from tests.support.engine import metric
 from tests.support.fleet import running_fleet
@@ -34,8 +34,7 @@ class Reader:
             self.arrived.put_nowait,
             self.wanted.__contains__,
             lambda: 42.0,
-            interval_s=0.01,
-            timeout_s=timeout_s,
+            GaugeSettings(0.01, timeout_s),
         )
 
     async def __aenter__(self) -> Reader:

@@ -35,11 +35,12 @@ from router.core.types import (
     Succeeded,
     WorkerSpec,
 )
-from router.http.port import HttpLimits
+from router.http.port import EndingSettings, HttpLimits
 from router.processes import messages as m
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.processes.peer import Frames, append
 from router.proxy.answers import error_answer
+from router.proxy.context import RelaySettings
 
 names = st.sampled_from(["", "a", "es-1", "gr\u00fcn", "x" * 40])
 # The largest that the wire takes is drawn as well: sizes that come from settings and clients.
@@ -95,9 +96,11 @@ DIRECTORY = Directory(
     aliases={"small": "tiny"},
     known=("tiny", "small"),
     ranked=frozenset({"http://a"}),
-    patience=Patience(3, Deadlines(1.0, None, 2.0), 0.2, 5.0),
+    patience=Patience(RelaySettings(3, Deadlines(1.0, None, 2.0), worker_headers=True), 0.2, 5.0),
     access=Access((Key("me", digest_of(b"sesame"), 2.0, 3, Rate(5, 60.0)),), hidden=True),
-    serving=Serving(HttpLimits(), (b"cert", None), 0.5, 30.0, "info", "json", "key", 2.0),
+    serving=Serving(
+        HttpLimits(), (b"cert", None), EndingSettings(0.5, 30.0), "info", "json", "key", 2.0
+    ),
     absent={"tiny": frozenset({"a"})},
 )
 from_deciders = st.one_of(

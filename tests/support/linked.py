@@ -15,7 +15,7 @@ from router.access.key_ring import Key, KeyRing
 from router.core.process_counts import ProcessCounts
 from router.core.queue.retry import Deadlines
 from router.core.types import Outcome, Request
-from router.http.port import HttpLimits
+from router.http.port import EndingSettings, HttpLimits
 from router.http.refusal import HttpCounts
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.processes.link import DeciderParts
@@ -23,6 +23,7 @@ from router.processes.proxy_counters import Tallies
 from router.processes.proxy_links import Links
 from router.processes.reconnect import Dial
 from router.processes.remote_dispatcher import Hearing, RemoteDispatcher
+from router.proxy.context import RelaySettings
 from router.proxy.request_log import Served
 from tests.support.dispatching import Rig
 from tests.support.scripted import until
@@ -48,26 +49,27 @@ def directory(rig: Rig, **patience: Any) -> Directory:
     """What proxies before this dispatcher go by."""
     group = rig.cluster.groups["default"]
     card = GroupCard(4.0, prefills=None, askable=frozenset(group.askable))
-    known = {"max_attempts": 3, "deadlines": Deadlines(), "retry_budget": 0.0}
+    known = {"relay": RELAY, "retry_budget": 0.0, "retry_min_per_s": 0.2}
     return msgspec.structs.replace(
         NO_DIRECTORY,
         groups={"default": card},
         models={"tiny": "default"},
         aliases={"small": "tiny"},
         known=("tiny", "small"),
-        patience=Patience(**{**known, "retry_min_per_s": 0.2, **patience}),
+        patience=Patience(**{**known, **patience}),
     )
 
 
+RELAY = RelaySettings(3, Deadlines(), worker_headers=False)
 NO_DIRECTORY = Directory(
     groups={},
     models={},
     aliases={},
     known=(),
     ranked=frozenset(),
-    patience=Patience(3, Deadlines(), 0.0, 0.2),
+    patience=Patience(RELAY, 0.0, 0.2),
     access=Access(None, hidden=False),
-    serving=Serving(HttpLimits(), None, 0.0, 1.0, "info", "text", None, 2.0),
+    serving=Serving(HttpLimits(), None, EndingSettings(0.0, 1.0), "info", "text", None, 2.0),
 )
 
 

@@ -8,12 +8,13 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.access.key_limits import KeyLimits
+from router.config.serve_settings import ServeSettings
 from router.core.policies.table import POLICIES, PolicySettings
 from router.core.state.cluster import Cluster
 from router.core.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
-from router.engines.gauges import GaugeReader
-from router.engines.health_checks import HealthMonitor
+from router.engines.gauges import GaugeReader, GaugeSettings
+from router.engines.health_checks import HealthMonitor, HealthSettings
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.http.refusal import HttpCounts
@@ -47,9 +48,11 @@ class Bench:
         )
         apply = self.dispatcher.apply
         self.snapshots = SnapshotClient(specs, apply, lambda _: False, lambda: self.now_s)
-        self.health = HealthMonitor(specs, apply, lambda *_: None, lambda _: None)
+        self.health = HealthMonitor(
+            specs, apply, lambda *_: None, lambda _: None, ServeSettings().of(HealthSettings)
+        )
         self.gauges = GaugeReader(
-            specs, apply, lambda _: False, lambda: self.now_s, interval_s=1, timeout_s=1
+            specs, apply, lambda _: False, lambda: self.now_s, GaugeSettings(1, 1)
         )
         self.agents = PowerAgents(specs, apply, lambda: self.now_s)
         self.limits = KeyLimits()

@@ -29,9 +29,9 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.models import ModelTable
 from router.engines.http_client import HttpClient, Response
 from router.http.listening import server_config
-from router.http.port import DataPlane, HttpLimits, Lifecycle
+from router.http.port import DataPlane, EndingSettings, HttpLimits, Lifecycle
 from router.proxy.attempts import Attempts
-from router.proxy.context import RelayContext
+from router.proxy.context import RelayContext, RelaySettings
 from router.proxy.kv_transfer import Bootstraps, KvTransfer
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
@@ -133,7 +133,7 @@ class _Context:
     relay: RelayContext
     door: Door | None
     clock: Clock = time.monotonic
-    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    lifecycle: Lifecycle = field(default_factory=lambda: Lifecycle(EndingSettings(0.0, 30.0)))
     processes: None = None
     elsewhere: None = None
 
@@ -194,9 +194,8 @@ async def serving(
         upstream,
         trouble,
         ranked,
-        max_attempts,
+        RelaySettings(max_attempts, deadlines or Deadlines(), worker_headers=False),
         time.monotonic,
-        deadlines=deadlines or Deadlines(),
         transfer=KvTransfer(dispatcher, kept_s, Bootstraps(upstream)),
     )
     context = _Context(dispatcher, models, relay, door)

@@ -91,8 +91,8 @@ def test_a_recent_count_is_between_those_of_nine_and_of_ten_tenths_of_the_window
 
 
 def test_a_clients_wish_shortens_the_time_of_its_request_alone() -> None:
-    routers = Deadlines(request_s=60.0, first_byte_s=5.0, idle_s=7.0)
+    routers = Deadlines(request_timeout_s=60.0, first_byte_timeout_s=5.0, stream_idle_timeout_s=7.0)
     assert routers.within(None) == routers.within(90.0) == routers
     assert routers.within(2.0) == Deadlines(2.0, 5.0, 7.0)
-    assert Deadlines().within(2.0) == Deadlines(request_s=2.0)
+    assert Deadlines().within(2.0) == Deadlines(request_timeout_s=2.0)
     assert Deadlines().within(None) == Deadlines()
