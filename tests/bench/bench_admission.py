@@ -2,11 +2,9 @@
 
     python tests/bench/bench_admission.py [--running 64] [--waiting 256] [--steps 2000] [--json F]
 
-Every policy decides for an engine that runs so many requests while so many wait: the ledger's
-events, evictions too, and the decision of each step, prompts of 40 and outputs of 85 tokens on
-average (lognormal).
-Times are CPU time of one thread; of each step the shortest of several runs, so that what else the
-machine does hardly counts.
+Every policy gets the ledger's events, evictions too, and decides each step. Prompts have 40 and
+outputs 85 tokens on average (lognormal). CPU time of one thread, of each step the shortest of
+several runs.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class Bench:
         self._capacity = 1 << 20
 
     def limit_memory(self) -> None:
-        """Memory bounds who runs, not slots; it holds about as many as ran by those."""
+        """Let memory limit the running requests instead of slots."""
         self._slots = 1 << 10
         self._capacity = self._used() * 13 // 10
 
@@ -96,7 +94,7 @@ class Bench:
         return ticket is not None and self.ledger.generated_tokens(ticket) >= output
 
     def _overflow(self) -> tuple[list[str], int]:
-        """Who loses memory, the last to enter first, and what the others hold."""
+        """Requests to evict, the last to enter first, and the tokens of the others."""
         evicted, used = [], self._used()
         for id_, ticket in reversed(self.ledger.running.items()):
             if used <= self._capacity:
@@ -122,7 +120,7 @@ class Bench:
 def costs(
     make: Callable[[], Admission], running: int, waiting: int, steps: int
 ) -> tuple[Floats, float, float]:
-    """Microseconds of each step, the shortest of some runs; mean of who runs, and of who enters."""
+    """Microseconds of each step (shortest run), mean number running, mean number entering."""
     runs = []
     for _ in range(RUNS):
         bench = Bench(make(), running, waiting, seed=1)
@@ -141,7 +139,7 @@ def costs(
 
 
 def main() -> None:
-    """Print a table; write it as JSON if asked."""
+    """Print a table, and write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--running", type=int, default=64)
     parser.add_argument("--waiting", type=int, default=256)

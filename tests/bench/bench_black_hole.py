@@ -25,7 +25,7 @@ WAYS = {
 
 
 async def serve(router: Server, requests: int) -> tuple[Counter[str], float]:
-    """Requests in a closed loop: how they ended, and how long it took."""
+    """Send requests in a closed loop; count their ends."""
     client, seen = HttpClient(), [Seen() for _ in range(requests)]
     waiting = iter(seen)
 

@@ -2,11 +2,10 @@
 
     python tests/bench/bench_chains.py [--requests 20000] [--repeats 10] [--rate 0.8]
 
-BLOOM-176B on 20 servers, Poisson arrivals, exponential work. Prints how many requests are simulated
-in a second; policies over load in both forms of dispatch (from one queue, those that go by speed
-choose as jffc does); the case in which another policy is fastest against jffc, over draws of
-servers, planned rates and loads; placements side by side; and the simulated best number of reserved
-slots beside the one that the lower bound chooses.
+BLOOM-176B on 20 servers, Poisson arrivals, exponential work. Prints the requests simulated in a
+second; policies over load in both forms of dispatch; the draw of servers, rate and load in which
+another policy is fastest against jffc; placements side by side; and the best number of reserved
+slots by simulation and by the lower bound.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LOADS = [tenth / 10 for tenth in range(1, 10)]
 
 
 def over_load(config: ChainsConfig) -> None:
-    """By how much each policy is slower than jffc, with its 95 % interval."""
+    """How much slower than jffc each policy is (95 % intervals)."""
     print("load  jffc, s (95 %)   bounds, s       slower than jffc, %: at once / from one queue")
     for load in LOADS:
         forms = [compare(replace(config, load=load, dispatch=form)) for form in Dispatch]
@@ -56,7 +55,7 @@ def slower(result: ChainsResult, at: int) -> str:
 
 
 def worst(config: ChainsConfig) -> None:
-    """The fastest that any other is against jffc, over servers, planned rates and loads."""
+    """The fastest rival of jffc, over servers, planned rates and loads."""
     found, outside = [], 0
     for seed, rate, load in product(range(4), (0.4, 0.8, 1.2), LOADS):
         result = compare(
@@ -111,7 +110,7 @@ def placements(config: ChainsConfig) -> None:
 
 
 def reserved(config: ChainsConfig) -> None:
-    """The best number of reserved slots by simulation, and the one that is chosen."""
+    """Best number of reserved slots by simulation, and the chosen one."""
     for rate in (0.2, 0.4, 0.6, 0.8, 1.0):
         one = replace(config, rate=rate, policies=("jffc",), allocation=Allocation.GCA)
         chosen = compare(one)

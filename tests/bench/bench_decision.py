@@ -43,7 +43,7 @@ TIE_WEIGHT = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """G workers, R requests in the pool, H steps of look-ahead; what p99 may be, if that is set."""
+    """G workers, R requests in the pool, H steps of look-ahead, limit of p99."""
 
     workers: int
     pool: int
@@ -69,7 +69,7 @@ BY_HORIZON = [Size(32, 128, horizon) for horizon in (0, 5, 10, 20, 40)]
 
 
 class Stopwatch:
-    """A clock that is read when a decision begins and when it ends; CPU time of this thread."""
+    """CPU time of this thread, read before and after each decision."""
 
     def __init__(self) -> None:
         self._read_s: list[float] = []
@@ -84,7 +84,7 @@ class Stopwatch:
 
 
 def measure(size: Size, steps: int, moves: int, runs: int) -> Cost:
-    """Every run makes the same decisions: the shortest time of each is that of the code."""
+    """Take each decision's shortest time; all runs decide alike."""
     config = DecodeConfig(
         policy="bfio",
         lengths=TraceLengths.of(load_trace("burstgpt")),

@@ -3,12 +3,10 @@
     python tests/bench/bench_disaggregated.py [--traces burstgpt,azure-conv] [--requests 3000]
         [--seeds 1] [--time-scale 2] [--policies jsq,least_tokens,bfio,whole] [--json FILE]
 
-2 prefill workers and 8 that decode, 32 slots each, more requests than slots in a closed loop, real
-HTTP: the hand-off is vLLM's (kv_transfer_params), the engines are emulated. `whole` is bfio on the
-same fleet with no worker set aside: the ten compute their prompts themselves, between decode steps.
-Baselines run in both forms of dispatch, and the better one by throughput counts. `steady`: of the
-fleet's own record of its steps, while the clients keep the slots full; bench_disaggregated_model.py
-simulates the same.
+2 prefill and 8 decode workers of 32 slots, more requests than slots in a closed loop, real HTTP
+with vLLM's hand-off (kv_transfer_params). `whole`: bfio on ten workers that compute their prompts
+themselves. Baselines run in both forms of dispatch; the better one by throughput counts. `steady`:
+the fleet's record while clients keep the slots full; bench_disaggregated_model.py simulates it.
 """
 
 from __future__ import annotations
@@ -83,7 +81,7 @@ def plans(policies: str) -> Iterator[Plan]:
 
 
 def run(plan: Plan, setting: Setting, folder: Path) -> dict[str, Any]:
-    """A fleet, a router, a replay; figures of the router's own metrics and of the clients."""
+    """One replay; figures from the router's metrics and from the clients."""
     prefills, decodes = plan.workers
     ports = free_ports(3 * (prefills + decodes) + 2)
     started, report, record = (folder / name for name in ("fleet.json", "report.json", "steps.csv"))
@@ -135,7 +133,7 @@ def run(plan: Plan, setting: Setting, folder: Path) -> dict[str, Any]:
 
 
 def _steady(plan: Plan, setting: Setting, report: Any, record: Path) -> dict[str, Any] | None:
-    """Of the steps in the replay's steady window; None for a run too short for one."""
+    """Averages of the steady window; None if the run is too short."""
     of_demo = RunPlan(
         plan.policy,
         Dispatch(plan.dispatch),

@@ -2,13 +2,12 @@
 
     python tests/bench/bench_disaggregated_model.py LIVE.json [--json FILE]
 
-The same requests in the same order, as many in the system, the same times of steps, prompts and
-transfers, as many requests over the slots as the router let in at last (its over-commit);
-imbalance is G max L - sum L of each step, averaged over the same steps, in which all slots are
-asked for. The dispatch delay of a live run is what it measured: slot time that stands
-empty, per request. The simulator knows whole steps only, so its imbalance at that delay is
-interpolated between the two runs beside it; where a live run lost less than the simulator's least,
-that one counts. `at 0` is the simulator's without any delay but the transfer.
+The simulator gets the same requests in the same order, the same times of steps, prompts and
+transfers, and the over-commit that the router chose at last. Imbalance is G max L - sum L, averaged
+over the same steps, in which all slots are wanted. A live run's dispatch delay is the slot time
+that stands empty per request. The simulator knows whole steps only: its imbalance at that delay is
+interpolated; below its least delay, that one counts. `at 0` has no delay but the transfer. --json
+takes a part for each trace, live runs and model: tests/data/handoff/live.json.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 from loadgen.demo.run import STARVATION_S
 from loadgen.emulator.prefill_settings import parse_prefill_time
 from loadgen.model.step_time import parse_step_time
-from loadgen.report.origin import Engines, origin, read_figures, write_figures
+from loadgen.report.origin import Engines, origin, read_figures, write_part
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
@@ -42,13 +41,9 @@ from tests.bench.bench_disaggregated import (
     SLOTS,
     STEP_TIME,
 )
+from tests.bench.bench_disaggregated import CODE as LIVE
 
-CODE = (
-    "router/core",
-    "loadgen/simulator/decode",
-    "loadgen/traces",
-    "tests/bench/bench_disaggregated_model.py",
-)
+CODE = (*LIVE, "loadgen/simulator/decode", "tests/bench/bench_disaggregated_model.py")
 
 MOST_DELAY_STEPS = 8
 KV_TOKENS = 400_000  # of an emulated worker that is not told
@@ -57,7 +52,7 @@ ALLOWED = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A live run, and the simulator's at its delay; imbalances in tokens, delays in steps."""
+    """A live run beside the simulator's; imbalances in tokens, delays in steps."""
 
     trace: str
     name: str
@@ -77,7 +72,7 @@ class Row:
 
 
 def capped(trace: Trace) -> Trace:
-    """As its requests end that ask for ``CAP_TOKENS`` at most."""
+    """The trace with outputs cut at ``CAP_TOKENS``."""
     requests = (
         replace(each, output_tokens=min(each.output_tokens, CAP_TOKENS)) for each in trace.requests
     )
@@ -134,14 +129,14 @@ def config_of(run: dict[str, Any], trace: Trace) -> DecodeConfig:
 
 
 def delay_steps(slots_used: float, mean_output: float) -> float:
-    """A request runs for as many steps as it has tokens; the rest of the slots' time is empty."""
+    """Empty slot time per request; a request of n tokens runs n steps."""
     return (1 / slots_used - 1) * mean_output
 
 
 def around(
     config: DecodeConfig, requests: list[tuple[int, int]], delay: float, mean_output: float
 ) -> Iterator[tuple[float, float]]:
-    """Delays and imbalances up to the first delay that is no less than the live run's."""
+    """Delays and imbalances, up to the live run's delay."""
     for steps in range(MOST_DELAY_STEPS):
         # A few more may be needed to the end of the window.
         stream = FullStream(iter([*requests, *requests]), config.pool)
@@ -175,11 +170,13 @@ def main() -> None:
     for mean in means:
         print(f"{mean['trace']}, {mean['name']}: live / simulated {mean['ratio']:.2f}")
     if given.json:
-        told = {
-            "means": means,
-            "rows": [asdict(row) | {"ratio": row.ratio} for row in rows],
-        }
-        write_figures(given.json, told, origin(Engines.SIMULATED, CODE))
+        for trace in dict.fromkeys(run["trace"] for run in runs):
+            model = {
+                "means": [mean for mean in means if mean["trace"] == trace],
+                "rows": [asdict(r) | {"ratio": r.ratio} for r in rows if r.trace == trace],
+            }
+            part = {"model": model, "live": [run for run in runs if run["trace"] == trace]}
+            write_part(given.json, trace, part, origin(Engines.EMULATED, CODE))
 
 
 def summary(rows: list[Row], trace: str, name: str) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
     python tests/bench/bench_dispatch.py [--workers 8] [--slots 128] [--running 64] [--seconds 2]
 
-The dispatcher is made as `evenstep serve` makes it, with bfio and its look-ahead, two tenants,
-breakers and the request log's watcher, and is alone on its event loop. Workers have snapshots that
-show --running requests each. Requests come alone, or 64 at a time, are sent, answered and ended:
-CPU time of all that per request, for as many in a round, and of its parts. Then alone as in a
-service under way, with 16 and 64 running on each worker: bfio looks --horizon steps ahead, and
-one worker after the other steps between two requests. No HTTP. --json FILE writes the figures.
+The dispatcher is that of `evenstep serve` (bfio with look-ahead, two tenants, breakers, request
+log), alone on its event loop, without HTTP. Snapshots show --running requests on each worker. CPU
+time of a request and of its parts, for requests that come alone and 64 at a time. Then alone in a
+service under way, with 16 and 64 running on each worker: bfio looks --horizon steps ahead, and one
+worker after the other steps between two requests. --json FILE writes the figures.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ UNDER_WAY = 16, 64  # running on each worker
 
 
 class Load:
-    """Requests, and what is said of each to the dispatcher."""
+    """Requests and their events."""
 
     def __init__(self, dispatcher: Dispatcher, log: RequestLog) -> None:
         self._dispatcher = dispatcher
@@ -58,7 +57,7 @@ class Load:
         self.spent_s: defaultdict[str, float] = defaultdict(float)
 
     async def round(self, number: int) -> None:
-        """Some requests that come together, from their arrival to their end."""
+        """Requests that come together, from arrival to end."""
         requests = [self._request() for _ in range(number)]
         scopes = [{"method": "POST", "path": "/v1/completions"} for _ in requests]
         for scope, request in zip(scopes, requests, strict=True):
@@ -102,7 +101,7 @@ class Load:
 def made(
     workers: int, slots: int, running: int, horizon: int | None = None
 ) -> tuple[Dispatcher, RequestLog]:
-    """A dispatcher whose workers are up, and have said what they run."""
+    """A dispatcher with workers that are up and have reported."""
     specs = tuple(WorkerSpec(f"http://w{i}", f"http://w{i}", slots=slots) for i in range(workers))
     settings = ServeSettings(workers=specs, policy="bfio", horizon=horizon)
     cluster = Cluster(specs, breakers=settings.breakers)
@@ -121,21 +120,21 @@ def made(
 
 
 class Steps:
-    """Workers that step one after the other, whatever they run going on."""
+    """Workers that step one after the other."""
 
     def __init__(self, dispatcher: Dispatcher, workers: int) -> None:
         self._dispatcher = dispatcher
         self._turns = ((number, sequence) for sequence in count(2) for number in range(workers))
 
     def next(self) -> None:
-        """The worker whose turn it is says that it has made a step."""
+        """Report a step of the next worker."""
         number, sequence = next(self._turns)
         told = Snapshot("delta", "default", "w", number, "e", sequence, sequence, 0.0, 0.02)
         self._dispatcher.apply(SnapshotReceived(f"http://w{number}", told, time.monotonic()))
 
 
 async def timed(load: Load, number: int, seconds: float, between: Callable[[], None]) -> Figures:
-    """CPU microseconds per request of rounds of so many, and of their parts."""
+    """CPU microseconds per request and part, in rounds of ``number``."""
     for _ in range(200):
         await load.round(number)
     load.spent_s.clear()

@@ -27,7 +27,7 @@ EMULATE = [sys.executable, "-m", "router.cli", "emulate"]
 
 
 class Reader(asyncio.Protocol):
-    """Sends one request for an endless stream, then counts events by their first bytes."""
+    """Counts the events of one endless stream."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body

@@ -2,11 +2,10 @@
 
     python tests/bench/bench_end_signal.py [--steps 2000] [--model FOLDER]
 
-A real engine samples at temperature 1 until its requests end by themselves, 32 at a time; both
-signals see what a router reads, and are scored as the router scores them: 1 is an oracle, 0 no
-better than the base rate. **The default model has random weights: it knows nothing of ends, so no
-skill can be claimed from it, and none is expected.** With trained weights, name their folder. Needs
-the CPU engine (`make engine`); does nothing without it.
+A real engine samples at temperature 1, 32 requests at a time, until they end by themselves. Both
+signals read what a router reads and are scored as there: 1 is an oracle, 0 the base rate. **The
+default model has random weights and knows nothing of ends: no skill is expected or claimed.** Name
+a folder with trained weights instead. Needs the CPU engine (`make engine`).
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What a key waits in the router beside another one that asks twenty times as often.
+"""What a key waits in the router beside another one that sends twenty times as many requests.
 
     python tests/bench/bench_fair_share.py [--repeats 3] [--seconds 60] [--json FILE]
 
-An emulated fleet of 4 workers x 4 slots behind `evenstep serve`, policy bfio, a pool of 128; a
-request takes 0.5 to 1.5 s, so that 16 a second can be served. Runs take turns: the slower key
-alone, both keys, and both without keys.
+4 emulated workers x 4 slots behind `evenstep serve`, policy bfio, a pool of 128. A request takes
+0.5 to 1.5 s, so 16 a second can be served. Runs take turns: the slower key alone, both keys, and
+both without keys.
 
-bursts: the slower key sends 24 requests at once every 10 s, and so has to wait even alone; the
-other one 48 a second in a Poisson stream, three times what the fleet can do. Asked: the slower
-one's p99 queue time is at most twice that of its value alone.
+bursts: the slower key sends 24 requests at once every 10 s, so it waits even alone; the other one
+sends 48 a second (Poisson), three times the capacity. Limit: the slower key's p99 queue time is at
+most twice that alone.
 
-single: one a second, which alone never waits, and twenty: what is told is seconds.
+single: one a second, which alone never waits, and twenty; no limit.
 
-Queue times are the router's own, from its recording; the keys' prompts differ by their lengths.
+Queue times come from the router's recording; prompt lengths tell the keys apart there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KEYS = {"slow": "sk-slow-0123456789", "fast": "sk-fast-0123456789"}
 
 @dataclass(frozen=True)
 class Case:
-    """What the slower key sends: so many requests at once, every so often."""
+    """The slower key's batches."""
 
     batch: int
     every_s: float
@@ -73,7 +73,7 @@ def times(case: Case, seconds: float, seed: int, *, fast: bool) -> list[tuple[fl
 
 @dataclass
 class Sent:
-    """How requests were answered, and how much later than planned they were sent."""
+    """Answers by status, and lateness of the sendings."""
 
     answers: Counter[tuple[str, int]]
     late_s: list[float]
@@ -130,7 +130,7 @@ def run(case: Case, seconds: float, seed: int, *, fast: bool, keys: bool) -> dic
 
 
 def waits(recording: Path) -> dict[str, list[float]]:
-    """Queue times in seconds, by key, of those that were sent to a worker."""
+    """Queue times in seconds of dispatched requests, by key."""
     whose = {tokens: name for name, tokens in PROMPTS.items()}
     found: dict[str, list[float]] = {name: [] for name in PROMPTS}
     for request in load_recording(recording).requests:
@@ -150,7 +150,7 @@ def told(waited: list[float]) -> dict[str, float]:
 
 
 def measured(case: Case, repeats: int, seconds: float) -> dict[str, Any]:
-    """All runs of a case; the ratio is that of medians over the repeats."""
+    """All runs of a case; the ratio is of medians."""
     runs: dict[str, list[dict[str, Any]]] = {"alone": [], "both": [], "without_keys": []}
     for seed in range(repeats):
         for name, taken in runs.items():

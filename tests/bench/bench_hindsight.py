@@ -2,13 +2,12 @@
 
     python tests/bench/bench_hindsight.py [--instances 200] [--json FILE]
 
-Every instance is solved to its optimum (HiGHS), and every policy admits its jobs to the simulated
-engine, told their true lengths, which memory_checked alone asks for. All steps take a second, also
-for rates that wait and nested_wait measure and for ageing. Ratios are total latency by the
-optimum's, of each instance (mean with its 95 % interval); regret is the mean latency above the
-optimum's, in steps, as in arXiv 2502.07115. An evicted job begins anew, for which the optimum is a
-lower bound; where it keeps its tokens, an eviction is a pause at no cost, and a ratio may be below
-1. alpha_beta's cleared jobs always begin anew.
+HiGHS solves each instance to its optimum. Every policy admits the same jobs to the simulated
+engine; the lengths are true, but only memory_checked reads them. All steps take a second. The ratio
+is total latency by the optimum's (mean with its 95 % interval). Regret is the mean latency above
+the optimum's, in steps, as in arXiv 2502.07115. Where an evicted job begins anew, the optimum is a
+lower bound. Where it keeps its tokens, an eviction is a free pause, and a ratio may be below 1.
+alpha_beta's cleared jobs always begin anew.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ FAMILIES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One instance: its optimum, and what each policy came to, by eviction and name."""
+    """One instance: its optimum, and each policy's total by eviction and name."""
 
     seed: int
     jobs: Sequence[Job]
@@ -214,7 +213,7 @@ def table(family: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print the tables; write everything as JSON if asked."""
+    """Print the tables, and write everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--instances", type=int, default=200, help="of each family")
     parser.add_argument("--json", type=Path, help="file for everything that was measured")

@@ -3,11 +3,10 @@
     python tests/bench/bench_ingest.py [--workers 256] [--steps 50] [--running 72] [--seconds 20]
     python tests/bench/bench_ingest.py --workers 8 --spread  # engines that share no barrier
 
-Publishers in processes of their own send real deltas over ZMQ, each worker --steps times a second,
-with --running requests of 200 tokens each on average: those that end are replaced. Half of the
-requests are the router's own. It receives, decodes and applies them as `evenstep serve` does, with
-bfio and its look-ahead, while nothing waits. CPU time of this process and its ZMQ thread, asked:
-at most 25 % of a core. --json FILE writes the figures.
+Publishers in other processes send real deltas over ZMQ, --steps a second for each worker with
+--running requests of 200 tokens on average, half of them the router's own. The router receives,
+decodes and applies them as `evenstep serve` does, with bfio and its look-ahead; nothing waits. CPU
+time of this process and its ZMQ thread; limit: 25 % of a core. --json FILE writes the figures.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ FIRST_WAIT_S = 10.0
 
 
 class Worker:
-    """One engine's running requests, and its stream; told as the plug-in tells it, changes only."""
+    """One engine's requests and its stream of changes, as the plug-in publishes it."""
 
     def __init__(
         self, number: int, endpoint: str, running: int, context: zmq.Context[zmq.Socket[bytes]]
@@ -90,7 +89,7 @@ class Worker:
         return id_
 
     def step(self) -> None:
-        """Each request grows by a token, or ends and makes room for another."""
+        """Let each request grow by a token, or end and be replaced."""
         self._step += 1
         ended = []
         while self._ends[0][0] <= self._step:
@@ -114,7 +113,7 @@ def _token(worker: int, serial: int) -> str:
 def publish(
     endpoints: dict[int, str], running: int, steps: float, begins_s: Sequence[float], stop: Event
 ) -> None:
-    """Step some workers at a rate until told to stop, each so long after the others begin."""
+    """Step workers at a rate, each with its own offset, until ``stop``."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 4 * len(endpoints) + 16)
     workers = [Worker(number, endpoint, running, context) for number, endpoint in endpoints.items()]
@@ -130,7 +129,7 @@ def publish(
 async def ingest(
     endpoints: dict[int, str], running: int, seconds: float, *, awaited: bool
 ) -> dict[str, float]:
-    """Take in the streams; figures of the time after the first seconds."""
+    """Take in the streams; figures after the first seconds."""
     specs = tuple(
         WorkerSpec(f"w{number}", f"http://w{number}", rank=number, snapshots=endpoint)
         for number, endpoint in endpoints.items()

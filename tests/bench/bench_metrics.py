@@ -38,7 +38,7 @@ def main() -> None:
 
 
 async def _scrape(bench: Bench) -> tuple[float, float]:
-    """Milliseconds of CPU: in all, and between two turns of another task."""
+    """Milliseconds of CPU: total, and longest without a turn of another task."""
     scrape = asyncio.create_task(bench.metrics.render())
     began = last = time.thread_time()
     longest = 0.0

@@ -2,15 +2,14 @@
 
     python tests/bench/bench_page.py [--windows 8] [--seconds 6] [--json FILE]
 
-Emulated fleets behind `evenstep serve`, which streams a replay's answers. Windows of time take
-turns, with nobody looking and with somebody; CPU time is the router's, all threads, by the kernel's
-nanoseconds, and a figure is the median over the windows.
+An emulated fleet behind `evenstep serve`, which streams a replay's answers. Windows alone and
+watched take turns. CPU time is that of the router's threads; figures are medians over the windows.
 
-page: 64 workers; nobody, then one viewer of the page's states, one a second. Asked: at most 5 % of
-a core more. A Chromium that shows the page, where there is one: its own CPU time, all processes.
+page: 64 workers; one viewer reads the page's states, one a second. Limit: 5 % of a core more. With
+a Chromium: the CPU time of its processes while it shows the page.
 
-tokens: 8 workers, a token an event; nobody, then a viewer and a scraper of /metrics once a second.
-CPU time of all that the router does, by the tokens that it streams. Asked: within 3 %.
+tokens: 8 workers, a token an event; a viewer, and a scraper of /metrics once a second. CPU time of
+the router by the tokens that it streams. Limit: 3 % more.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ def compared(
 
 
 def told(name: str, values: Sequence[float]) -> dict[str, object]:
-    """The median of the pairs of windows, and all of them: how far they differ."""
+    """Median of the pairs of windows, and all pairs."""
     return {name: median(values), f"{name}_of_each_pair": sorted(values)}
 
 

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def different_servers(rng: Random, count: int) -> list[Server]:
-    """Memory and speed of each drawn evenly between those of the least and the greatest type."""
+    """Servers with memory and speed drawn between the extreme types."""
     return [
         Server(
             f"gpu{at}",

@@ -2,17 +2,16 @@
 
     python tests/bench/bench_plugin.py [--steps 200] [--engine] [--json FILE]
 
-vLLM's own schedulers, without a model: every slot is busy, requests make 200 tokens on average, and
-a router reads. A scheduler with the plug-in and one without take turns. CPU time of the engine's
+vLLM's own schedulers without a model: all slots are busy, requests make 200 tokens on average, a
+router reads. A scheduler with the plug-in and one without take turns. CPU time of the engine's
 thread, medians, the least of five runs; limits: 50 us a step at 32 running, 150 us at 256. The last
-column, what a million additions take, tells how fast the machine is.
+column, a million additions, shows the machine's speed.
 
-``--engine``: two whole engines of the same load take turns step by step, 32 running, a random model
-of 16 layers; each has the plug-in as often as the other, and both are without it as often. Medians
-of the difference of their steps; limit: 1 % of a step.
+``--engine``: two whole engines (a random model of 16 layers, 32 running) take turns step by step,
+and so does the plug-in between them. Medians of the difference of their steps; limit: 1 %.
 
-``--json``: the part of the file that this run measures is made anew. Needs the CPU engine
-(`make engine`); does nothing without it.
+``--json`` replaces one part of the file. Needs the CPU engine (`make engine`); does nothing
+without it.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ REQUESTS, RUNS = 5000, 5
 
 
 def main() -> None:
-    """The least of some runs, per request, without a log and with each form of it."""
+    """Print the least of some runs, without a log and with each form."""
     for level, form in (("warning", "text"), ("info", "text"), ("info", "json")):
         start_logging(level, form)
         least_s = min(_timed() for _ in range(RUNS))

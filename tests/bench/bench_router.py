@@ -2,11 +2,10 @@
 
     python tests/bench/bench_router.py [--rounds 3] [--seconds 5] [--json FILE]
 
-All stand before the same engines, which compute nothing (8 of them, 20 ms a step, each publishing
-50 snapshots a second), on a core of their own; engines and clients have another one. In each round
-every target in turn is started, goes through all tests and is ended: beside others it would share
-the processor's caches with what they do at rest. The order changes from round to round. CPU seconds
-are those of the target's processes, kernel included; medians over the rounds.
+8 engines that compute nothing make steps of 20 ms and publish 50 snapshots a second each. Engines
+and clients share one core, the router has the other. Each round starts, tests and ends every target
+in turn, in another order: targets that run together would share the processor's caches. CPU seconds
+are those of the target's processes, kernel included; figures are medians over the rounds.
 
 unary    64 clients, answers at once, as many requests as they can
 unary1   one client
@@ -14,9 +13,9 @@ paced    64 streams of 50 events, 20 ms apart
 fleet    512 streams of 75 events
 first    one client, streams of 20 events: what is added to the time to the first byte
 
-This router has keys, limits, metrics, breakers, retries and fair shares on, and decides by bfio
-but for one target; the others deal in turn (round_robin), and write as little of a log. Where two
-cores are not to be had for it alone, compare within a run: CPU seconds wander less than the clock.
+This router has keys, limits, metrics, breakers, retries and fair shares on, and decides by bfio,
+except for one target. The others deal in turn (round_robin), with as short a log. On shared cores
+compare within a run: CPU seconds vary less than the clock.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ Results = dict[str, dict[str, list[dict[str, float]]]]
 
 @dataclass(frozen=True)
 class Running:
-    """A target that is being measured; ``pids`` are its processes, none of no router."""
+    """A running target; without ``pids`` it is an engine itself."""
 
     port: int
     pids: Sequence[int]
@@ -155,7 +154,7 @@ def measured(
     rounds: int,
     seconds: float,
 ) -> tuple[Results, dict[str, float]]:
-    """All tests with each target in turn, round after round; and the memory it has at last."""
+    """All tests of all targets, and their memory at the end."""
     results: Results = defaultdict(lambda: defaultdict(list))
     memory: dict[str, float] = {}
     order = ["none", *names]
@@ -187,7 +186,7 @@ def one(name: str, test: str, target: Running, seconds: float) -> dict[str, floa
 
 
 def ask(target: Running, flags: Sequence[str], seconds: float) -> dict[str, float]:
-    """Load on a target, and what came of it."""
+    """Put load on a target; return its report."""
     module = "tests.support.router_bench.load"
     command = [*pinned(OTHER_CORE), sys.executable, "-m", module, "--port", str(target.port)]
     command += [*flags, "--seconds", str(seconds), "--key", KEY]
@@ -222,7 +221,7 @@ def show(medians: dict[str, dict[str, dict[str, float]]], memory: dict[str, floa
 
 
 def rounded(value: Any) -> Any:
-    """The same with figures that can be read."""
+    """Figures with three decimals."""
     if isinstance(value, dict):
         return {key: rounded(each) for key, each in value.items()}
     return round(value, 3)

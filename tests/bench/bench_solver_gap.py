@@ -143,7 +143,7 @@ def drawn(case: Case, each: int) -> Iterator[tuple[str, Instance]]:
 
 
 def optimum(name: str, instance: Instance, limit_s: float, cache: Path | None) -> dict[str, Any]:
-    """What HiGHS knows of an instance, out of the cache if it stands there proven."""
+    """HiGHS's result, from the cache if it is proven there."""
     file = cache / f"{name}.json" if cache else None
     if file and file.exists():
         kept = json.loads(file.read_text())

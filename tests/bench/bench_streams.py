@@ -2,14 +2,13 @@
 
     python tests/bench/bench_streams.py [--plane splice] [--idle 10000] [--streams 2000]
 
-The engines compute nothing: 8 of them, a step a second (an event per stream, and a snapshot), their
-steps spread evenly, so that two cores can take it: 2,000 events a second, 250 of them at once.
-Printed of each data plane, while all streams ran: how late a timer of the router's own loop was,
-every 2 ms, and how long it was busy between two of them (that is a stall of the router's own making
-that every client sees; where the machine has other work, it alone counts); memory per idle
-connection and per stream, with its connection to the engine (differences of PSS; the kernel's
-buffers are not in it); CPU. Half a minute for a plane. The router has one core, engines and clients
-have the other.
+8 engines compute nothing and make a step a second, spread evenly: 2,000 events a second, 250 at
+once. The router has one core, engines and clients have the other. Half a minute for a data plane.
+
+Printed while all streams run: how late a timer of the router's loop was, every 2 ms, and how long
+the loop was busy between two of them (a stall of the router's own; on a shared machine only this
+counts); memory per idle connection and per stream with its engine's connection (differences of PSS,
+without the kernel's buffers); CPU.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def main() -> None:
 
 
 def allowed(idle: int, streams: int) -> int:
-    """As many idle connections as open files allow: a stream takes two of the router."""
+    """Idle connections that the limit of open files allows; a stream takes two."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
@@ -151,7 +150,7 @@ def running(folder: Path, plane: str, connections: int, streams: int) -> Iterato
 
 
 def warm(port: int) -> None:
-    """Some short streams: what is loaded with the first of them is not theirs."""
+    """Run short streams, so that everything is loaded."""
     command = [*pinned(OTHER_CORE), sys.executable, "-m", "tests.support.router_bench.load"]
     flags = ("--clients", "200", "--events", "1", "--seconds", "1")
     subprocess.run(
@@ -161,7 +160,7 @@ def warm(port: int) -> None:
 
 @contextlib.contextmanager
 def gathering(port: int, idle: int, streams: int) -> Iterator[subprocess.Popen[str]]:
-    """All clients, in a process that is told lines and says some."""
+    """All clients, in a process that reads and writes lines."""
     command = [*pinned(OTHER_CORE), sys.executable, "-m", "tests.support.router_bench.crowd"]
     command += ["--port", str(port), "--idle", str(idle), "--streams", str(streams)]
     pipe = subprocess.PIPE
@@ -173,10 +172,10 @@ def gathering(port: int, idle: int, streams: int) -> Iterator[subprocess.Popen[s
 
 
 def expect(said: IO[str], word: str) -> None:
-    """Wait until the clients have come so far.
+    """Wait for a line of the clients.
 
     Raises:
-        RuntimeError: they have ended before.
+        RuntimeError: they ended before.
     """
     if (line := said.readline().strip()) != word:
         raise RuntimeError(f"the clients said {line!r} instead of {word!r}")
@@ -195,7 +194,7 @@ def shown(row: Figures, what: str) -> str:
 
 
 def beats(router: Server, folder: Path) -> dict[str, Figures]:
-    """How late and how busy the loop was since it was last asked, in milliseconds."""
+    """Lateness and busy time of the loop since the last call, in milliseconds."""
     file = folder / "beats.json"
     file.unlink(missing_ok=True)
     os.kill(router.process.pid, signal.SIGUSR1)

@@ -14,11 +14,11 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.gpu.serving import ROOT, SHAPES, Machine, commit, cpu_python, gpu_is_there, has_vllm
+from loadgen.report.origin import KEY, Engines, commit, origin
+from tests.gpu.serving import ROOT, SHAPES, Machine, cpu_python, gpu_is_there, has_vllm
 
 Values = Mapping[str, Any]
 """By name."""
@@ -31,6 +31,7 @@ INCOMPLETE = 3
 
 _END_S = 40.0
 _MOST_S = 86400.0
+CODE = ("engine_patches", "tests/gpu")
 _STATE = ("settings", "machine", "calls", "parts")
 
 
@@ -63,6 +64,7 @@ class Parts:
     ) -> None:
         self._file = file
         self._figures = figures
+        self._header: dict[str, dict[str, Any]] = {}
         self._state: dict[str, Any] = {
             "settings": json.loads(json.dumps(settings)),
             "machine": None,
@@ -94,15 +96,15 @@ class Parts:
         if self._state["machine"] is not None:
             self._refuse_others("machine", machine)
         self._state["machine"] = machine
-        command = shlex.join(map(_told, sys.orig_argv))
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        self._state["calls"].append({"date": now, "commit": commit, "command": command})
+        self._header = {KEY: {**origin(Engines.REAL, CODE), "commit": commit}}
+        call = {key: self._header[KEY][key] for key in ("date", "commit", "command")}
+        self._state["calls"].append(call)
 
     def keep(self, kind: str, name: str, value: object) -> None:
         """Write the file with one part more."""
         self._state["parts"].setdefault(kind, {})[name] = value
         head, beside = self._figures(self._state["parts"])
-        content = {**head, "measured": {**beside, **self._state}}
+        content = {**head, "measured": {**self._header, **beside, **self._state}}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         draft = self._file.with_name(f".{self._file.name}.draft")
         draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -173,11 +175,6 @@ def _read(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         return None
-
-
-def _told(argument: str) -> str:
-    """A path of this machine alone is of no use to others."""
-    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 # --- the command line -----------------------------------------------------------------------------

@@ -219,13 +219,6 @@ def cpu_python() -> Path | None:
     return None if built is None else built.python
 
 
-def commit() -> str:
-    """Of this working tree, and whether that has changes."""
-    name = _said(["git", "-C", str(ROOT), "rev-parse", "HEAD"]) or "unknown, there is no git"
-    changed = _said(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"])
-    return f"{name} with changes" if changed else name
-
-
 def _gpu() -> tuple[str, str]:
     """Name with memory, and driver, of the first that engines see."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() or "0"

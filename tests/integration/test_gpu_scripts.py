@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from loadgen.model.step_time import load_step_cost, load_step_time
+from loadgen.report.origin import commit
 from tests.gpu.fit import fit_decode, fit_prompts
 from tests.gpu.measure import COSTS, DECODE, IDLE, PROMPTS, ROUNDS, SMALL, names, points
 from tests.gpu.parts import INCOMPLETE
-from tests.gpu.serving import commit
 from tests.support.engine import READY_S, Installation
 from tests.support.engine_python import ROOT
 from tests.support.server import wait_until

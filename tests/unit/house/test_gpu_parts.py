@@ -13,7 +13,7 @@ import pytest
 from loadgen.model.step_time import load_step_cost, load_step_time
 from router.core.errors import InputError
 from tests.gpu.measure import DECODE, IDLE, PROMPTS, ROUNDS, SHARES, figures, known_parts
-from tests.gpu.parts import LIMIT_S, Budget, OtherConditionsError, Parts, Values
+from tests.gpu.parts import CODE, LIMIT_S, Budget, OtherConditionsError, Parts, Values
 
 SETTINGS = {"shape": "tiny", "flags": ("--a",)}
 COMMIT = "5f1e"
@@ -70,6 +70,8 @@ def test_another_call_goes_on_with_what_is_there(file: Path) -> None:
     found = kept(file)["measured"]
     assert list(found["parts"]["points"]) == ["1 x 8", "2 x 8", "4 x 8"]
     assert [call["commit"] for call in found["calls"]] == [COMMIT] * 2
+    assert found["origin"].items() >= found["calls"][-1].items()
+    assert found["origin"]["code"].keys() == set(CODE)
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(file: Path) -> None:
