@@ -39,8 +39,7 @@ _CHANGES_NOTHING = ("GET", "HEAD", "OPTIONS")
 class LocalOnly:
     """ASGI middleware: rejects foreign host names, and forbids browsers foreign content.
 
-    By DNS rebinding a foreign page can point its own name at 127.0.0.1 and read the answers. The
-    Host header still shows that name.
+    A foreign page can point its own name at 127.0.0.1 (DNS rebinding); Host shows that name.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -89,7 +88,7 @@ def guarded(send: Send, forms: str = "'none'") -> Send:
 
 
 def is_foreign(client: HTTPConnection) -> bool:
-    """Whether the request comes from a page of another origin, as its browser reports."""
+    """Whether a browser sends this for a page of another origin."""
     origin = client.headers.get("origin")
     return origin is not None and origin.partition("://")[2] != client.headers.get("host")
 
@@ -100,11 +99,7 @@ def is_foreign_change(client: HTTPConnection) -> bool:
 
 
 def own_pages_only(request: Request) -> None:
-    """Reject changes by pages of another origin.
-
-    Raises:
-        HTTPException: the request comes from such a page.
-    """
+    """Reject changes by pages of another origin with an HTTPException."""
     if is_foreign_change(request):
         raise HTTPException(403, "a page of another origin may change nothing here")
 
@@ -122,7 +117,7 @@ def audited(request: Request, what: str) -> Iterator[None]:
 
 
 def asked_by(request: Request) -> str:
-    """Return the origin for the log: address, and name of the key if there are keys."""
+    """Return the client's address, and the name of its key if there are keys."""
     address = request.client.host if request.client else "nobody"
     operator: str | None = request.scope.get("operator")
     return address if operator is None else f"{operator}, {address}"

@@ -121,11 +121,10 @@ class Share:
     Attributes:
         step_s: mean duration in the engine's seconds; None without steps.
         imbalance_tokens: mean of G max L - sum L.
-        idle_share: share of the workers' step time spent waiting for the fullest one. None if not
-            known: no engine measures it and the steps do not yield the time per token, or there is
-            no barrier.
-        measured_share: share of the workers' step time for which engines measured the waiting.
-        modelled_share: share of it for which the waiting is modelled.
+        idle_share: part of the workers' step time that is waiting for the fullest one; None:
+            not known, or there is no barrier.
+        measured_share: part of it in which engines have measured the waiting.
+        modelled_share: part of it in which the waiting is modelled.
         throughput_tok_s: output tokens per second of step time.
         together_share: of the steps with two or more busy workers, the share that all of them made
             together; None: there was no such step.

@@ -12,17 +12,15 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from functools import partial
 
 from starlette.routing import Router
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
 from router import systemd
 from router.access.door import Door
 from router.access.key_ring import KeyRing
-from router.core.clock import Clock
 from router.engines.http_client import HttpClient
 from router.file_limit import allow_connections
 from router.http import tls
@@ -39,7 +37,7 @@ from router.processes.proxy_counters import Tallies
 from router.processes.reconnect import Dial
 from router.processes.remote_dispatcher import Hearing, RemoteDispatcher
 from router.proxy.asgi_client import Identified
-from router.proxy.context import RelayContext, Serves
+from router.proxy.context import RelayContext
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
 from router.serve.main_server import MainServer
@@ -50,18 +48,6 @@ _AGAIN_S = 0.05
 _PATIENCE_S = 1.0
 
 
-@dataclass(slots=True)
-class _Context:
-    """Implements ``ServingContext``; ``models`` is the directory last received."""
-
-    models: Directory
-    relay: RelayContext
-    clock: Clock
-    lifecycle: Lifecycle
-    door: Door | None
-    elsewhere: Callable[[Scope, bytes], Serves]
-
-
 class _Keys:
     """Client keys last received."""
 
@@ -69,11 +55,18 @@ class _Keys:
 
 
 class Proxy:
-    """All parts of a proxy."""
+    """Every part of a proxy; implements ``ServingContext``.
+
+    Attributes:
+        models: directory last received.
+        hot: takes over the requests that need no other process.
+        elsewhere: server for split and metered requests: the deciding process.
+    """
 
     def __init__(self, place: Place, directory: Directory) -> None:
-        clock, serving = time.monotonic, directory.serving
-        self._serving = serving
+        serving = directory.serving
+        self.clock = clock = time.monotonic
+        self.models, self._serving = directory, serving
         self.counts = HttpCounts()
         requests, tallies = RequestLog(clock), Tallies(self.counts)
         seat = place.slot, place.restarts
@@ -82,7 +75,7 @@ class Proxy:
         self.tls = None if serving.tls is None else tls.server_context(*serving.tls)
         self._engines = HttpClient(serving.connect_timeout_s, serving.worker_key)
         self._inside = HttpClient(socket=place.http)
-        self._relay = RelayContext(
+        self.relay = RelayContext(
             port=self._dispatcher,
             client=self._engines,
             trouble=self._dispatcher.trouble,
@@ -92,10 +85,9 @@ class Proxy:
         )
         self._keys = _Keys()
         keys = None if directory.access.keys is None else self._keys
-        door = Door(keys, tallies, clock) if directory.access.hidden else None
-        whole = partial(Whole, self._inside, self._dispatcher)
-        self._context = _Context(directory, self._relay, clock, self.lifecycle, door, whole)
-        self.hot = HotPath(self._context, requests)
+        self.door = Door(keys, tallies, clock) if directory.access.hidden else None
+        self.elsewhere = partial(Whole, self._inside, self._dispatcher)
+        self.hot = HotPath(self, requests)
         self._dispatcher.hearing = Hearing(self.learn, self._recall, tls.refusal)
         self._dial = Dial(place.decider, self._dispatcher, tallies)
         self.learn(directory)
@@ -104,10 +96,13 @@ class Proxy:
     def app(self) -> ASGIApp:
         """Application for the requests that the hot path does not take over."""
         forward = Forward(self._inside, self._dispatcher)
-        return Router(default=Identified(forward), lifespan=self._lifespan, redirect_slashes=False)
+        return Router(
+            default=Identified(forward), lifespan=lambda _: self.running(), redirect_slashes=False
+        )
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, _: Router) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
+        """Follow the deciding process until the block ends."""
         end_with_supervisor()
         dialing = asyncio.create_task(self._dial.run())
         gc.freeze()
@@ -128,17 +123,17 @@ class Proxy:
             tls.load(self.tls, *serving.tls)
         self._serving = serving
         self._dispatcher.learn(directory)
-        self._context.models = directory
+        self.models = directory
         self._keys.ring = KeyRing(directory.access.keys or ())
-        self._relay.ranked = directory.ranked
-        self._relay.settings = directory.patience.relay
+        self.relay.ranked = directory.ranked
+        self.relay.settings = directory.patience.relay
         self.lifecycle.settings = serving.ending
         logged = serving.log_level, serving.log_format
         if logged != (before.log_level, before.log_format):
             start_logging(*logged)
 
     def _recall(self, worker_id: str, reason: str, streams: bool) -> None:
-        end = self._relay.attempts.break_off if streams else self._relay.attempts.recall
+        end = self.relay.attempts.break_off if streams else self.relay.attempts.recall
         end(worker_id, reason)
 
 

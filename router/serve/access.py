@@ -44,7 +44,7 @@ class Access:
 
     @property
     def read_again(self) -> frozenset[str]:
-        """Names of the reloadable settings: key checking cannot be turned on at run time."""
+        """Names of the settings that can change: checks are not turned on at run time."""
         sources = {"api_key_file": self.clients, "admin_key_file": self.operators}
         return frozenset(name for name, source in sources.items() if source is not None)
 
@@ -53,7 +53,7 @@ class Access:
 
     @property
     def door(self) -> Door | None:
-        """Checks clients' keys; None: no key is needed and credentials are not treated as keys."""
+        """Check of clients' keys; None: no key is needed, and credentials are passed on."""
         if self.clients is None and not self._engines_keyed:
             return None
         return Door(self.clients, self.limits, self._clock)
@@ -73,7 +73,7 @@ class Access:
         ]
 
     def take(self, settings: ServeSettings) -> None:
-        """Put the keys read by ``check`` in force; running requests of removed keys continue."""
+        """Put the keys read by ``check`` in force; requests of removed keys go on."""
         for source, ring in self._checked:
             if changes := ring.changes_since(source.ring):
                 whose = "clients" if source is self.clients else "operators"

@@ -1,9 +1,9 @@
-"""The main port's server: drains without losing requests and reloads settings at run time.
+"""The main port's server: it ends without losing requests, and reloads settings.
 
-At the first SIGTERM or SIGINT it drains: answers carry ``Connection: close`` and ``/health``
-reports the drain. After the drain delay it accepts no connections. Requests on open connections are
-then rejected (``front``), and open answers go on for the grace period. Those left are cancelled,
-and their clients get an error. A second signal ends the grace period, a third kills the process.
+From the first SIGTERM or SIGINT on, answers carry ``Connection: close`` and ``/health`` reports
+the drain. After the drain delay new requests are rejected (``front``), and open answers go on for
+the grace period. Then they are cancelled. A second signal ends the grace period, a third the
+process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S = 0.02
-# A terminal signals the whole process group and the parent may forward it: one signal twice.
+# A terminal and the parent process may both send one signal.
 _SAME_S = 0.2
-# Time to send the end of an answer cut short; clients that do not read get no more.
+# For the end of an answer that is cut short.
 _LAST_WORD_S = 2.0
 # Other processes need as much for their own ends.
 _OTHERS_S = 8.0
@@ -39,8 +39,8 @@ class MainServer(uvicorn.Server):
 
     Args:
         reload: called at SIGHUP, one call at a time; None: SIGHUP is not handled.
-        inherited: true if another process shares the socket and keeps it open.
-        others: true while other processes depend on this one; they end by themselves.
+        inherited: true if another process keeps the socket open.
+        others: true while other processes depend on this one.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class MainServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals without raising them again: an ordered end is a success."""
+        """Handle signals without raising them again: such an end is a success."""
         loop = asyncio.get_running_loop()
         for number in _ENDING:
             loop.add_signal_handler(number, self._end)
         yield
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, and report to systemd or the parent process meanwhile."""
+        """Serve, with signs of life to systemd or the parent process."""
         beating = asyncio.create_task(systemd.beat())
         try:
             await super().serve(sockets)
@@ -115,7 +115,7 @@ class MainServer(uvicorn.Server):
         await self.lifespan.shutdown()
 
     async def _reloads(self) -> None:
-        """Reload at each SIGHUP, including one held since the start; see ``hold_hangups``."""
+        """Reload at each SIGHUP, also one held since the start (``hold_hangups``)."""
         if self._reload is None:
             return
         asked = asyncio.Event()
@@ -173,7 +173,10 @@ class MainServer(uvicorn.Server):
     async def _until(
         self, condition: Callable[[], bool], longest_s: float, *, hurried: bool = True
     ) -> None:
-        """Wait for a condition, ``longest_s`` at most; with ``hurried`` a second signal ends it."""
+        """Wait for a condition; with ``hurried`` a second signal ends the wait.
+
+        It polls, as uvicorn's sets of tasks and connections send no event.
+        """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + longest_s
         while not condition() and loop.time() < end_s:

@@ -18,12 +18,12 @@ from router.serve.access import Access
 
 
 def recorded(settings: ServeSettings) -> Setting:
-    """Return the settings that a recording's header shows."""
+    """Settings that a recording's header shows."""
     return Setting("serve", settings.policy, settings.dispatch.value, settings.levels)
 
 
 def watching(health: HealthMonitor, gauges: GaugeReader) -> Part:
-    """Reloadable settings of health checks and metrics polling."""
+    """Times of health checks and of metrics polling."""
 
     def take(settings: ServeSettings) -> None:
         health.settings = settings.of(HealthSettings)
@@ -33,7 +33,7 @@ def watching(health: HealthMonitor, gauges: GaugeReader) -> Part:
 
 
 def patience(relay: RelayContext) -> Part:
-    """Reloadable settings of attempts, timeouts and worker headers, for new requests."""
+    """Attempts, timeouts and worker headers of new requests."""
 
     def take(settings: ServeSettings) -> None:
         relay.settings = settings.of(RelaySettings)
@@ -42,7 +42,7 @@ def patience(relay: RelayContext) -> Part:
 
 
 def workers(fleet: Fleet) -> Part:
-    """Reloadable set of workers."""
+    """The set of workers."""
 
     def take(settings: ServeSettings) -> None:
         fleet.change(settings.workers, settings.lockstep)
@@ -54,7 +54,7 @@ def workers(fleet: Fleet) -> Part:
 
 
 def recording(recorder: Recorder) -> Part:
-    """Reloadable header of recordings."""
+    """The header of recordings."""
 
     def take(settings: ServeSettings) -> None:
         recorder.change(recorded(settings))
@@ -63,7 +63,7 @@ def recording(recorder: Recorder) -> Part:
 
 
 def ending(lifecycle: Lifecycle) -> Part:
-    """Reloadable times of the router's shutdown."""
+    """Times of the shutdown."""
 
     def take(settings: ServeSettings) -> None:
         lifecycle.settings = settings.of(EndingSettings)
@@ -72,12 +72,12 @@ def ending(lifecycle: Lifecycle) -> Part:
 
 
 def keys(access: Access) -> Part:
-    """Reloadable keys; files are read again even if their names are unchanged."""
+    """Keys; their files are read again even if their names are unchanged."""
     return Part(access.take, access.check, access.read_again)
 
 
 def certificate(shown: ssl.SSLContext) -> Part:
-    """Reloadable certificate for new clients, read again even if the file names are unchanged."""
+    """The certificate for new clients, read again even if the file names are unchanged."""
 
     def check(settings: ServeSettings) -> None:
         if settings.certificate is None:

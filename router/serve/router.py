@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: ServeSettings, read: Callable[[], ServeSettings]) -> None:
-    """Serve until SIGINT or SIGTERM; ``MainServer`` describes the shutdown.
+    """Serve until SIGINT or SIGTERM.
 
     Raises:
         ConfigError: an address cannot be bound.

@@ -51,7 +51,8 @@ def opened(settings: ServeSettings) -> Iterator[Ports]:
     """Bind the ports; close them when the block ends.
 
     Raises:
-        ConfigError: an address cannot be bound.
+        ConfigError: an address cannot be bound, or the admin port would be reachable from
+            outside without a key.
     """
     if settings.port and settings.admin_port == settings.port:
         raise ConfigError(f"--admin-port {settings.port} is --port as well; give another")
@@ -66,24 +67,14 @@ def opened(settings: ServeSettings) -> Iterator[Ports]:
             listeners = listen_together(*address, settings.processes)
         for listener in listeners:
             sockets.enter_context(listener)
-        admin = _admin_port(settings, given.get("admin"))
+        admin = given.get("admin")
+        if admin is None and settings.admin_port is not None:
+            admin = listen(settings.admin_host, settings.admin_port, "--admin-port")
         if admin is not None:
             sockets.enter_context(admin)
+            if settings.admin_key_file is None:
+                loopback(admin.getsockname()[0])
         yield Ports(listeners, admin, "http" in given)
-
-
-def _admin_port(settings: ServeSettings, given: socket.socket | None) -> socket.socket | None:
-    """Bind the admin port, if it is configured.
-
-    Raises:
-        ConfigError: it cannot be bound, or it would be reachable from outside without a key.
-    """
-    if given is None and settings.admin_port is None:
-        return None
-    listener = given or listen(settings.admin_host, settings.admin_port or 0, "--admin-port")
-    if settings.admin_key_file is None:
-        loopback(listener.getsockname()[0])
-    return listener
 
 
 def admin_tls(admin: socket.socket, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
