@@ -32,7 +32,7 @@ def start_logging(level: str, form: str = "text") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # No line shows them, and each costs a look-up.
+    # No line shows thread or process, and each costs a look-up.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # The router logs a server's start and end itself.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
@@ -54,7 +54,8 @@ class TextLines(logging.Formatter):
         line = f"{record.asctime} {record.levelname} {record.name}: {record.message}"
         for name, value in record.__dict__.get(_FIELDS, {}).items():
             text = str(value)
-            if not _PLAIN.fullmatch(text):  # it could be misread
+            # Quoted if it could be misread; numbers cannot.
+            if not isinstance(value, int | float) and not _PLAIN.fullmatch(text):
                 text = msgspec.json.encode(text).decode()
             line += f" {name}={text}"
         return visible(line)

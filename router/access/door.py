@@ -72,7 +72,12 @@ class Door:
         scope[SHOWN] = [each for each in headers if each[0] in _SHOWN_IN]
         if self._keys is None or scope["path"] in OPEN:
             return None
-        key = self._known(headers, self._keys)
+        shown = shown_key(headers)
+        key = None if shown is None else self._keys.ring.find(shown)
+        if key is None:
+            self._limits.unauthorized += 1
+            wrong = "no API key is shown" if shown is None else "the API key is not known here"
+            raise UnknownKeyError(f"{wrong}: send Authorization: Bearer KEY")
         scope["tenant"] = key.name
         if scope["method"] != "POST":
             return None
@@ -82,15 +87,6 @@ class Door:
     def leave(self, key: Key | None) -> None:
         if key is not None:
             self._limits.leave(key)
-
-    def _known(self, headers: Iterable[Header], keys: Keys) -> Key:
-        shown = shown_key(headers)
-        key = None if shown is None else keys.ring.find(shown)
-        if key is None:
-            self._limits.unauthorized += 1
-            wrong = "no API key is shown" if shown is None else "the API key is not known here"
-            raise UnknownKeyError(f"{wrong}: send Authorization: Bearer KEY")
-        return key
 
 
 def shown_key(headers: Iterable[Header]) -> bytes | None:

@@ -44,7 +44,6 @@ _LINGER_S = 5.0
 # Connections beyond the limit that get an answer; more are just cut.
 _TOLD = 256
 
-
 # Stages of a request. Not an Enum: its members cost a lookup, some twenty times a request.
 _BETWEEN, _HEAD, _BODY = range(3)
 
@@ -72,8 +71,7 @@ class HotPath(Protocol):
 class Deadline:
     """At most one deadline, moved without a new timer.
 
-    A timer that fires early is set again. A connection's deadlines move thousands of times before
-    one of its timers fires.
+    A connection's deadlines move thousands of times before one of its timers fires.
     """
 
     __slots__ = ("_at_s", "_expired", "_fires_s", "_loop", "_timer")

@@ -8,7 +8,7 @@ although two servers could read it differently (RFC 9112, 3.2, 6.1, 11.2).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from router.http.port import HttpLimits
 from router.http.refusal import Refused
@@ -42,15 +42,12 @@ def check_line(
     if method not in METHODS:
         raise Refused(405, f"{method.decode()} is not served here", _ALLOW)
     line = method + b" " + target + end
-    if not raw.startswith(line) and not _behind(line, raw, ahead=ahead):
+    # It may follow an empty line (RFC 9112, 2.2).
+    there = raw.startswith((line, b"\r\n" + line)) or (ahead and line in raw)
+    if not there:
         raise Refused(400, "the request line must be METHOD PATH HTTP/1.1, with single spaces")
     if not _PLAIN.fullmatch(target):
         _check_target(target)
-
-
-def _behind(line: bytes, raw: bytes | bytearray, *, ahead: bool) -> bool:
-    """Whether the line follows other bytes; an empty line is allowed (RFC 9112, 2.2)."""
-    return raw.startswith(b"\r\n" + line) or (ahead and line in raw)
 
 
 def _check_target(target: bytes) -> None:
@@ -71,10 +68,20 @@ def check_fields(headers: Sequence[Header], version: str, limits: HttpLimits) ->
     """
     hosts, waits = 0, False
     for name, value in headers:
-        if name in _CHECKS:
-            _CHECKS[name](value, version, limits)
-            hosts += name == b"host"
-            waits = waits or name == b"expect"
+        if name == b"host":
+            hosts += 1
+            if not _HOST.fullmatch(value.rstrip(_BLANK)):
+                raise Refused(400, "the Host header is not NAME or NAME:PORT")
+        elif name == b"content-length":
+            # int() takes some thousand digits only; the parser limits them, zeros aside.
+            if int(value.lstrip(b"0") or b"0") > limits.max_body_bytes:
+                raise body_too_large(limits)
+        elif name == b"transfer-encoding":
+            _check_coding(value, version)
+        elif name == b"expect":
+            if value.rstrip(_BLANK).lower() != b"100-continue":
+                raise Refused(417, "the only Expect that is understood is 100-continue")
+            waits = True
     if hosts > 1 or (not hosts and version != "1.0"):
         raise Refused(400, f"there must be one Host header, not {hosts or 'none'}")
     return waits
@@ -123,18 +130,7 @@ def bodies_too_large(limits: HttpLimits) -> Refused:
     return Refused(503, message, b"retry-after: 1\r\n")
 
 
-def _host(value: bytes, version: str, limits: HttpLimits) -> None:
-    if not _HOST.fullmatch(value.rstrip(_BLANK)):
-        raise Refused(400, "the Host header is not NAME or NAME:PORT")
-
-
-def _length(value: bytes, version: str, limits: HttpLimits) -> None:
-    # int() takes some thousand digits only; the parser limits them, zeros aside.
-    if int(value.lstrip(b"0") or b"0") > limits.max_body_bytes:
-        raise body_too_large(limits)
-
-
-def _coding(value: bytes, version: str, limits: HttpLimits) -> None:
+def _check_coding(value: bytes, version: str) -> None:
     if version == "1.0":
         raise Refused(400, "HTTP/1.0 has no Transfer-Encoding: send Content-Length, or HTTP/1.1")
     coding = value.rstrip(_BLANK).lower()
@@ -142,17 +138,3 @@ def _coding(value: bytes, version: str, limits: HttpLimits) -> None:
         # Without chunks last, the body's end is unknown.
         status = 501 if coding.endswith(b"chunked") and b"," in coding else 400
         raise Refused(status, "the only Transfer-Encoding that is understood is chunked")
-
-
-def _expectation(value: bytes, version: str, limits: HttpLimits) -> None:
-    if value.rstrip(_BLANK).lower() != b"100-continue":
-        raise Refused(417, "the only Expect that is understood is 100-continue")
-
-
-# No MappingProxyType: the lookup runs for every header field.
-_CHECKS: dict[bytes, Callable[[bytes, str, HttpLimits], None]] = {
-    b"host": _host,
-    b"content-length": _length,
-    b"transfer-encoding": _coding,
-    b"expect": _expectation,
-}

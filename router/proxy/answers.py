@@ -206,9 +206,11 @@ def tokens_of(body: bytes) -> tuple[int, int] | None:
     at = body.find(b'"usage"')
     if at < 0 or (usage := _USAGE.search(body, at)) is None:
         return None
-    counts = _DETAILS.sub(b"", usage[1])
+    counts = usage[1]
+    if b"{" in counts:
+        counts = _DETAILS.sub(b"", counts)
     prompt, output = _PROMPT.search(counts), _OUTPUT.search(counts)
     if prompt is None:
         return None
-    cached = sum(map(int, _CACHED.findall(counts)))
+    cached = sum(map(int, _CACHED.findall(counts))) if b'"cache_' in counts else 0
     return int(prompt[1]) + cached, 0 if output is None else int(output[1])

@@ -74,7 +74,7 @@ class Aside:
             raise NoWorkerError(f"no worker of group {group.name!r} is up; retry")
         return min(
             [worker for worker in taking if _let_in(worker)] or taking,
-            key=self._busy,
+            key=lambda worker: (worker.in_flight + worker.aside, self._sent[worker.spec.id]),
         )
 
     def begin(self, group: Group, worker: Worker, attempt: str) -> None:
@@ -88,9 +88,6 @@ class Aside:
         worker.breaker.gone(attempt)
         worker.aside -= 1
         self.in_flight -= 1
-
-    def _busy(self, worker: Worker) -> tuple[int, int]:
-        return worker.in_flight + worker.aside, self._sent[worker.spec.id]
 
 
 def _let_in(worker: Worker) -> bool:

@@ -97,7 +97,12 @@ def _splittable(parsed: ParsedRequest, relay: RelayContext) -> bool:
 
 
 def pool_request(
-    parsed: ParsedRequest, tokens: Callable[[int, int], int], now_s: float, **known: Any
+    parsed: ParsedRequest,
+    tokens: Callable[[int, int], int],
+    now_s: float,
+    id: str = "",  # noqa: A002 - the field's name
+    group: str = "",
+    **known: Any,
 ) -> PoolRequest:
     """Build the pool's request.
 
@@ -105,16 +110,15 @@ def pool_request(
     fields.
     """
     learns = parsed.measured and not parsed.known_tokens
-    fields: dict[str, Any] = {
-        "id": "",
-        "group": "",
-        "prompt_tokens": parsed.known_tokens + tokens(parsed.text_bytes, parsed.parts),
-        "slots": parsed.slots,
-        "max_tokens": parsed.max_tokens,
-        "priority": parsed.priority,
-        "arrival_s": now_s,
-        "text_bytes": parsed.text_bytes if learns else 0,
-        "parts": parsed.parts if learns else 0,
-        "exact": parsed.known_tokens > 0 and not parsed.text_bytes,
-    }
-    return PoolRequest(**fields | known)
+    return PoolRequest(
+        id=id,
+        group=group,
+        prompt_tokens=parsed.known_tokens + tokens(parsed.text_bytes, parsed.parts),
+        slots=parsed.slots,
+        max_tokens=parsed.max_tokens,
+        arrival_s=now_s,
+        text_bytes=parsed.text_bytes if learns else 0,
+        parts=parsed.parts if learns else 0,
+        exact=parsed.known_tokens > 0 and not parsed.text_bytes,
+        **known,
+    )

@@ -13,6 +13,7 @@ these ids by data-parallel rank.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -155,20 +156,15 @@ class Bootstraps:
     async def _ask(self, url: str, rank: str) -> str:
         try:
             async with asyncio.timeout(_ANSWER_S):
-                body = await self._get(url)
+                response = await self._client.request("GET", url, "/query")
+                with contextlib.closing(response):
+                    body = await response.read()
         except TimeoutError:
             raise UpstreamError(f"{url}/query: no answer within {_ANSWER_S:g} s") from None
         try:
             return _engines.decode(body)[rank].engine_id
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
             raise UpstreamError(f"{url}/query does not tell the engine of rank {rank}") from error
-
-    async def _get(self, url: str) -> bytes:
-        response = await self._client.request("GET", url, "/query")
-        try:
-            return await response.read()
-        finally:
-            response.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,10 @@ class Relay:
                 raise
             self._count()
             if not stream.done:
-                self._break_off(worker, error, stream)
+                self._judge(worker, error)
+                self._end(Outcome.FAILED)
+                # Tokens cannot be taken back, so the stream ends with an error event.
+                self._client.finish(self._error_event(error, stream))
                 return
         if not self._started:
             self._begin(response)
@@ -278,12 +281,6 @@ class Relay:
         if self._headed and self._stream_down is not None:
             # Most answers are shorter than a progress interval, and would count as nothing.
             self._progress(self._stream_down.tokens)
-
-    def _break_off(self, worker: WorkerSpec, error: UpstreamError, stream: EventStream) -> None:
-        self._judge(worker, error)
-        self._end(Outcome.FAILED)
-        # Tokens cannot be taken back, so the stream ends with an error event.
-        self._client.finish(self._error_event(error, stream))
 
     def _rest(self, stream: EventStream) -> bytes:
         return stream.rest()

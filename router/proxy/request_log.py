@@ -145,7 +145,9 @@ class RequestLog:
             if (seconds := getattr(line, name)) is not None:
                 shown[name] = round(seconds, 6)
         duration_s = round(self._clock() - line.began_s, 6)
-        log.log(level, "request", extra=fields(**shown, duration_s=duration_s))
+        extra = fields(**shown, duration_s=duration_s)
+        # Not ``log.log``, which would look for its caller in the stack.
+        log.handle(log.makeRecord(log.name, level, "", 0, "request", (), None, extra=extra))
 
     # Methods of ``Watcher``.
 

@@ -152,9 +152,13 @@ class Exchange:
                 raise _ending()
             if context.door is not None:
                 key = context.door.enter(self._scope)
-            if self._cycle.more_body:
-                await self._rest_of_body()
             cycle = self._cycle
+            if cycle.more_body:
+                if cycle.waiting_for_100_continue:
+                    self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                    cycle.waiting_for_100_continue = False
+                self._body_there = asyncio.get_running_loop().create_future()
+                await self._body_there
             body, cycle.body = bytes(cycle.body), bytearray()  # the protocol keeps the cycle
             relay = await relay_of(context, self._scope, body)
             await relay.serve(self)
@@ -180,14 +184,6 @@ class Exchange:
         """Refuse the request if the server ends, not if its client left."""
         if not (self.gone or self._cycle.response_started):
             self._refuse(_ending())
-
-    async def _rest_of_body(self) -> None:
-        cycle = self._cycle
-        if cycle.waiting_for_100_continue:
-            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            cycle.waiting_for_100_continue = False
-        self._body_there = asyncio.get_running_loop().create_future()
-        await self._body_there
 
     def _refuse(self, error: EvenstepError) -> None:
         self.answer(dialect_of(self._scope["path"]).error(error_answer(error)))
