@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.config.setting import DAY_S, HOUR_S, MOMENT_S, WEEK_S, SettingGroup, setting
 from router.core.queue.retry import Deadlines
-from router.core.state.breaker import BreakerSettings
+from router.core.state.breaker import DEFAULTS
 
 
 class FaultSettings(SettingGroup):
@@ -29,7 +29,7 @@ class FaultSettings(SettingGroup):
         live=True,
     )
     breaker_failures: int = setting(
-        5,
+        DEFAULTS.breaker_failures,
         "Failures in a row that eject a worker.",
         metavar="N",
         ge=1,
@@ -37,7 +37,7 @@ class FaultSettings(SettingGroup):
         advanced=True,
     )
     breaker_share: float = setting(
-        0.5,
+        DEFAULTS.breaker_share,
         "Share of failed requests that ejects a worker too, with at least 10 requests in the "
         "window.",
         metavar="SHARE",
@@ -46,10 +46,15 @@ class FaultSettings(SettingGroup):
         advanced=True,
     )
     breaker_window_s: float = setting(
-        30.0, "Window of that share.", unit="s", ge=MOMENT_S, le=DAY_S, advanced=True
+        DEFAULTS.breaker_window_s,
+        "Window of that share.",
+        unit="s",
+        ge=MOMENT_S,
+        le=DAY_S,
+        advanced=True,
     )
     breaker_open_s: float = setting(
-        5.0,
+        DEFAULTS.breaker_open_s,
         "Length of a worker's first ejection; each further one is twice as long, up to 60 s.",
         unit="s",
         ge=MOMENT_S,
@@ -57,7 +62,7 @@ class FaultSettings(SettingGroup):
         advanced=True,
     )
     breaker_trials: int = setting(
-        2,
+        DEFAULTS.breaker_trials,
         "Requests that must succeed before an ejected worker returns.",
         metavar="N",
         ge=1,
@@ -65,7 +70,7 @@ class FaultSettings(SettingGroup):
         advanced=True,
     )
     max_ejected: float = setting(
-        0.5,
+        DEFAULTS.max_ejected,
         "Share of a group's live workers that may be ejected, never the last one; 0: none.",
         metavar="SHARE",
         ge=0,
@@ -73,7 +78,7 @@ class FaultSettings(SettingGroup):
         advanced=True,
     )
     slow_start_s: float = setting(
-        10.0,
+        DEFAULTS.slow_start_s,
         "Time in which a worker that returns gets all its slots back, one after the other.",
         unit="s",
         ge=0,
@@ -105,18 +110,6 @@ class FaultSettings(SettingGroup):
         le=WEEK_S,
         live=True,
     )
-
-    @property
-    def breakers(self) -> BreakerSettings:
-        return BreakerSettings(
-            failures=self.breaker_failures,
-            share=self.breaker_share,
-            window_s=self.breaker_window_s,
-            open_s=self.breaker_open_s,
-            trials=self.breaker_trials,
-            slow_start_s=self.slow_start_s,
-            max_ejected=self.max_ejected,
-        )
 
     @property
     def deadlines(self) -> Deadlines:

@@ -31,6 +31,7 @@ from router.core.policies.bfio.compiled import njit
 from router.core.process_counts import ProcessCounts
 from router.core.queue.fair_share import Weight, equal
 from router.core.request_limits import RequestLimits
+from router.core.state.breaker import BreakerSettings
 from router.core.state.cluster import Cluster
 from router.core.types import EngineFailed
 from router.dispatch.dispatcher import Dispatcher
@@ -128,7 +129,7 @@ class Router:
             settings.lockstep,
             settings.prefill_chunk,
             settings.levels,
-            settings.breakers,
+            settings.of(BreakerSettings),
         )
         self.dispatcher = make_dispatcher(settings, self.cluster, self.access.weight)
         self.models = ModelTable(self.cluster, settings.aliases, settings.of(RequestLimits))

@@ -23,6 +23,7 @@ import uvloop
 
 from loadgen.report.origin import Engines, origin, write_figures
 from router.config.serve_settings import ServeSettings
+from router.core.state.breaker import BreakerSettings
 from router.core.state.cluster import Cluster
 from router.core.types import (
     Outcome,
@@ -104,7 +105,7 @@ def made(
     """A dispatcher with workers that are up and have reported."""
     specs = tuple(WorkerSpec(f"http://w{i}", f"http://w{i}", slots=slots) for i in range(workers))
     settings = ServeSettings(workers=specs, policy="bfio", horizon=horizon)
-    cluster = Cluster(specs, breakers=settings.breakers)
+    cluster = Cluster(specs, breakers=settings.of(BreakerSettings))
     dispatcher = make_dispatcher(settings, cluster)
     log = RequestLog(time.monotonic)
     cluster.watchers.append(log)

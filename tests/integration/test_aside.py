@@ -132,7 +132,9 @@ async def test_the_last_engines_own_answer_passes(two: Two) -> None:
 
 
 async def test_answers_speak_for_a_worker_as_failures_speak_against_it() -> None:
-    breakers = BreakerSettings(failures=2, open_s=0.01, trials=1, slow_start_s=0)
+    breakers = BreakerSettings(
+        breaker_failures=2, breaker_open_s=0.01, breaker_trials=1, slow_start_s=0
+    )
     async with (
         scripted(2) as (a, b),
         serving([a, b], breakers=breakers, max_attempts=1) as router,

@@ -103,7 +103,10 @@ async def test_a_worker_that_does_not_begin_is_given_up_for_another(begun: bool)
 
 
 async def test_when_no_worker_begins_in_time_the_client_is_told() -> None:
-    deadlines, breakers = Deadlines(first_byte_timeout_s=SHORT_S), BreakerSettings(failures=1)
+    deadlines, breakers = (
+        Deadlines(first_byte_timeout_s=SHORT_S),
+        BreakerSettings(breaker_failures=1),
+    )
     async with routed(2, deadlines=deadlines, breakers=breakers) as (router, engines):
         asked = router.post()
         answer = await soon(asked)

@@ -184,12 +184,12 @@ async def test_who_waits_for_a_worker_that_rests_has_it_then(one: One) -> None:
 # workers that fail
 
 
-FAST = BreakerSettings(failures=3, open_s=0.2, trials=1, slow_start_s=0)
+FAST = BreakerSettings(breaker_failures=3, breaker_open_s=0.2, breaker_trials=1, slow_start_s=0)
 
 
 async def test_an_engine_that_fails_at_once_does_not_attract_all_requests() -> None:
     """It looks idle: without a breaker the first free worker would be this one every time."""
-    async with routed(3, breakers=BreakerSettings(failures=3)) as (router, engines):
+    async with routed(3, breakers=BreakerSettings(breaker_failures=3)) as (router, engines):
         async with answering(engines[:1], 500), answering(engines[1:]):
             for _ in range(30):
                 assert (await soon(router.post())).status_code == 200
@@ -220,7 +220,10 @@ async def test_an_ejected_worker_comes_back_by_a_trial() -> None:
 
 async def test_a_worker_that_others_fail_with_is_not_blamed() -> None:
     """Requests that every engine fails count against the first of them alone."""
-    async with routed(3, breakers=BreakerSettings(failures=4), slots=1) as (router, engines):
+    async with routed(3, breakers=BreakerSettings(breaker_failures=4), slots=1) as (
+        router,
+        engines,
+    ):
         async with answering(engines, 500):
             for _ in range(3):
                 assert (await soon(router.post())).status_code == 500
@@ -229,7 +232,7 @@ async def test_a_worker_that_others_fail_with_is_not_blamed() -> None:
 
 
 async def test_a_broken_stream_counts_against_its_worker() -> None:
-    async with routed(2, breakers=BreakerSettings(failures=1)) as (router, engines):
+    async with routed(2, breakers=BreakerSettings(breaker_failures=1)) as (router, engines):
         asked = router.post(stream=True)
         exchange = await engines[0].next()
         await exchange.start_stream()
@@ -242,7 +245,7 @@ async def test_a_broken_stream_counts_against_its_worker() -> None:
 
 
 async def test_a_client_that_leaves_counts_against_nobody() -> None:
-    async with routed(2, breakers=BreakerSettings(failures=1)) as (router, engines):
+    async with routed(2, breakers=BreakerSettings(breaker_failures=1)) as (router, engines):
         asked = router.post()
         exchange = await engines[0].next()
         asked.cancel()

@@ -331,7 +331,7 @@ async def test_a_prompt_that_is_answered_with_an_error_is_computed_elsewhere(sta
 
 
 async def test_a_prompt_that_several_fail_speaks_against_the_first_of_them() -> None:
-    breakers = BreakerSettings(failures=1, max_ejected=1)
+    breakers = BreakerSettings(breaker_failures=1, max_ejected=1)
     async with routed(4, prefills=3, kept_s=30.0, breakers=breakers) as (router, engines):
         asked = router.post()
         for engine in engines[:2]:
@@ -345,7 +345,7 @@ async def test_a_prompt_that_several_fail_speaks_against_the_first_of_them() -> 
 @pytest.mark.parametrize("failing", ["prefill", "decode"])
 async def test_who_fails_at_once_does_not_draw_what_is_split(failing: str) -> None:
     """It looks idle, and is the first in the order."""
-    breakers = BreakerSettings(failures=2)
+    breakers = BreakerSettings(breaker_failures=2)
     async with routed(4, prefills=2, kept_s=30.0, breakers=breakers) as (router, engines):
         bad = engines[0 if failing == "prefill" else 2]
 

@@ -33,20 +33,21 @@ class BreakerSettings:
     """Limits for ejection and return of a worker.
 
     Attributes:
-        failures: failures in a row that eject it.
-        share: share of failed requests in the window that ejects it.
-        window_s: length of the window; after as long without an ejection, ``open_s`` starts over.
-        open_s: duration of the first ejection; it doubles each time, up to a minute.
-        trials: requests that must succeed before its return.
+        breaker_failures: failures in a row that eject it.
+        breaker_share: share of failed requests in the window that ejects it.
+        breaker_window_s: length of the window; after as long without an ejection, the duration
+            starts over.
+        breaker_open_s: duration of the first ejection; it doubles each time, up to a minute.
+        breaker_trials: requests that must succeed before its return.
         slow_start_s: time in which its share of slots then grows to the whole.
         max_ejected: share of a group's live workers that may be out at a time.
     """
 
-    failures: int = 5
-    share: float = 0.5
-    window_s: float = 30.0
-    open_s: float = 5.0
-    trials: int = 2
+    breaker_failures: int = 5
+    breaker_share: float = 0.5
+    breaker_window_s: float = 30.0
+    breaker_open_s: float = 5.0
+    breaker_trials: int = 2
     slow_start_s: float = 10.0
     max_ejected: float = 0.5
 
@@ -67,8 +68,8 @@ class Breaker:
         self.waived = False
         self.calm = True
         self._settings = settings
-        self._good = Recent(settings.window_s)
-        self._bad = Recent(settings.window_s)
+        self._good = Recent(settings.breaker_window_s)
+        self._bad = Recent(settings.breaker_window_s)
         self._bad_in_a_row = 0
         self._openings = 0
         self._out_until_s = self._closed_s = -math.inf
@@ -107,7 +108,7 @@ class Breaker:
             case BreakerState.OPEN:
                 return 0
             case BreakerState.HALF_OPEN:
-                let_in = self._settings.trials - self._passed - len(self._trials)
+                let_in = self._settings.breaker_trials - self._passed - len(self._trials)
             case _:
                 let_in = math.ceil(self._fullness * slots or 1) - requests
         return min(free, max(0, let_in))
@@ -130,7 +131,7 @@ class Breaker:
             case BreakerState.HALF_OPEN if attempt in self._trials:
                 self._trials.discard(attempt)
                 self._passed += 1
-                if self._passed >= self._settings.trials:
+                if self._passed >= self._settings.breaker_trials:
                     self._close(now_s)
             case _:  # sent before the ejection
                 pass
@@ -177,13 +178,16 @@ class Breaker:
 
     def _fails_often(self, now_s: float) -> bool:
         bad, good = self._bad.count(now_s), self._good.count(now_s)
-        often = bad + good >= LEAST_JUDGED and bad >= self._settings.share * (bad + good)
-        return often or self._bad_in_a_row >= self._settings.failures
+        often = bad + good >= LEAST_JUDGED and bad >= self._settings.breaker_share * (bad + good)
+        return often or self._bad_in_a_row >= self._settings.breaker_failures
 
     def _open(self, now_s: float) -> None:
-        if self.state is BreakerState.CLOSED and now_s - self._closed_s > self._settings.window_s:
+        if (
+            self.state is BreakerState.CLOSED
+            and now_s - self._closed_s > self._settings.breaker_window_s
+        ):
             self._openings = 0
-        open_s = min(MOST_OPEN_S, self._settings.open_s * 2.0 ** min(self._openings, 60))
+        open_s = min(MOST_OPEN_S, self._settings.breaker_open_s * 2.0 ** min(self._openings, 60))
         self._openings += 1
         self._out_until_s = now_s + open_s
         self.state = BreakerState.OPEN

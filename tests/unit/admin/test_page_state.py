@@ -33,7 +33,7 @@ def test_of_a_router() -> None:
     show(cluster, snapshot("full", 1, running(part(7), 100, 20), power_w=300.0))
     send(cluster, request(8, 50), "b")
     cluster.apply(WorkerDown("b", "gone"))
-    for _ in range(DEFAULTS.failures):
+    for _ in range(DEFAULTS.breaker_failures):
         cluster.worker("a").breaker.failed("x", 1.0, suspect=False, may_open=True)
     status = Status(
         cluster,

@@ -31,7 +31,7 @@ def fail(one: Breaker, now: float, *, suspect: bool = False, may: bool = True) -
 def broken(now: float = 0.0) -> Breaker:
     """One that has just been opened."""
     one = breaker()
-    assert [fail(one, now) for _ in range(SETTINGS.failures)][-1]
+    assert [fail(one, now) for _ in range(SETTINGS.breaker_failures)][-1]
     return one
 
 
@@ -41,7 +41,7 @@ def room(one: Breaker, now: float, requests: int = 0) -> int:
 
 
 def test_failures_in_a_row_eject_and_a_success_between_them_does_not() -> None:
-    one = breaker(failures=3, share=1.0)
+    one = breaker(breaker_failures=3, breaker_share=1.0)
     assert not any(fail(one, 0) for _ in range(2))
     one.succeeded("x", 0)
     assert [fail(one, 0) for _ in range(3)] == [False, False, True]
@@ -58,10 +58,10 @@ def test_a_large_share_of_failures_ejects_once_there_are_enough_to_judge() -> No
 
 
 def test_failures_that_are_long_past_are_no_share() -> None:
-    one = breaker(failures=99)
+    one = breaker(breaker_failures=99)
     for _ in range(LEAST_JUDGED - 1):
         fail(one, 0)
-    assert not fail(one, 2 * SETTINGS.window_s)
+    assert not fail(one, 2 * SETTINGS.breaker_window_s)
 
 
 def test_a_request_that_others_fail_too_ejects_nobody() -> None:
@@ -72,9 +72,9 @@ def test_a_request_that_others_fail_too_ejects_nobody() -> None:
 
 def test_trials_decide_whether_it_is_closed() -> None:
     one = broken()
-    assert room(one, SETTINGS.open_s - 0.1) == 0
-    assert room(one, SETTINGS.open_s) == SETTINGS.trials
-    one.succeeded("sent before", SETTINGS.open_s)
+    assert room(one, SETTINGS.breaker_open_s - 0.1) == 0
+    assert room(one, SETTINGS.breaker_open_s) == SETTINGS.breaker_trials
+    one.succeeded("sent before", SETTINGS.breaker_open_s)
     one.sent("a")
     one.sent("b")
     assert (room(one, 6), one.state) == (0, BreakerState.HALF_OPEN)
@@ -87,7 +87,7 @@ def test_trials_decide_whether_it_is_closed() -> None:
 
 
 def test_a_trial_that_fails_ejects_for_twice_as_long_each_time_up_to_a_minute() -> None:
-    one, now, out_s = broken(), 0.0, SETTINGS.open_s
+    one, now, out_s = broken(), 0.0, SETTINGS.breaker_open_s
     for _ in range(8):
         assert room(one, now + out_s - 0.1) == 0
         now += out_s
@@ -106,10 +106,10 @@ def test_what_has_been_well_for_long_is_out_for_a_short_time_again() -> None:
         room(one, 20)
         one.sent(attempt)
         one.succeeded(attempt, 20)
-    later = 21 + SETTINGS.window_s
-    for _ in range(SETTINGS.failures):
+    later = 21 + SETTINGS.breaker_window_s
+    for _ in range(SETTINGS.breaker_failures):
         fail(one, later)
-    assert room(one, later + SETTINGS.open_s) == SETTINGS.trials
+    assert room(one, later + SETTINGS.breaker_open_s) == SETTINGS.breaker_trials
 
 
 def test_a_trial_that_fails_where_nobody_else_is_left_closes_it() -> None:
@@ -123,7 +123,7 @@ def test_late_words_change_nothing_while_it_is_open() -> None:
     one = broken()
     one.succeeded("x", 1)
     assert not fail(one, 1)
-    assert room(one, SETTINGS.open_s) == SETTINGS.trials
+    assert room(one, SETTINGS.breaker_open_s) == SETTINGS.breaker_trials
 
 
 def test_slots_grow_slowly_after_a_recovery() -> None:
@@ -212,7 +212,7 @@ STEPS = st.lists(
 def test_a_group_is_never_empty_and_never_has_more_trials_than_allowed(
     steps: list[tuple[int, str]], max_ejected: float, workers: int
 ) -> None:
-    group = [breaker(failures=3) for _ in range(workers)]
+    group = [breaker(breaker_failures=3) for _ in range(workers)]
     now, serial = 0.0, 0
     there: dict[int, list[str]] = {place: [] for place in range(workers)}
     for which, what in steps:
@@ -236,5 +236,5 @@ def test_a_group_is_never_empty_and_never_has_more_trials_than_allowed(
         out = [b for b in group if b.state is not BreakerState.CLOSED]
         assert len(out) < workers
         assert len(out) <= max_ejected * workers
-        assert len(one._trials) <= SETTINGS.trials
+        assert len(one._trials) <= SETTINGS.breaker_trials
         assert any(b.capacity(SLOTS, SLOTS, 0) == SLOTS for b in group)

@@ -23,7 +23,7 @@ from router.core.types import (
 )
 from tests.support.core import request, snapshot, token
 
-SETTINGS = BreakerSettings(failures=2, open_s=5, trials=1, slow_start_s=8)
+SETTINGS = BreakerSettings(breaker_failures=2, breaker_open_s=5, breaker_trials=1, slow_start_s=8)
 
 
 def cluster(workers: Iterable[str], *, lockstep: bool = False) -> Cluster:
@@ -39,7 +39,9 @@ def capacities(group: Group, now: float) -> list[int]:
     return [view.capacity for view in group.views(Dispatch.POOL)]
 
 
-def fail(group: Group, worker: str, now: float = 0.0, *, times: int = SETTINGS.failures) -> None:
+def fail(
+    group: Group, worker: str, now: float = 0.0, *, times: int = SETTINGS.breaker_failures
+) -> None:
     for _ in range(times):
         group.failed(worker, "x", now, suspect=False)
 
@@ -133,7 +135,7 @@ def test_who_asks_for_a_rest_is_left_alone_and_can_be_waited_for() -> None:
     assert capacities(group, 2) == [8, 8]
 
 
-@pytest.mark.parametrize(("failures", "capacity"), [(0, 1), (SETTINGS.failures, 0)])
+@pytest.mark.parametrize(("failures", "capacity"), [(0, 1), (SETTINGS.breaker_failures, 0)])
 def test_prefill_workers_are_ejected_alike(failures: int, capacity: int) -> None:
     made = Cluster(
         [
