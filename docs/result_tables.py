@@ -164,6 +164,38 @@ def decision_times() -> Table:
     return words_table(("workers, pool, look-ahead", "median", "p99"), rows)
 
 
+def hindsight() -> Table:
+    """Total latency above the least possible one, over the families of tiny instances."""
+    families = kept("admission/hindsight.json")["families"]
+    rows = []
+    for policy in families[0]["policies"]:
+        anew = [family["policies"][policy]["restart"] for family in families]
+        resumed = [family["policies"][policy]["keep"] for family in families]
+        most = max(each["ratio_max"] for each in anew)
+        rows.append(
+            (
+                _HINDSIGHT.get(policy, f"`{policy}`"),
+                _range([100 * (each["ratio_mean"] - 1) for each in anew], 1),
+                f"{100 * (most - 1):.0f} %",
+                _range([100 * each["optimal_share"] for each in anew], 0),
+                _range([100 * each["below_share"] for each in resumed], 0),
+            )
+        )
+    header = (
+        *("policy", "above the optimum on average", "at most", "optimal"),
+        "if evicted requests resume: below it",
+    )
+    return words_table(header, rows)
+
+
+def _range(percents: Sequence[float], digits: int) -> str:
+    least, most = (f"{each:.{digits}f}" for each in (min(percents), max(percents)))
+    return f"{least} %" if least == most else f"{least} to {most} %"
+
+
+_HINDSIGHT = {"off": "vLLM's own order", "memory_checked, no ageing": "`memory_checked`, no ageing"}
+
+
 # --- real engines ---------------------------------------------------------------------------------
 
 
@@ -349,6 +381,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "router cost, short": router_cost_short,
     "solver gaps": solver_gaps,
     "decision times": decision_times,
+    "hindsight": hindsight,
     "lockstep": lockstep,
     "plug-in cost": plugin_cost,
     "admission, engines": admission_engines,

@@ -11,6 +11,7 @@ import pytest
 from loadgen.figures.figures_command import picture_name
 from loadgen.figures.figures_document import claims_of, markdown, outcomes_of, score
 from loadgen.figures.studies import STUDIES as ALL_STUDIES
+from loadgen.report.origin import read_figures
 from tests.support.docs import README, section_of, text_of, words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,3 +123,11 @@ def test_the_preemptions_of_the_page_are_those_of_the_engines() -> None:
     counts = [", ".join(str(run["preemptions"]) for run in each) for each in runs.values()]
     assert len(counts) == 4
     assert [each for each in counts if f"| {each} |" not in text_of(ADMISSION)] == []
+
+
+def test_the_simulator_is_as_near_to_the_live_router_as_the_page_says() -> None:
+    live = read_figures(ROOT / "tests/data/live/live.json")
+    ratios = [row["live_tokens"] / row["simulated_tokens"] for row in live["rows"]]
+    said = words(text_of(SIMULATED))
+    assert f"imbalance is {live['live_tokens'] / live['simulated_tokens']:.2f} times" in said
+    assert f"the mean of {len(ratios)} seeds ({min(ratios):.2f} to {max(ratios):.2f})" in said
