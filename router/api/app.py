@@ -79,8 +79,8 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
     @app.get("/health")
     async def health() -> JSONResponse:
         """200 while requests are served, else 503; either way with the state of each worker."""
-        groups = context.dispatcher.cluster.groups.values()
-        up = any(group.serving for group in groups if group.serves is None)
+        cluster = context.dispatcher.cluster
+        groups, up = cluster.groups.values(), any(group.serving for group in cluster.answering)
         status = "ok" if up else "unavailable"
         if context.lifecycle.draining:
             status = "draining"

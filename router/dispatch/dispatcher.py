@@ -72,8 +72,7 @@ class Dispatcher:
             forecast.
 
     Attributes:
-        on_change: called when what proxies know of workers may have changed: at once if workers
-            come, go or fail, and at each tick for what changes with time or is learned.
+        on_change: called when workers come, go or fail.
     """
 
     def __init__(
@@ -270,7 +269,6 @@ class Dispatcher:
             except Exception:  # the other groups go on
                 log.exception("group %s: its timeouts could not be checked", queue.group.name)
         self._dissolve()
-        self.on_change()
 
     # Workers that come and go.
 

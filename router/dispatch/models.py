@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from router.core.errors import InvalidRequestError, NoWorkerError, UnknownModelError
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
@@ -19,6 +19,23 @@ if TYPE_CHECKING:
 _SHOWN = 200
 
 _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+
+
+class Route(NamedTuple):
+    """Where requests for a model go.
+
+    Attributes:
+        model: name that engines know; None: the request names none.
+        lacks: ids of the group's workers that do not serve it.
+        most_slots: slots of the group's largest worker, if known.
+        prefills: group of workers that compute its prompts, if there is one.
+    """
+
+    model: str | None
+    group: str
+    lacks: frozenset[str]
+    most_slots: int | None
+    prefills: str | None
 
 
 class ModelTable:
@@ -67,9 +84,6 @@ class ModelTable:
     def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
         """Estimated tokens of a text with ``parts`` images or other media, in a group."""
         return self._cluster.groups[group].token_rate.tokens(text_bytes, parts)
-
-    def most_slots(self, group: str) -> int | None:
-        return self._cluster.groups[group].most_slots
 
     def prefills(self, group: str, lacks: Set[str]) -> str | None:
         """The group that computes a group's prompts; None if all its workers are in ``lacks``."""
@@ -142,6 +156,18 @@ class ModelTable:
             check_served(model, lacks, self._cluster.groups[self.group(model)].askable)
         return lacks
 
+    def route(self, name: str | None) -> Route:
+        """Where requests for a model or alias go; errors as from ``group`` and ``lacking``."""
+        model = name if name is None else self._aliases.get(name, name)
+        name = self._group_of.get(model) if model is not None else None
+        group = self._cluster.groups.get(name or "")
+        if group is None:
+            group = self._cluster.groups[self.group(model)]
+        lacks = self.absent.get(model or "", frozenset())
+        if lacks:
+            check_served(model, lacks, group.askable)
+        return Route(model, group.name, lacks, group.most_slots, self.prefills(group.name, lacks))
+
     def resolve(self, name: str | None) -> str | None:
         return name if name is None else self._aliases.get(name, name)
 
@@ -154,9 +180,9 @@ class ModelTable:
             UnknownModelError: no group serves the model.
         """
         if model is None:
-            groups = [group.name for group in self._cluster.groups.values() if group.serves is None]
+            groups = self._cluster.answering
             if len(groups) == 1:
-                return groups[0]
+                return groups[0].name
         self._forget()
         return group_of(model, self._group_of, lambda: self.known)
 

@@ -80,7 +80,7 @@ class Observer:
     @property
     def groups(self) -> dict[str, Group]:
         """Groups with a possible barrier, by name; prefill workers step independently."""
-        return {name: group for name, group in self.cluster.groups.items() if group.serves is None}
+        return {group.name: group for group in self.cluster.answering}
 
     async def run(
         self,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
 import msgspec
 
 from router.access.key_ring import Key
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
 from router.core.state.rates import tokens_of
-from router.dispatch.models import check_served, group_of
+from router.dispatch.models import Route, check_served, group_of
 from router.http.port import EndingSettings, HttpLimits
 from router.proxy.context import RelaySettings
 
@@ -98,8 +98,15 @@ class Directory(msgspec.Struct, frozen=True):
     limits: RequestLimits = DEFAULT_LIMITS
     absent: Mapping[str, frozenset[str]] = {}
 
-    def resolve(self, name: str | None) -> str | None:
-        return name if name is None else self.aliases.get(name, name)
+    def route(self, name: str | None) -> Route:
+        model = name if name is None else self.aliases.get(name, name)
+        group = self.models.get(model) if model is not None else None
+        if group is None:
+            group = self.group(model)
+        card, lacks = self.groups[group], self.absent.get(model or "", frozenset())
+        if lacks:
+            check_served(model, lacks, card.askable)
+        return Route(model, group, lacks, card.most_slots, card.prefills)
 
     def group(self, model: str | None) -> str:
         if model is None and len(self.groups) == 1:
@@ -109,16 +116,3 @@ class Directory(msgspec.Struct, frozen=True):
     def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
         card = self.groups[group]
         return tokens_of(text_bytes, parts, card.bytes_per_token, card.tokens_per_part)
-
-    def most_slots(self, group: str) -> int | None:
-        return self.groups[group].most_slots
-
-    def prefills(self, group: str, lacks: Set[str]) -> str | None:
-        """``lacks`` is not used here: the deciding process checks it."""
-        return self.groups[group].prefills
-
-    def lacking(self, model: str | None) -> frozenset[str]:
-        lacks = self.absent.get(model or "", frozenset())
-        if lacks:
-            check_served(model, lacks, self.groups[self.group(model)].askable)
-        return lacks

@@ -30,57 +30,42 @@ class Teller:
         self._worker_key = settings.worker_key
 
     def __call__(self) -> Directory:
-        router = self._router
+        router, models, settings = self._router, self._router.models, self._router.reload.settings
+        keys = router.access.clients
         return Directory(
-            groups=self._groups(),
-            models=dict(router.models.by_group),
-            absent=dict(router.models.absent),
-            aliases=dict(router.models.aliases),
-            limits=router.models.limits,
-            known=tuple(router.models.known),
+            groups={
+                group.name: GroupCard(
+                    # Rounded, because it moves a little with every prompt.
+                    bytes_per_token=round(group.token_rate.bytes_per_token, 2),
+                    prefills=models.prefills(group.name, frozenset()),
+                    askable=frozenset(group.askable),
+                    tokens_per_part=round(group.token_rate.tokens_per_part),
+                    most_slots=group.most_slots,
+                )
+                for group in router.cluster.answering
+            },
+            models=dict(models.by_group),
+            absent=dict(models.absent),
+            aliases=dict(models.aliases),
+            limits=models.limits,
+            known=tuple(models.known),
             ranked=frozenset(router.urls.shared),
-            patience=self._patience(),
-            access=self._access(),
-            serving=self._serving(),
-        )
-
-    def _groups(self) -> dict[str, GroupCard]:
-        router = self._router
-        return {
-            name: GroupCard(
-                # Rounded, because it moves a little with every prompt.
-                round(group.token_rate.bytes_per_token, 2),
-                router.models.prefills(name, frozenset()),
-                frozenset(group.askable),
-                round(group.token_rate.tokens_per_part),
-                group.most_slots,
-            )
-            for name, group in router.dispatcher.cluster.groups.items()
-            if group.serves is None
-        }
-
-    def _patience(self) -> Patience:
-        router = self._router
-        settings = router.dispatcher.settings
-        return Patience(
-            relay=router.relay.settings,
-            retry_budget=settings.retry_budget,
-            retry_min_per_s=settings.retry_min_per_s / self._proxies,
-        )
-
-    def _access(self) -> Access:
-        access = self._router.access
-        keys = None if access.clients is None else tuple(access.clients.ring.by_name.values())
-        return Access(keys, hidden=self._router.door is not None)
-
-    def _serving(self) -> Serving:
-        settings = self._router.reload.settings
-        return Serving(
-            limits=self._limits,
-            tls=settings.certificate,
-            ending=self._router.lifecycle.settings,
-            log_level=settings.log_level,
-            log_format=settings.log_format,
-            worker_key=self._worker_key,
-            connect_timeout_s=settings.connect_timeout_s,
+            patience=Patience(
+                relay=router.relay.settings,
+                retry_budget=router.dispatcher.settings.retry_budget,
+                retry_min_per_s=router.dispatcher.settings.retry_min_per_s / self._proxies,
+            ),
+            access=Access(
+                keys=None if keys is None else tuple(keys.ring.by_name.values()),
+                hidden=router.door is not None,
+            ),
+            serving=Serving(
+                limits=self._limits,
+                tls=settings.certificate,
+                ending=router.lifecycle.settings,
+                log_level=settings.log_level,
+                log_format=settings.log_format,
+                worker_key=self._worker_key,
+                connect_timeout_s=settings.connect_timeout_s,
+            ),
         )

@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
-
-import msgspec
 
 from router.access.door import Keys
 from router.access.key_limits import KeyLimits
@@ -88,7 +85,7 @@ class Link:
         self._keys: dict[str, Key] = {}
         self._connections = 0
         self.peer: Peer[m.FromProxy] = Peer(
-            m.from_proxy, self._receive, self._come, self._gone, self._broken
+            m.from_proxy, self._receive, self._come, self._gone, parts.processes
         )
         self.here = False
         self.slot, self.restarts = -1, 0
@@ -96,7 +93,44 @@ class Link:
         self.follows = 0
 
     def _receive(self, message: m.FromProxy) -> None:
-        self._DO[type(message)](self, message)
+        match message:  # the most frequent ones first
+            case Progressed() | PromptCounted() | Succeeded() | Failed() | Refused():
+                if message.request_id in self._requests:
+                    self._dispatcher.apply(message)
+            case Arrived():
+                self._enter(message.request)
+            case Began(id_, worker_id, time_s, good):
+                if (request := self._requests.get(id_)) is not None:
+                    self._dispatcher.began(request, worker_id, time_s, good=good)
+            case Ended():
+                if (request := self._requests.pop(message.request_id, None)) is not None:
+                    self._dispatcher.end(request, message.outcome)
+                    self._let_out(request)
+            case Returned():
+                self._take_back(message)
+            case _:
+                self._receive_report(message)
+
+    def _receive_report(self, message: m.FromProxy) -> None:
+        """Apply what a proxy reports of workers and of itself."""
+        match message:
+            case RestRequested():
+                self._dispatcher.apply(message)
+            case m.Trouble():
+                if self._dispatcher.cluster.knows(message.worker_id):
+                    self._parts.trouble(message.worker_id, message.reason)
+            case m.Tally():
+                self._add(message)
+            case m.Hello():
+                self._adopt(message)
+            case m.Tried():
+                self.tried = message
+                self._changed(self)
+            case m.Followed():
+                self.follows = message.number
+                self._changed(self)
+            case _:  # the peer notes each message, a beat too, as a sign of life
+                pass
 
     def _come(self) -> None:
         self.here = True
@@ -119,12 +153,9 @@ class Link:
             for request in requests.values():
                 done.callback(self._dispatcher.end, request, Outcome.ABORTED)
 
-    def _broken(self) -> None:
-        self._parts.processes.broken += 1
-
     # requests
 
-    def _hello(self, hello: m.Hello) -> None:
+    def _adopt(self, hello: m.Hello) -> None:
         self.slot, self.restarts = hello.slot, hello.restarts
         for held in hello.held:
             request = held.request
@@ -136,8 +167,7 @@ class Link:
             log.info("proxy %d has %d requests at workers", hello.slot, len(hello.held))
         self._changed(self)
 
-    def _arrived(self, event: Arrived) -> None:
-        request = event.request
+    def _enter(self, request: Request) -> None:
         try:
             self._let_in(request, partial(self._parts.limits.enter, now_s=self._parts.clock()))
             waiter = self._dispatcher.submit(request)
@@ -154,10 +184,10 @@ class Link:
             enter(key)
             self._keys[request.first_id] = key
 
-    def _returned(self, event: Returned) -> None:
+    def _take_back(self, event: Returned) -> None:
         before, again = self._requests.pop(event.request_id, None), event.again
         if before is None:  # the request was at a worker unknown to this process
-            self._arrived(Arrived(again))
+            self._enter(again)
         else:
             self._await(*self._dispatcher.give_back(before, *(again.avoid - before.avoid)))
 
@@ -179,35 +209,11 @@ class Link:
         self._let_out(request)
         self.peer.send(m.denied(request.id, error))
 
-    def _ended(self, event: Ended) -> None:
-        if (request := self._requests.pop(event.request_id, None)) is not None:
-            self._dispatcher.end(request, event.outcome)
-            self._let_out(request)
-
     def _let_out(self, request: Request) -> None:
         if (key := self._keys.pop(request.first_id, None)) is not None:
             self._parts.limits.leave(key)
 
-    # answers
-
-    def _began(self, event: Began) -> None:
-        if (request := self._requests.get(event.request_id)) is not None:
-            self._dispatcher.began(request, event.worker_id, event.time_s, good=event.good)
-
-    def _answered(self, event: Progressed | PromptCounted | Succeeded | Failed | Refused) -> None:
-        if event.request_id in self._requests:
-            self._dispatcher.apply(event)
-
-    # workers and counts
-
-    def _rested(self, event: RestRequested) -> None:
-        self._dispatcher.apply(event)
-
-    def _trouble(self, message: m.Trouble) -> None:
-        if self._dispatcher.cluster.knows(message.worker_id):
-            self._parts.trouble(message.worker_id, message.reason)
-
-    def _tally(self, tally: m.Tally) -> None:
+    def _add(self, tally: m.Tally) -> None:
         http = self._parts.http
         http.connections += tally.connections - self._connections
         self._connections = tally.connections
@@ -220,36 +226,3 @@ class Link:
                 queue.stats.tokens.itl_s.add(group.itl, group.itl_s)
                 queue.stats.tokens.tpot_s.add(group.tpot, group.tpot_s)
                 queue.stats.unreturned += group.unreturned
-
-    # the process
-
-    def _tried(self, message: m.Tried) -> None:
-        self.tried = message
-        self._changed(self)
-
-    def _followed(self, message: m.Followed) -> None:
-        self.follows = message.number
-        self._changed(self)
-
-    def _beat(self, message: m.Beat) -> None:
-        """Do nothing: the connection notes every message as a sign of life."""
-
-    # A table, because a chain of cases would be walked for every message of every request.
-    _DO: ClassVar[Mapping[type[msgspec.Struct], Callable[[Link, Any], None]]] = {
-        Arrived: _arrived,
-        Returned: _returned,
-        Began: _began,
-        Progressed: _answered,
-        PromptCounted: _answered,
-        Succeeded: _answered,
-        Failed: _answered,
-        Refused: _answered,
-        Ended: _ended,
-        RestRequested: _rested,
-        m.Hello: _hello,
-        m.Trouble: _trouble,
-        m.Tally: _tally,
-        m.Tried: _tried,
-        m.Followed: _followed,
-        m.Beat: _beat,
-    }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -23,6 +23,10 @@ _encoder = msgspec.msgpack.Encoder()
 M = TypeVar("M", bound=msgspec.Struct)
 
 
+class _Counts(Protocol):
+    broken: int
+
+
 class Peer(asyncio.Protocol, Generic[M]):
     """Sends and receives messages; one write carries all messages of an event loop turn.
 
@@ -32,7 +36,7 @@ class Peer(asyncio.Protocol, Generic[M]):
     Args:
         made: called once when connected.
         lost: called once when disconnected.
-        broken: called when an error ends the connection.
+        counts: counts the connections that an error ends.
 
     Attributes:
         silent: ticks since the last message. The owner increments it on each of its own ticks, so a
@@ -45,13 +49,13 @@ class Peer(asyncio.Protocol, Generic[M]):
         receive: Callable[[M], None],
         made: Callable[[], None],
         lost: Callable[[], None],
-        broken: Callable[[], None],
+        counts: _Counts,
     ) -> None:
         self._decoder = decoder
         self._receive = receive
         self._made = made
         self._lost = lost
-        self._broken = broken
+        self._counts = counts
         self._frames = Frames()
         self._unsent = bytearray()
         self._transport: asyncio.Transport
@@ -69,7 +73,7 @@ class Peer(asyncio.Protocol, Generic[M]):
                 self._receive(self._decoder.decode(frame))
         except Exception:
             log.exception("a message from another process cannot be handled; the two connect anew")
-            self._broken()
+            self._counts.broken += 1
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -90,7 +94,7 @@ class Peer(asyncio.Protocol, Generic[M]):
             log.exception(
                 "a message (%s) cannot be sent to another process; they connect anew", name
             )
-            self._broken()
+            self._counts.broken += 1
             self.close()
             return False
         return True

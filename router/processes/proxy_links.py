@@ -66,6 +66,7 @@ class Links:
                 for link in self.proxies:
                     link.peer.silent += 1
                 self._count()
+                self._publish()
                 self._send_all(m.Beat())
                 await asyncio.sleep(_BEAT_S)
         finally:

@@ -43,7 +43,7 @@ class Dial:
                 self._dispatcher.tick()
             except Exception:  # the next one may do better
                 log.exception("counts cannot be sent to the deciding process; trying again")
-                self._count()
+                self._tallies.broken += 1
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -66,13 +66,10 @@ class Dial:
             dispatcher.receive,
             lambda: dispatcher.connected(peer),
             self._end,
-            self._count,
+            self._tallies,
         )
         return peer
 
     def _end(self) -> None:
         self._dispatcher.lost()
         self._lost.set()
-
-    def _count(self) -> None:
-        self._tallies.broken += 1

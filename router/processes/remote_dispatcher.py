@@ -1,8 +1,8 @@
 """A proxy's end: the dispatcher's interface over a connection to the deciding process.
 
-Questions that need an immediate answer are answered from the directory, at most some hundredths of
-a second old. Each proxy has its own retry budget, earned by its own requests. The budgets sum to at
-most that of a single process, but one may be spent while others are not.
+Questions that need an immediate answer are answered from the directory. It is at most some
+hundredths of a second old in what concerns a worker's health, and a second in what is learned. Each
+proxy has a retry budget of its own, so one may be spent while others are not.
 
 While the deciding process is gone, streams go on. Requests that wait for a worker wait for its
 return, ``GONE_S`` at most, then get 503. They also get 503 when it is silent for ``SILENT_S``.
@@ -71,13 +71,6 @@ class _Entry:
     prompt_tokens: int | None = None
     tokens: int = 0
     lost: int = 0
-
-    def note(self, event: Progressed | PromptCounted) -> None:
-        if isinstance(event, Progressed):
-            self.tokens = event.generated_tokens
-        else:
-            self.prompt_tokens = event.prompt_tokens
-            self.tokens = event.output_tokens or self.tokens
 
     @property
     def served(self) -> Served | None:
@@ -324,7 +317,8 @@ class RemoteDispatcher:
         self, request: Request, worker_id: str, now_s: float, *, good: bool = True
     ) -> TokenStats:
         self._witness.first_byte(request)
-        self._send(Began(request.id, worker_id, now_s, good))
+        if self._peer is not None:
+            self._peer.send(Began(request.id, worker_id, now_s, good))
         return self._tallies.tokens[request.group]
 
     def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None:
@@ -332,8 +326,13 @@ class RemoteDispatcher:
             entry = self._entries.get(event.request_id)
             if entry is None:
                 return
-            entry.note(event)
-        self._send(event)
+            if isinstance(event, Progressed):
+                entry.tokens = event.generated_tokens
+            else:
+                entry.prompt_tokens = event.prompt_tokens
+                entry.tokens = event.output_tokens or entry.tokens
+        if self._peer is not None:
+            self._peer.send(event)
 
     def trouble(self, worker_id: str, reason: str) -> None:
         self._send(m.Trouble(worker_id, reason))

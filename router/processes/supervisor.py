@@ -80,11 +80,6 @@ class _Child:
     ready: bool = False
     silent_s: int = 0
 
-    @property
-    def hangs(self) -> bool:
-        limit_s = _HUNG_S if self.ready else _HUNG_STARTING_S
-        return self.process is not None and self.silent_s >= limit_s
-
     def command(self) -> list[str]:
         return [*interpreter(), self.module, self.place.argument(), *self.flags]
 
@@ -128,7 +123,8 @@ class Supervisor:
             for child in self._children if self._served or self._ending.is_set() else ():
                 # Counted, not timed: if the whole machine was suspended, nothing hangs.
                 child.silent_s += _LOOK_S
-                if child.hangs:
+                limit_s = _HUNG_S if child.ready else _HUNG_STARTING_S
+                if child.process is not None and child.silent_s >= limit_s:
                     log.error("%s hangs: silent for %d s; it is killed", child.name, child.silent_s)
                     child.silent_s = 0
                     self._signal(signal.SIGKILL, [child])
@@ -234,13 +230,13 @@ def main() -> None:
     """Run the supervisor; its arguments are its plan, then the flags of ``evenstep serve``."""
     plan = Plan(**json.loads(sys.argv[1]))
     start_logging(plan.log_level, plan.log_format)
+
+    async def supervise(folder: str) -> int:
+        return await Supervisor(plan, sys.argv[2:], folder).run()
+
     with tempfile.TemporaryDirectory(prefix="evenstep-") as folder:
-        status = asyncio.run(_supervise(plan, sys.argv[2:], folder))
+        status = asyncio.run(supervise(folder))
     raise SystemExit(status)
-
-
-async def _supervise(plan: Plan, flags: Sequence[str], folder: str) -> int:
-    return await Supervisor(plan, flags, folder).run()
 
 
 if __name__ == "__main__":

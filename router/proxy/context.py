@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Set
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
@@ -14,6 +14,7 @@ from router.core.clock import Clock
 from router.core.queue.retry import Deadlines
 from router.core.request_limits import RequestLimits
 from router.dispatch.interface import DispatchPort
+from router.dispatch.models import Route
 from router.engines.http_client import HttpClient
 from router.http.port import Lifecycle
 from router.proxy.answers import Answer, Header
@@ -101,20 +102,12 @@ class RelayContext:
 class Models(Protocol):
     """Lookup of models, as requests need it; see ``ModelTable``."""
 
-    def resolve(self, name: str | None) -> str | None: ...
-
-    def group(self, model: str | None) -> str: ...
+    def route(self, name: str | None) -> Route: ...
 
     @property
     def limits(self) -> RequestLimits: ...
 
     def tokens(self, group: str, text_bytes: int, parts: int) -> int: ...
-
-    def most_slots(self, group: str) -> int | None: ...
-
-    def prefills(self, group: str, lacks: Set[str]) -> str | None: ...
-
-    def lacking(self, model: str | None) -> frozenset[str]: ...
 
 
 class ServingContext(Protocol):

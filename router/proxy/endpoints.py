@@ -59,14 +59,12 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
         parsed = await asyncio.to_thread(endpoint.parse, body, models.limits)
     else:
         parsed = endpoint.parse(body, models.limits)
-    model = models.resolve(parsed.model)
-    if model is not None and model != parsed.model:
-        body = with_field(body, "model", model)
-    group = models.group(model)
-    lacks = models.lacking(model)
-    if (most := models.most_slots(group)) is not None and parsed.slots > most:
-        raise too_many_slots(parsed.slots, most)
-    prefills = models.prefills(group, lacks)
+    route = models.route(parsed.model)
+    if route.model is not None and route.model != parsed.model:
+        body = with_field(body, "model", route.model)
+    if route.most_slots is not None and parsed.slots > route.most_slots:
+        raise too_many_slots(parsed.slots, route.most_slots)
+    prefills = route.prefills
     if prefills is not None and not (_splittable(parsed, context.relay) and few_fields(body)):
         prefills = None
     head = head_of(scope)
@@ -74,18 +72,18 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
         return context.elsewhere(scope, body)
     waiting = pool_request(
         parsed,
-        partial(models.tokens, group),
+        partial(models.tokens, route.group),
         context.clock(),
         id=head.token,
-        group=prefills or group,
+        group=prefills or route.group,
         priority=head.priority(parsed.priority),
         queue_timeout_s=head.timeout_s(QUEUE_TIMEOUT),
         metered=head.metered,
         tenant=scope.get("tenant", ""),
-        lacks=lacks,
+        lacks=route.lacks,
     )
     asked = ClientRequest.read(scope, body, endpoint.dialect)
-    asked.line = follow(scope, waiting, model, head.name)
+    asked.line = follow(scope, waiting, route.model, head.name)
     return (SplitRelay if prefills else Relay)(context.relay, waiting, asked)
 
 

@@ -35,6 +35,7 @@ from router.core.types import (
     Succeeded,
     WorkerSpec,
 )
+from router.dispatch.models import Route
 from router.http.port import EndingSettings, HttpLimits
 from router.processes import messages as m
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
@@ -186,8 +187,7 @@ def test_one_end_does_not_take_what_it_says_itself(message: msgspec.Struct) -> N
 
 
 def test_a_directory_knows_what_it_was_told() -> None:
-    assert DIRECTORY.resolve("small") == "tiny"
-    assert (DIRECTORY.group(None), DIRECTORY.group("tiny")) == ("g", "g")
-    assert DIRECTORY.lacking("tiny") == {"a"}
-    assert not DIRECTORY.lacking(None)
-    assert (DIRECTORY.tokens("g", 8), DIRECTORY.prefills("g", set())) == (3, "g/prefill")
+    tiny = Route("tiny", "g", frozenset({"a"}), None, "g/prefill")
+    assert DIRECTORY.route("small") == DIRECTORY.route("tiny") == tiny
+    assert DIRECTORY.route(None) == Route(None, "g", frozenset(), None, "g/prefill")
+    assert DIRECTORY.tokens("g", 8) == 3

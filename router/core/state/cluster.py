@@ -110,6 +110,11 @@ class Cluster:
         for spec in in_order(specs):
             self.join(spec)
 
+    @property
+    def answering(self) -> list[Group]:
+        """Groups that answer requests: all but the prefill stages of others."""
+        return [group for group in self.groups.values() if group.serves is None]
+
     def worker(self, worker_id: str) -> Worker:
         return self._group_of[worker_id].workers[worker_id]
 

@@ -96,8 +96,8 @@ def test_prompts_are_computed_elsewhere_if_anybody_there_can() -> None:
     models = ModelTable(Cluster([WorkerSpec("a", ""), *prefills]))
     for worker in "apq":
         models.learn(worker, cards("llama", "sql") if worker == "a" else cards("llama"))
-    assert models.prefills("default", models.lacking("llama")) == "default/prefill"
-    assert models.prefills("default", models.lacking("sql")) is None
+    assert models.route("llama").prefills == "default/prefill"
+    assert models.route("sql").prefills is None
 
 
 def test_a_single_group_needs_no_name() -> None:
@@ -162,11 +162,11 @@ def test_of_a_long_name_the_begin_is_repeated() -> None:
 def test_the_most_slots_are_those_that_an_engine_reports() -> None:
     cluster = Cluster([WorkerSpec("a", "", slots=9), WorkerSpec("b", "")])
     models = ModelTable(cluster)
-    assert models.most_slots("default") is None
+    assert models.route(None).most_slots is None
 
     for worker_id, slots in (("a", 4), ("b", 6)):
         told = msgspec.structs.replace(snapshot("full", 1), slots=slots)
         cluster.apply(SnapshotReceived(worker_id, told, 0.0))
-        assert models.most_slots("default") == (None if worker_id == "a" else 6)
+        assert models.route(None).most_slots == (None if worker_id == "a" else 6)
     cluster.apply(WorkerDown("b", "it restarts"))
-    assert models.most_slots("default") is None, "one that fits there waits for it"
+    assert models.route(None).most_slots is None, "one that fits there waits for it"
