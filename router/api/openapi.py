@@ -6,7 +6,7 @@ require. Engines accept many more fields, which pass too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -122,8 +122,12 @@ def add_description(app: FastAPI) -> None:
 def describe(app: FastAPI) -> Schema:
     """Description of all routes."""
     schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    for path, method in _undescribed(app):
-        schema["paths"].setdefault(path, {})[method] = _operation(path)
+    for route in app.routes:
+        # Those that FastAPI does not describe.
+        if isinstance(route, Route) and not isinstance(route, APIRoute) and route.include_in_schema:
+            for method in route.methods or ():
+                operations = schema["paths"].setdefault(route.path, {})
+                operations[method.lower()] = _operation(route.path)
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
             if body := _BODIES.get((method, path)):
@@ -131,14 +135,6 @@ def describe(app: FastAPI) -> Schema:
             operation["responses"].pop("422", None)
             operation["responses"]["default"] = _ERROR
     return schema
-
-
-def _undescribed(app: FastAPI) -> Iterator[tuple[str, str]]:
-    """Paths and methods of routes that FastAPI does not describe."""
-    for route in app.routes:
-        if isinstance(route, Route) and not isinstance(route, APIRoute) and route.include_in_schema:
-            for method in route.methods or ():
-                yield route.path, method.lower()
 
 
 def _operation(path: str) -> Schema:

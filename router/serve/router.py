@@ -153,7 +153,7 @@ class Router:
             reloadable.ending(self.lifecycle),
         ]
         self.reload = Reload(settings, read, parts, deciding)
-        self._observe()
+        self._show()
         self.app = Front(create_app(self, self.running), self.lifecycle, self.requests)
         self.hot = self._hot_path(settings.data_plane)
 
@@ -207,7 +207,7 @@ class Router:
         followers = (self.urls, self.agents, self.gauges, self.models, self.health, self.snapshots)
         self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
 
-    def _observe(self) -> None:
+    def _show(self) -> None:
         """Make what shows the router's state: metrics, status page and admin port."""
         self.problem = self.snapshots.problem
         self.metrics = Metrics(

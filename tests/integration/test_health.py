@@ -125,6 +125,21 @@ async def test_a_worker_comes_up_with_its_models_at_the_first_success(watched: W
     assert watched.models.get_nowait() == ("w", ("tiny",))
 
 
+async def test_the_first_checks_are_over_once_every_engine_is_known(engine: Engine) -> None:
+    engine.free.clear()
+    gone = Engine()
+    await gone.start()
+    await gone.stop()
+    watched = Watched([WorkerSpec("w", engine.url), WorkerSpec("gone", gone.url)])
+    async with watched.running():
+        first = asyncio.create_task(watched.monitor.first_checks())
+        down = await watched.next()
+        assert (down.worker_id, first.done()) == ("gone", False)
+        engine.free.set()
+        await asyncio.wait_for(first, TIMEOUT_S)
+    assert await watched.next() == WorkerUp("w")
+
+
 async def test_only_changes_are_told(engine: Engine, watched: Watched) -> None:
     assert await watched.next() == WorkerUp("w")
     await until_asked(engine, 4)
