@@ -17,8 +17,8 @@ class Seen:
     """A request that an engine ended or no longer shows.
 
     Attributes:
-        first_s: time at which it was first seen, running.
-        first_token_s: time at which it was first seen with a token; None: never.
+        first_s: time at which it was first seen.
+        first_token_s: time at which it first had a token; None: never.
         complete: whether its engine reported its end.
     """
 
@@ -63,7 +63,7 @@ class SeenRequests:
         self._engines: dict[str, _Engine] = {}
 
     def look(self, worker_id: str, snapshot: Snapshot, now_s: float) -> None:
-        """Find new and departed requests, after a worker's snapshot has been applied."""
+        """Find new and departed requests; the cluster has applied the snapshot."""
         engine = self._engines.setdefault(worker_id, _Engine(snapshot.epoch))
         self._leave(worker_id, engine, snapshot, now_s)
         if snapshot.epoch != engine.epoch:

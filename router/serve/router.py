@@ -256,10 +256,7 @@ class Router:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run the background parts and the admin port until the block ends.
-
-        It begins once every engine has been checked, so that early clients find workers.
-        """
+        """Run what works in the background; the block begins when each engine was checked once."""
         self.snapshots.start()
         gc.freeze()
         parts: tuple[_Runs, ...] = (
@@ -291,7 +288,7 @@ class Router:
 def make_dispatcher(
     settings: ServeSettings, cluster: Cluster, weight: Weight = equal
 ) -> Dispatcher:
-    """Build pools and policies over a cluster; ``weight`` returns the weight of a key's share."""
+    """Build pools and policies over a cluster; ``weight``: of a key's share."""
     chosen = deciding(settings)
     return Dispatcher(
         cluster,
@@ -307,8 +304,8 @@ def make_dispatcher(
 def give_engine_up(dispatcher: Dispatcher, attempts: Attempts, worker_id: str) -> None:
     """End requests that have no hope left after an engine failed its checks.
 
-    A single broken connection is no reason to. In lockstep it would end all streams of a healthy
-    group. For a prefill worker it would discard KV that other requests wait for.
+    A broken connection is too little for that: in lockstep all streams of a healthy group would
+    end, and the KV of a prefill worker would be lost.
     """
     dispatcher.apply(EngineFailed(worker_id))
     group = dispatcher.cluster.group_of(worker_id)
