@@ -13,8 +13,8 @@ from loadgen.chains.work import Work
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
 from router.core.placement.model import Chain
-from router.core.policies.protocol import Policy
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.state.worker import UNBOUNDED
 from router.core.types import Dispatch, Request, WorkerView
 

@@ -18,7 +18,7 @@ from loadgen.traces.trace import BUNDLED, load_trace
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.placement.tuning import Criterion
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
 _TRACE = "azure-conv"

@@ -16,7 +16,7 @@ from router.core.placement.gbp_cr import gbp_cr
 from router.core.placement.gca import gca
 from router.core.placement.model import Chain, Placement, Server, total_rate
 from router.core.placement.tuning import Criterion, compose
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
 _RATES = (1e-9, 1e6)

@@ -35,7 +35,7 @@ from loadgen.run.child_processes import signals_as_interrupts
 from loadgen.traces.trace import Trace, load_trace
 from router.commands.json_output import STDOUT, writable, write_json
 from router.core.errors import ConfigError, InputError
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
 # Cuts 2.6 % of the sample's outputs; without a cap each run would wait for one request at its end.

@@ -21,7 +21,7 @@ from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.config.worker_notation import unknown
 from router.core.errors import ConfigError
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 
 CODE = ("loadgen/diagnose", "loadgen/simulator/decode", "router/core")
 _MINUTE_S = 60.0

@@ -13,7 +13,7 @@ from loadgen.diagnose.analysis.verdict import Verdict, Word, final_verdict, firs
 from loadgen.diagnose.analysis.window import Window
 from loadgen.diagnose.energy_per_day import Energy, energy
 from loadgen.diagnose.simulated import prospects
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 
 SCHEMA = 1
 EXTRAPOLATED = "what a day of minutes like this one would come to"

@@ -25,7 +25,7 @@ from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import ClosedStream, Job, Stream, TimedStream
 from loadgen.traces.trace import Trace, TraceRequest
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
 # Defaults of ``evenstep serve``: forecast, and waiting time after which a request goes first.

@@ -22,8 +22,8 @@ from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.core.forecast.forecast import Outlook
 from router.core.forecast.look_ahead import Parameters
-from router.core.policies.protocol import Policy
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
 PARAMETERS = tuple(each.name for each in fields(Parameters))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import router.core.policies
 from loadgen.report.origin import bare_module, shape
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 
 # Other policies use the rest of that package, too.
 _PROGRAM = tuple(
@@ -59,11 +59,11 @@ _LIVE = (
 # Chains of servers: placement and simulation.
 _CHAINS = ("router.core.placement.", "loadgen.chains.")
 _CHAINED = (*_CHAINS, "router.core.policies.", "router.core.types")
-_POLICIES = "router.core.policies.table"
+_POLICIES = "router.core.policies.policy_table"
 # Only output, or no part of a simulation.
 _ASIDE = (
     *("cli", "command", ".logs", ".table", "_table"),
-    *(".instances", ".calibration", ".exact", ".exact_model"),
+    *(".instances", ".calibration", ".exact", ".exact_model", ".exact_response"),
 )
 
 

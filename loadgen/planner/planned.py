@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from loadgen.planner.plan_file import Machine
 from loadgen.planner.times import Footing, charged
 from router.core.placement.bounds import ResponseBounds, chain_bounds
-from router.core.placement.exact import exact_response_s
+from router.core.placement.exact_response import exact_response_s
 from router.core.placement.model import Chain, Placement, total_rate
 from router.core.placement.tuning import Composition, compose
 

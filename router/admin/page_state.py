@@ -11,7 +11,7 @@ import msgspec
 
 from router.admin.facts import Fact, Footing, facts
 from router.core.clock import Clock
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group

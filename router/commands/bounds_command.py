@@ -11,7 +11,7 @@ from rich.console import Console
 from router.commands.json_output import STDOUT, finite, json_option, write_json
 from router.core.errors import ConfigError
 from router.core.placement.bounds import response_bounds
-from router.core.placement.exact import exact_response_s
+from router.core.placement.exact_response import exact_response_s
 
 _MAX_SLOTS = 1_000_000
 _LIMITS = (1e-9, 1e9)

@@ -9,7 +9,7 @@ from pydantic import ValidationInfo, field_validator
 from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, setting
 from router.config.worker_notation import unknown
 from router.core.forecast.forecast import DEFAULT_CHUNK
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from router.core.clock import Clock
 from router.core.errors import NoWorkerError, PolicyError
 from router.core.forecast.look_ahead import LookAhead
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.queue.fair_share import FairShare, Weight, equal
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider

@@ -17,7 +17,7 @@ from router.core.errors import (
     QueueTimeoutError,
 )
 from router.core.forecast.look_ahead import LookAhead
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.queue.retry import RetryBudget
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit

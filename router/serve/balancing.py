@@ -15,8 +15,8 @@ from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
 from router.core.policies.bfio.calibration import moves_within, must_compile
 from router.core.policies.bfio.solver import DEFAULT_MOVES
-from router.core.policies.protocol import Policy
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.types import DEFAULT_SLOTS, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings

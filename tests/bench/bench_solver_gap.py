@@ -34,7 +34,7 @@ from router.core.policies.bfio.exact import TOLERANCE, solve_exact
 from router.core.policies.bfio.instances import from_json, to_json
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.types import Assignment, Request, WorkerView
 
 CODE = (

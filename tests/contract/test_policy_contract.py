@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.policies.protocol import Policy
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.rounds import assignment as rounds
 from router.core.state.worker import UNBOUNDED
 from router.core.types import Assignment, Dispatch, Request, WorkerView

@@ -15,7 +15,7 @@ import pytest
 from engine_patches.admission import ADMISSIONS, clearing_of, make_admission, read_admission
 from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.queues import Eviction, PolicyOrder
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.queue.pool import Pool
 from router.core.rounds import assignment
 from router.core.types import Request, WorkerView

@@ -24,7 +24,7 @@ from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import FullStream, Job
 from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.queue.fair_share import FairShare
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from router.core.forecast.forecast import Outlook
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.types import (
     Assignment,
     Dispatch,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from router.core.errors import PlacementError
 from router.core.forecast.forecast import Floats
 from router.core.placement.bounds import response_bounds
-from router.core.placement.exact import exact_response_s
+from router.core.placement.exact_response import exact_response_s
 from router.core.placement.gbp_cr import Fleet, gbp_cr, lay_out
 from router.core.placement.gca import allocation, gca
 from router.core.placement.ideal import ideal_end, ideal_rates

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.policies.bfio.policy import BfIo
-from router.core.policies.protocol import Policy
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.types import Request, WorkerView
 from tests.support.core import request, requests, views
 

@@ -7,7 +7,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.queue.fair_share import FairShare
 from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier

@@ -21,8 +21,8 @@ from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import OracleSignal
 from loadgen.simulator.decode.request_streams import Job, TimedStream
 from router.core.forecast.forecast import NO_CAP, Outlook, WorkProfile, forecast
-from router.core.policies.protocol import Policy
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
 PROFILES = st.sampled_from(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.core.errors import SnapshotError
 from router.core.forecast.end_signals import ReportedSignal, SurvivalSignal
 from router.core.forecast.look_ahead import LookAhead
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.group import Group

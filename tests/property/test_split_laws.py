@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.core.errors import NoWorkerError, PoolFullError
 from router.core.policies.baselines import PerRequest, fcfs
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.state.cluster import Cluster
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.types import (

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from router.config.serve_settings import ServeSettings
 from router.core.policies.baselines import PerRequest, fcfs
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.state.cluster import Cluster
 from router.core.types import Request, SnapshotReceived, WorkerSpec, WorkerUp
 from router.dispatch.dispatcher import Dispatcher

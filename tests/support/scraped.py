@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.access.key_limits import KeyLimits
 from router.config.serve_settings import ServeSettings
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.state.cluster import Cluster
 from router.core.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher

@@ -17,7 +17,7 @@ from loadgen.simulator.decode.decode_results import DecodeResult, Recorder
 from loadgen.simulator.decode.prefill_workers import Prefill
 from loadgen.simulator.decode.request_streams import Stream, open_stream
 from loadgen.simulator.decode.simulated_router import Front
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.types import Dispatch
 
 Clock = Callable[[], float]

@@ -33,7 +33,7 @@ from loadgen.traces.trace_files import MAX_TOKENS
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
 # Within these bounds, sums of tokens stay far below the limits of 64 bits.

@@ -17,7 +17,7 @@ from router.config.balancing_settings import BalancingSettings
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import WINDOW_STEPS, WINDOWS_SEEN
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
 # The defaults of ``evenstep serve``; simulations share them.

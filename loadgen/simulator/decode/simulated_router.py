@@ -18,8 +18,8 @@ from loadgen.simulator.decode.request_streams import Job
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP, Outlook
 from router.core.forecast.look_ahead import LookAhead
-from router.core.policies.protocol import Policy
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import RoundDecider
 from router.core.rounds.overcommit import Overcommit

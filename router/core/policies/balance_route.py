@@ -31,7 +31,7 @@ import numpy as np
 from router.core.forecast.forecast import Floats, Outlook
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.subsets import Shelf
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.policies.room import Room
 from router.core.types import Assignment, Request, WorkerView
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from router.core.forecast.forecast import Outlook
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.policies.room import Room
 from router.core.types import Assignment, Request, WorkerView
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import hypot
 
 from router.core.policies.baselines import PerRequest
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.policies.room import Room
 from router.core.types import Request
 

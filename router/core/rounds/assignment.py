@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from router.core.errors import PolicyError
 from router.core.forecast.forecast import Outlook
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.queue.tier import Tier
 from router.core.rounds.round_memory import RoundMemory, receive
 from router.core.types import Assignment, Request, WorkerView

@@ -10,7 +10,7 @@ from router.core.clock import Clock
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import Outlook
 from router.core.forecast.look_ahead import LookAhead
-from router.core.policies.protocol import Decision, Policy
+from router.core.policies.policy_protocol import Decision, Policy
 from router.core.queue.fair_share import ANONYMOUS, FairShare, Offer
 from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier

@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from router.core.energy.group import GroupEnergy
+from router.core.energy.group_energy import GroupEnergy
 from router.core.energy.joules import PowerLevels
 from router.core.state.step_watch import ClosedStep, Said, StepWatch
 from router.core.types import PoolState, Snapshot

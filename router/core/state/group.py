@@ -363,13 +363,14 @@ class Group:
             if worker.trouble is not None and worker_id not in self._newcomers
         ]
         for worker in self.workers.values():
-            was_live, worker.down_reason = worker.live, worker.trouble
+            was_live, worker.down_reason = worker.down_reason is None, worker.trouble
             if self.lockstep and sick and worker.trouble is None:
                 worker.down_reason = f"in lockstep with {sick[0].spec.id}: {sick[0].trouble}"
-            if not worker.live and (was_live or worker.spec.id == told_of):
+            down = worker.down_reason is not None
+            if down and (was_live or worker.spec.id == told_of):
                 self.lose_feed(worker.spec.id)
                 worker.forget_others()
-        self._live = [worker for worker in self.workers.values() if worker.live]
+        self._live = [worker for worker in self.workers.values() if worker.down_reason is None]
 
     def lose_feed(self, worker_id: str) -> None:
         if self.workers[worker_id].feed is not None:

@@ -10,7 +10,7 @@ from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
 from router.core.policies.baselines import PerRequest, jsq
 from router.core.policies.bfio.policy import BfIo
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster

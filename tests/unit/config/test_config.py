@@ -6,7 +6,7 @@ from router.config.serve_settings import ServeSettings
 from router.config.setting_sources import flag_name, load_settings, to_toml
 from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch, WorkerSpec
 from router.engines.curve_keys import write_key_pair
 from router.http.port import DataPlane

@@ -16,7 +16,7 @@ import numpy as np
 from router.core.forecast.forecast import Floats, Ints, Outlook, WorkProfile
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
-from router.core.policies.protocol import Decision, Policy
+from router.core.policies.policy_protocol import Decision, Policy
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
 

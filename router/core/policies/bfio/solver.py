@@ -114,7 +114,8 @@ def _alone(instance: Instance, places: Ints, _: int) -> Solution:
     """Place one candidate as the search would: on the best worker with room, if any."""
     open_ = np.flatnonzero(instance.capacity > 0).tolist()
     if open_:
-        places[0] = (_least_loaded if instance.loads.shape[1] == 1 else _cheapest)(instance, open_)
+        ahead = instance.loads.shape[1] > 1
+        places[0] = _cheapest(instance) if ahead else _least_loaded(instance, open_)
     return Solution(places, instance.objective(places), 0)
 
 
@@ -124,14 +125,15 @@ def _least_loaded(instance: Instance, open_: Sequence[int]) -> int:
     return min([(loads[worker], capacity[worker], worker) for worker in open_])[-1]
 
 
-def _cheapest(instance: Instance, open_: Sequence[int]) -> int:
-    """The worker on which the objective grows least; among equals the first by rank."""
+def _cheapest(instance: Instance) -> int:
+    """The open worker on which the objective grows least; among equals the first by rank."""
     loads, row, peaks = instance.loads, instance.candidates[0], instance.loads.max(axis=0)
     raised = len(loads) * np.maximum(loads + row, peaks)
     costs = ((raised + 2 * instance.tie_weight * row * loads) @ instance.weights).tolist()
     least = _least(len(loads), float(np.abs(peaks) @ instance.weights))
-    ranked: list[int] = _ranked(instance).tolist()
-    best, *others = (worker for worker in ranked if worker in open_)
+    ranked = _ranked(instance)
+    open_: list[int] = ranked[instance.capacity[ranked] > 0].tolist()
+    best, *others = open_
     for worker in others:
         if costs[worker] < costs[best] - least:
             best = worker

@@ -12,7 +12,7 @@ import pytest
 
 from router.core.errors import PlacementError
 from router.core.placement.bounds import response_bounds
-from router.core.placement.exact import exact_response_s
+from router.core.placement.exact_response import exact_response_s
 from router.core.placement.gbp_cr import gbp_cr
 from router.core.placement.gca import gca
 from router.core.placement.model import Model, Placement, Server, total_rate

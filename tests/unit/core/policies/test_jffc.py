@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 import pytest
 from msgspec.structs import replace
 
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.types import Request, WorkerView
 from tests.support.core import pairs, request, requests, views
 

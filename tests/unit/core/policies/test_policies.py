@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.policies.baselines import power_of_two, round_robin, uniform, vllm_score_2026
+from router.core.policies.policy_table import ANY, POLICIES, POOL_ONLY, PolicySettings
 from router.core.policies.room import Room
-from router.core.policies.table import ANY, POLICIES, POOL_ONLY, PolicySettings
 from router.core.types import Request, WorkerView
 from tests.support.core import pairs, request, requests, views
 

@@ -9,7 +9,7 @@ import pytest
 from router.core.errors import PolicyError
 from router.core.forecast.forecast import Outlook
 from router.core.policies.baselines import PerRequest, fcfs
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
 from router.core.rounds import assignment

@@ -21,9 +21,9 @@ from loadgen.report.intervals import estimate
 from loadgen.traces.trace import Trace
 from loadgen.traces.trace_files import TraceRequest
 from router.core.errors import ConfigError
-from router.core.placement.exact import exact_response_s
+from router.core.placement.exact_response import exact_response_s
 from router.core.placement.model import Chain, Placement
-from router.core.policies.table import POLICIES
+from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
 

@@ -46,7 +46,7 @@ from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.traces.trace import load_trace
 from router.core.errors import ConfigError, InputError
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from tests.support.core import requests, views
 
 TINY = DecodeConfig(

@@ -18,8 +18,8 @@ from loadgen.simulator.decode.request_streams import Arrivals, Job, TimedStream
 from router.core.errors import InputError
 from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.forecast.look_ahead import choose
-from router.core.policies.protocol import Policy
-from router.core.policies.table import POLICIES, PolicySettings
+from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
 TINY = DecodeConfig(

@@ -11,7 +11,7 @@ from router.core.policies.balance_route import BalanceRoute
 from router.core.policies.baselines import PerRequest
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.bfio.solver import DEFAULT_MOVES
-from router.core.policies.protocol import Policy
+from router.core.policies.policy_protocol import Policy
 from router.core.types import Dispatch
 
 ANY = frozenset(Dispatch)
