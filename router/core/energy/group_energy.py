@@ -149,7 +149,10 @@ class GroupEnergy:
         ``peak`` is max L. ``together``: all workers with work made it.
         """
         if together:
-            self._learn(peak, step_s)
+            self._fit.observe(peak, step_s)
+            self._steps += 1
+            if self._steps % _REFIT_STEPS == 0:
+                self.fitted = self._fit.fitted()
         per_token_s = self.fitted.per_token_s if self.fitted and together else None
         for worker_id, account in self._accounts.items():
             if account.open and worker_id in loads:
@@ -205,9 +208,3 @@ class GroupEnergy:
             self.joules += found
             self.level_fit.observe(account.pending_j, account.span)
             account.pending_j, account.span = 0.0, Span()
-
-    def _learn(self, peak: int, step_s: float) -> None:
-        self._fit.observe(peak, step_s)
-        self._steps += 1
-        if self._steps % _REFIT_STEPS == 0:
-            self.fitted = self._fit.fitted()

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+import msgspec
+
 from router.core.errors import ConfigError
+from router.core.types import PowerTold, Snapshot
 
 METER_SILENT_S = 10.0
 """Silence after which an agent's last power value is unknown again."""
@@ -149,6 +152,31 @@ class EnergyCounter:
         if before is None:
             return None
         return counted_j - before if counted_j >= before else counted_j
+
+
+class AgentMeter:
+    """Power and energy of one worker by an agent, where its engine reports none itself.
+
+    Attributes:
+        told: latest report; None before the first.
+        replaced: true if the engine reports its own.
+    """
+
+    def __init__(self) -> None:
+        self.told: PowerTold | None = None
+        self.replaced = False
+
+    def added_to(self, snapshot: Snapshot, received_s: float) -> Snapshot:
+        told = self.told
+        self.replaced |= not (snapshot.power_w is None and snapshot.energy_j is None)
+        if told is None or self.replaced or received_s - told.received_s >= METER_SILENT_S:
+            return snapshot
+        return msgspec.structs.replace(snapshot, power_w=told.power_w, energy_j=told.energy_j)
+
+    def power_w(self, now_s: float) -> float | None:
+        """None: unknown."""
+        told = self.told
+        return None if told is None or now_s - told.received_s >= METER_SILENT_S else told.power_w
 
 
 class KvShares:

@@ -24,7 +24,11 @@ def ideal_rates(layout: Layout, free: Sequence[int] | None = None) -> Floats:
         free: slots left per server, each for one request in one block; None: all.
     """
     fleet, model, at = layout.fleet, layout.model, layout.order
-    slots = _all_slots(layout) if free is None else np.array(free, dtype=np.int64)[at]
+    if free is None:
+        left_bytes = fleet.memory_bytes[at] - model.block_bytes * layout.room
+        slots: Ints = left_bytes // model.slot_bytes
+    else:
+        slots = np.array(free, dtype=np.int64)[at]
     per_block_s = fleet.block_s[at] + fleet.hop_s[at] / layout.room
     used = np.concatenate([[0], np.cumsum(slots)])
     spent_s = np.concatenate([[0.0], np.cumsum(slots * per_block_s)])
@@ -40,8 +44,3 @@ def ideal_end(layout: Layout, chains: Sequence[Chain], free: Sequence[int]) -> F
     more = np.cumsum(ideal_rates(layout, free))
     more = np.minimum(more, rates[-1] * np.arange(1, len(more) + 1))
     return np.concatenate([found, np.diff(more, prepend=0.0)])
-
-
-def _all_slots(layout: Layout) -> Ints:
-    left = layout.fleet.memory_bytes[layout.order] - layout.model.block_bytes * layout.room
-    return left // layout.model.slot_bytes

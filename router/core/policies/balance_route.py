@@ -154,7 +154,9 @@ class _Filling:
         while line and self._shelf:
             worker = line[0][1]
             candidates = choose(worker)
-            self._take(worker, candidates)
+            self._loads.add(worker, self._shelf.total(candidates))
+            self._shelf.take(candidates)
+            self._free[worker] -= len(candidates)
             yield worker, candidates
             if self._free[worker]:
                 heapq.heapreplace(line, (key(worker), worker))
@@ -163,11 +165,6 @@ class _Filling:
 
     def _freest(self, worker: int) -> tuple[int, float]:
         return -self._free[worker], self._loads.now(worker)
-
-    def _take(self, worker: int, candidates: list[int]) -> None:
-        self._loads.add(worker, self._shelf.total(candidates))
-        self._shelf.take(candidates)
-        self._free[worker] -= len(candidates)
 
     def _single(self, worker: int) -> list[int]:
         margins = self._loads.margins(worker)

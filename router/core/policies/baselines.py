@@ -87,14 +87,14 @@ def vllm_score_2026() -> Policy:
         workers = len(room.ids)
         first = start % workers
         start = first + 1
-        return min(open_, key=lambda i: (_score_2026(room, i), (i - first) % workers))
+
+        def score(i: int) -> tuple[float, int]:
+            pressure = max(0.0, room.kv_usage[i] - 0.5)
+            return room.requests[i] + 6 * room.waiting[i] * pressure, (i - first) % workers
+
+        return min(open_, key=score)
 
     return PerRequest(choose)
-
-
-def _score_2026(room: Room, index: int) -> float:
-    pressure = max(0.0, room.kv_usage[index] - 0.5)
-    return room.requests[index] + 6 * room.waiting[index] * pressure
 
 
 def round_robin() -> Policy:

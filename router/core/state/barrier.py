@@ -263,7 +263,9 @@ class StepLedger:
         )
         contested = self._contest(loads, together=together)
         modelled = together and self.barrier is not False
-        per_token_s = self._close_energy(peak, together=modelled)
+        metered = self._reported if self.energy.metered else ()
+        held = {worker_id: self._ranks[worker_id].step_tokens for worker_id in metered}
+        per_token_s = self.energy.close(held, peak, self._step_s, together=modelled)
         imbalance = len(loads) * peak - total
         waited_s, timed = self._waited(loads, peak, per_token_s)
         power_w = sum(rank.power_w for rank in self._ranks.values())
@@ -315,8 +317,3 @@ class StepLedger:
         untimed = [load for i, load in zip(self._ranks, loads, strict=True) if i not in self._waits]
         gaps = len(untimed) * peak - sum(untimed)
         return waited_s + per_token_s * gaps, known + len(untimed)
-
-    def _close_energy(self, peak: int, *, together: bool) -> float | None:
-        metered = self._reported if self.energy.metered else ()
-        loads = {worker_id: self._ranks[worker_id].step_tokens for worker_id in metered}
-        return self.energy.close(loads, peak, self._step_s, together=together)

@@ -170,7 +170,7 @@ class Feed:
         """
         if snapshot.epoch != self.epoch or snapshot.sequence < self.sequence - _MOST_LATE:
             self._restart(snapshot.epoch)
-        elif not self._is_news(snapshot):
+        elif snapshot.sequence < self.sequence + (snapshot.kind == "delta"):
             return None
         stepped = snapshot.kind == "delta" or snapshot.sequence > self.sequence
         self._note(snapshot, received_s)
@@ -178,7 +178,9 @@ class Feed:
         full_wanted, self.full_wanted = self.full_wanted, True
         self.step_entered = 0
         if stepped:
-            self._grow()
+            self._tick += 1
+            self._rows.tick()
+            self.load_tokens += len(self._parts)
         if snapshot.kind == "full":
             self._drop_all_but({*snapshot.finished, *(told.id for told in snapshot.running)})
         self._tell(snapshot)
@@ -221,11 +223,6 @@ class Feed:
                 held[token] = held.get(token, 0) + tokens
         return held
 
-    def _is_news(self, snapshot: Snapshot) -> bool:
-        if snapshot.kind == "full":
-            return snapshot.sequence >= self.sequence
-        return snapshot.sequence > self.sequence
-
     def _restart(self, epoch: str) -> None:
         self._preemptions_told = 0 if self.epoch else None
         self.epoch = epoch
@@ -259,11 +256,6 @@ class Feed:
         for group in snapshot.kv_groups:
             if group.blocks_total:  # a model without attention has none
                 self.kv_usage = max(self.kv_usage, min(1.0, group.blocks_used / group.blocks_total))
-
-    def _grow(self) -> None:
-        self._tick += 1
-        self._rows.tick()
-        self.load_tokens += len(self._parts)
 
     def _drop_all_but(self, engine_ids: set[str]) -> None:
         """Drop requests that a full snapshot lacks: their end was missed."""

@@ -285,7 +285,7 @@ class Group:
         worker = self.workers[event.worker_id]
         if worker.feed is None or worker.feed.epoch != event.snapshot.epoch:
             self._ledger.leave(event.worker_id)
-        snapshot = worker.metered(event.snapshot, event.received_s)
+        snapshot = worker.meter.added_to(event.snapshot, event.received_s)
         feed = worker.receive(snapshot, event.received_s)
         if feed is None or not feed.known or not worker.live:
             return False
@@ -308,7 +308,7 @@ class Group:
     def take_power(self, told: PowerTold) -> None:
         """Record an agent's power; with a feed, the next snapshot carries it."""
         worker = self.workers[told.worker_id]
-        worker.power = told
+        worker.meter.told = told
         if worker.feed is None:
             self._ledger.energy.told(told.worker_id, told, idle=worker.live and not worker.requests)
 

@@ -85,11 +85,11 @@ class StepWatch:
         self._said.pop(worker_id, None)
 
     def close(self, step: ClosedStep, loads: Mapping[str, int]) -> None:
-        parts = {worker_id: self._part(worker_id, load) for worker_id, load in loads.items()}
+        parts = {}
+        for worker_id, load in loads.items():
+            said = self._said[worker_id]
+            running = said.running if load else 0
+            parts[worker_id] = StepPart(load, running, said.queued, said.power_w)
         told = {"parts": parts, "preemptions": self._preemptions}
         self._tell(msgspec.structs.replace(step, **told))
         self._preemptions = 0
-
-    def _part(self, worker_id: str, load_tokens: int) -> StepPart:
-        said = self._said[worker_id]
-        return StepPart(load_tokens, said.running if load_tokens else 0, said.queued, said.power_w)

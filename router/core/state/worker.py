@@ -11,7 +11,7 @@ from itertools import chain
 
 import msgspec
 
-from router.core.energy.joules import METER_SILENT_S
+from router.core.energy.joules import AgentMeter
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP
 from router.core.state.breaker import Breaker
@@ -22,7 +22,6 @@ from router.core.state.running_table import WorkerRows
 from router.core.types import (
     DEFAULT_SLOTS,
     Dispatch,
-    PowerTold,
     PromptCounted,
     Request,
     Snapshot,
@@ -80,6 +79,7 @@ class Worker:
         trouble: trouble of its own engine; None while healthy.
         down_reason: cause of its being down; None while live.
         draining: true if it receives no more requests.
+        meter: its power by an agent.
         aside: requests under way that bypass the pool and need no slot.
         unseen: engine requests that no snapshot shows, by the token of their request.
         gaps, preemptions: sums over lost feeds; those of the present feed come on top.
@@ -103,9 +103,8 @@ class Worker:
         self.service: ServiceRate = GroupRates().join(spec.service_rate)
         self.feed: Feed | None = None
         self.foreign = ForeignLoad()
-        self.power: PowerTold | None = None
+        self.meter = AgentMeter()
         self._token_rate = token_rate
-        self._own_meter = False
         self._asked: set[str] = set()
         self.gaps = self.preemptions = 0
         self._in_flight: dict[str, _InFlight] = {}
@@ -211,24 +210,14 @@ class Worker:
             self._note_departures(feed)
         return feed
 
-    def metered(self, snapshot: Snapshot, received_s: float) -> Snapshot:
-        """The snapshot with the agent's power and energy, if the engine reports none itself."""
-        told = self.power
-        self._own_meter |= not (snapshot.power_w is None and snapshot.energy_j is None)
-        if told is None or self._own_meter or received_s - told.received_s >= METER_SILENT_S:
-            return snapshot
-        return msgspec.structs.replace(snapshot, power_w=told.power_w, energy_j=told.energy_j)
-
     def power_w(self, now_s: float) -> float | None:
         """Power of its GPUs, from its own snapshots or else the agent; None: unknown."""
-        if self.feed is not None and self.feed.power_w is not None:
-            return self.feed.power_w
-        told = self.power
-        return None if told is None or now_s - told.received_s >= METER_SILENT_S else told.power_w
+        own_w = None if self.feed is None else self.feed.power_w
+        return self.meter.power_w(now_s) if own_w is None else own_w
 
     def lose_feed(self) -> None:
         assert self.feed is not None
-        self._own_meter = False
+        self.meter.replaced = False
         for token, flight in self._in_flight.items():
             flight.generated_tokens = self.feed.generated_by_token(token)
             flight.from_tokens = flight.generated_tokens

@@ -115,7 +115,10 @@ class _Search:
     def run(self) -> None:
         program = Program.of(self._instance)
         if len(self._instance.weights) == 1:
-            self._at_once(program)
+            model = Model(program, (), whole=True)
+            highs = self._solve(model, self._left_s, self._margin, self._places)
+            self._raise_bound(highs)
+            self._keep(program, model, highs)
         else:
             self._by_stages(program)
 
@@ -128,12 +131,6 @@ class _Search:
             if not self._proven and self._left_s > 0:
                 self._fill(program, model, values)
             splits |= set(_cut(program, model, values))
-
-    def _at_once(self, program: Program) -> None:
-        model = Model(program, (), whole=True)
-        highs = self._solve(model, self._left_s, self._margin, self._places)
-        self._raise_bound(highs)
-        self._keep(program, model, highs)
 
     def _relax(self, model: Model) -> Floats:
         known = self._bound if self._bound > 0 else (1 - _FIRST_SHARE) * self._objective

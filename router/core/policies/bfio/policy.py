@@ -45,7 +45,9 @@ class BfIo(Policy):
         # A single worker has nothing to balance, and serves by age.
         if len(workers) < 2:
             return PerRequest(fcfs).assign(waiting, workers)
-        outlook = outlook or self._present(workers)
+        if outlook is None:
+            loads = np.array([[worker.load_tokens] for worker in workers], dtype=np.float64)
+            outlook = Outlook(loads, WorkProfile(), discount=1.0, tie_weight=self._tie_weight)
         tier = waiting if isinstance(waiting, Tier) else Tier.of(waiting)
         wide = bool((tier.slots > 1).any())
         if wide:
@@ -61,10 +63,6 @@ class BfIo(Policy):
         self.spent += solution.moves
         done.place(narrow.requests, solution.places)
         return done.assignments
-
-    def _present(self, workers: Sequence[WorkerView]) -> Outlook:
-        loads = np.array([[worker.load_tokens] for worker in workers], dtype=np.float64)
-        return Outlook(loads, WorkProfile(), discount=1.0, tie_weight=self._tie_weight)
 
 
 class _Placement:
