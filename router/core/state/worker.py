@@ -173,14 +173,10 @@ class Worker:
     @property
     def requests(self) -> int:
         """Engine requests running, queued in the engine, or on their way."""
-        return self._known_requests() + self.foreign.requests
-
-    def _known_requests(self) -> int:
-        unseen = sum(self.unseen.values())
-        if self.feed is None:
-            return unseen
+        feed, unseen = self.feed, sum(self.unseen.values())
+        if feed is None:
+            return unseen + self.foreign.requests
         # Queued requests of routers may be the very ones not shown as running.
-        feed = self.feed
         return feed.running + feed.waiting + max(0, unseen - feed.waiting_routed)
 
     def open_slots(self, running: int) -> int:
@@ -337,17 +333,13 @@ class Worker:
     def fresh_view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
         """The view by the present state, as if no request were held back."""
         feed, foreign, pooled = self.feed, self.foreign, dispatch is Dispatch.POOL
+        requests, slots, admissible_tokens = self.requests, self.slots, None
         unseen_tokens = self._unseen_tokens() if self.unseen else 0
-        requests = sum(self.unseen.values()) + foreign.requests
         load_tokens = unseen_tokens + foreign.load_tokens
-        slots, admissible_tokens = self.spec.slots, None
         if feed is not None:
-            requests = self._known_requests() + foreign.requests
             load_tokens += feed.load_tokens
-            slots = slots or feed.slots
             if pooled and feed.admissible_tokens is not None:
                 admissible_tokens = max(0, feed.admissible_tokens - unseen_tokens)
-        slots = slots or DEFAULT_SLOTS
         shown = feed or foreign.gauges
         per_s, error = self.service.estimate()
         return WorkerView(

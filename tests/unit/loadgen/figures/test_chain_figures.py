@@ -102,7 +102,7 @@ def test_runs_are_named_by_all_that_they_depend_on() -> None:
 @pytest.mark.parametrize(
     ("policy", "module", "counts"),
     [
-        ("jsq", "table", True),
+        ("jsq", "policy_table", True),
         ("jsq", "bfio.policy", False),
         ("balance_route", "bfio.subsets", True),
         ("balance_route", "bfio.solver", False),
