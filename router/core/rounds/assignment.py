@@ -135,16 +135,17 @@ class _Round:
             self._policy.share = share
         assignments = self._policy.assign(tier, workers, self._outlook)
         entered: set[str] = set()
+        by_id, others = tier.by_id, tier.others
         for request_id, worker_id in assignments:
-            request = tier.by_id.get(request_id)
-            if request is None or request_id in entered or request_id in tier.others:
+            request, free = by_id.get(request_id), capacity.get(worker_id)
+            if request is None or request_id in entered or request_id in others:
                 raise PolicyError(f"{request_id} is assigned twice, or does not wait")
-            if worker_id not in capacity:
+            if free is None:
                 raise PolicyError(f"{worker_id} is not a live worker of the group")
-            if capacity[worker_id] <= 0:
+            if free <= 0:
                 raise PolicyError(f"{worker_id} was given more requests than it has free slots")
             entered.add(request_id)
-            capacity[worker_id] -= request.slots
+            capacity[worker_id] = free - request.slots
         left = len(tier.requests) - len(entered)
         if left and max(capacity.values()) > 0:
             raise PolicyError(f"{left} requests are held back while slots are free")
