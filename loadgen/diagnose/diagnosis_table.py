@@ -8,7 +8,6 @@ from rich.text import Text
 
 from loadgen.diagnose.analysis.before_after import Comparison
 from loadgen.diagnose.analysis.findings import Figures
-from loadgen.diagnose.analysis.prospects import Prospects
 from loadgen.diagnose.analysis.window import Window
 from loadgen.diagnose.diagnosis import Diagnosis
 from loadgen.diagnose.words import HEADLINES, answers
@@ -33,7 +32,15 @@ def diagnosis_table(diagnosis: Diagnosis, compared: Comparison | None) -> Render
         table,
     ]
     if diagnosis.prospects is not None:
-        parts += [Text(), _policies(diagnosis, diagnosis.prospects)]
+        head = ("predicted (* in force)", *_COLUMNS, "J/token, model")
+        policies = plain_table(*head)
+        measured = diagnosis.found.waiting.figures
+        assert measured is not None  # Otherwise nothing is simulated.
+        policies.add_row("measured now", *_cells(measured), style="bold")
+        for each in diagnosis.prospects.all:
+            name = f"{each.name} *" if each.current else each.name
+            policies.add_row(name, *_cells(each.predicted), number(each.energy_j_per_token))
+        parts += [Text(), policies]
     if compared is not None:
         switch = f"After the switch from {compared.before or 'another balancer'} to "
         parts += [Text(), Text(f"{switch}{compared.policy}:"), _compared(compared)]
@@ -66,18 +73,6 @@ def _rule(policy: str | None, dispatch: Dispatch | None) -> str:
     if policy is None:
         return "an unknown balancer"
     return policy + (f", {dispatch.value}" if dispatch else "")
-
-
-def _policies(diagnosis: Diagnosis, seen: Prospects) -> Table:
-    head = ("predicted (* in force)", *_COLUMNS, "J/token, model")
-    table = plain_table(*head)
-    measured = diagnosis.found.waiting.figures
-    assert measured is not None  # Otherwise nothing is simulated.
-    table.add_row("measured now", *_cells(measured), style="bold")
-    for each in seen.all:
-        name = f"{each.name} *" if each.current else each.name
-        table.add_row(name, *_cells(each.predicted), number(each.energy_j_per_token))
-    return table
 
 
 def _cells(figures: Figures) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def recording_from(url: str, seconds: float, key: str | None = None) -> Recordin
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url: {url!r} is no URL; write http://HOST:PORT of an admin port")
     address = f"{url.rstrip('/')}/recording"
-    with _connected(address):
+    try:
         timeout = httpx.Timeout(seconds + _GRACE_S, connect=_CONNECT_S)
         lines = []
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
@@ -46,6 +45,11 @@ def recording_from(url: str, seconds: float, key: str | None = None) -> Recordin
                     "evenstep serve or observe (--admin-port)"
                 )
             lines = list(_lines(answer.iter_bytes()))
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ConfigError(
+            f"--url: {address}: {error or type(error).__name__}; start evenstep serve or observe "
+            "with --admin-port there, or correct the URL"
+        ) from error
     return read(lines, address)
 
 
@@ -64,17 +68,6 @@ def earlier_report(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"--before: {file} is no diagnosis that --json wrote")
     return found
-
-
-@contextmanager
-def _connected(address: str) -> Iterator[None]:
-    try:
-        yield
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError(
-            f"--url: {address}: {error or type(error).__name__}; start evenstep serve or observe "
-            "with --admin-port there, or correct the URL"
-        ) from error
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -98,17 +98,14 @@ def gpu(name: str) -> Gpu:
     """
     found = {known.lower(): preset for known, preset in GPUS.items()}.get(name.lower())
     if found is None:
+        problem = unknown("gpu", name, GPUS)
+        # A GPU that has several variants, like the H200, is named without one.
+        model = name.lower().partition("-")[0].partition("/")[0]
+        kinds = [known for known in _WHOLE if known.lower().startswith(f"{model}-")]
+        if kinds and "/" not in name:
+            problem = f"unknown gpu {name!r}; did you mean {' or '.join(kinds)}?"
         raise ConfigError(
-            f"[servers]: {_unknown(name)} (evenstep plan --list-gpus shows all), or give "
+            f"[servers]: {problem} (evenstep plan --list-gpus shows all), or give "
             "memory_gb, bandwidth_gb_s and tflops in place of gpu"
         )
     return found
-
-
-def _unknown(name: str) -> str:
-    """An error message; it lists the variants of a GPU that has several, like the H200."""
-    model = name.lower().partition("-")[0].partition("/")[0]
-    kinds = [known for known in _WHOLE if known.lower().startswith(f"{model}-")]
-    if not kinds or "/" in name:
-        return unknown("gpu", name, GPUS)
-    return f"unknown gpu {name!r}; did you mean {' or '.join(kinds)}?"

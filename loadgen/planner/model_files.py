@@ -149,17 +149,14 @@ class _Reader:
             queries = query_rank * (hidden + query) if query_rank else hidden * query
             keys = hidden * (latent + rotated) + latent * heads * (plain + value)
             return queries + keys + heads * value * hidden, latent + rotated
-        kv_heads = self._kv_heads(heads)
-        size = self._some("head_dim", "kv_channels") or max(1, hidden // heads)
-        return 2 * hidden * size * (heads + kv_heads), 2 * kv_heads * size
-
-    def _kv_heads(self, heads: int) -> int:
+        names = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "multi_query_group_num")
+        kv_heads = self._some(*names, "num_attention_groups") or heads
         # Falcon-7B also has a num_kv_heads, which applies to the later models only.
         newer = self._get("new_decoder_architecture", default=False)
         if self._get("multi_query", default=False) and not newer:
-            return 1
-        names = ("num_key_value_heads", "num_kv_heads", "kv_n_heads", "multi_query_group_num")
-        return self._some(*names, "num_attention_groups") or heads
+            kv_heads = 1
+        size = self._some("head_dim", "kv_channels") or max(1, hidden // heads)
+        return 2 * hidden * size * (heads + kv_heads), 2 * kv_heads * size
 
     def _feed_forward(self, hidden: int) -> tuple[int, int]:
         """Feed-forward weights: all, and those that one token needs."""

@@ -10,7 +10,6 @@ import io
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -141,13 +140,16 @@ def _recorded(path: Path, file: Bytes) -> Iterator[TraceRequest]:
 
 def _published(path: Path, file: Bytes) -> tuple[str, list[TraceRequest]]:
     requests: list[TraceRequest] = []
-    with _as_text(path, file) as lines:
-        trace_format, rows = _table(path, enumerate(lines, start=1))
-        for number, row in rows:
-            try:
-                requests.append(trace_format.read(row))
-            except ValueError as error:
-                raise _row_error(path, number, str(error)) from error
+    try:
+        with io.TextIOWrapper(cast("BinaryIO", file), encoding="utf-8-sig", newline="") as lines:
+            trace_format, rows = _table(path, enumerate(lines, start=1))
+            for number, row in rows:
+                try:
+                    requests.append(trace_format.read(row))
+                except ValueError as error:
+                    raise _row_error(path, number, str(error)) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: is not UTF-8 text ({error.reason}); give a CSV file") from error
     return trace_format.name, requests
 
 
@@ -244,12 +246,3 @@ def _time(row: Row, column: str, to_seconds: Callable[[object], float]) -> float
     if seconds < 0:
         raise ValueError(f"column {column!r}: {row[column]!r} is a negative time")
     return seconds
-
-
-@contextmanager
-def _as_text(path: Path, file: Bytes) -> Iterator[io.TextIOWrapper]:
-    try:
-        with io.TextIOWrapper(cast("BinaryIO", file), encoding="utf-8-sig", newline="") as text:
-            yield text
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8 text ({error.reason}); give a CSV file") from error

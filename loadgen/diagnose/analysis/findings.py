@@ -44,6 +44,30 @@ class Barrier:
     per_token_most_s: float | None
     attention_share: float | None
 
+    @classmethod
+    def of(cls, window: Window) -> Barrier:
+        """Measure a window."""
+        several = (window.loads > 0).sum(axis=1) >= 2
+        together = window.together[several]
+        fit = StepFit()
+        peak, seconds = window.peak_tokens, window.step_s
+        for tokens, step_s in zip(
+            peak[window.together].tolist(), seconds[window.together].tolist(), strict=True
+        ):
+            fit.observe(tokens, step_s)
+        fitted = fit.fitted()
+        busy_s = float(seconds.sum())
+        cost = None
+        if fitted is not None:
+            cost = min(1.0, fitted.per_token_s * float(peak.sum()) / busy_s)
+        return cls(
+            together_share=float(together.mean()) if together.size else None,
+            stepping_share=min(1.0, busy_s / window.elapsed_s) if window.elapsed_s > 0 else 0.0,
+            fitted=fitted,
+            per_token_most_s=_most(peak[window.together], seconds[window.together]),
+            attention_share=cost,
+        )
+
     @property
     def there(self) -> bool | None:
         """Whether ranks wait for each other; None: unknown."""
@@ -83,6 +107,23 @@ class Waiting:
     max_load_tokens: float
     step_s: float
     throughput_tok_s: float
+
+    @classmethod
+    def of(cls, window: Window, barrier: Barrier) -> Waiting:
+        """Measure a window."""
+        busy_s = float(window.step_s.sum())
+        fitted = barrier.fitted if barrier.there else None
+        idle_share, how = _idle_share(window, fitted)
+        workers = max(1, int(window.counted.sum()))
+        return cls(
+            idle_share=idle_share,
+            idle_share_is=how,
+            imbalance_tokens=_mean(window.imbalance_tokens),
+            mean_load_tokens=float(window.loads.sum()) / workers,
+            max_load_tokens=_mean(window.peak_tokens),
+            step_s=_mean(window.step_s),
+            throughput_tok_s=float(window.running.sum()) / busy_s if busy_s else 0.0,
+        )
 
     @property
     def even_share(self) -> float:
@@ -131,6 +172,34 @@ class Load:
     prompt_tokens: float | None
     output_tokens: float | None
 
+    @classmethod
+    def of(cls, window: Window) -> Load:
+        """Measure a window."""
+        completed, parts = window.completed, [lengths for _, lengths in window.parts]
+        slots = _slots(window)
+        told = slots[~np.isnan(slots)]
+        places = float((window.counted * np.nan_to_num(slots)).sum())
+        known = bool(told.size) and told.size == slots.size and places > 0
+        waiting = window.pool * window.slots_per_request + window.queued
+        tokens, late = window.running.sum(axis=1), window.end_s > window.elapsed_s / 2
+        first = float(tokens[~late].sum())
+        return cls(
+            workers=int(np.median(window.counted.sum(axis=1))) if window.steps else len(slots),
+            slots=float(told.mean()) if told.size else None,
+            slots_used=float(window.running.sum()) / places if known else None,
+            waiting=float(waiting.mean()) if waiting.size else 0.0,
+            waiting_share=_mean(
+                waiting > (_free(window).sum(axis=1) if known else _transit(window))
+            ),
+            inside=float((waiting + window.running.sum(axis=1)).mean()) if waiting.size else 0.0,
+            arrivals_s=len(window.requests) / window.elapsed_s if window.elapsed_s > 1e-6 else 0.0,
+            second_half=float(tokens[late].sum()) / first if first else None,
+            completed=len(completed),
+            failed=len(window.requests) - len(completed),
+            prompt_tokens=fmean(prompt for prompt, _ in parts) if parts else None,
+            output_tokens=fmean(output for _, output in parts) if parts else None,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -150,6 +219,22 @@ class Memory:
     preemptions: int
     per_request: float
     held_share: float | None
+
+    @classmethod
+    def of(cls, window: Window, load: Load) -> Memory:
+        """Measure a window."""
+        kv_tokens = np.array([each.kv_tokens for each in window.workers], dtype=np.float64)
+        known = bool(window.steps) and not np.isnan(kv_tokens).any()
+        used = window.loads[window.counted.all(axis=1)] / kv_tokens if known else np.zeros(0)
+        known = known and bool(used.size)
+        return cls(
+            kv_tokens=float(kv_tokens.mean()) if known else None,
+            used_mean=float(used.mean()) if known else None,
+            used_max=float(used.max()) if known else None,
+            preemptions=window.preemptions,
+            per_request=window.preemptions / max(1, load.completed),
+            held_share=_held_share(window, kv_tokens, load),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,43 +262,20 @@ class Findings:
 
 def findings(window: Window) -> Findings:
     """Measure a window; without steps the values are zeros and None."""
-    barrier = _barrier(window)
-    load = _load(window)
+    barrier = Barrier.of(window)
+    load = Load.of(window)
     return Findings(
         steps=window.steps,
         elapsed_s=window.elapsed_s,
         barrier=barrier,
-        waiting=_waiting(window, barrier),
+        waiting=Waiting.of(window, barrier),
         load=load,
-        memory=_memory(window, load),
+        memory=Memory.of(window, load),
     )
 
 
 def _mean(values: Floats | Ints | Flags) -> float:
     return float(values.mean()) if values.size else 0.0
-
-
-def _barrier(window: Window) -> Barrier:
-    several = (window.loads > 0).sum(axis=1) >= 2
-    together = window.together[several]
-    fit = StepFit()
-    peak, seconds = window.peak_tokens, window.step_s
-    for tokens, step_s in zip(
-        peak[window.together].tolist(), seconds[window.together].tolist(), strict=True
-    ):
-        fit.observe(tokens, step_s)
-    fitted = fit.fitted()
-    busy_s = float(seconds.sum())
-    cost = None
-    if fitted is not None:
-        cost = min(1.0, fitted.per_token_s * float(peak.sum()) / busy_s)
-    return Barrier(
-        together_share=float(together.mean()) if together.size else None,
-        stepping_share=min(1.0, busy_s / window.elapsed_s) if window.elapsed_s > 0 else 0.0,
-        fitted=fitted,
-        per_token_most_s=_most(peak[window.together], seconds[window.together]),
-        attention_share=cost,
-    )
 
 
 def _most(peak_tokens: Ints, step_s: Floats) -> float | None:
@@ -228,22 +290,6 @@ def _most(peak_tokens: Ints, step_s: Floats) -> float | None:
     return max(0.0, slope + _SURE * math.sqrt(rest / (count - 2) / spread))
 
 
-def _waiting(window: Window, barrier: Barrier) -> Waiting:
-    busy_s = float(window.step_s.sum())
-    fitted = barrier.fitted if barrier.there else None
-    idle_share, how = _idle_share(window, fitted)
-    workers = max(1, int(window.counted.sum()))
-    return Waiting(
-        idle_share=idle_share,
-        idle_share_is=how,
-        imbalance_tokens=_mean(window.imbalance_tokens),
-        mean_load_tokens=float(window.loads.sum()) / workers,
-        max_load_tokens=_mean(window.peak_tokens),
-        step_s=_mean(window.step_s),
-        throughput_tok_s=float(window.running.sum()) / busy_s if busy_s else 0.0,
-    )
-
-
 def _idle_share(window: Window, fitted: FittedStep | None) -> tuple[float | None, str | None]:
     timed = ~np.isnan(window.waited_s)
     if window.steps and timed.mean() >= MOSTLY:
@@ -253,31 +299,6 @@ def _idle_share(window: Window, fitted: FittedStep | None) -> tuple[float | None
         return None, None
     idle_s = fitted.per_token_s * float(window.imbalance_tokens.sum())
     return min(1.0, idle_s / window.worker_seconds), "modelled"
-
-
-def _load(window: Window) -> Load:
-    completed, parts = window.completed, [lengths for _, lengths in window.parts]
-    slots = _slots(window)
-    told = slots[~np.isnan(slots)]
-    places = float((window.counted * np.nan_to_num(slots)).sum())
-    known = bool(told.size) and told.size == slots.size and places > 0
-    waiting = window.pool * window.slots_per_request + window.queued
-    tokens, late = window.running.sum(axis=1), window.end_s > window.elapsed_s / 2
-    first = float(tokens[~late].sum())
-    return Load(
-        workers=int(np.median(window.counted.sum(axis=1))) if window.steps else len(slots),
-        slots=float(told.mean()) if told.size else None,
-        slots_used=float(window.running.sum()) / places if known else None,
-        waiting=float(waiting.mean()) if waiting.size else 0.0,
-        waiting_share=_mean(waiting > (_free(window).sum(axis=1) if known else _transit(window))),
-        inside=float((waiting + window.running.sum(axis=1)).mean()) if waiting.size else 0.0,
-        arrivals_s=len(window.requests) / window.elapsed_s if window.elapsed_s > 1e-6 else 0.0,
-        second_half=float(tokens[late].sum()) / first if first else None,
-        completed=len(completed),
-        failed=len(window.requests) - len(completed),
-        prompt_tokens=fmean(prompt for prompt, _ in parts) if parts else None,
-        output_tokens=fmean(output for _, output in parts) if parts else None,
-    )
 
 
 def _slots(window: Window) -> Floats:
@@ -294,21 +315,6 @@ def _transit(window: Window) -> float:
     """Number of requests on their way to a free slot at any time."""
     requests = len(window.requests) * window.slots_per_request
     return TRANSIT_STEPS * requests / max(1, window.steps)
-
-
-def _memory(window: Window, load: Load) -> Memory:
-    kv_tokens = np.array([each.kv_tokens for each in window.workers], dtype=np.float64)
-    known = bool(window.steps) and not np.isnan(kv_tokens).any()
-    used = window.loads[window.counted.all(axis=1)] / kv_tokens if known else np.zeros(0)
-    known = known and bool(used.size)
-    return Memory(
-        kv_tokens=float(kv_tokens.mean()) if known else None,
-        used_mean=float(used.mean()) if known else None,
-        used_max=float(used.max()) if known else None,
-        preemptions=window.preemptions,
-        per_request=window.preemptions / max(1, load.completed),
-        held_share=_held_share(window, kv_tokens, load),
-    )
 
 
 def _held_share(window: Window, kv_tokens: Floats, load: Load) -> float | None:

@@ -9,10 +9,10 @@ at step k + 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from loadgen.simulator.decode.decode_config import DecodeConfig
-from loadgen.simulator.decode.decode_engines import Engines, Residence
+from loadgen.simulator.decode.decode_engines import Engines
 from loadgen.simulator.decode.decode_results import DecodeResult, Recorder
 from loadgen.simulator.decode.prefill_workers import Prefill
 from loadgen.simulator.decode.request_streams import Stream, open_stream
@@ -83,41 +83,34 @@ class _Simulation:
         idle_s = self._rest()
         if idle_s is None:
             return False
-        engines, recorder = self._engines, self._recorder
-        for job in self._stream.due(self._now_s, self._waiting(), self._inside()):
+        engines, recorder, config = self._engines, self._recorder, self._config
+        queued = int(engines.queued.sum())
+        inside = self._front.waiting + queued + int(engines.running.sum())
+        # Requests wait for a slot in the pool, or else in the engines.
+        waiting = self._front.waiting + (0 if config.dispatch is Dispatch.POOL else queued)
+        for job in self._stream.due(self._now_s, waiting, inside):
             self._front.arrive(job, step, self._now_s)
-        if self._prefill and step == self._config.warmup:
+        if self._prefill and step == config.warmup:
             self._prefill.meter.restart()
         self._front.decide(step, self._now_s)
         starts = engines.begin(step, self._now_s)
         recorder.started(step, starts)
         self._front.started(len(starts))
-        seconds = self._seconds(step)
+        step_time = config.step_time
+        seconds = step_time.base_s + step_time.per_token_s * float(engines.work(step).max())
         recorder.step(
             seconds, idle_s, engines.tokens(step), engines.decoding(step), self._front.waiting
         )
         self._now_s += seconds
-        self._first_tokens(engines.first_tokens(step))
+        begun = engines.first_tokens(step)
+        recorder.first_tokens(begun, self._now_s)
+        if self._prefill:
+            for job, _, start_step, _ in begun:
+                self._prefill.first_token(job, self._now_s, counts=start_step >= config.warmup)
         ended = engines.finish(step)
         recorder.finished(step, ended, self._now_s)
         self._front.learn(ended)
         return True
-
-    def _first_tokens(self, residences: Sequence[Residence]) -> None:
-        self._recorder.first_tokens(residences, self._now_s)
-        for job, _, start_step, _ in residences if self._prefill else ():
-            assert self._prefill
-            self._prefill.first_token(job, self._now_s, counts=start_step >= self._config.warmup)
-
-    def _waiting(self) -> int:
-        """Number of requests that wait for a slot: in the pool, or else in the engines."""
-        if self._config.dispatch is Dispatch.POOL:
-            return self._front.waiting
-        return self._front.waiting + int(self._engines.queued.sum())
-
-    def _inside(self) -> int:
-        """Number of requests that wait or run, anywhere."""
-        return self._front.waiting + int((self._engines.queued + self._engines.running).sum())
 
     def _rest(self) -> float | None:
         """Skip to the next arrival if the system is empty; None if no request will come."""
@@ -129,7 +122,3 @@ class _Simulation:
         idle_s = max(0.0, next_s - self._now_s)
         self._now_s = max(self._now_s, next_s)
         return idle_s
-
-    def _seconds(self, step: int) -> float:
-        step_time = self._config.step_time
-        return step_time.base_s + step_time.per_token_s * float(self._engines.work(step).max())

@@ -134,7 +134,8 @@ class Engines:
 
     def tokens(self, step: int) -> Ints:
         """KV tokens of running requests at the start of the step, shape (G,)."""
-        return self._sum(self._tokens(step))
+        total: Ints = self._tokens(step).reshape(self._shape).sum(axis=1)
+        return total
 
     def known_tokens(self, step: int) -> Ints:
         """Return ``tokens`` plus the prompts of requests queued or in transit, shape (G,)."""
@@ -247,10 +248,6 @@ class Engines:
         computed = self._profile.prefill_chunk * (step - self._start)
         left: Ints = np.maximum(0, self._prompt - computed)
         return left
-
-    def _sum(self, values: Ints) -> Ints:
-        total: Ints = values.reshape(self._shape).sum(axis=1)
-        return total
 
 
 def _decoded(step: int, first: Ints) -> Ints:
