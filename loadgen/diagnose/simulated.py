@@ -15,7 +15,7 @@ from itertools import count, cycle
 
 import numpy as np
 
-from loadgen.diagnose.analysis.findings import Figures, Findings, Load
+from loadgen.diagnose.analysis.findings import Figures, Findings
 from loadgen.diagnose.analysis.prospects import Mode, Prospect, Prospects
 from loadgen.diagnose.analysis.window import Window
 from loadgen.model.step_time import PowerModel, StepTime
@@ -114,6 +114,10 @@ def _setting(window: Window, found: Findings) -> _Setting:
     assert fitted is not None
     assert load.slots is not None
     assert load.output_tokens is not None
+    # As many queue in each engine as recorded, else by the router's rule.
+    overcommit = int(load.output_tokens < _SHORT_OUTPUT_TOKENS)
+    if window.dispatch is Dispatch.POOL:
+        overcommit = min(_MOST_QUEUED, round(float(window.queued.mean()) / load.workers))
     lives = math.ceil(_WARMUP_LIVES * load.output_tokens)
     wall_step_s = found.waiting.step_s * window.time_scale
     return _Setting(
@@ -124,18 +128,10 @@ def _setting(window: Window, found: Findings) -> _Setting:
         workers=load.workers,
         step_time=StepTime(max(fitted.base_s, 1e-9), fitted.per_token_s),
         deadline_steps=max(1, round(_STARVATION_S / wall_step_s)),
-        overcommit=_overcommit(window, load),
+        overcommit=overcommit,
         warmup=_between(_WARMUP_STEPS, lives),
         steps=_between(_MEASURED_STEPS, window.steps),
     )
-
-
-def _overcommit(window: Window, load: Load) -> int:
-    """Number of requests that the router queues in each engine: as recorded, else by its rule."""
-    if window.dispatch is Dispatch.POOL:
-        return min(_MOST_QUEUED, round(float(window.queued.mean()) / load.workers))
-    assert load.output_tokens is not None
-    return int(load.output_tokens < _SHORT_OUTPUT_TOKENS)
 
 
 def _between(bounds: tuple[int, int], value: int) -> int:

@@ -122,13 +122,19 @@ class FluidOptions:
                 f"--nested-thresholds: {len(nested)} segments for {different} different lengths; "
                 f"give {different} at most"
             )
+        segments = _counts("--segments", self.segments, "", 0) or (*_SEGMENTS, different)
+        if self.segments is not None and max(segments) > different:
+            raise ConfigError(
+                f"--segments: give {different} at most, the number of different lengths, got "
+                f"{self.segments!r}"
+            )
         return Question(
             periods=periods,
             cost=cost,
             capacity_tokens=self.capacity,
             thresholds=thresholds,
             nested_thresholds=nested,
-            segments=_segments(self.segments, different),
+            segments=tuple(sorted({n for n in segments if n <= different})),
             steps=self.steps,
             delta=self.delta,
         )
@@ -206,12 +212,3 @@ def _counts(option: str, text: str | None, what: str, most: int) -> Thresholds:
     if what and len(counts) != most:
         raise ConfigError(f"{option}: {len(counts)} for {most} {what}; give one for each")
     return tuple(map(int, counts))
-
-
-def _segments(text: str | None, different: int) -> tuple[int, ...]:
-    counts = _counts("--segments", text, "", 0) or (*_SEGMENTS, different)
-    if text is not None and max(counts) > different:
-        raise ConfigError(
-            f"--segments: give {different} at most, the number of different lengths, got {text!r}"
-        )
-    return tuple(sorted({n for n in counts if n <= different}))

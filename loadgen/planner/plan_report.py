@@ -40,11 +40,25 @@ class Answer:
     @property
     def memory(self) -> list[Memory]:
         """Memory of each server in a chain, by chain and stage."""
-        return [
-            _memory(self, engine, stage)
-            for engine in self.engines
-            for stage in range(len(engine.stages))
-        ]
+        footing = self.plan.question.footing
+        found = []
+        for engine in self.engines:
+            first, slots, last = 0, engine.chain.slots, len(engine.stages) - 1
+            for stage, (machine, blocks) in enumerate(
+                zip(engine.stages, engine.chain.blocks, strict=True)
+            ):
+                ends = footing.model.end_bytes(stage == 0, stage == last)
+                memory = Memory(
+                    engine=engine,
+                    machine=machine,
+                    blocks=range(first, first + blocks),
+                    weights_bytes=blocks * footing.model.block_bytes + ends,
+                    kv_bytes=blocks * slots * footing.slot_kv_blocks * footing.kv_block_bytes,
+                    usable_bytes=footing.usable_bytes(machine),
+                )
+                found.append(memory)
+                first += blocks
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +78,6 @@ class Memory:
     weights_bytes: int
     kv_bytes: int
     usable_bytes: int
-
-
-def _memory(answer: Answer, engine: Engine, stage: int) -> Memory:
-    footing = answer.plan.question.footing
-    chain, machine = engine.chain, engine.stages[stage]
-    first = sum(chain.blocks[:stage])
-    held = range(first, first + chain.blocks[stage])
-    ends = footing.model.end_bytes(stage == 0, stage == len(engine.stages) - 1)
-    return Memory(
-        engine=engine,
-        machine=machine,
-        blocks=held,
-        weights_bytes=len(held) * footing.model.block_bytes + ends,
-        kv_bytes=len(held) * chain.slots * footing.slot_kv_blocks * footing.kv_block_bytes,
-        usable_bytes=footing.usable_bytes(machine),
-    )
 
 
 def report(answer: Answer) -> dict[str, Any]:

@@ -178,7 +178,13 @@ class Prefill:
     def next_s(self) -> float:
         """Return the time of the next computed prompt, if no further fetch begins until then."""
         while not self._ready:
-            at_s = self._next_event_s()
+            at_s = self._source.next_s()
+            if not self.inside:
+                at_s = max(self._now_s, at_s)
+            else:
+                if at_s <= self._now_s:  # there are as many as are to be kept waiting
+                    at_s = math.inf
+                at_s = min(at_s, self._events[0][0])
             if at_s == math.inf:
                 return math.inf
             self._run(at_s, 0)
@@ -200,14 +206,6 @@ class Prefill:
 
     def result(self) -> PrefillResult:
         return PrefillResult.of(self._parts_s, self.meter, self.inside)
-
-    def _next_event_s(self) -> float:
-        coming_s = self._source.next_s()
-        if not self.inside:
-            return max(self._now_s, coming_s)
-        if coming_s <= self._now_s:  # there are as many as are to be kept waiting
-            coming_s = math.inf
-        return min(coming_s, self._events[0][0])
 
     def _run(self, until_s: float, waiting: int) -> None:
         """Run all events up to a time, and let requests arrive until then."""
