@@ -34,7 +34,7 @@ from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.metrics.render import Metrics
 from router.observe.observed import Seen, SeenRequests, Share, share, total
-from router.recording.file import RecordFile
+from router.recording.record_file import RecordFile
 from router.recording.recorder import Recorder, Setting
 
 log = logging.getLogger(__name__)

@@ -202,11 +202,14 @@ class _Kind(msgspec.Struct):
 _encoder = msgspec.json.Encoder()
 _kind = msgspec.json.Decoder(_Kind)
 _header = msgspec.json.Decoder(Header)
-_step = msgspec.json.Decoder(StepLine)
-_request = msgspec.json.Decoder(RequestLine)
-_worker = msgspec.json.Decoder(WorkerLine)
-_policy = msgspec.json.Decoder(PolicyLine)
-_dropped = msgspec.json.Decoder(DroppedLine)
+# Decoders of the lines after the header, by their kind's key.
+_LINES: dict[str, msgspec.json.Decoder[Line]] = {
+    "dropped": msgspec.json.Decoder(DroppedLine),
+    "changed_s": msgspec.json.Decoder(PolicyLine),
+    "step": msgspec.json.Decoder(StepLine),
+    "request": msgspec.json.Decoder(RequestLine),
+    "worker": msgspec.json.Decoder(WorkerLine),
+}
 
 
 def encode(line: Line) -> bytes:
@@ -265,7 +268,7 @@ def read(lines: Iterable[bytes], name: str) -> Recording:
                 dropped += line.dropped
             case _:
                 assert header is not None
-                header = _told(header, line)
+                header = _with_worker(header, line)
     assert header is not None
     return Recording(
         header,
@@ -302,7 +305,14 @@ class LineReader:
         for number, raw in enumerate(lines, start=1):
             try:
                 if workers is None:
-                    header = _decoded_header(raw)
+                    schema = _kind.decode(raw).recording
+                    if schema is None:
+                        raise ValueError("is not the header of a recording")
+                    if schema != SCHEMA:
+                        raise ValueError(
+                            f"schema {schema} of recordings, while this evenstep reads {SCHEMA}"
+                        )
+                    header = _header.decode(raw)
                     workers = {
                         name: {worker.id for worker in each.workers}
                         for name, each in header.groups.items()
@@ -323,26 +333,16 @@ class LineReader:
             raise InputError(f"{self._name}: is empty; give a file that --record wrote")
 
 
-def _decoded_header(raw: bytes) -> Header:
-    schema = _kind.decode(raw).recording
-    if schema is None:
-        raise ValueError("is not the header of a recording")
-    if schema != SCHEMA:
-        raise ValueError(f"schema {schema} of recordings, while this evenstep reads {SCHEMA}")
-    return _header.decode(raw)
-
-
 def _decoded(raw: bytes, workers: dict[str, set[str]]) -> Line:
     """Decode a line other than the first; new workers are added to ``workers``."""
     kind = _kind.decode(raw)
-    if kind.dropped is not None:
-        return _dropped.decode(raw)
-    if kind.changed_s is not None:
-        return _policy.decode(raw)
-    line = _of_group(raw, kind)
+    decoder = next((_LINES[key] for key in _LINES if getattr(kind, key) is not None), None)
+    if decoder is None:
+        raise ValueError("is not a step, a request, a worker or a change of policy")
+    line = decoder.decode(raw)
     if isinstance(line, WorkerLine):
         workers.setdefault(line.group, set()).add(line.worker)
-    elif line.group not in workers:
+    elif isinstance(line, StepLine | RequestLine) and line.group not in workers:
         raise ValueError(f"group {line.group!r} is not in the header")
     if isinstance(line, StepLine):
         for values in (line.loads, line.running, line.power_w):
@@ -351,17 +351,7 @@ def _decoded(raw: bytes, workers: dict[str, set[str]]) -> Line:
     return line
 
 
-def _of_group(raw: bytes, kind: _Kind) -> StepLine | RequestLine | WorkerLine:
-    if kind.step is not None:
-        return _step.decode(raw)
-    if kind.request is not None:
-        return _request.decode(raw)
-    if kind.worker is not None:
-        return _worker.decode(raw)
-    raise ValueError("is not a step, a request, a worker or a change of policy")
-
-
-def _told(header: Header, line: WorkerLine) -> Header:
+def _with_worker(header: Header, line: WorkerLine) -> Header:
     group = header.groups.get(line.group) or RecordedGroup(line.lockstep, ())
     workers = {each.id: each for each in group.workers}
     before = workers.get(line.worker) or RecordedWorker(line.worker, line.rank)

@@ -118,7 +118,23 @@ class Recorder:
             for group in self._cluster.groups.values():
                 self._watch(group)
         self._look(self._clock())
-        listener.put(encode(self._header()))
+        setting, levels = self._setting, self._setting.power_levels
+        header = Header(
+            evenstep=version("evenstep"),
+            source=setting.source,
+            started_unix_s=self._started_unix_s,
+            policy=setting.policy,
+            dispatch=setting.dispatch,
+            power_levels=None if levels is None else astuple(levels),
+            groups={
+                name: RecordedGroup(
+                    columns.lockstep if setting.source == "serve" else None,
+                    tuple(map(self._known.__getitem__, columns.workers)),
+                )
+                for name, columns in self._columns.items()
+            },
+        )
+        listener.put(encode(header))
         self._listeners.append(listener)
         return listener
 
@@ -136,7 +152,7 @@ class Recorder:
         before, self._setting = self._setting, setting
         decided = setting.policy, setting.dispatch
         if decided != (before.policy, before.dispatch):
-            self._tell(PolicyLine(self.since_start(self._clock()), *decided))
+            self._record(PolicyLine(self.since_start(self._clock()), *decided))
 
     def since_start(self, time_s: float) -> float:
         return round(time_s - self._started_s, 6)
@@ -176,7 +192,7 @@ class Recorder:
             slots=slots,
         )
         self._requests += 1
-        self._tell(line)
+        self._record(line)
 
     # stages of requests, called by the cluster
 
@@ -215,7 +231,7 @@ class Recorder:
             self._look(now_s)
         time_s = now_s - self._started_s
         workers = self._columns[group.name].workers
-        self._tell(step_line(group.name, workers, closed, time_s, group.waiting))
+        self._record(step_line(group.name, workers, closed, time_s, group.waiting))
 
     def _look(self, now_s: float) -> None:
         """Record changes in what the workers report."""
@@ -227,36 +243,13 @@ class Recorder:
                 known = _described(worker, self._known.get(worker.spec.id))
                 if self._known.get(known.id) != known:
                     self._known[known.id] = known
-                    self._tell(_news(known, group))
+                    reported = known.slots, known.kv_tokens, known.rank
+                    self._record(WorkerLine(known.id, group.name, *reported, group.lockstep))
 
-    def _header(self) -> Header:
-        setting, levels = self._setting, self._setting.power_levels
-        routes = setting.source == "serve"
-        return Header(
-            evenstep=version("evenstep"),
-            source=setting.source,
-            started_unix_s=self._started_unix_s,
-            policy=setting.policy,
-            dispatch=setting.dispatch,
-            power_levels=None if levels is None else astuple(levels),
-            groups={
-                name: RecordedGroup(
-                    columns.lockstep if routes else None,
-                    tuple(map(self._known.__getitem__, columns.workers)),
-                )
-                for name, columns in self._columns.items()
-            },
-        )
-
-    def _tell(self, line: Line) -> None:
+    def _record(self, line: Line) -> None:
         encoded, needed = encode(line), isinstance(line, WorkerLine | PolicyLine)
         for listener in self._listeners:
             listener.put(encoded, needed=needed)
-
-
-def _news(worker: RecordedWorker, group: Group) -> WorkerLine:
-    told = worker.slots, worker.kv_tokens, worker.rank
-    return WorkerLine(worker.id, group.name, *told, group.lockstep)
 
 
 def _described(worker: Worker, before: RecordedWorker | None) -> RecordedWorker:

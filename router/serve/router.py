@@ -56,7 +56,7 @@ from router.proxy.context import RelayContext, RelaySettings
 from router.proxy.kv_transfer import Bootstraps, KvTransfer
 from router.proxy.request_log import RequestLog
 from router.proxy.splice import HotPath
-from router.recording.file import RecordFile
+from router.recording.record_file import RecordFile
 from router.recording.recorder import Recorder
 from router.serve import reloadable
 from router.serve.access import Access

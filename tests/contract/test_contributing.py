@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md says what is so: its worked example is applied to a copy, and has to work."""
+"""CONTRIBUTING.md says what is so: its worked examples are applied to a copy, and have to work."""
 
 from __future__ import annotations
 
@@ -100,6 +100,29 @@ def test_the_worked_example_is_written_as_the_house_writes(clone: Path) -> None:
     paths = ("router/core/policies", "tests/unit/core/policies/test_most_free.py")
     run(clone, "ruff", "check", "--no-cache", *paths)
     run(clone, "ruff", "format", "--no-cache", "--check", *paths)
+
+
+def test_a_setting_takes_its_declaration_and_its_use(tmp_path: Path) -> None:
+    declaration, use = re.findall(r"^  ```python\n  (.*?)\n  ```$", GUIDE, re.MULTILINE | re.DOTALL)
+    places = re.findall(r"^- Its (?:declaration|use), in [^`]*`([^`]+)`", GUIDE, re.MULTILINE)
+    shutil.copytree(
+        ROOT / "router", tmp_path / "router", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    neighbours = "    max_attempts: int = setting(", "    health_failures: int\n"
+    for place, line, neighbour in zip(places, (declaration, use), neighbours, strict=True):
+        path = tmp_path / place
+        before, after = path.read_text(encoding="utf-8").split(neighbour)
+        path.write_text(f"{before}    {line}\n{neighbour}{after}", encoding="utf-8")
+    assert "--health-path PATH" in run(tmp_path, "router.cli", "serve", "--help")
+    printed = run(tmp_path, "router.cli", "serve", "--health-path", "/ready", "--print-config")
+    assert 'health_path = "/ready"' in printed
+    (tmp_path / "used.py").write_text(
+        "from router.config.setting_sources import load_settings\n"
+        "from router.engines.health_checks import HealthSettings\n"
+        "print(load_settings({'health_path': '/ready'}).of(HealthSettings).health_path)\n",
+        encoding="utf-8",
+    )
+    assert run(tmp_path, "used") == "/ready\n"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -22,8 +22,8 @@ from router.admin.status_page import Streams
 from router.core.errors import ConfigError
 from router.core.state.cluster import Cluster
 from router.http.listening import listen
-from router.recording.file import RecordFile
 from router.recording.lines import read
+from router.recording.record_file import RecordFile
 from router.recording.recorder import Recorder, Setting
 from tests.support.clusters import cluster_of, show
 from tests.support.core import snapshot
