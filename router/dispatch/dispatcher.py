@@ -1,6 +1,6 @@
-"""The dispatcher: events of proxy and engines come in, assignments of waiting requests go out.
+"""The dispatcher: events of proxy and engines come in, assignments of requests go out.
 
-The proxy uses ``interface.DispatchPort`` alone, so pool and policy can live in another process.
+The proxy uses ``interface.DispatchPort`` alone, so the dispatcher may be in another process.
 """
 
 from __future__ import annotations
@@ -59,17 +59,12 @@ _TICK_S = 0.25
 
 
 class Dispatcher:
-    """Owns cluster, queues and policies, all on one event loop.
-
-    Only this class and its queues change the cluster.
+    """Owns cluster, queues and policies, all on one event loop; only they change the cluster.
 
     Args:
-        make_policy: factory of policies, called once per group.
-        fallback: factory of the policy for rounds that the main policy failed, and for prefill
-            workers.
-        clock: seconds, monotonic.
-        make_look_ahead: factory, called once per group; its result is None for a policy without
-            forecast.
+        make_policy: factory, called once per group.
+        fallback: factory of the policy of prefill workers, and of rounds that the main one failed.
+        make_look_ahead: factory, called once per group; None for a policy without forecast.
 
     Attributes:
         on_change: called when workers come, go or fail.
@@ -122,7 +117,7 @@ class Dispatcher:
     def decide_by(
         self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
     ) -> None:
-        """Use another policy from the next round on; state learned by the old one is lost."""
+        """Use another policy from the next round on; what the old one learned is lost."""
         self._make_policy, self._make_look_ahead = make_policy, make_look_ahead
         for queue in self.queues.values():
             queue.decide_by(make_policy, make_look_ahead)
@@ -230,7 +225,7 @@ class Dispatcher:
     # Events.
 
     def apply(self, event: Event) -> None:
-        """Update the cluster's state, and schedule the rounds that the event makes due."""
+        """Update the cluster, and schedule the rounds that the event makes due."""
         step_complete = self.cluster.apply(event)
         match event:
             case SnapshotReceived():
@@ -253,7 +248,6 @@ class Dispatcher:
                 pass
 
     async def run(self) -> None:
-        """Check stale snapshots and expired requests, several times a second."""
         while True:
             await asyncio.sleep(_TICK_S)
             try:
@@ -282,7 +276,6 @@ class Dispatcher:
         self._note_change(self._queue_of.pop(worker_id))
 
     def drain(self, worker_id: str, *, draining: bool) -> None:
-        """Start or end draining: a draining worker receives no requests."""
         self.cluster.worker(worker_id).draining = draining
         self._note_change(self._queue_of[worker_id])
 
@@ -295,11 +288,7 @@ class Dispatcher:
         self._note_change(*self.queues.values())
 
     def adopt(self, request: Request, worker_id: str) -> bool:
-        """Count a request that an earlier router process has sent to a worker.
-
-        Returns:
-            False, without effect, if the worker is gone.
-        """
+        """Count a request that an earlier process has sent; false if the worker is gone."""
         queue = self.queues.get(request.group)
         if queue is None or worker_id not in queue.group.workers:
             return False
@@ -313,7 +302,7 @@ class Dispatcher:
         self.on_change()
 
     def _dissolve(self) -> None:
-        """Delete groups, with their prefill stages, that have had no worker for a while."""
+        """Delete groups that have had no worker for a while."""
         for name, queue in list(self.queues.items()):
             if queue.dissolvable and self.cluster.dissolve(name):
                 for gone in self.queues.keys() - self.cluster.groups.keys():

@@ -35,11 +35,11 @@ from router.core.types import (
 
 log = logging.getLogger(__name__)
 
-# One failed request takes a worker down until its next health check. Requests wait for that long.
+# A failed request takes its worker down until the next health check; requests wait for that long.
 _GRACE_S = 1.0
-# All workers may be replaced at once. Until then, requests get a retryable error.
+# All workers may be replaced at once; requests get a retryable error meanwhile.
 DISSOLVED_S = 60.0
-# Ranks of one barrier report within this time of each other; a round waits for the last report.
+# Ranks of a barrier report within this time of each other; a round waits for the last one.
 _BARRIER_SKEW_S = 0.002
 
 
@@ -61,16 +61,16 @@ class Incoming(Protocol):
     """Engine messages that have arrived and are not applied yet."""
 
     def read(self) -> None:
-        """Apply all messages that have arrived; a decision follows."""
+        """Apply them; a decision follows."""
         ...
 
     def hasten(self) -> None:
-        """Apply further messages soon; requests wait for them."""
+        """Apply further ones soon; requests wait."""
         ...
 
 
 class NothingIncoming:
-    """A source without messages."""
+    """No messages."""
 
     def read(self) -> None: ...
 
@@ -79,12 +79,7 @@ class NothingIncoming:
 
 @dataclass(slots=True)
 class Shared:
-    """What all queues of a dispatcher share.
-
-    Attributes:
-        clock: seconds, monotonic.
-        incoming: engine messages that are applied before each round.
-    """
+    """What all queues of a dispatcher share; times are monotonic."""
 
     cluster: Cluster
     clock: Clock
@@ -100,7 +95,7 @@ class Waiter:
     since_s: float
 
     def refuse(self, error: EvenstepError) -> None:
-        """Fail the future; no-op if it has a worker already, or the client has left."""
+        """Fail the future, unless it has a worker or the client has left."""
         if not self.worker.done():
             self.worker.set_exception(error)
 
@@ -109,12 +104,11 @@ class GroupQueue:
     """The queue of a group whose workers answer requests; all runs on one event loop.
 
     Attributes:
-        lacking: what a request that waits for too long has not got.
+        lacking: what an expired request did not get.
         waiters: futures of the requests in the pool.
-        prefills: queue of the group's prefill stage; None without prefill workers.
+        prefills: queue of the group's prefill stage, if there is one.
         sent_s: times of dispatch, until the first byte.
-        deserted_s: time since which no worker serves the group; None while one does, or is only
-            paused.
+        deserted_s: time since which no worker serves the group; None while one does, or is paused.
     """
 
     lacking: ClassVar[str] = "slot became free"
@@ -164,7 +158,7 @@ class GroupQueue:
         return self.wait(request, request.arrival_s)
 
     def wait(self, request: Request, since_s: float) -> asyncio.Future[WorkerSpec]:
-        """Queue a request that the cluster knows; the future resolves to its worker."""
+        """Queue a request that the cluster knows."""
         self.pool.add(request)
         worker: asyncio.Future[WorkerSpec] = asyncio.get_running_loop().create_future()
         self.waiters[request.id] = Waiter(worker, since_s)
@@ -176,7 +170,7 @@ class GroupQueue:
         self.observe_service(request.id, now_s)
 
     def observe_service(self, request_id: str, now_s: float) -> None:
-        """Measure the time since the dispatch, once; the prompt's part of the service."""
+        """Measure the time since the dispatch, once."""
         sent_s = self.sent_s.pop(request_id, None)
         if sent_s is not None:
             self.stats.service_s.observe(now_s - sent_s)
@@ -199,7 +193,7 @@ class GroupQueue:
         return within
 
     def _make_place(self, newcomer: Request) -> None:
-        """Evict a request of the tenant with the most waiting requests, or reject the newcomer."""
+        """Displace a request of the tenant with the most waiting ones, or reject the newcomer."""
         limit = self._shared.settings.pool_size
         displaced = self.pool.displaced_by(newcomer.tenant, self.decider.fair.weight)
         if displaced is None:
@@ -219,13 +213,13 @@ class GroupQueue:
     # Rounds.
 
     def wake(self) -> None:
-        """Schedule rounds of all the group's stages, since a slot may have become free."""
+        """Schedule rounds of all stages, since a slot may be free."""
         self.schedule(hurry=True)
         if self.prefills is not None:
             self.prefills.schedule(hurry=True)
 
     def schedule(self, *, hurry: bool) -> None:
-        """Schedule a round: at the loop's next turn, or once all ranks should have reported."""
+        """Schedule a round for the loop's next turn, or for when all ranks should have reported."""
         if not self.waiters:
             return
         if self._timer is not None:
@@ -260,16 +254,16 @@ class GroupQueue:
             stats.assigned += 1
             stats.estimated += not request.exact
             stats.pool_wait_s.observe(now - waiter.since_s)
-            if not waiter.worker.done():  # else its client has just left, and withdraws it next
+            if not waiter.worker.done():  # else its client has just left
                 waiter.worker.set_result(cluster.worker(worker_id).spec)
-        # Prompts go out one a round, and now the queue behind has room for further ones.
+        # Prompts go out one a round, and the queue behind may have room again.
         if assignments and self.prefills is not None:
             self.prefills.schedule(hurry=True)
 
     # Workers.
 
     def note_change(self) -> None:
-        """Note that the set of usable workers may have changed."""
+        """Note that other workers may be usable now."""
         if self.group.serving or self.group.paused:
             self.deserted_s = None
         elif self.deserted_s is None:
@@ -278,13 +272,13 @@ class GroupQueue:
 
     @property
     def dissolvable(self) -> bool:
-        """True once the group is empty and has had no worker for ``DISSOLVED_S`` seconds."""
+        """Whether the group has had no worker for ``DISSOLVED_S`` seconds."""
         if self.group.workers or self.deserted_s is None:
             return False
         return self._shared.clock() - self.deserted_s >= DISSOLVED_S
 
     def deserted(self) -> GroupQueue | None:
-        """A queue without workers for ``_GRACE_S`` seconds that requests here need."""
+        """A queue that requests here need, without workers for ``_GRACE_S`` seconds."""
         since_s = self.deserted_s
         if since_s is None or self._shared.clock() - since_s < _GRACE_S:
             return None
@@ -302,7 +296,6 @@ class GroupQueue:
         return deserted.desertion()
 
     def _desert(self, request: Request, deserted: GroupQueue) -> None:
-        """Fail a waiting request."""
         self._give_up(request, Outcome.FAILED, deserted.desertion())
 
     # Time.
@@ -326,7 +319,7 @@ class GroupQueue:
 
     def _expire(self, now: float) -> None:
         for request in self.pool.expired(now):
-            # A request that came back is old by its arrival, but has waited only since its return.
+            # A request that came back has waited only since its return.
             timeout_s = self.pool.timeout_of(request)
             if now - self.waiters[request.id].since_s >= timeout_s:
                 own = timeout_s == request.queue_timeout_s
@@ -335,11 +328,7 @@ class GroupQueue:
 
 
 class PrefillQueue(GroupQueue):
-    """The queue of a group's prefill stage, which hands requests off to the group's own queue.
-
-    Args:
-        decode: the group's own queue.
-    """
+    """The queue of a group's prefill stage; ``decode``: the group's own queue."""
 
     lacking = "prefill worker had room"
 
@@ -354,13 +343,13 @@ class PrefillQueue(GroupQueue):
     def decide_by(
         self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
     ) -> None:
-        """Keep the fallback policy: a prefill stage has no other."""
+        """Keep the fallback policy, the only one of a prefill stage."""
 
     def refuse(self, worker_id: str) -> bool:
-        """Give a worker that refused a prompt no other until the next tick.
+        """Send a worker that refused a prompt no other until the next tick.
 
         Returns:
-            False, without effect, if all others refuse too or the retry budget is spent.
+            False, without effect, if all others refuse too or no retry is left.
         """
         workers = self.group.prefill_workers
         if not any(w.takes and not w.refusing and w.spec.id != worker_id for w in workers):
@@ -372,7 +361,7 @@ class PrefillQueue(GroupQueue):
         return True
 
     def _assign(self) -> None:
-        """Hold a round if the decode queue can hold all prompts that are being computed."""
+        """Assign if the decode queue has room for all prompts that are being computed."""
         prefilling = sum(worker.in_flight for worker in self.group.workers.values())
         if len(self.decode.waiters) + prefilling < self._shared.settings.pool_size:
             super()._assign()
@@ -389,14 +378,14 @@ class PrefillQueue(GroupQueue):
         return deserted.desertion()  # a worker may still serve the whole request
 
     def _desert(self, request: Request, deserted: GroupQueue) -> None:
-        """Fail a waiting request, which stays known if a worker may still serve it whole."""
+        """Fail a waiting request; it stays known if a worker may still serve it whole."""
         if deserted is self:
             self._take_out(request).refuse(self.desertion())
         else:
             super()._desert(request, deserted)
 
     def tick(self, now: float) -> None:
-        """Check as for other queues; expired KV or the end of a refusal may make room."""
+        """Tick as other queues do; expired KV or the end of a refusal may make room."""
         for worker in self.group.prefill_workers:
             kept_tokens = worker.kept_tokens
             self.stats.expired_kv_tokens += worker.expire(now)

@@ -1,7 +1,7 @@
 """The workers of a running router: join, drain, leave.
 
 Callers declare the wanted workers; ``settle`` moves the fleet there. An unwanted worker drains,
-then leaves. A newcomer whose id or endpoint is still taken waits.
+then leaves. A newcomer waits while its id or endpoint is taken.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Member:
     """A worker as its operator sees it.
 
     Attributes:
-        state: ``up``, ``down``, ``draining`` (receives no requests), ``drained`` (and is empty),
-            ``leaving`` (removed once it is empty) or ``joining`` (waits for another to leave).
-        worker: its state; None until it has joined.
+        state: ``up``, ``down``, ``draining``, ``drained`` (and empty), ``leaving`` (once it is
+            empty) or ``joining`` (once another has left).
+        worker: None until it has joined.
     """
 
     spec: WorkerSpec
@@ -58,14 +58,12 @@ class Member:
 
 
 class Fleet:
-    """Adds, drains and removes workers; everything runs on the dispatcher's event loop.
+    """Adds, drains and removes workers; all runs on the dispatcher's event loop.
 
     Args:
-        dispatcher: updated first when a worker joins, last when it leaves.
-        followers: updated in this order on joining, in reverse on leaving.
-        break_off: callback (worker id, reason) that ends a worker's attempts; unanswered requests
-            restart elsewhere.
-        configured: initial workers, known to the followers already.
+        followers: updated after the dispatcher on joining; before it, in reverse, on leaving.
+        break_off: callback (worker id, reason) that ends a worker's attempts.
+        configured: initial workers, known to all already.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class Fleet:
         """Add a worker; one that is leaving with the same spec stays.
 
         Raises:
-            BusyError: another worker has its id, and is not leaving.
+            BusyError: another worker has its id.
             ConfigError: it conflicts with the others.
         """
         if self._wanted.get(spec.id, spec) != spec:
@@ -112,10 +110,8 @@ class Fleet:
     def remove(self, worker_id: str, *, drain: bool = False, force: bool = False) -> list[str]:
         """Remove a worker, and all that step in lockstep with it.
 
-        Args:
-            worker_id: id of the worker.
-            drain: its requests may finish first.
-            force: its requests end now: unanswered ones restart elsewhere, streams break off.
+        ``drain``: its requests may finish first. ``force``: unanswered requests restart elsewhere,
+        streams break off.
 
         Returns:
             Ids of the workers removed.
@@ -134,10 +130,7 @@ class Fleet:
         return going
 
     def drain(self, worker_id: str, *, draining: bool = True) -> list[str]:
-        """Start or end draining a worker, and all that step in lockstep with it.
-
-        Returns:
-            Ids of the workers concerned.
+        """Start or end draining a worker, and all that step in lockstep with it; return their ids.
 
         Raises:
             UnknownWorkerError: no worker has this id.
@@ -153,13 +146,7 @@ class Fleet:
         return concerned
 
     def change(self, configured: Iterable[WorkerSpec], lockstep: Collection[str]) -> None:
-        """Apply the differences between the old and the new configuration.
-
-        Workers added or removed by other means are unaffected.
-
-        Raises:
-            ConfigError: as from ``check``; without effect.
-        """
+        """Apply what differs from the last configuration; errors as from ``check``."""
         configured = tuple(configured)
         wanted = self.check(configured)
         self._configured = {spec.id: spec for spec in configured}
@@ -170,7 +157,7 @@ class Fleet:
         """The wanted workers under another configuration, by id.
 
         Raises:
-            ConfigError: these workers conflict.
+            ConfigError: they conflict.
         """
         after = {spec.id: spec for spec in configured}
         gone = self._configured.keys() - after.keys()
@@ -193,7 +180,7 @@ class Fleet:
         """Wait until none of these workers has requests; false after ``longest_s``."""
         worker_ids = set(worker_ids)
         end_s = asyncio.get_running_loop().time() + longest_s
-        while self._busy(worker_ids):
+        while any(not self._cluster.worker(i).empty for i in self._there.keys() & worker_ids):
             if asyncio.get_running_loop().time() >= end_s:
                 return False
             await asyncio.sleep(min(_LOOK_S, longest_s))
@@ -206,9 +193,8 @@ class Fleet:
         for spec in in_order(self._wanted.values()):
             if spec.id not in self._there and not self._in_the_way(spec):
                 self._come(spec)
-        if any(self._busy_with(spec) for spec in self._there.values()) or any(
-            member.state == "joining" for member in self.members
-        ):
+        # What is wanted, but not there, waits; what is drained, but not empty, is waited for.
+        if self._wanted != self._there or not all(self._drained.values()):
             self._unsettled.set()
         else:
             self._unsettled.clear()
@@ -281,13 +267,6 @@ class Fleet:
         ends = {other.snapshots for other in self._there.values() if other.snapshots is not None}
         alone = spec.role == "prefill" and spec.group not in self._cluster.groups
         return alone or spec.snapshots in ends
-
-    def _busy_with(self, spec: WorkerSpec) -> bool:
-        return self._leaving(spec.id) or self._drained.get(spec.id) is False
-
-    def _busy(self, worker_ids: Collection[str]) -> bool:
-        there = self._there.keys() & worker_ids
-        return any(not self._cluster.worker(worker_id).empty for worker_id in there)
 
     def _together(self, worker_id: str) -> list[str]:
         """The worker and its lockstep partners."""

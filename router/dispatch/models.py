@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from router.core.types import WorkerSpec
 
 
-# Characters of a name that the answer to its sender repeats.
+# Characters of a name that an answer repeats.
 _SHOWN = 200
 
 _NO_ALIASES: Mapping[str, str] = MappingProxyType({})
@@ -25,10 +25,10 @@ class Route(NamedTuple):
     """Where requests for a model go.
 
     Attributes:
-        model: name that engines know; None: the request names none.
+        model: name that engines know, if the request names one.
         lacks: ids of the group's workers that do not serve it.
-        most_slots: slots of the group's largest worker, if known.
-        prefills: group of workers that compute its prompts, if there is one.
+        most_slots: slots of the largest worker, if known.
+        prefills: group that computes its prompts, if there is one.
     """
 
     model: str | None
@@ -39,15 +39,13 @@ class Route(NamedTuple):
 
 
 class ModelTable:
-    """Models by group; a model stays known while the workers that serve it are down.
-
-    It is forgotten with its group, or when none of the group's workers serves it any more.
+    """Models by group, also of workers that are down.
 
     Args:
-        aliases: further names of models; an alias precedes a model of the same name.
+        aliases: further names; an alias precedes a model of the same name.
 
     Attributes:
-        absent: per model, the workers of its group that lack it; no entry if all have it.
+        absent: workers of a model's group that lack it, by model.
     """
 
     def __init__(
@@ -66,7 +64,7 @@ class ModelTable:
 
     @property
     def names(self) -> Sequence[str]:
-        """Models reported so far, in the order of their first report."""
+        """Models in the order of their first report."""
         self._forget()
         return list(self._group_of)
 
@@ -82,11 +80,11 @@ class ModelTable:
         return [card for card in models if card["id"] not in self._aliases] + aliases
 
     def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
-        """Estimated tokens of a text with ``parts`` images or other media, in a group."""
+        """Estimated tokens of a text with ``parts`` images or other media."""
         return self._cluster.groups[group].token_rate.tokens(text_bytes, parts)
 
     def prefills(self, group: str, lacks: Set[str]) -> str | None:
-        """The group that computes a group's prompts; None if all its workers are in ``lacks``."""
+        """The group that computes a group's prompts; None if all its workers lack the model."""
         prefills = self._cluster.prefill_group(group)
         return None if prefills is None or prefills.workers.keys() <= lacks else prefills.name
 
@@ -105,11 +103,7 @@ class ModelTable:
         return self._aliases
 
     def learn(self, worker_id: str, cards: Mapping[str, Card]) -> None:
-        """Record the models that a worker serves.
-
-        A model keeps its group while a worker there serves it; else it moves to the first group
-        that does.
-        """
+        """Record a worker's models; a model keeps its group while a worker there serves it."""
         group = self._cluster.group_of(worker_id)
         self._said[worker_id] = (group.serves or group).name, cards
         self._settle()
@@ -118,7 +112,7 @@ class ModelTable:
         """Do nothing: a new worker has reported no models yet."""
 
     def leave(self, worker_id: str) -> None:
-        """Forget a worker's report; a group's last one stays, to keep its models known."""
+        """Forget a worker's report; a group's last one stays."""
         if worker_id in self._said:
             group, _ = self._said[worker_id]
             if sum(of == group for of, _ in self._said.values()) > 1:
@@ -157,7 +151,7 @@ class ModelTable:
         return lacks
 
     def route(self, name: str | None) -> Route:
-        """Where requests for a model or alias go; errors as from ``group`` and ``lacking``."""
+        """Errors as from ``group`` and ``lacking``."""
         model = name if name is None else self._aliases.get(name, name)
         name = self._group_of.get(model) if model is not None else None
         group = self._cluster.groups.get(name or "")

@@ -18,11 +18,11 @@ class GroupCard(msgspec.Struct, frozen=True):
     """A group that answers requests.
 
     Attributes:
-        bytes_per_token: bytes of prompt text per token, as learned so far.
-        prefills: name of the group that computes its prompts, if there is one.
-        askable: ids of its workers that take requests, even if not right now.
-        tokens_per_part: tokens per image or other non-text part of a prompt, as learned so far.
-        most_slots: slots of its largest worker, as far as engines report them.
+        bytes_per_token: bytes of prompt text per token.
+        prefills: group that computes its prompts, if there is one.
+        askable: ids of its workers that take requests, now or soon.
+        tokens_per_part: tokens per image or other non-text part of a prompt.
+        most_slots: slots of its largest worker, if known.
     """
 
     bytes_per_token: float
@@ -41,12 +41,7 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Access control.
-
-    Attributes:
-        keys: client keys; None: no key is needed.
-        hidden: true if clients' credentials are not passed on to engines.
-    """
+    """Client keys, None if none is needed; ``hidden``: engines do not get them."""
 
     keys: tuple[Key, ...] | None
     hidden: bool
@@ -59,11 +54,7 @@ Pair = tuple[bytes, bytes | None]
 class Serving(msgspec.Struct, frozen=True):
     """How a proxy serves its clients.
 
-    Attributes:
-        limits: limits of its port, fixed at its start.
-        tls: certificate for clients; None: plain HTTP.
-        worker_key: key sent to engines, fixed at its start.
-        connect_timeout_s: timeout of connections to engines, fixed at its start.
+    ``limits``, ``worker_key`` and ``connect_timeout_s`` (to engines) are fixed at its start.
     """
 
     limits: HttpLimits

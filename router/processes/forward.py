@@ -102,14 +102,13 @@ class Whole:
     async def _asked(self) -> Response:
         scope = self._scope
         headers = headers_on((*scope["headers"], *scope.get(SHOWN, ())), head_of(scope).header)
-        ask = self._upstream.request
-        return await ask(scope["method"], _URL, _target(scope), headers, self._body)
+        path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
+        target = f"{path}?{query}" if query else path
+        return await self._upstream.request(scope["method"], _URL, target, headers, self._body)
 
     async def _answer(self, response: Response, client: Client) -> None:
-        headers, length = (
-            headers_down(response.headers),
-            header(response.headers, b"content-length"),
-        )
+        headers = headers_down(response.headers)
+        length = header(response.headers, b"content-length")
         if self._scope["method"] == "HEAD":
             sizes = [(b"content-length", length)] if length else []
             client.begin(response.status, (*headers, *sizes), response)
@@ -121,11 +120,6 @@ class Whole:
             client.begin(response.status, headers, response)
             await response.pour(client.send)
             client.finish()
-
-
-def _target(scope: Scope) -> str:
-    path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
-    return f"{path}?{query}" if query else path
 
 
 class Forward:

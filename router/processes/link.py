@@ -1,8 +1,8 @@
-"""The deciding process's end of a connection: tracks one proxy's requests from start to end.
+"""The deciding process's end of a connection to a proxy.
 
-Key limits are enforced here, where the requests of all proxies meet, so they are exact. A request
-enters with its first message. It leaves when it ends or its proxy disconnects. Requests that a
-proxy answers itself, because they are invalid, do not count.
+It tracks the proxy's requests until they end or it disconnects. Key limits are exact, since they
+are enforced here, where the requests of all proxies meet. Invalid requests do not count; a proxy
+answers them itself.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class DeciderParts:
 
     Attributes:
         keys: client keys now valid; None: no key is needed.
-        trouble: called with the id of a worker that failed a connection, and the reason.
-        http: counters of the clients' port, summed over all proxies.
+        trouble: called with the id of an unreachable worker, and the reason.
+        http: counters of the clients' port, over all proxies.
     """
 
     dispatcher: Dispatcher
@@ -68,7 +68,7 @@ class Link:
     """Applies one proxy's messages; ends its requests when it disconnects.
 
     Args:
-        changed: called when the proxy connects, replies, or has disconnected and is in no count.
+        changed: called when the proxy has connected, replied, or left all counts.
 
     Attributes:
         here: whether the proxy is connected.
@@ -137,10 +137,7 @@ class Link:
         self._changed(self)
 
     def _gone(self) -> None:
-        """Remove the proxy from all counts; an error in one removal does not stop the others.
-
-        Its engine connections ended with the process.
-        """
+        """Remove the proxy from all counts; an error in one removal does not stop the others."""
         self.here, self.slot = False, -1
         requests, keys = self._requests, self._keys
         self._requests, self._keys = {}, {}

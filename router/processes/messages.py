@@ -1,7 +1,7 @@
 """Messages between the proxies and the deciding process.
 
-Request ids identify requests; they are unique per attempt. Times are of the monotonic clock, which
-the processes of a machine share.
+A request and its answer travel as the events of ``core.types``. Times are of the monotonic clock,
+which the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Beat(Message, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """A request that a proxy has at a worker, and the output tokens shown so far."""
+    """A request that a proxy has at a worker, and its output tokens so far."""
 
     request: Request
     worker_id: str
@@ -88,7 +88,7 @@ class Tally(Message, frozen=True):
     Attributes:
         connections: number of client connections open now.
         refused: requests refused before routing, by status.
-        broken: connections to the deciding process that an error ended.
+        broken: connections that an error ended.
     """
 
     groups: dict[str, GroupTally]
@@ -153,8 +153,7 @@ class Told(Message, frozen=True):
     directory: Directory
 
 
-# A request and its answer travel as the events that the cluster applies. ``Arrived`` and
-# ``Returned`` get ``Given`` or ``Denied`` as a reply.
+# ``Arrived`` and ``Returned`` get ``Given`` or ``Denied`` as a reply.
 Answered = Began | Progressed | PromptCounted | Succeeded | Failed | Refused
 FromProxy = (
     Arrived

@@ -14,7 +14,7 @@ import msgspec
 
 log = logging.getLogger(__name__)
 
-# No real frame is longer: a larger announced length is a protocol error.
+# No real frame is longer.
 _MOST_BYTES = 256 * 1024 * 1024
 _LENGTH_BYTES = 4
 
@@ -30,17 +30,15 @@ class _Counts(Protocol):
 class Peer(asyncio.Protocol, Generic[M]):
     """Sends and receives messages; one write carries all messages of an event loop turn.
 
-    Any error in a message ends the connection and both ends reconnect: the state that each holds of
-    the other is no longer reliable.
+    An error in a message ends the connection, since what each end knows of the other is no longer
+    reliable. They connect anew.
 
     Args:
-        made: called once when connected.
-        lost: called once when disconnected.
         counts: counts the connections that an error ends.
 
     Attributes:
-        silent: ticks since the last message. The owner increments it on each of its own ticks, so a
-            process that was itself suspended does not blame its peer.
+        silent: the owner's ticks since the last message. A process that was suspended itself has
+            not ticked either.
     """
 
     def __init__(
@@ -81,9 +79,10 @@ class Peer(asyncio.Protocol, Generic[M]):
         self._lost()
 
     def send(self, message: msgspec.Struct) -> bool:
-        """Queue a message for the end of this loop turn; return false if it cannot be encoded.
+        """Queue a message for the end of this loop turn.
 
-        In that case earlier messages are still sent, then the connection closes.
+        Returns:
+            False if it cannot be encoded; then the connection closes after earlier messages.
         """
         if not self._unsent:
             self._loop.call_soon(self.flush)
@@ -113,8 +112,7 @@ def append(message: msgspec.Struct, data: bytearray) -> None:
     """Append a frame to a send buffer.
 
     Raises:
-        ValueError, OverflowError: the message cannot be encoded (such as a number over 64 bits) or
-            is too long; the buffer is unchanged.
+        ValueError, OverflowError: it cannot be encoded, or is too long; the buffer is unchanged.
     """
     begin = len(data)
     content = begin + _LENGTH_BYTES

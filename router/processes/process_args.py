@@ -18,9 +18,9 @@ class Place:
 
     Attributes:
         folder: folder of the Unix sockets, private to this user.
-        listener: file descriptor of its listening socket; None: it has none.
+        listener: file descriptor of its listening socket, if it has one.
         slot: index of the proxy.
-        inherited: true if the listening socket belongs to another process, which keeps listening.
+        inherited: whether another process keeps listening on that socket.
     """
 
     folder: str
@@ -32,7 +32,7 @@ class Place:
 
     @property
     def decider(self) -> str:
-        """Path of the socket for messages to the deciding process."""
+        """Path of the socket for messages."""
         return str(Path(self.folder) / "decider")
 
     @property
@@ -50,7 +50,7 @@ def place_of(argument: str) -> Place:
 
 
 def interpreter() -> list[str]:
-    """Return the command prefix that runs this router's modules from this process's own source."""
+    """Return the command prefix that runs modules from this process's own source."""
     beside_folder = sys.path[0] in ("", str(Path.cwd()))
     return [sys.executable, *(() if beside_folder else ("-P",)), "-m"]
 
@@ -61,7 +61,7 @@ def orphaned() -> bool:
 
 
 def end_with_supervisor() -> None:
-    """Send this process SIGTERM as soon as the supervisor is gone; see ``orphaned``."""
+    """Send this process SIGTERM once the supervisor is gone; see ``orphaned``."""
     loop = asyncio.get_running_loop()
 
     def gone() -> None:

@@ -15,7 +15,7 @@ class Tallies:
 
     Attributes:
         tokens: token times of streams, by group.
-        unreturned: failures passed on because the retry budget was spent, by group.
+        unreturned: failures for which no retry was left, by group.
         broken: connections to the deciding process that an error ended.
     """
 
@@ -34,28 +34,23 @@ class Tallies:
         """Do nothing; see ``enter``."""
 
     def anew(self) -> None:
-        """Reset after a reconnect: the new deciding process starts from zero connections."""
+        """Report all open connections to a new deciding process."""
         self._told_connections = 0
 
     def take(self) -> Tally | None:
         """Return the next report; None if there is nothing to report."""
-        names = self.tokens.keys() | self.unreturned.keys()
-        groups = {name: tally for name in names if (tally := self._group(name)) is not None}
+        groups: dict[str, GroupTally] = {}
+        for name in self.tokens.keys() | self.unreturned.keys():
+            stats, unreturned = self.tokens[name], self.unreturned.pop(name, 0)
+            (itl, itl_s), (tpot, tpot_s) = stats.itl_s.take(), stats.tpot_s.take()
+            if unreturned or any(itl) or any(tpot):
+                groups[name] = GroupTally(itl, itl_s, tpot, tpot_s, unreturned)
         refused = Counter(self._http.refused) - self._told_refused
-        connections, unauthorized, broken = (
-            self._http.connections,
-            self.unauthorized,
-            self.broken,
-        )
+        connections = self._http.connections
+        unauthorized, broken = self.unauthorized, self.broken
         news = groups or refused or unauthorized or broken
         if not news and connections == self._told_connections:
             return None
         self._told_connections, self.unauthorized, self.broken = connections, 0, 0
         self._told_refused += refused
         return Tally(groups, connections, dict(refused), unauthorized, broken)
-
-    def _group(self, name: str) -> GroupTally | None:
-        stats, unreturned = self.tokens[name], self.unreturned.pop(name, 0)
-        (itl, itl_s), (tpot, tpot_s) = stats.itl_s.take(), stats.tpot_s.take()
-        news = unreturned or any(itl) or any(tpot)
-        return GroupTally(itl, itl_s, tpot, tpot_s, unreturned) if news else None

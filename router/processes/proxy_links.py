@@ -15,7 +15,6 @@ from router.core.process_counts import ProcessCounts
 from router.processes import messages as m
 from router.processes.directory import Directory
 from router.processes.link import DeciderParts, Link
-from router.processes.peer import Peer
 from router.processes.remote_dispatcher import SILENT_S
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,9 @@ class Links:
     async def run(self) -> None:
         """Accept proxies and send them changes until cancelled."""
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(self._join, self._path)
+        server = await loop.create_unix_server(
+            lambda: Link(self._parts, self._note).peer, self._path
+        )
         self._parts.dispatcher.on_change = self._publish_soon
         try:
             while True:
@@ -154,9 +155,6 @@ class Links:
     def _send_all(self, message: msgspec.Struct) -> None:
         for link in list(self._links):
             link.peer.send(message)
-
-    def _join(self) -> Peer[m.FromProxy]:
-        return Link(self._parts, self._note).peer
 
     def _note(self, link: Link) -> None:
         """Note that a proxy has come, gone, or replied."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
 from router.core.clock import Clock
 from router.core.errors import DisplacedError, EvenstepError, NoWorkerError, QueueTimeoutError
 from router.core.queue.retry import RetryBudget
+from router.core.request_watcher import RequestWatcher, Served
 from router.core.stats import TokenStats
 from router.core.types import (
     AnswerEvent,
@@ -37,15 +37,14 @@ from router.processes import messages as m
 from router.processes.directory import Directory, Pair
 from router.processes.peer import Peer
 from router.processes.proxy_counters import Tallies
-from router.proxy.request_log import Served
 
 Waiter = asyncio.Future[WorkerSpec]
 
 GONE_S = 5.0
-# Longer than a busy machine delays a process, or one piece of work blocks an event loop.
+# Longer than a busy machine delays a process.
 SILENT_S = 10.0
 TICK_S = 0.25
-# A request that kills the deciding process or the connection must not be repeated for ever.
+# A request that kills the connection must not be repeated for ever.
 _MOST_LOST = 3
 # Outcome by error, for requests that get no worker; other errors come before admission.
 _OUTCOMES: Mapping[type[EvenstepError], Outcome] = {
@@ -80,18 +79,6 @@ class _Entry:
         return Served(self.worker_id, prompt_tokens, self.tokens)
 
 
-class Witness(Protocol):
-    """Observer of the requests' stages, like a cluster's watchers."""
-
-    def dispatched(self, request: Request) -> None: ...
-
-    def first_byte(self, request: Request) -> None: ...
-
-    def note_end(self, request: Request, served: Served | None, outcome: Outcome) -> None:
-        """The request ended; ``served`` None: it had no worker."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Hearing:
     """Handlers of the messages that the deciding process sends to all proxies.
@@ -124,14 +111,14 @@ class RemoteDispatcher:
         self,
         clock: Clock,
         tallies: Tallies,
-        witness: Witness,
+        watcher: RequestWatcher,
         seat: tuple[int, int],
         directory: Directory,
     ) -> None:
         self._seat = seat
         self._clock = clock
         self._tallies = tallies
-        self._witness = witness
+        self._watcher = watcher
         self._entries: dict[str, _Entry] = {}
         self._ended: list[tuple[_Entry, Outcome]] = []
         self._peer: Peer[m.FromDecider] | None = None
@@ -222,7 +209,7 @@ class RemoteDispatcher:
                 if (entry := self._entries.get(message.id)) is not None:
                     entry.worker_id = message.worker.id
                     if not entry.waiter.done():
-                        self._witness.dispatched(entry.request)
+                        self._watcher.dispatched(entry.request)
                         entry.waiter.set_result(message.worker)
             case m.Denied():
                 self._deny(message.id, m.error_of(message))
@@ -263,7 +250,7 @@ class RemoteDispatcher:
         if entry is None:
             return
         if (outcome := _OUTCOMES.get(type(error))) is not None:
-            self._witness.note_end(entry.request, None, outcome)
+            self._watcher.ended(entry.request, None, outcome)
         if not entry.waiter.done():
             entry.waiter.set_exception(error)
 
@@ -292,7 +279,7 @@ class RemoteDispatcher:
         if entry is None:
             return
         entry.waiter.cancel()
-        self._witness.note_end(entry.request, entry.served, outcome)
+        self._watcher.ended(entry.request, entry.served, outcome)
         if self._peer is not None:
             self._peer.send(Ended(request.id, outcome))
         elif entry.worker_id is not None:
@@ -316,7 +303,7 @@ class RemoteDispatcher:
     def began(
         self, request: Request, worker_id: str, now_s: float, *, good: bool = True
     ) -> TokenStats:
-        self._witness.first_byte(request)
+        self._watcher.first_byte(request)
         if self._peer is not None:
             self._peer.send(Began(request.id, worker_id, now_s, good))
         return self._tallies.tokens[request.group]

@@ -1,8 +1,8 @@
 """The parent of a router's processes: starts them, restarts those that fail, and ends them.
 
-It serves nothing and holds only the listening sockets. Connections queued in a dead proxy's socket
-are thus there for its successor. Processes report their state as they would to systemd
-(``NOTIFY_SOCKET``). They end when the supervisor is gone.
+It holds the listening sockets, so connections queued in a dead proxy's socket are there for its
+successor. Processes report their state as to systemd (``NOTIFY_SOCKET``), and end with the
+supervisor.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from router.processes.process_args import Place, interpreter
 log = logging.getLogger(__name__)
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
-# After so long a life a failure is not a repetition: the restart delay starts over.
+# After so long a life a failure is not a repetition.
 _LONG_S = 10.0
-# A process silent for so long hangs; a starting one gets more time. Longer than a busy machine may
-# delay a process.
+# A process silent for so long hangs; a starting one gets more time.
 _HUNG_S, _HUNG_STARTING_S = 30, 180
 _LOOK_S = 1
 _MOST_BYTES = 4096

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
 from router.core.clock import Clock
+from router.core.request_watcher import Served
 from router.core.types import Outcome, Request
 from router.logs import fields
 
 if TYPE_CHECKING:
     from router.core.state.group import Group
-    from router.core.state.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -95,14 +95,6 @@ class RequestLine:
         self.request_id = request_id
 
 
-class Served(NamedTuple):
-    """A request's counts at its worker."""
-
-    worker_id: str
-    prompt_tokens: int
-    output_tokens: int
-
-
 class RequestLog:
     """Writes the lines; a watcher of the cluster."""
 
@@ -159,16 +151,7 @@ class RequestLog:
         if (line := self._open.get(request.first_id)) is not None:
             line.ttft_s = self._clock() - line.began_s
 
-    def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
-        if request.first_id not in self._open:
-            return
-        served = None
-        if worker is not None:
-            complete = outcome is Outcome.COMPLETED
-            served = Served(worker.spec.id, *worker.served(request.id, complete=complete))
-        self.note_end(request, served, outcome)
-
-    def note_end(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+    def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
         if (line := self._open.get(request.first_id)) is None:
             return
         line.ended()

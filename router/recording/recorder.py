@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Literal
 
 from router.core.energy.joules import PowerLevels
+from router.core.request_watcher import Served
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.state.step_watch import ClosedStep
@@ -204,16 +205,13 @@ class Recorder:
         if times is not None:
             times.first_byte_s = self._clock()
 
-    def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
+    def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
         times = self._times.pop(request.first_id, None)
-        tokens, name = (request.prompt_tokens, 0), None
-        if worker is not None:
-            complete = outcome is Outcome.COMPLETED
-            tokens, name = worker.served(request.id, complete=complete), worker.spec.id
-        dispatched_s = None if times is None or worker is None else times.dispatched_s
+        name, prompt, output = served or (None, request.prompt_tokens, 0)
+        dispatched_s = None if times is None or served is None else times.dispatched_s
         first_byte_s = None if times is None else times.first_byte_s
         times_s = request.arrival_s, dispatched_s, first_byte_s
-        self.served(request.group, name, tokens, times_s, outcome.value, request.slots)
+        self.served(request.group, name, (prompt, output), times_s, outcome.value, request.slots)
 
     # steps and workers
 

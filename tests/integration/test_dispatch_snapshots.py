@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from router.core.request_watcher import Served
 from router.core.state.group import Group
-from router.core.state.worker import Worker
 from router.core.types import Outcome, Progressed, Request
 from tests.support.core import part, running, token
 from tests.support.dispatching import Rig, sent_to, settle
@@ -163,9 +163,9 @@ class Ends:
 
     def joined(self, group: Group) -> None: ...
 
-    def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
-        assert worker is not None
-        self.tokens.append(worker.served(request.id, complete=True))
+    def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+        assert served is not None
+        self.tokens.append((served.prompt_tokens, served.output_tokens))
 
 
 async def test_the_last_tokens_of_a_request_count_though_they_are_read_late() -> None:

@@ -19,6 +19,7 @@ from router.core.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
+from router.core.request_watcher import Served
 from router.core.types import (
     Failed,
     Outcome,
@@ -32,7 +33,6 @@ from router.core.types import (
     WorkerSpec,
 )
 from router.processes.remote_dispatcher import GONE_S, SILENT_S, TICK_S
-from router.proxy.request_log import Served
 from tests.support.certificates import certificate
 from tests.support.core import request
 from tests.support.linked import Decider, Proxy, socket_path

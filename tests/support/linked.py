@@ -14,6 +14,7 @@ from router.access.key_limits import KeyLimits
 from router.access.key_ring import Key, KeyRing
 from router.core.process_counts import ProcessCounts
 from router.core.queue.retry import Deadlines
+from router.core.request_watcher import Served
 from router.core.types import Outcome, Request
 from router.http.port import EndingSettings, HttpLimits
 from router.http.refusal import HttpCounts
@@ -24,7 +25,6 @@ from router.processes.proxy_links import Links
 from router.processes.reconnect import Dial
 from router.processes.remote_dispatcher import Hearing, RemoteDispatcher
 from router.proxy.context import RelaySettings
-from router.proxy.request_log import Served
 from tests.support.dispatching import Rig
 from tests.support.scripted import until
 
@@ -41,7 +41,7 @@ class Diary:
     def first_byte(self, request: Request) -> None:
         self.lines.append(("first byte", request.id))
 
-    def note_end(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+    def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
         self.lines.append(("ended", request.id, served, outcome))
 
 

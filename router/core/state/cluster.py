@@ -14,6 +14,7 @@ from typing import Protocol
 from router.core.energy.joules import PowerLevels
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import DEFAULT_CHUNK
+from router.core.request_watcher import RequestWatcher, Served
 from router.core.state.breaker import DEFAULTS, BreakerSettings
 from router.core.state.group import Group
 from router.core.state.prefill_worker import PrefillWorker
@@ -63,16 +64,8 @@ class _Tracked:
     keeper: PrefillWorker | None = None
 
 
-class Watcher(Protocol):
-    """Observer of request stages and new workers."""
-
-    def dispatched(self, request: Request) -> None: ...
-
-    def first_byte(self, request: Request) -> None: ...
-
-    def ended(self, request: Request, worker: Worker | None, outcome: Outcome) -> None:
-        """The request ends; ``worker`` still counts it, None if it waited."""
-        ...
+class Watcher(RequestWatcher, Protocol):
+    """Observer of requests and new workers."""
 
     def joined(self, group: Group) -> None: ...
 
@@ -296,8 +289,12 @@ class Cluster:
             case _:
                 complete = event.outcome is Outcome.COMPLETED
                 try:
+                    served, worker = None, tracked.worker
+                    if worker is not None and self.watchers:
+                        counts = worker.served(tracked.request.id, complete=complete)
+                        served = Served(worker.spec.id, *counts)
                     for watcher in self.watchers:
-                        watcher.ended(tracked.request, tracked.worker, event.outcome)
+                        watcher.ended(tracked.request, served, event.outcome)
                 finally:  # it has ended even if a watcher fails
                     self._leave(group, tracked, event, complete=complete)
 

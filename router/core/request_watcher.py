@@ -1,0 +1,27 @@
+"""Observer of requests, for the log, recordings and a proxy's own end of a request."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from router.core.types import Outcome, Request
+
+
+class Served(NamedTuple):
+    """A request's counts at its last worker."""
+
+    worker_id: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+class RequestWatcher(Protocol):
+    """Observer of the stages of requests."""
+
+    def dispatched(self, request: Request) -> None: ...
+
+    def first_byte(self, request: Request) -> None: ...
+
+    def ended(self, request: Request, served: Served | None, outcome: Outcome) -> None:
+        """The request ends; ``served`` None: it was at no worker."""
+        ...
