@@ -42,7 +42,6 @@ from router.core.types import (
     WorkerDown,
     WorkerSpec,
     WorkerUp,
-    prefill_stage,
 )
 from router.dispatch.group_queue import (
     DispatchSettings,
@@ -191,7 +190,8 @@ class Dispatcher:
     def prefill_again(
         self, request: Request, *failed_by: str
     ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
-        stage = self._stage(prefill_stage(request.group))
+        stage = self.queues[request.group].prefills
+        assert stage is not None
         stage.stats.repeated_prefills += 1
         return self._again(request, replace(request.again(*failed_by), group=stage.group.name))
 
