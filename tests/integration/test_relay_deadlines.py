@@ -10,6 +10,7 @@ import pytest
 from router.core.queue.retry import Deadlines
 from router.core.state.breaker import BreakerSettings, BreakerState
 from router.core.types import Outcome
+from tests.support.clock import put_forward
 from tests.support.relaying import RawClient, routed
 from tests.support.scripted import DONE, soon, token_events, until
 from tests.support.serving import Router
@@ -17,12 +18,15 @@ from tests.support.splitting import computed
 
 TOKENS = token_events(5)
 SHORT_S = 0.2
+# It never passes by itself: a test puts the clock forward. A reader may take longer than that.
+LONG_S = 20.0
 
 
 async def test_a_request_that_is_not_answered_in_its_time() -> None:
-    async with routed(2, deadlines=Deadlines(request_timeout_s=SHORT_S)) as (router, engines):
+    async with routed(2, deadlines=Deadlines(request_timeout_s=LONG_S)) as (router, engines):
         asked = router.post()
         exchange = await engines[0].next()
+        put_forward(LONG_S)
         answer = await soon(asked)
         assert answer.status_code == 504
         error = answer.json()["error"]
@@ -46,12 +50,14 @@ async def test_a_request_whose_time_ends_in_the_pool() -> None:
 
 
 async def test_a_stream_whose_time_ends_has_one_error_event() -> None:
-    async with routed(deadlines=Deadlines(request_timeout_s=SHORT_S)) as (router, (engine,)):
+    async with routed(deadlines=Deadlines(request_timeout_s=LONG_S)) as (router, (engine,)):
         async with RawClient(router) as client:
             await client.post(stream=True)
             exchange = await engine.next()
             await exchange.start_stream()
             await exchange.chunks(*TOKENS[:2], TOKENS[2][:9])
+            await client.read_until(TOKENS[1])
+            put_forward(LONG_S)
             body = await client.read_to_end()
         whole = b"".join(TOKENS[:2])
         assert body.startswith(whole)
@@ -63,12 +69,14 @@ async def test_a_stream_whose_time_ends_has_one_error_event() -> None:
 
 
 async def test_a_stream_that_has_had_its_end_is_complete_whatever_its_engine_does() -> None:
-    async with routed(deadlines=Deadlines(request_timeout_s=SHORT_S)) as (router, (engine,)):
+    async with routed(deadlines=Deadlines(request_timeout_s=LONG_S)) as (router, (engine,)):
         async with RawClient(router) as client:
             await client.post(stream=True)
             exchange = await engine.next()
             await exchange.start_stream()
             await exchange.chunks(*TOKENS, DONE)  # and leaves the connection open
+            await client.read_until(DONE)
+            put_forward(LONG_S)
             assert await client.read_to_end() == b"".join(TOKENS) + DONE
         assert router.outcomes == {Outcome.COMPLETED: 1}
         await router.settled()
@@ -76,24 +84,25 @@ async def test_a_stream_that_has_had_its_end_is_complete_whatever_its_engine_doe
 
 async def test_an_answer_that_is_there_may_be_read_slowly() -> None:
     big = token_events(1)[0].replace(b" 0", b"x" * 2**24)
-    async with routed(deadlines=Deadlines(request_timeout_s=2)) as (router, (engine,)):
+    async with routed(deadlines=Deadlines(request_timeout_s=LONG_S)) as (router, (engine,)):
         async with RawClient(router) as client:
             await client.post(stream=True)
             await (await engine.next()).stream(big)
             await until(lambda: router.outcomes == {Outcome.COMPLETED: 1})
-            await soon(router.post(headers={"X-Request-Timeout-S": "2"}))  # so much time passes
+            put_forward(LONG_S)
             assert await client.read_to_end() == big
         await router.settled()
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["nothing", "a head"])
 async def test_a_worker_that_does_not_begin_is_given_up_for_another(begun: bool) -> None:
-    deadlines = Deadlines(first_byte_timeout_s=SHORT_S)
+    deadlines = Deadlines(first_byte_timeout_s=LONG_S)
     async with routed(2, deadlines=deadlines, max_attempts=2) as (router, engines):
         asked = router.post(stream=True)
         exchange = await engines[0].next()
         if begun:
             await exchange.start_stream()
+        put_forward(LONG_S)
         again = await engines[1].next()
         await exchange.left()  # it is there once at a time
         await again.stream(*TOKENS, DONE)
@@ -103,16 +112,16 @@ async def test_a_worker_that_does_not_begin_is_given_up_for_another(begun: bool)
 
 
 async def test_when_no_worker_begins_in_time_the_client_is_told() -> None:
-    deadlines, breakers = (
-        Deadlines(first_byte_timeout_s=SHORT_S),
-        BreakerSettings(breaker_failures=1),
-    )
+    deadlines = Deadlines(first_byte_timeout_s=LONG_S)
+    breakers = BreakerSettings(breaker_failures=1)
     async with routed(2, deadlines=deadlines, breakers=breakers) as (router, engines):
         asked = router.post()
+        for engine in engines:
+            exchange = await engine.next()
+            put_forward(LONG_S)
+            await exchange.left()
         answer = await soon(asked)
         assert (answer.status_code, answer.json()["error"]["type"]) == (504, "GatewayTimeoutError")
-        for engine in engines:
-            await (await engine.next()).left()
         states = [worker.breaker.state for worker in router.workers]
         assert states == [BreakerState.OPEN, BreakerState.CLOSED]  # one has to be left
         assert router.outcomes == {Outcome.FAILED: 1}
@@ -120,7 +129,7 @@ async def test_when_no_worker_begins_in_time_the_client_is_told() -> None:
 
 
 async def test_once_begun_a_stream_may_last() -> None:
-    async with routed(deadlines=Deadlines(first_byte_timeout_s=SHORT_S)) as (router, (engine,)):
+    async with routed(deadlines=Deadlines(first_byte_timeout_s=LONG_S)) as (router, (engine,)):
         async with RawClient(router) as client:
             await client.post(stream=True)
             exchange = await engine.next()
@@ -129,7 +138,8 @@ async def test_once_begun_a_stream_may_last() -> None:
             await client.read_until(TOKENS[0])
             late = router.post()
             await engine.next()
-            assert (await soon(late)).status_code == 504  # so much time has passed
+            put_forward(LONG_S)
+            assert (await soon(late)).status_code == 504
             await exchange.chunks(*TOKENS[1:], DONE)
             await exchange.end_stream()
             assert await client.read_to_end() == b"".join(TOKENS) + DONE
@@ -193,11 +203,12 @@ async def test_a_request_may_wait_in_the_pool_for_as_long_as_it_says() -> None:
 
 
 async def test_prompts_have_their_time_too() -> None:
-    deadlines = Deadlines(first_byte_timeout_s=SHORT_S)
+    deadlines = Deadlines(first_byte_timeout_s=LONG_S)
     async with routed(3, prefills=2, kept_s=30.0, deadlines=deadlines) as (router, engines):
         one, other, decode = engines
         asked = router.post()
         exchange = await one.next()
+        put_forward(LONG_S)
         again = await other.next()
         await exchange.left()
         await computed(again)
@@ -207,10 +218,11 @@ async def test_prompts_have_their_time_too() -> None:
 
 
 async def test_a_time_that_ends_while_the_prompt_is_computed() -> None:
-    deadlines = Deadlines(request_timeout_s=SHORT_S)
+    deadlines = Deadlines(request_timeout_s=LONG_S)
     async with routed(2, prefills=1, kept_s=30.0, deadlines=deadlines) as (router, (prefill, _)):
         asked = router.post()
         exchange = await prefill.next()
+        put_forward(LONG_S)
         assert (await soon(asked)).status_code == 504
         await exchange.left()
         await router.settled()
