@@ -55,22 +55,29 @@ GPU_FLAGS ?=
 gpu:  ## measure one GPU in ten minutes (goes on where it ended); a dry run where there is none
 	@$(GPU_PYTHON) -m tests.gpu $(GPU_FLAGS)
 
-test: check engine  ## everything but the slow proofs, real vLLM included (under 20 minutes)
-	@REQUIRE_ENGINE=1; export REQUIRE_ENGINE; $(call BESIDE,not slow)
+# The engine is built beside the checks: the one waits for the network, the others compute.
+test: $(READY)  ## everything but the slow proofs, real vLLM included (under 20 minutes)
+	@$(MAKE) --no-print-directory engine & engine=$$!; trap 'kill $$engine; exit 1' INT TERM; \
+	$(MAKE) --no-print-directory check || { kill $$engine 2>/dev/null; exit 1; }; wait $$engine
+	@REQUIRE_ENGINE=1; export REQUIRE_ENGINE; $(call LANES,not slow)
 
 test-fast: check  ## everything that needs no vLLM
-	@$(call BESIDE,not engine and not slow)
+	@$(call LANES,not engine and not slow)
 
-# Tests that start no process take what the others leave of the machine, and show their lines last;
-# only theirs are covered: other processes could not be seen.
-ALONE := tests/unit tests/property tests/contract
-BESIDE = nice -n 10 $(PYTEST) --cov --cov-report= -p no:cacheprovider -m "$(1)" $(ALONE) >.alone.log 2>&1 & \
-	alone=$$!; trap 'kill $$alone; exit 1' INT TERM; \
-	$(PYTEST) --durations=20 --durations-min=5 -m "$(1)" $(addprefix --ignore=,$(ALONE)); others=$$?; \
-	wait $$alone; status=$$?; cat .alone.log; rm .alone.log; \
+# Three lanes share the machine, the longest first. Tests that start no process come last, and only
+# theirs are covered: other processes could not be seen. Two lanes show their lines at the end.
+UNITS := tests/unit tests/property tests/contract
+ENGINES := $(wildcard tests/integration/test_engine*.py)
+SLOWEST := --durations=20 --durations-min=5
+LANES = nice -n 10 $(PYTEST) -p no:cacheprovider -m "$(1)" --cov --cov-report= $(UNITS) >.units.log 2>&1 & \
+	units=$$!; \
+	nice -n 5 $(PYTEST) -p no:cacheprovider $(SLOWEST) -m "$(1)" tests/integration $(ENGINES:%=--ignore=%) >.parts.log 2>&1 & \
+	parts=$$!; trap 'kill $$units $$parts; exit 1' INT TERM; \
+	$(PYTEST) $(SLOWEST) -m "$(1)" $(ENGINES) tests/e2e; failed=$$?; \
+	wait $$parts || failed=1; cat .parts.log; wait $$units || failed=1; cat .units.log; \
+	rm .parts.log .units.log; \
 	echo "pure core, gate at 100 % of lines and branches:"; \
-	$(BIN)/coverage report --include="$$(echo '$(PURE)' | tr ' ' ,)" --fail-under=100 && \
-	exit $$((others + status))
+	$(BIN)/coverage report --include="$$(echo '$(PURE)' | tr ' ' ,)" --fail-under=100 && exit $$failed
 
 test-engine: engine  ## the slow proofs on real vLLM
 	REQUIRE_ENGINE=1 $(PYTEST) -m "engine and slow"
@@ -106,6 +113,6 @@ bench-router: $(READY)  ## CPU per token and per request, beside the Rust router
 	$(BIN)/python tests/bench/bench_router.py
 
 clean:  ## delete .venv, caches and build products (the engine stays)
-	rm -rf .venv .alone.log .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .parts.log .units.log .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	rm -rf build dist out
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -137,9 +137,10 @@ WAYS = {
     "asgi": ("--data-plane", "asgi"),
     "processes": ("--processes", "2"),
 }
+SOAKED = pytest.param("asgi", marks=pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(scope="module", params=["splice", SOAKED, "processes"])
 def router(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

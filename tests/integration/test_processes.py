@@ -114,11 +114,13 @@ def test_termination_is_an_interrupt() -> None:
 
 
 def test_free_ports_are_free_and_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loadgen.run.child_processes, "PORTS", range(18000, 18300))
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 18150))
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        around = range(port - 150, port + 150)
+        monkeypatch.setattr(loadgen.run.child_processes, "PORTS", around)
         first = free_ports(20)
-        assert 18150 not in range(first, first + 20)
+        assert port not in range(first, first + 20)
 
 
 def test_no_free_ports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import secrets
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 import httpx
 
 # Below the range from which the kernel takes the ports of outgoing connections.
-_PORTS = range(20_000, 32_000)
+_BLOCKS = [range(first, first + 750) for first in range(20_000, 32_000, 750)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +135,29 @@ def free_port(count: int = 1) -> int:
 
     A rank's state stream takes two.
     """
+    ports = _own_ports()[1]
     for _ in range(100):
-        first = secrets.choice(_PORTS[: 1 - count or None])
+        first = secrets.choice(ports[: 1 - count or None])
         if all(_is_free(port) for port in range(first, first + count)):
             return first
-    raise RuntimeError(f"no {count} free ports in a row in {_PORTS}")
+    raise RuntimeError(f"no {count} free ports in a row in {ports}")
+
+
+@functools.cache
+def _own_ports() -> tuple[socket.socket, range]:
+    """Ports that no other process of tests takes, not even those of a server that is down.
+
+    A socket on the first port of a block says whose the others are.
+    """
+    for block in _BLOCKS:
+        guard = socket.socket()
+        try:
+            guard.bind(("127.0.0.1", block[0]))
+        except OSError:
+            guard.close()
+        else:
+            return guard, block[1:]
+    raise RuntimeError(f"{len(_BLOCKS)} other processes run tests")
 
 
 def _is_free(port: int) -> bool:
