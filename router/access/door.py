@@ -33,7 +33,7 @@ class Limits(Protocol):
     unauthorized: int
 
     def enter(self, key: Key, now_s: float) -> None:
-        """Count a new request; raises KeyLimitError at a limit."""
+        """Count a new request, or raise KeyLimitError."""
         ...
 
     def leave(self, key: Key) -> None: ...
@@ -57,11 +57,8 @@ class Door:
         The scope receives the key's name (``tenant``) and the removed headers (``SHOWN``): another
         process of this router checks them as well.
 
-        Args:
-            scope: ASGI scope of the request.
-
         Returns:
-            The key, to be given to ``leave`` later; None: the request is not counted.
+            The key, for ``leave``; None: the request is not counted.
 
         Raises:
             UnknownKeyError: the request has no valid key.

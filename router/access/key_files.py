@@ -22,14 +22,11 @@ class KeySource:
     """The valid keys.
 
     Args:
-        file: path of a file with one key a line, in the format of ``access.keys``; None: no file.
+        file: path of a file with one key a line, in the format of ``key_ring``; None: no file.
         variable: environment variable in the same format; ``;`` also ends a line.
 
     Attributes:
         ring: the keys as last read.
-
-    Raises:
-        ConfigError: the keys cannot be read.
     """
 
     def __init__(self, file: str | None, variable: str | None = None) -> None:
@@ -56,31 +53,23 @@ class KeySource:
 
 
 def keys_wanted(file: str | None) -> bool:
-    """True if clients must send keys."""
+    """Whether clients must send keys."""
     return file is not None or bool(os.environ.get(KEYS_VARIABLE))
 
 
 def key_source(file: str | None) -> KeySource | None:
-    """The keys of a file; None without a file."""
+    """Keys of a file, if there is one."""
     return None if file is None else KeySource(file)
 
 
 def check_keys(file: str) -> str:
-    """Check that a file holds keys, and return its path.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds no key.
-    """
+    """The path of a file that holds keys; else raises ConfigError."""
     KeySource(file)
     return file
 
 
 def read_key(file: str) -> str:
-    """The key of a file that holds nothing else.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds something else.
-    """
+    """The key of a file that holds nothing else; else raises ConfigError."""
     words = _text(file).split()
     if len(words) != 1 or not words[0].isascii() or not words[0].isprintable():
         raise ConfigError(f"{file} should hold one key in printable ASCII, and nothing else")
@@ -88,11 +77,7 @@ def read_key(file: str) -> str:
 
 
 def first_key(file: str) -> str:
-    """The first key of a file, alone or after its name; the router sends it to servers.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds no key.
-    """
+    """The first key of a file, alone or after its name; raises ConfigError if it has none."""
     for line in _text(file).splitlines():
         if (words := line.split()) and not words[0].startswith("#"):
             return words[min(1, len(words) - 1)]

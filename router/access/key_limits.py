@@ -33,11 +33,7 @@ class _Allowance:
 
 
 class KeyLimits:
-    """Counts and limits the requests of all keys.
-
-    Attributes:
-        unauthorized: number of requests without a valid key.
-    """
+    """Counts and limits the requests of all keys; ``unauthorized``: those without a valid key."""
 
     def __init__(self) -> None:
         self.unauthorized = 0

@@ -45,7 +45,6 @@ class _Engine:
     """One URL and its workers, which are up or down together.
 
     Attributes:
-        cards: last list of models.
         silence: error in the last list of models.
         unknown: unsupported paths, with the number of checks until the next query.
         failures: number of failed checks in a row.
@@ -93,8 +92,8 @@ class HealthMonitor:
         settings: the check's timeout is fixed at the start.
 
     Attributes:
-        failed_checks: number of checks without success.
-        errors: number of checks with an unexpected exception.
+        failed_checks: checks without success.
+        errors: checks with an unexpected exception.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class HealthMonitor:
         await self._watches.run()
 
     async def first_checks(self) -> None:
-        """Wait until each of the present engines is known to be up or down."""
+        """Wait until each engine is known to be up or down."""
         for engine in list(self._watches.engines.values()):
             await engine.known.wait()
 

@@ -1,7 +1,7 @@
 """A small streaming HTTP/1.1 client: keep-alive pools per engine, framing by httptools.
 
-Bodies pass through unparsed, to an iterator or straight to a sink, which costs no turn of the event
-loop. httpx costs several times as much per token and per health check.
+Bodies go to an iterator, or straight to a sink, which costs no turn of the event loop. httpx costs
+several times as much per token.
 """
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ class Response:
         self.framed = connection.framed
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Body bytes as they arrive, transfer encoding removed.
-
-        Raises:
-            UpstreamError: the answer broke off.
-        """
+        """Body bytes as they arrive; raises UpstreamError if the answer breaks off."""
         while self._connection is not None:
             chunk = await self._connection.chunk()
             if chunk is None:
@@ -47,9 +43,9 @@ class Response:
             yield chunk
 
     async def pour(self, sink: Sink) -> None:
-        """Pass the body to a sink as it arrives, transfer encoding removed, one call per read.
+        """Pass the body to a sink as it arrives, one call per read.
 
-        ``sink`` runs in callbacks of the event loop; an exception from it ends the answer.
+        The sink runs in callbacks of the event loop; an exception from it ends the answer.
 
         Raises:
             UpstreamError: the answer broke off.
@@ -94,8 +90,6 @@ class Response:
 
 
 class _Origin:
-    """An engine's address and its idle connections."""
-
     def __init__(self, url: str) -> None:
         target = urlsplit(url)
         self.url = url
@@ -142,8 +136,7 @@ class HttpClient:
     ) -> Response:
         """Send a request and wait for the head of its answer.
 
-        Host and Content-Length are added to ``headers``. ``path`` is below the base ``url``, with
-        query.
+        Host and Content-Length are added to the headers; ``path`` is below ``url``, with query.
 
         Raises:
             UnreachedError: no connection.

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import zmq
 
-# Reads per socket before other callbacks run, which a backlog would starve otherwise.
+# Reads per socket before other callbacks run.
 _TURNS = 16
 _PAUSE_S = 0.001
 # Divided among the sockets, most of which are a worker's: about sixteen messages arrive in a pause,
@@ -33,7 +33,6 @@ class SocketReader:
     """Calls the readers of sockets that have messages.
 
     Args:
-        clock: seconds, monotonic.
         awaited: whether requests wait for messages.
     """
 
@@ -46,7 +45,7 @@ class SocketReader:
         self._pause: asyncio.TimerHandle | None = None
 
     def watch(self, socket: Socket, read: Reader) -> None:
-        """Add a socket; ``read`` processes messages and returns whether there may be more."""
+        """Add a socket; ``read`` returns whether there may be more messages."""
         fd = socket.fileno()
         self._readers[fd] = read
         self._readable.register(fd, select.EPOLLIN)
@@ -58,7 +57,6 @@ class SocketReader:
         del self._readers[fd]
 
     def start(self) -> None:
-        """Start reading; call it on the event loop."""
         asyncio.get_running_loop().add_reader(self._readable, self._wake)
 
     def close(self) -> None:

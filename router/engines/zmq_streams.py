@@ -27,7 +27,6 @@ OPTIONS: Mapping[int, int] = {
     # _input_stopped"). Engines and agents send about once a second; after a silence the router
     # reconnects.
 }
-"""Of every socket on which the router listens."""
 
 
 class Channel:
@@ -35,8 +34,8 @@ class Channel:
 
     Attributes:
         gone: epochs of workers that left; their messages may still arrive.
-        introduced_s: time at which silent workers were last asked to identify.
-        emptied_s: time at which the socket was last found empty.
+        introduced_s: when silent workers were last asked to identify.
+        emptied_s: when the socket was last found empty.
     """
 
     __slots__ = ("by_epoch", "emptied_s", "gone", "introduced_s", "socket", "streams")
@@ -67,7 +66,7 @@ class Stream:
         dealer: socket for requests of full snapshots.
         named: worker's name from the user, None if the stream need not carry it.
         asked: timer until the next request for a full snapshot.
-        interval_s: length of that timer; doubles without an answer.
+        interval_s: its length; doubles without an answer.
         heard_s: time of the last message.
         expected_s: time since which messages are due.
         silence: description of a silence that is too long, else None.

@@ -30,8 +30,8 @@ def check_line(
 ) -> None:
     """Refuse a request line that differs from what the parser read.
 
-    The parser tolerates extra spaces, and accepts RTSP. It does not report where a line begins. So
-    with ``ahead``, when earlier requests may precede the line in ``raw``, it is searched for.
+    The parser tolerates extra spaces, and accepts RTSP. With ``ahead`` earlier requests may
+    precede the line in ``raw``.
 
     Raises:
         Refused: 400, 405 or 505.
@@ -100,29 +100,29 @@ def check_size(target: bytes, headers: Sequence[Header], limits: HttpLimits) -> 
 
 
 def head_too_long(limits: HttpLimits) -> Refused:
-    """Refusal of a head that is too long."""
+    """Refusal by total size."""
     return Refused(
         431, f"request line and header fields may have {limits.max_header_bytes:,} bytes together"
     )
 
 
 def too_many_headers(limits: HttpLimits) -> Refused:
-    """Refusal of too many header fields."""
+    """Refusal by number."""
     return Refused(431, f"a request may have {limits.max_headers:,} header fields")
 
 
 def uri_too_long(limits: HttpLimits) -> Refused:
-    """Refusal of a path that is too long."""
+    """Refusal by length."""
     return Refused(414, f"path and query may have {limits.max_uri_bytes:,} bytes together")
 
 
 def body_too_large(limits: HttpLimits) -> Refused:
-    """Refusal of a body that is too large."""
+    """Refusal by size."""
     return Refused(413, f"a request's body may have {limits.max_body_bytes:,} bytes")
 
 
 def bodies_too_large(limits: HttpLimits) -> Refused:
-    """Refusal of a body that does not fit beside the others."""
+    """Refusal for want of room beside the others."""
     message = (
         f"the bodies of open requests may have {limits.max_bodies_bytes:,} bytes together, and "
         "there is no room for this one; retry later"

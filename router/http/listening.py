@@ -21,7 +21,7 @@ def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.s
 
     Args:
         host: name or address.
-        port: port, 0 for any free one.
+        port: 0 for any free one.
         flag: option for the port, named in errors; the host's has the same form.
         shared: whether this user's other sockets may share the address and its connections.
 

@@ -11,18 +11,18 @@ from router.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits of one port: wire sizes in bytes, times in seconds; with the refusal's status.
+    """Limits of one port, with the status of a refusal.
 
     Attributes:
-        max_connections: open connections; 503.
+        max_connections: open at a time; 503.
         max_uri_bytes: path and query; 414.
         max_header_bytes: request line and header fields; 431.
-        max_headers: number of header fields; 431.
-        max_body_bytes: body, announced or chunked; 413.
+        max_headers: header fields; 431.
+        max_body_bytes: announced or chunked; 413.
         max_bodies_bytes: all bodies held at a time; 503.
-        header_timeout_s: time from a request's first byte, or from a connection's start, to the end
-            of the head; 408.
-        body_timeout_s: time from there to the body's end; 408.
+        header_timeout_s: from a request's first byte, or a connection's start, to the head's end;
+            408.
+        body_timeout_s: from there to the body's end; 408.
         keep_alive_timeout_s: time between an answer and the next request.
         write_timeout_s: time for a slow client to resume reading.
     """
@@ -40,10 +40,10 @@ class HttpLimits:
 
 
 class DataPlane(StrEnum):
-    """Path of requests that generate; FastAPI serves all others."""
+    """Path of requests that generate."""
 
     SPLICE = "splice"
-    """The connection's own protocol, which passes an engine's bytes on as they came."""
+    """The connection's own protocol passes an engine's bytes on as they came."""
 
     ASGI = "asgi"
     """FastAPI, as for all others."""
@@ -80,11 +80,7 @@ def is_loopback(host: str) -> bool:
 
 
 def loopback(host: str) -> str:
-    """The address, if only this machine can reach it.
-
-    Raises:
-        ConfigError: other machines can reach it.
-    """
+    """The address; raises ConfigError if other machines can reach it."""
     if not is_loopback(host):
         raise ConfigError(
             f"admin_host {host} can be reached from other machines, and no keys guard the admin "

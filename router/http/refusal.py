@@ -56,8 +56,8 @@ class HttpCounts:
     """Counts of one port's connections.
 
     Attributes:
-        body_bytes: body bytes of unanswered requests.
-        refused: refused requests and connections, by status.
+        body_bytes: of unanswered requests.
+        refused: requests and connections, by status.
     """
 
     connections: int = 0

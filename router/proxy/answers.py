@@ -41,8 +41,7 @@ _HOP_BY_HOP = frozenset(
 _OPTIONS = frozenset({b"", b"keep-alive"})
 # The answer carries the client's id, which differs from the engine's.
 _NOT_SENT_DOWN = _HOP_BY_HOP | {b"content-length", b"x-request-id"}
-# The client may not set these, or the router replaces them. Encodings are refused: the router must
-# read events.
+# The client may not set these, or the router replaces them. It must read events: no encodings.
 _NOT_SENT_UP = _HOP_BY_HOP | {
     *(b"host", b"content-length", b"expect", b"accept-encoding"),
     *(b"x-request-id", b"x-data-parallel-rank", b"forwarded", b"x-real-ip"),
@@ -62,7 +61,7 @@ _OUTPUT = re.compile(rb'"(?:completion|output)_tokens": ?(\d{1,9})\b')
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer made by the router."""
+    """An answer made whole."""
 
     status: int
     body: bytes
@@ -123,13 +122,10 @@ def _error(
 def headers_up(
     headers: Iterable[Header], request_id: str, rank: int | None, client_id: str = ""
 ) -> list[Header]:
-    """Headers for the engine.
+    """Headers for the engine, from the client's.
 
-    Args:
-        headers: client's headers.
-        request_id: router's token, by which the engine's request ids are matched.
-        rank: rank to address when several share one URL, else None.
-        client_id: client's name for its request; it follows the token.
+    Its ids are matched by ``request_id``, the router's token, which ``client_id`` follows. ``rank``
+    is that of a worker whose URL others share.
     """
     passed = _without(headers, _NOT_SENT_UP, _KINDS_NOT_SENT_UP)
     upstream_id = f"{request_id}.{client_id}" if client_id else request_id
@@ -145,7 +141,7 @@ def headers_on(headers: Iterable[Header], identity: Header) -> list[Header]:
 
 
 def headers_down(headers: Iterable[Header]) -> list[Header]:
-    """Headers for the client, from the engine's answer."""
+    """Headers for the client, from the engine's."""
     return _without(headers, _NOT_SENT_DOWN)
 
 

@@ -56,7 +56,6 @@ class Bound:
             raise self.error from None
 
     def within(self, seconds: float, error: Exception) -> None:
-        """Strike after a time; call this at most once."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self.strike, error)
 
     def lift(self) -> None:
@@ -74,9 +73,7 @@ class Bound:
 class Attempt(Bound):
     """A request at a worker, for the duration of a ``with`` block.
 
-    Raises:
-        RecalledError: from the block, if recalled before the first byte.
-        UpstreamTimeoutError: from the block, if the first byte is late.
+    The block raises RecalledError or UpstreamTimeoutError if it is ended before the first byte.
     """
 
     __slots__ = ("_deadlines", "_next_look", "_silent_looks", "_under_way", "response")
@@ -114,13 +111,12 @@ class Attempt(Bound):
         self.lift()
 
     def follow(self, response: Response) -> None:
-        """Watch a stream that has begun: it may be silent for a limited time."""
+        """Watch a stream that has begun for silence."""
         self.response = response
         if self._deadlines.stream_idle_timeout_s is not None:
             self._listen(self._deadlines.stream_idle_timeout_s)
 
     def recall(self, reason: str) -> None:
-        """End an attempt that has no first byte and was not recalled."""
         self._under_way.discard(self)
         self.strike(RecalledError(reason))
 
@@ -182,11 +178,9 @@ def judge_answer(
 ) -> None:
     """Report an answer; ``status`` may be that of an error inside it.
 
-    A client's mistakes (4xx) and a busy worker (429, 408) are not faults. The latency of an error
-    is no measure of a worker's speed.
+    A client's mistakes (4xx) and a busy worker (429, 408) are not faults.
 
-    ``attempt`` is the request's id at the worker. ``suspect``: another worker failed the same
-    request.
+    ``attempt`` is the request's id at the worker. ``suspect``: another worker failed it too.
     """
     if status >= HTTPStatus.BAD_REQUEST:
         port.apply(Refused(attempt, worker_id))
@@ -204,10 +198,7 @@ def judge_failure(
     error: UpstreamError,
     now_s: float,
 ) -> None:
-    """Report an answer that is missing or incomplete, unless the router caused the error.
-
-    ``trouble`` is the callback for an unreachable worker.
-    """
+    """Report an answer that is missing or incomplete, unless the router caused the error."""
     if isinstance(error, RecalledError | AnsweredError | DescriptorsError):
         return
     port.apply(Failed(attempt, worker_id, now_s))

@@ -1,7 +1,6 @@
-"""Fields that the router reads from a request's body; the rest passes through unread.
+"""Fields that the router reads from a request's body.
 
-Invalid values pass too: the client receives the engine's own 400. An estimate of the prompt's
-length never raises. Only fields that are read become objects, within the limits.
+Invalid values pass: the client receives the engine's own 400.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from router.proxy.json_fields import (
 )
 from router.proxy.rendered import Rendered
 
-# No engine accepts more; sums and products stay within the range of floats.
+# No engine accepts more, and sums stay within the range of floats.
 _MOST = 2**31 - 1
 # Messages between the router's processes use 64 bits.
 _PRIORITIES = -(2**63) + 1, 2**63 - 1
@@ -38,11 +37,9 @@ class ParsedRequest:
     """Fields of a completion request that balancing needs.
 
     Attributes:
-        model: client's model name, None if absent.
         known_tokens: tokens of prompts given as ids, per engine request.
         text_bytes: bytes of prompts given as text, per engine request.
         slots: number of engine requests it becomes.
-        priority: lower goes first.
         parts: number of images and the like, which become tokens too.
         measured: whether the whole prompt was counted.
         splittable: whether one worker may prefill and another decode.
@@ -60,8 +57,6 @@ class ParsedRequest:
 
 
 class _Body(msgspec.Struct, gc=False):
-    """Fields of all endpoints, as raw JSON."""
-
     model: Raw = ABSENT
     prompt: Raw = ABSENT
     messages: Raw = ABSENT
@@ -124,11 +119,7 @@ def parse(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
 
 
 def parse_message(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
-    """Read the body of ``/v1/messages``.
-
-    Raises:
-        InvalidRequestError: as in ``parse``.
-    """
+    """Read the body of ``/v1/messages``, as ``parse`` does."""
     fields = _read(body)
     said = _rendered(fields, limits, fields.messages, fields.system)
     return _one_answer(fields, said, fields.max_tokens)
@@ -151,11 +142,7 @@ def parse_response(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> Parse
 
 
 def model_in(body: bytes) -> str | None:
-    """The model that a body names, None if absent.
-
-    Raises:
-        InvalidRequestError: not a JSON object, or a model that is not a string.
-    """
+    """The model that a body names, None if absent; raises as ``parse`` does."""
     return model_of(_read(body).model)
 
 
@@ -178,7 +165,7 @@ def model_of(raw: Raw) -> str | None:
 
 
 def too_many_slots(slots: int, most: int) -> InvalidRequestError:
-    """The error for a request with too many engine requests."""
+    """The error beyond a limit of slots."""
     return InvalidRequestError(
         f"the request asks for {slots:,} answers (its prompts times n), at most {most:,} are "
         "allowed: send several requests",
@@ -234,13 +221,11 @@ def _rendered(
 
 def _splittable(fields: _Body) -> bool:
     """Whether the only prompt can be computed elsewhere."""
-    # vLLM fetches no KV if a prompt's log-probabilities are requested, even 0 of them. A client
-    # that sends kv_transfer_params addresses the connector itself, and its null would override
-    # ours, which comes first.
+    # vLLM fetches no KV if a prompt's log-probabilities are requested, even 0 of them. A client's
+    # own kv_transfer_params, even null, would override ours, which come first.
     if given(fields.prompt_logprobs) or fields.kv_transfer_params is not ABSENT:
         return False
-    # Here the answer includes the prompt, or the prompt is no text, or the number of answers is
-    # unknown.
+    # Here the answer includes the prompt, the prompt is no text, or the answers' number is unknown.
     return not true(fields.echo, fields.use_beam_search, fields.prompt_embeds)
 
 

@@ -22,7 +22,7 @@ PRIORITY = "X-Request-Priority"
 REQUEST_TIMEOUT = "X-Request-Timeout-S"
 QUEUE_TIMEOUT = "X-Queue-Timeout-S"
 _ENERGY = b"x-evenstep-energy"
-# vLLM's header; like vLLM, the router ignores one that is no number.
+# vLLM's; ignored if it is no number, as there.
 _ENGINE_PRIORITY = b"x-vllm-priority"
 _READ = frozenset(
     {HEADER, _ENERGY, _ENGINE_PRIORITY}
@@ -33,18 +33,18 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _SANE = re.compile(rb"[A-Za-z0-9._~-]{1,128}")
 
 _HEAD = "evenstep.head"
-# Collisions do not occur in practice; the kernel's generator would cost more than the rest.
+# The kernel's generator would cost more than all else here.
 _tokens = Random()
 
 
 class RequestHead:
-    """What the router reads from a request's headers.
+    """What a request's headers say to the router.
 
     Attributes:
-        token: router's unique token, ``es-`` and 20 hexadecimal digits.
+        token: router's unique name for it, ``es-`` and 20 hexadecimal digits.
         client_id: client's id, empty if absent, malformed or repeated.
         name: the client's id, else the token.
-        metered: whether the client requests the energy of its request.
+        metered: whether the client asks for the energy.
     """
 
     __slots__ = ("_asked", "client_id", "metered", "name", "token")
@@ -68,7 +68,7 @@ class RequestHead:
         return HEADER, self.name.encode()
 
     def priority(self, of_body: int) -> int:
-        """Priority of the request, lower first; as in vLLM, a header overrides the body.
+        """The priority, lower first; as in vLLM, a header overrides the body.
 
         Raises:
             InvalidRequestError: the header is not a number.
@@ -103,7 +103,7 @@ class RequestHead:
 
 
 def head_of(scope: Scope) -> RequestHead:
-    """The request's head, read at the first call."""
+    """The head, read at the first call."""
     head: RequestHead | None = scope.get(_HEAD)
     if head is None:
         head = scope[_HEAD] = RequestHead(scope["headers"])
@@ -138,11 +138,6 @@ class ClientRequest:
 
     @classmethod
     def read(cls, scope: Scope, body: bytes, dialect: Dialect) -> ClientRequest:
-        """Read a request whose body is there.
-
-        Raises:
-            InvalidRequestError: the header with the limit is malformed.
-        """
         head, path = head_of(scope), scope["path"]
         query = scope["query_string"]
         target = f"{path}?{query.decode('latin-1')}" if query else path

@@ -31,7 +31,7 @@ _PLAIN = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 
 
 class Source(Protocol):
-    """Source of an answer's chunks."""
+    """Source of an answer."""
 
     def pause(self) -> None: ...
 
@@ -100,7 +100,7 @@ class RelayContext:
 
 
 class Models(Protocol):
-    """Lookup of models, as requests need it; see ``ModelTable``."""
+    """What a request asks of ``ModelTable``."""
 
     def route(self, name: str | None) -> Route: ...
 
@@ -111,11 +111,7 @@ class Models(Protocol):
 
 
 class ServingContext(Protocol):
-    """Dependencies of requests that generate.
-
-    Attributes:
-        door: check of keys; None: all clients may enter.
-    """
+    """Dependencies of requests that generate; without a door all clients may enter."""
 
     @property
     def models(self) -> Models: ...

@@ -51,8 +51,7 @@ class Dialect:
     """Format of an endpoint that generates.
 
     Attributes:
-        error_event: builder of an error event from message, type, status and number of events
-            before.
+        error_event: builder of an error event from message, type, status and events before.
         typed_errors: whether clients expect ``"type": "error"``.
         names_response: whether the engine takes the request id from the body, not from a header.
     """

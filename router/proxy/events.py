@@ -11,11 +11,10 @@ from router.core.stats import TokenStats
 
 # An event's JSON cannot match: it escapes line ends.
 _DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][\r\n]")
-# An empty line ends an event; a line ends with CR, LF or both. A CR after LF is usually followed by
-# its LF, which is awaited.
+# An empty line ends an event; a line ends with CR, LF or both.
 BLANK = (b"\n\n", b"\n\r", b"\r\r")
 ENDS = (b"\n\n", b"\r\r", b"\n\r\n", b"\r\r\n")
-# Largest event in practice: a whole answer with its token ids, some MB.
+# A whole answer with its token ids may have some MB.
 MOST_EVENT_BYTES = 16 * 1024 * 1024
 # A chat's first event and the one of include_usage, as vLLM writes them, bear no token.
 _ROLE = b'"delta":{"role":"assistant","content":""'
@@ -45,7 +44,7 @@ class EventStream:
         self._seam = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Add bytes; return those that can be forwarded now, unchanged."""
+        """Add bytes; return those that can be forwarded now."""
         if self.held or not data.endswith(ENDS):
             data = self.cut(data)
         if data:
@@ -71,11 +70,7 @@ class EventStream:
         return events - ends - data.count(_ROLE) - data.count(_USAGE)
 
     def cut(self, data: bytes) -> bytes:
-        """Like ``feed``, without counting, for data that may not end where an event ends.
-
-        Raises:
-            UpstreamError: an event is too long.
-        """
+        """Like ``feed``, without counting; raises UpstreamError if an event is too long."""
         # An end may straddle the bytes held; only their last three are searched again.
         end = _end_of_last_event(self._seam + data)
         if not end:
@@ -106,13 +101,7 @@ def _end_of_last_event(data: bytes) -> int:
 
 
 def check_end(stream: EventStream, framed: bool) -> None:
-    """Check that an answer that has ended is complete.
-
-    Unless HTTP ``framed`` it, a stream's last event must be there.
-
-    Raises:
-        UpstreamError: the answer is incomplete.
-    """
+    """Raise UpstreamError if an answer that HTTP did not frame ended before its last event."""
     if not (framed or stream.done or stream.end(stream.rest() + b"\n") is not None):
         raise UpstreamError("the engine closed the connection before its answer's last event")
 
@@ -138,7 +127,7 @@ class TokenTimes:
         self._first_s = self._last_s = 0.0
 
     def passed(self, tokens: int, now_s: float) -> None:
-        """Record the number of tokens forwarded so far."""
+        """Record the tokens so far."""
         if tokens <= self._tokens:
             return
         if not self._tokens:
@@ -170,11 +159,9 @@ class TokenTimes:
 class Passing:
     """Forwards a stream's events at once and counts several reads together.
 
-    With many streams, a stream's data has left the processor's caches by its next event. Counting
-    in batches costs a fraction.
+    With many streams, a stream's data has left the processor's caches by its next event.
 
     Args:
-        clock: seconds, monotonic.
         told: callback with the tokens so far, after each batch.
     """
 

@@ -22,7 +22,7 @@ _WHOLE = re.compile(rb"-?[0-9]+")
 _LONGEST_NUMBER = 20
 # The rest of a longer value is assumed to be alike.
 _SAMPLE_BYTES = 1024 * 1024
-# A longer body counts as non-empty; the engine refuses it if it is all blanks.
+# A longer body counts as non-empty.
 _SHORT = 65_536
 
 _fields = msgspec.json.Decoder(dict[str, Raw])
@@ -30,11 +30,11 @@ _encoder = msgspec.json.Encoder()
 
 
 class TooManyError(Exception):
-    """A list exceeds its limit."""
+    """A list is too long."""
 
 
 def start(raw: Raw) -> bytes:
-    """First character, which shows the value's type; empty if absent."""
+    """First character, which shows the type; empty if absent."""
     return bytes(memoryview(raw)[:1])
 
 
@@ -68,7 +68,7 @@ def items(raw: Raw, most: int, kind: Any = Raw) -> list[Any]:
     """Elements of a list, decoded as ``kind``; a long list loses its nulls.
 
     Raises:
-        TooManyError: more than ``most``; parsing stops soon after.
+        TooManyError: more than ``most``.
         msgspec.ValidationError: an element of another kind.
     """
     view = memoryview(raw)
@@ -129,7 +129,7 @@ def _bounded(most: int, kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def fields_of(body: bytes) -> dict[str, Any]:
-    """Fields of a JSON object, with raw values."""
+    """Fields as raw values."""
     return {**_fields.decode(body)}
 
 
@@ -139,10 +139,7 @@ def body_of(fields: dict[str, Any]) -> bytes:
 
 
 def with_field(body: bytes, name: str, value: str) -> bytes:
-    """Set a field by appending it: engines use the last of two equal keys.
-
-    The cost does not depend on the number of fields.
-    """
+    """Set a field by appending it: engines use the last of two equal keys."""
     end = body.rfind(b"}")
     bare = body[:end].rstrip().endswith(b"{") if end < _SHORT else False
     field = _encoder.encode({name: value})[1:]

@@ -57,15 +57,12 @@ class Computed:
 
 
 def few_fields(body: bytes) -> bool:
-    """Whether a body is cheap to parse by field: each has a colon."""
+    """Whether a body is cheap to parse by field."""
     return body.count(b":") <= _MOST_COLONS
 
 
 def prefill_body(body: bytes, request_id: str, *, hands_params: bool) -> bytes:
-    """The prefill request: the prompt and one token.
-
-    ``hands_params`` says whether the engine should report the KV's location.
-    """
+    """The prefill request; ``hands_params``: the engine should report the KV's location."""
     fields = fields_of(body)
     for name in _NOT_FIRST:
         fields.pop(name, None)
@@ -102,11 +99,7 @@ _answer = msgspec.json.Decoder(_Answer)
 
 
 def read_answer(body: bytes) -> Computed:
-    """Read a prefill worker's answer.
-
-    Raises:
-        UpstreamError: it is malformed.
-    """
+    """Read a prefill worker's answer; raises UpstreamError if it is malformed."""
     try:
         answer = _answer.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -135,7 +128,7 @@ class Bootstraps:
         self._ids.pop(worker_id, None)
 
     async def params(self, worker: WorkerSpec, transfer_id: str) -> bytes:
-        """JSON kv_transfer_params of a request whose prompt the worker computes.
+        """The second request's kv_transfer_params, as JSON.
 
         Raises:
             UpstreamError: the bootstrap server does not name the engine.
@@ -172,8 +165,7 @@ class KvTransfer:
     """Transfer of prompts' KV from prefill to decode workers.
 
     Attributes:
-        kept_s: lease on KV handed over by address; None: KV is found by content, no address is
-            exchanged.
+        kept_s: lease on KV handed over by address; None: KV is found by content.
         bootstraps: locations that engines do not report.
         warned: workers already warned about missing locations.
     """

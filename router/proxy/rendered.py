@@ -55,7 +55,7 @@ class Rendered:
 
     Attributes:
         bytes: bytes of text.
-        parts: number of images and the like.
+        parts: images and the like.
         whole: whether everything was counted.
     """
 
