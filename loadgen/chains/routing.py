@@ -2,8 +2,7 @@
 
 PETALS and BPRR serve like this and compose no chains ahead ("Serving Chain-structured Jobs with
 Large Memory Footprints", section 4.1.3). Here a request without a path waits in one FIFO queue, and
-the choice of paths knows all free memory. Clients of PETALS do not know it and wait at full
-servers. So both do better here than in practice.
+all free memory is known. Clients of PETALS do not know it, so both do better here than in practice.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Simulation of each policy on the recorded requests.
 
-The simulation uses the recorded workers and slots, the fitted step time, and the requests that
-ended in the window. If the load is steady, these are like the requests that arrive, so the
-simulation repeats them. Where requests waited, it keeps as many in the system as the recording had.
-Else each request arrives at its recorded time; those from before the window come at its end.
+The simulation repeats the requests that ended in the window, on the recorded workers and slots, at
+the fitted step time. Where requests waited, it keeps as many in the system as the recording had.
+Else each arrives at its recorded time; those from before the window come at its end.
 """
 
 from __future__ import annotations

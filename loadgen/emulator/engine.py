@@ -1,16 +1,16 @@
 """One engine with continuous batching, as a pure model: no clock, no I/O, no text.
 
-The order is vLLM's: requests wait by (priority, arrival) and enter while a slot and KV memory are
-free. Each grows by a token a step. When the memory would overflow, the last one admitted is
-preempted: it waits again, keeps its tokens, and recomputes them later. ``queues`` has other orders.
+As in vLLM, requests wait by (priority, arrival) and enter while a slot and KV memory are free. Each
+grows by a token a step. When memory would overflow, the last one admitted waits again, and later
+recomputes its tokens. ``queues`` has other orders.
 
 With a chunk, prompts take steps (chunked prefill). A step computes at most that many tokens: one
-for each decoding request, the rest for prompts in order of admission. A prompt holds memory for all
-its tokens from admission on. The step that computes its last token yields the first output token.
+for each decoding request, the rest for prompts, which hold memory for all their tokens from the
+start. The step that computes a prompt's last token yields the first output token.
 
-A prompt whose KV is on another engine (``EngineRequest.fetch``) is fetched as in vLLM 0.32. The
-transfer begins when the request is first in the queue and a slot and memory are free. The request
-then waits with its memory but without a slot. With its KV, it enters before all without memory.
+The KV of a prompt on another engine (``EngineRequest.fetch``) is fetched as in vLLM 0.32: once the
+request is first in the queue and a slot and memory are free. It waits with its memory but without a
+slot, and enters before all without memory.
 """
 
 from __future__ import annotations

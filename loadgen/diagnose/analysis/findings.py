@@ -46,7 +46,7 @@ class Barrier:
 
     @classmethod
     def of(cls, window: Window) -> Barrier:
-        """Measure a window."""
+        """Measure how ranks step."""
         several = (window.loads > 0).sum(axis=1) >= 2
         together = window.together[several]
         fit = StepFit()
@@ -320,10 +320,9 @@ def _transit(window: Window) -> float:
 def _held_share(window: Window, kv_tokens: Floats, load: Load) -> float | None:
     """Share of the slots that KV memory keeps empty while requests wait.
 
-    For requests waiting in the router, only free slots of workers with nearly full memory count:
-    elsewhere a slow router is the cause. A request waiting in an engine is held by that engine. A
-    recording does not name the engine, so free slots of workers with nearly full memory count. If
-    every worker has free slots, all free slots count.
+    Only free slots of workers with nearly full memory count: elsewhere a slow router is the cause.
+    A request that waits in an engine is held by that engine, which a recording does not name; if
+    every worker has free slots, all of them count for it.
     """
     if load.slots_used is None or not window.steps:
         return None

@@ -1,8 +1,8 @@
 """Least possible total latency, known in hindsight (HiGHS), and the total of a given engine.
 
-The problem: a few requests on an engine with little memory, whose steps take one unit of time each.
-Total latency is the sum of the steps from each request's arrival to its end. The program is that of
-arXiv 2502.07115, Appendix B.1. It counts as ``loadgen.emulator.engine`` does: a request of prompt s
+Total latency is the sum of the steps from each request's arrival to its end, on an engine with
+little memory whose steps take one unit of time each. The program is that of arXiv 2502.07115,
+Appendix B.1. It counts as ``loadgen.emulator.engine`` does: a request of prompt s
 and output o that begins with step p holds s, s + 1, …, s + o - 1 tokens in the steps p, …, p + o -
 1, without interruption. By (1) of that paper it holds s + o one step longer: that is a request of
 output o + 1 here, and its latency is one step less.

@@ -1,9 +1,8 @@
 """Barrier-synchronized decode in virtual time (arXiv 2601.17855, section 2).
 
-Step k: (1) requests arrive; with prefill workers, after the computation of their prompts; (2) the
-router's own pool, look-ahead, rounds and policy decide; (3) every running request takes one step,
-which lasts C + max_g (t_l L_g + t_r n_g). Requests that end with it leave, and their slots are free
-at step k + 1.
+Step k: (1) requests arrive, with prefill workers once their prompts are computed; (2) the router's
+own code decides; (3) every running request takes one step, which lasts C + max_g (t_l L_g + t_r
+n_g). The slots of requests that end with it are free at step k + 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Workers that compute prompts for the decode workers, in virtual time.
 
-A prompt waits in the router until a prefill worker is about to run out of work and has memory. It
-goes to the one of these with the fewest outstanding prompt tokens, as in the live router. The
-emulated engine computes it there in chunks, several prompts a step; each worker steps alone. Its KV
-stays until a decode worker has fetched it. A worker with full memory computes nothing more.
+As in the live router, a prompt waits until a prefill worker is about to run out of work and has
+memory, and goes to the one with the fewest outstanding prompt tokens. The emulated engine computes
+it in chunks; each worker steps alone. Its KV holds memory until a decode worker has fetched it.
 """
 
 from __future__ import annotations
