@@ -40,7 +40,16 @@ def given_sockets(names: Collection[str]) -> dict[str, socket.socket]:
             f"systemd gave sockets called {called or 'nothing'}: give each its own "
             f"FileDescriptorName=, of {' and '.join(names)}"
         )
-    return {name: _listening(name, number) for name, number in found.items()}
+    listeners = {}
+    for name, number in found.items():
+        os.set_inheritable(number, False)
+        listener = listeners[name] = socket.socket(fileno=number)
+        tcp = listener.family in (socket.AF_INET, socket.AF_INET6)
+        if not (tcp and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+            raise ConfigError(
+                f"systemd's socket {name} does not listen on a TCP port: ListenStream="
+            )
+    return listeners
 
 
 def hold_hangups() -> None:
@@ -81,12 +90,3 @@ def notify(state: str, flags: int = 0) -> None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
         teller.connect(address)
         teller.send(state.encode(), flags)
-
-
-def _listening(name: str, number: int) -> socket.socket:
-    os.set_inheritable(number, False)
-    listener = socket.socket(fileno=number)
-    tcp = listener.family in (socket.AF_INET, socket.AF_INET6)
-    if not (tcp and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
-        raise ConfigError(f"systemd's socket {name} does not listen on a TCP port: ListenStream=")
-    return listener

@@ -15,6 +15,7 @@ from router.core.placement.exact_response import exact_response_s
 
 _MAX_SLOTS = 1_000_000
 _LIMITS = (1e-9, 1e9)
+_LONGEST = 100
 
 ServiceRates = Annotated[
     str,
@@ -34,7 +35,13 @@ def bounds(
     work (Theorem 3.7 of "Serving Chain-structured Jobs with Large Memory Footprints").
     """
     rates = [_rate("--service-rates", text) for text in service_rates.split(",")]
-    counts = [_count(text) for text in slots.split(",")]
+    counts = []
+    for text in slots.split(","):
+        if not (text.strip().isdecimal() and len(text) < _LONGEST and int(text) > 0):
+            raise ConfigError(
+                f"--slots takes whole numbers above 0, parted by commas, got {text:.99}"
+            )
+        counts.append(int(text))
     if len(rates) != len(counts):
         raise ConfigError(
             f"--service-rates names {len(rates)} chains and --slots {len(counts)}: one of each"
@@ -81,9 +88,3 @@ def _rate(option: str, text: str) -> float:
             f"{option} takes requests per second from {low:g} to {high:g}, got {text}"
         )
     return rate
-
-
-def _count(text: str) -> int:
-    if not (text.strip().isdecimal() and len(text) < 100 and int(text) > 0):
-        raise ConfigError(f"--slots takes whole numbers above 0, parted by commas, got {text:.99}")
-    return int(text)

@@ -28,13 +28,20 @@ def writable(file: str | None) -> str | None:
     Raises:
         InputError: it cannot; the message has the reason.
     """
-    if file is not None and file != STDOUT:
-        try:
-            fault = _fault(Path(file))
-        except OSError as error:
-            fault = error.strerror
-        if fault is not None:
-            raise InputError(f"--json: cannot write {file}: {fault}")
+    if file is None or file == STDOUT:
+        return file
+    path, fault = Path(file), None
+    try:
+        if path.is_dir():
+            fault = "it is a folder"
+        elif not path.parent.is_dir():
+            fault = f"there is no folder {path.parent}"
+        elif not os.access(path if path.exists() else path.parent, os.W_OK):
+            fault = "no permission"
+    except OSError as error:
+        fault = error.strerror
+    if fault is not None:
+        raise InputError(f"--json: cannot write {file}: {fault}")
     return file
 
 
@@ -59,13 +66,3 @@ def write_json(report: Mapping[str, Any], file: str | None) -> None:
 def finite(value: float | None) -> float | None:
     """Return None for infinite or unknown values, which JSON cannot express."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _fault(path: Path) -> str | None:
-    if path.is_dir():
-        return "it is a folder"
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}"
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        return "no permission"
-    return None

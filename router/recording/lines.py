@@ -1,7 +1,7 @@
-"""Recordings as JSON lines: lengths and times of what a router or observer saw.
+"""Recordings as JSON lines: lengths and times of steps and requests, without texts and ids.
 
-The header comes first. Steps, requests and changes of workers follow as they happen. There is no
-text in them, and no id of a request. Unknown keys are ignored; another schema is rejected.
+The header comes first; steps, requests and changes of workers follow as they happen. Unknown keys
+are ignored; another schema is rejected.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ class RecordedWorker(msgspec.Struct, frozen=True):
 
 
 class RecordedGroup(msgspec.Struct, frozen=True):
-    """A barrier domain, its workers in the order in which steps list them.
-
-    ``lockstep``: whether one worker's failure takes all down; None if an observer recorded it.
-    """
+    """A group, its workers in the order of steps' lists; ``lockstep``: None from an observer."""
 
     lockstep: bool | None
     workers: tuple[RecordedWorker, ...]
@@ -47,8 +44,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         evenstep: version that recorded it.
         source: "serve" if the router dispatched the requests itself, else "observe".
         started_unix_s: wall clock at the start; all other times count from there.
-        policy: the router's policy; None if an observer recorded.
-        dispatch: the router's dispatch mode; None if an observer recorded.
+        policy, dispatch: the router's; None from an observer.
         power_levels: calibrated watts of a worker when idle, waiting in a step, and computing.
     """
 
@@ -65,8 +61,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerLine(msgspec.Struct, frozen=True):
     """New or changed data of a worker.
 
-    A worker that is not in the header joined later: from here on its group's steps list it last.
-    Its group may be new too; ``lockstep`` then describes the group.
+    From here on its group's steps list a new worker last. Its group may be new too; ``lockstep``
+    is the group's.
     """
 
     worker: str
@@ -81,21 +77,19 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
     """A completed step; lists have an entry per worker: the header's, then later ones.
 
     Attributes:
-        step: step number; for ranks without a barrier, the number of the furthest.
-        time_s: time at which it ended.
+        step: step number; of the furthest rank, without a barrier.
+        time_s: its end.
         step_s: duration, in the engine's seconds.
-        loads: resident KV tokens as the imbalance counts them. An idle worker counts 0. A worker
-            with requests that did not make this step counts its last load. None for a worker that
-            is down or silent, which is left out.
-        running: number of engine requests that ran, with None as in ``loads``.
-        pool: number of requests waiting in the router.
-        queued: number of requests waiting in the engines.
+        loads: resident KV tokens as the imbalance counts them: 0 for an idle worker, the last load
+            for a busy one that did not make this step, None for one that is down or silent.
+        running: engine requests that ran, with None as in ``loads``.
+        pool: requests waiting in the router.
+        queued: requests waiting in the engines.
         together: whether all workers with something to run made this step together.
-        waiting_s: modelled time spent waiting for the fullest worker, summed over workers; None:
-            not known.
-        waited_s: the same time as measured by the engines; None: they do not measure it.
-        power_w: power of each worker's GPUs; None: no worker's is known.
-        preemptions: number of preemptions since the step before.
+        waiting_s: modelled time spent waiting for the fullest worker, summed over workers.
+        waited_s: the same time as measured by the engines.
+        power_w: power of each worker's GPUs.
+        preemptions: preemptions since the step before.
     """
 
     step: int
@@ -124,13 +118,13 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         request: sequence number, in the order of completion.
-        arrival_s: time of arrival at the router, or of an observer's first sight.
-        dispatched_s: time of dispatch to the worker that ended it; None: never, or not seen.
+        arrival_s: arrival at the router, or an observer's first sight.
+        dispatched_s: dispatch to the worker that ended it; None: never, or not seen.
         worker: worker that ended it; None: it never left the pool.
-        prompt_tokens: tokens of each of its prompts, as counted by the engine if it reported them.
+        prompt_tokens: tokens of each of its prompts, preferably as the engine counted them.
         output_tokens: output tokens of all its engine requests together, as far as known.
-        outcome: see ``types.Outcome``; "lost" if an observer did not see its end.
-        slots: number of engine requests that it became.
+        outcome: an ``Outcome``, or "lost" if an observer did not see its end.
+        slots: engine requests that it became.
     """
 
     request: int
@@ -161,7 +155,7 @@ class PolicyLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class DroppedLine(msgspec.Struct, frozen=True):
-    """Number of lines missing here, because the listener was too slow."""
+    """Number of lines missing here, as the listener was too slow."""
 
     dropped: Count
 
@@ -174,10 +168,10 @@ class Recording:
     """A complete recording.
 
     Attributes:
-        header: header extended by later workers and by the last report of each.
+        header: the header with later workers, and the last report of each.
         steps: steps, whose lists have an entry for every worker.
         complete: false if it breaks off within a line.
-        changes: changes of the policy in order; the header has the first policy.
+        changes: changes of the policy; the header has the first policy.
     """
 
     header: Header
@@ -213,14 +207,14 @@ _LINES: dict[str, msgspec.json.Decoder[Line]] = {
 
 
 def encode(line: Line) -> bytes:
-    """Encode one line, with its newline."""
+    """Encode a line with its newline."""
     return _encoder.encode(line) + b"\n"
 
 
 def step_line(
     group: str, workers: Iterable[str], closed: ClosedStep, time_s: float, pool: int
 ) -> StepLine:
-    """Return the line of a step."""
+    """Make the line of a step."""
     parts = [closed.parts.get(worker) for worker in workers]
     power_w = [
         None if part is None or part.power_w is None else round(part.power_w, 1) for part in parts
@@ -246,7 +240,7 @@ def read(lines: Iterable[bytes], name: str) -> Recording:
     """Read a whole recording.
 
     Raises:
-        InputError: see ``LineReader.read``.
+        InputError: as ``LineReader.read``.
     """
     reader = LineReader(name)
     header: Header | None = None
@@ -295,7 +289,7 @@ class LineReader:
         """Yield the decoded lines, the header first.
 
         Args:
-            lines: encoded lines with their newlines; the last may be cut off anywhere.
+            lines: encoded lines with newlines; the last may be cut off.
 
         Raises:
             InputError: no recording, another schema, or a broken line; the message names the line

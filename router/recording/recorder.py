@@ -44,7 +44,7 @@ class Setting:
 
 
 class Listener:
-    """Buffer of lines; lines beyond its size are dropped and counted."""
+    """Buffer of lines; those beyond its size are dropped and counted."""
 
     def __init__(self, room_bytes: int = ROOM_BYTES) -> None:
         self._room = room_bytes
@@ -53,7 +53,7 @@ class Listener:
         self._dropped = 0
 
     def put(self, line: bytes, *, needed: bool = False) -> None:
-        """Add a line; ``needed`` lines, without which others are unreadable, are never dropped."""
+        """Add a line; ``needed`` ones, without which others are unreadable, are never dropped."""
         if self._bytes + len(line) > self._room and not needed:
             self._dropped += 1
         else:
@@ -88,9 +88,7 @@ class _Columns:
 
 
 class Recorder:
-    """Makes lines of steps and requests while there are listeners, else costs nothing.
-
-    Workers may come and go meanwhile; a new one is listed last from then on.
+    """Makes lines of steps and requests while there are listeners.
 
     Args:
         clock: monotonic clock, seconds, the one of the requests' arrivals.
@@ -175,7 +173,7 @@ class Recorder:
             tokens: prompt tokens, output tokens.
             times_s: clock times of arrival, dispatch and first token.
             outcome: how it ended.
-            slots: number of engine requests.
+            slots: engine requests.
         """
         arrival_s, *others = times_s
         dispatched_s, first_token_s = (None if t is None else self.since_start(t) for t in others)
