@@ -25,11 +25,9 @@ _LOOK_S = 0.1
 
 
 class Follower(Protocol):
-    """A component that tracks the workers."""
+    """A component that tracks the workers; a ConfigError of ``join`` rejects a worker."""
 
-    def join(self, spec: WorkerSpec) -> None:
-        """Add a worker; a ConfigError rejects it, and leaves the follower unchanged."""
-        ...
+    def join(self, spec: WorkerSpec) -> None: ...
 
     def leave(self, worker_id: str) -> None: ...
 
@@ -177,7 +175,7 @@ class Fleet:
             await asyncio.sleep(_LOOK_S)
 
     async def empty(self, worker_ids: Iterable[str], longest_s: float) -> bool:
-        """Wait until none of these workers has requests; false after ``longest_s``."""
+        """Wait for these workers' requests to end; false after ``longest_s``."""
         worker_ids = set(worker_ids)
         end_s = asyncio.get_running_loop().time() + longest_s
         while any(not self._cluster.worker(i).empty for i in self._there.keys() & worker_ids):
@@ -286,7 +284,7 @@ class Fleet:
 
 
 def _place(spec: WorkerSpec) -> tuple[object, ...]:
-    """Identity and address of a worker: a change of these requires leaving and joining again."""
+    """What a worker cannot change without leaving."""
     return spec.id, spec.url, spec.rank, spec.group, spec.role
 
 

@@ -140,11 +140,7 @@ class ModelTable:
         self.absent = {model: workers for model, workers in lacking.items() if workers}
 
     def lacking(self, model: str | None) -> frozenset[str]:
-        """Workers of the model's group that do not serve it.
-
-        Raises:
-            NoWorkerError: those that serve it are all down.
-        """
+        """Workers of the model's group that do not serve it; errors as from ``check_served``."""
         lacks = self.absent.get(model or "", frozenset())
         if lacks:
             check_served(model, lacks, self._cluster.groups[self.group(model)].askable)
@@ -166,13 +162,7 @@ class ModelTable:
         return name if name is None else self._aliases.get(name, name)
 
     def group(self, model: str | None) -> str:
-        """The group for a request.
-
-        Raises:
-            InvalidRequestError: the request names no model, and there are several groups.
-            NoWorkerError: no worker has reported its models yet.
-            UnknownModelError: no group serves the model.
-        """
+        """The group for a request; without a model, the only group. Errors as from ``group_of``."""
         if model is None:
             groups = self._cluster.answering
             if len(groups) == 1:
@@ -188,11 +178,7 @@ class ModelTable:
 
 
 def check_served(model: str | None, lacks: Set[str], askable: Set[str]) -> None:
-    """Check that some askable worker has the model.
-
-    Raises:
-        NoWorkerError: all askable workers lack it.
-    """
+    """Raise NoWorkerError if all workers that take requests lack the model."""
     if askable and askable <= lacks:
         raise NoWorkerError(f"no worker that serves {model!r} is up; retry")
 

@@ -45,7 +45,7 @@ class Place:
 
 
 def place_of(argument: str) -> Place:
-    """Decode a command-line argument."""
+    """Read a process's argument."""
     return Place(**json.loads(argument))
 
 

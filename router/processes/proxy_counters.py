@@ -28,17 +28,17 @@ class Tallies:
         self.unauthorized = self.broken = 0
 
     def enter(self, key: Key, now_s: float) -> None:
-        """Do nothing: the deciding process counts the keys' requests."""
+        """Do nothing: the deciding process counts."""
 
     def leave(self, key: Key) -> None:
-        """Do nothing; see ``enter``."""
+        """Do nothing, too."""
 
     def anew(self) -> None:
         """Report all open connections to a new deciding process."""
         self._told_connections = 0
 
     def take(self) -> Tally | None:
-        """Return the next report; None if there is nothing to report."""
+        """The next report; None without news."""
         groups: dict[str, GroupTally] = {}
         for name in self.tokens.keys() | self.unreturned.keys():
             stats, unreturned = self.tokens[name], self.unreturned.pop(name, 0)

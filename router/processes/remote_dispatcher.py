@@ -1,11 +1,10 @@
 """A proxy's end: the dispatcher's interface over a connection to the deciding process.
 
-Questions that need an immediate answer are answered from the directory. It is at most some
-hundredths of a second old in what concerns a worker's health, and a second in what is learned. Each
-proxy has a retry budget of its own, so one may be spent while others are not.
+The directory answers questions at once. Of workers' health it is some hundredths of a second old at
+most, of what is learned a second. Each proxy has a retry budget of its own.
 
-While the deciding process is gone, streams go on. Requests that wait for a worker wait for its
-return, ``GONE_S`` at most, then get 503. They also get 503 when it is silent for ``SILENT_S``.
+While the deciding process is gone, streams go on. Waiting requests wait for its return, ``GONE_S``
+at most, then get 503. They also get 503 when it is silent for ``SILENT_S``.
 """
 
 from __future__ import annotations
@@ -81,13 +80,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """Handlers of the messages that the deciding process sends to all proxies.
-
-    Attributes:
-        learn: called with a new directory.
-        recall: called with ``worker_id``, ``reason`` and ``streams``, see ``Recall``.
-        refusal: returns why a certificate and its key are unusable; empty if they are usable.
-    """
+    """Handlers of ``Told``, ``Recall`` and ``Try``; see these messages."""
 
     learn: Callable[[Directory], None]
     recall: Callable[[str, str, bool], None]
@@ -131,7 +124,7 @@ class RemoteDispatcher:
     # the connection
 
     def connected(self, peer: Peer[m.FromDecider]) -> None:
-        """Report this proxy's state to the deciding process, which may be a new one."""
+        """Report this proxy's state, perhaps to a new deciding process."""
         self._peer, self._gone_s = peer, None
         self._changed.set()
         self._tallies.anew()
@@ -159,7 +152,7 @@ class RemoteDispatcher:
             self._peer.close()
 
     def tick(self) -> None:
-        """Report the counters; end all waits if the deciding process is gone for too long."""
+        """Report the counters; end all waits if the deciding process stays away."""
         self._ticks += 1
         self._changed.set()
         if (peer := self._peer) is not None:
@@ -175,7 +168,7 @@ class RemoteDispatcher:
 
     @property
     def here(self) -> bool:
-        """Whether the deciding process is connected and not silent for too long."""
+        """Whether the deciding process is connected and heard."""
         return self._peer is not None and self._peer.silent * TICK_S < SILENT_S
 
     @property
@@ -186,11 +179,7 @@ class RemoteDispatcher:
         return self._gone_s is not None and self._clock() - self._gone_s >= GONE_S
 
     async def back(self) -> None:
-        """Wait for the deciding process if it is gone, as long as requests do.
-
-        Raises:
-            NoWorkerError: it stays away longer.
-        """
+        """Wait for the deciding process, as long as requests do; then raise NoWorkerError."""
         while not self.here:
             if self.deserted:
                 raise deserted()
@@ -236,7 +225,7 @@ class RemoteDispatcher:
         return [entry for entry in self._entries.values() if entry.worker_id is None]
 
     def _ask(self, event: Arrived | Returned, request: Request) -> None:
-        """Request a worker; deny the request if the event cannot be sent."""
+        """Ask for a worker; deny the request if the event cannot be sent."""
         if self._peer is not None and not self._peer.send(event):
             self._deny(
                 request.id,
