@@ -60,8 +60,8 @@ async def test_two_hundred_streams_end_once_each(tmp_path: Path, signals: int) -
             router.process.send_signal(signal.SIGTERM)
             router.process.send_signal(signal.SIGINT)  # the same wish, as a terminal may say it
             if signals == 2:
-                await asyncio.sleep(0.3)  # sooner it would be that still
                 await asyncio.to_thread(wait_until, lambda: refuses(router), 60, "it is closed")
+                await asyncio.sleep(0.3)  # sooner it would be that still
                 router.process.send_signal(signal.SIGTERM)
             await asyncio.gather(*asked)
             assert await asyncio.to_thread(ended_well, router)
