@@ -102,6 +102,7 @@ class Request:
         queue_timeout_s: longest wait in the router; None: the router's own limit.
         avoid: ids of workers that failed it; others are preferred while there are any.
         lacks: ids of workers that do not serve its model and must not receive it.
+        first_id: id of its first attempt.
     """
 
     id: str
@@ -119,20 +120,21 @@ class Request:
     queue_timeout_s: float | None = None
     avoid: frozenset[str] = frozenset()
     lacks: frozenset[str] = frozenset()
+    first_id: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.first_id:
+            object.__setattr__(self, "first_id", self.id.partition("r")[0])
 
     @property
     def load_tokens(self) -> int:
         """KV tokens that it adds to a worker on entry (one prompt per engine request)."""
         return self.prompt_tokens * self.slots
 
-    @property
-    def first_id(self) -> str:
-        return self.id.partition("r")[0]
-
     def again(self, *failed_by: str) -> Request:
         """The request under a new id: ``es-…``, then ``es-…r1``, ``es-…r2`` (r is no hex digit)."""
-        first, _, attempt = self.id.partition("r")
-        attempt_id = f"{first}r{int(attempt or 0) + 1}"
+        attempt = self.id.partition("r")[2]
+        attempt_id = f"{self.first_id}r{int(attempt or 0) + 1}"
         return replace(self, id=attempt_id, avoid=self.avoid.union(failed_by))
 
 

@@ -47,7 +47,6 @@ from router.core.types import (
     WorkerDown,
     WorkerSpec,
     WorkerUp,
-    prefill_stage,
 )
 
 
@@ -78,7 +77,7 @@ class Cluster:
         prefill_chunk: most prompt tokens that an engine computes in a step.
 
     Attributes:
-        groups: groups by name, those of prefill workers under ``types.prefill_stage``.
+        groups: groups by name, those of prefill workers under ``WorkerSpec.stage``.
 
     Raises:
         ConfigError: two workers have one id.
@@ -126,8 +125,9 @@ class Cluster:
         return Phase.ARRIVED if tracked.worker is None else Phase.PREFILLING
 
     def prefill_group(self, name: str) -> Group | None:
-        group = self.groups.get(prefill_stage(name))
-        return group if group is not None and group.workers else None
+        group = self.groups.get(name)
+        stage = None if group is None else group.prefills
+        return stage if stage is not None and stage.workers else None
 
     def keeps(self, request_id: str) -> bool:
         tracked = self._requests.get(request_id)
@@ -174,12 +174,12 @@ class Cluster:
         Returns:
             True if they are deleted: no worker is left, and no request waits.
         """
-        behind = self.groups.get(prefill_stage(name))
-        both = [group for group in (self.groups[name], behind) if group is not None]
-        if both[0].serves is not None or any(group.workers or group.waiting for group in both):
+        group = self.groups[name]
+        both = [one for one in (group, group.prefills) if one is not None]
+        if group.serves is not None or any(one.workers or one.waiting for one in both):
             return False
-        for group in both:
-            del self.groups[group.name]
+        for one in both:
+            del self.groups[one.name]
         return True
 
     def set_lockstep(self, names: Collection[str]) -> None:

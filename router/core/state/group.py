@@ -72,6 +72,7 @@ class Group:
     Attributes:
         held: slots in use, by tenant.
         departures: requests that stopped running; the reader clears it.
+        prefills: group of its prefill workers, once it has had any.
     """
 
     def __init__(
@@ -87,6 +88,9 @@ class Group:
         self.name = name
         self.lockstep = lockstep
         self.serves = serves
+        self.prefills: Group | None = None
+        if serves is not None:
+            serves.prefills = self
         self.workers: dict[str, Worker] = {}
         self.waiting = 0
         self.held: Counter[str] = Counter()
