@@ -13,6 +13,22 @@ from types import MappingProxyType
 
 from router.core.clock import Clock
 from router.core.errors import NoWorkerError, PolicyError
+from router.core.events import (
+    Arrived,
+    Began,
+    Dispatched,
+    EngineFailed,
+    Event,
+    Failed,
+    FeedStale,
+    Fetched,
+    GaugesReceived,
+    Prefilled,
+    Returned,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerUp,
+)
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.policy_protocol import Policy
 from router.core.queue.fair_share import FairShare, Weight, equal
@@ -22,27 +38,7 @@ from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.stats import TokenStats
-from router.core.types import (
-    Arrived,
-    Began,
-    Dispatch,
-    Dispatched,
-    EngineFailed,
-    Event,
-    Failed,
-    FeedStale,
-    Fetched,
-    GaugesReceived,
-    Outcome,
-    Phase,
-    Prefilled,
-    Request,
-    Returned,
-    SnapshotReceived,
-    WorkerDown,
-    WorkerSpec,
-    WorkerUp,
-)
+from router.core.types import Dispatch, Outcome, Phase, Request, WorkerSpec
 from router.dispatch.group_queue import (
     DispatchSettings,
     GroupQueue,

@@ -16,22 +16,14 @@ from router.core.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
+from router.core.events import Arrived, Dispatched, Ended, FeedStale
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.policy_protocol import Policy
 from router.core.queue.retry import RetryBudget
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
-from router.core.types import (
-    Arrived,
-    Dispatch,
-    Dispatched,
-    Ended,
-    FeedStale,
-    Outcome,
-    Request,
-    WorkerSpec,
-)
+from router.core.types import Dispatch, Outcome, Request, WorkerSpec
 
 log = logging.getLogger(__name__)
 

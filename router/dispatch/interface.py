@@ -6,16 +6,9 @@ import asyncio
 from collections.abc import Set
 from typing import Protocol
 
+from router.core.events import AnswerEvent, Fetched, Progressed, PromptCounted
 from router.core.stats import TokenStats
-from router.core.types import (
-    AnswerEvent,
-    Fetched,
-    Outcome,
-    Progressed,
-    PromptCounted,
-    Request,
-    WorkerSpec,
-)
+from router.core.types import Outcome, Request, WorkerSpec
 
 
 class DispatchPort(Protocol):

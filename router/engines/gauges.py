@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from router.core.errors import UpstreamError
+from router.core.events import GaugesReceived
 from router.core.state.foreign_load import Gauges
-from router.core.types import GaugesReceived, WorkerSpec
+from router.core.types import WorkerSpec
 from router.engines.polling import Watches
 
 log = logging.getLogger(__name__)

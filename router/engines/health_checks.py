@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from router.core.errors import DescriptorsError, UnknownPathError, UpstreamError
-from router.core.types import ASLEEP, PAUSED, Card, WorkerDown, WorkerSpec, WorkerUp
+from router.core.events import WorkerDown, WorkerUp
+from router.core.types import ASLEEP, PAUSED, Card, WorkerSpec
 from router.engines.polling import Watches
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ import zmq
 
 from router.core.energy.joules import METER_SILENT_S
 from router.core.errors import SnapshotError
-from router.core.types import PowerTold, WorkerSpec
+from router.core.events import PowerTold
+from router.core.types import WorkerSpec
 from router.core.wire import PowerMessage, decode_power
 from router.engines.curve_keys import KeyPair
 from router.engines.zmq_reader import Socket

@@ -21,7 +21,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from router.core.errors import ConfigError, SnapshotError
-from router.core.types import Snapshot, SnapshotReceived, WorkerSpec
+from router.core.events import SnapshotReceived
+from router.core.types import Snapshot, WorkerSpec
 from router.core.wire import decode, epoch_of
 from router.engines.curve_keys import KeyPair
 from router.engines.worker_identity import given_names

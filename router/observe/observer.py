@@ -26,10 +26,10 @@ from router.admin.page_state import Status
 from router.admin.status_page import Streams, add_page
 from router.api.shared_routes import add_metrics
 from router.config.serve_settings import ServeSettings
+from router.core.events import SnapshotReceived, WorkerDown, WorkerUp
 from router.core.state.barrier import StepTotals
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
-from router.core.types import SnapshotReceived, WorkerDown, WorkerUp
 from router.engines.power_agents import PowerAgents
 from router.engines.snapshots import SnapshotClient
 from router.metrics.render import Metrics

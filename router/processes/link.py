@@ -19,22 +19,20 @@ from router.access.key_limits import KeyLimits
 from router.access.key_ring import Key
 from router.core.clock import Clock
 from router.core.errors import EvenstepError
-from router.core.process_counts import ProcessCounts
-from router.core.types import (
+from router.core.events import (
     Arrived,
     Began,
     Ended,
     Failed,
-    Outcome,
     Progressed,
     PromptCounted,
     Refused,
-    Request,
     RestRequested,
     Returned,
     Succeeded,
-    WorkerSpec,
 )
+from router.core.process_counts import ProcessCounts
+from router.core.types import Outcome, Request, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.http.refusal import HttpCounts
 from router.processes import messages as m

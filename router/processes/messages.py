@@ -16,7 +16,7 @@ from router.core.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
-from router.core.types import (
+from router.core.events import (
     Arrived,
     Began,
     Ended,
@@ -24,12 +24,11 @@ from router.core.types import (
     Progressed,
     PromptCounted,
     Refused,
-    Request,
     RestRequested,
     Returned,
     Succeeded,
-    WorkerSpec,
 )
+from router.core.types import Request, WorkerSpec
 from router.processes.directory import Directory, Pair
 
 

@@ -17,21 +17,19 @@ import msgspec
 
 from router.core.clock import Clock
 from router.core.errors import DisplacedError, EvenstepError, NoWorkerError, QueueTimeoutError
-from router.core.queue.retry import RetryBudget
-from router.core.request_watcher import RequestWatcher, Served
-from router.core.stats import TokenStats
-from router.core.types import (
+from router.core.events import (
     AnswerEvent,
     Arrived,
     Began,
     Ended,
-    Outcome,
     Progressed,
     PromptCounted,
-    Request,
     Returned,
-    WorkerSpec,
 )
+from router.core.queue.retry import RetryBudget
+from router.core.request_watcher import RequestWatcher, Served
+from router.core.stats import TokenStats
+from router.core.types import Outcome, Request, WorkerSpec
 from router.processes import messages as m
 from router.processes.directory import Directory, Pair
 from router.processes.peer import Peer

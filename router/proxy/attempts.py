@@ -15,8 +15,8 @@ from router.core.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
+from router.core.events import Failed, Refused, RestRequested
 from router.core.queue.retry import Deadlines, faults, rest_s
-from router.core.types import Failed, Refused, RestRequested
 from router.dispatch.interface import DispatchPort
 from router.engines.http_client import Response
 

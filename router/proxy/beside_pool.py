@@ -18,17 +18,11 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from router.core.errors import NoWorkerError
+from router.core.events import AnswerEvent, Progressed, PromptCounted, Succeeded
 from router.core.state.group import Group
 from router.core.state.worker import Worker
 from router.core.stats import TokenStats
-from router.core.types import (
-    AnswerEvent,
-    Outcome,
-    Progressed,
-    PromptCounted,
-    Succeeded,
-    WorkerSpec,
-)
+from router.core.types import Outcome, WorkerSpec
 from router.core.types import Request as PoolRequest
 from router.proxy import multipart
 from router.proxy.answers import header

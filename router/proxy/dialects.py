@@ -9,7 +9,7 @@ import msgspec
 
 from router.http.refusal import error_body
 from router.proxy.answers import Answer
-from router.proxy.events import EventStream
+from router.proxy.event_stream import EventStream
 from router.proxy.json_fields import with_field
 
 

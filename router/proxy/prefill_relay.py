@@ -5,14 +5,15 @@ from dataclasses import replace
 from http import HTTPStatus
 
 from router.core.errors import NoWorkerError, RecalledError, UpstreamError
+from router.core.events import Fetched, PromptCounted, Succeeded
 from router.core.queue.retry import faults, may_differ_elsewhere
 from router.core.stats import TokenStats
-from router.core.types import Fetched, Outcome, PromptCounted, Request, Succeeded, WorkerSpec
+from router.core.types import Outcome, Request, WorkerSpec
 from router.proxy.answers import Answer, header, headers_down
 from router.proxy.attempts import judge_answer
 from router.proxy.client_request import ClientRequest
 from router.proxy.context import RelayContext
-from router.proxy.events import EventStream
+from router.proxy.event_stream import EventStream
 from router.proxy.kv_transfer import Computed, decode_body, prefill_body, read_answer
 from router.proxy.relay import FAILED, Relay, Waiter, blamed
 

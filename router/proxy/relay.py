@@ -22,9 +22,10 @@ from router.core.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
+from router.core.events import Progressed, PromptCounted, Refused
 from router.core.queue.retry import may_differ_elsewhere
 from router.core.stats import TokenStats
-from router.core.types import Outcome, Progressed, PromptCounted, Refused, Request, WorkerSpec
+from router.core.types import Outcome, Request, WorkerSpec
 from router.engines.http_client import Response
 from router.proxy.answers import (
     BODILESS,
@@ -41,7 +42,7 @@ from router.proxy.answers import (
 from router.proxy.attempts import Attempt, Bound, judge_answer, judge_failure
 from router.proxy.client_request import ClientRequest
 from router.proxy.context import Client, RelayContext
-from router.proxy.events import EventStream, Passing, TokenTimes, check_end, with_comment
+from router.proxy.event_stream import EventStream, Passing, TokenTimes, check_end, with_comment
 
 Waiter = asyncio.Future[WorkerSpec]
 

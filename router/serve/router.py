@@ -27,13 +27,13 @@ from router.api.front import Front
 from router.api.shared_routes import add_instance, add_metrics
 from router.config.live import Reload
 from router.config.serve_settings import ServeSettings
+from router.core.events import EngineFailed
 from router.core.policies.bfio.compiled import njit
 from router.core.process_counts import ProcessCounts
 from router.core.queue.fair_share import Weight, equal
 from router.core.request_limits import RequestLimits
 from router.core.state.breaker import BreakerSettings
 from router.core.state.cluster import Cluster
-from router.core.types import EngineFailed
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
 from router.dispatch.membership import Fleet

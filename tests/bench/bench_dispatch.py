@@ -23,18 +23,10 @@ import uvloop
 
 from loadgen.report.origin import Engines, origin, write_figures
 from router.config.serve_settings import ServeSettings
+from router.core.events import PromptCounted, SnapshotReceived, WorkerUp
 from router.core.state.breaker import BreakerSettings
 from router.core.state.cluster import Cluster
-from router.core.types import (
-    Outcome,
-    PromptCounted,
-    Request,
-    RunningRequest,
-    Snapshot,
-    SnapshotReceived,
-    WorkerSpec,
-    WorkerUp,
-)
+from router.core.types import Outcome, Request, RunningRequest, Snapshot, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.proxy.request_log import RequestLog, follow
 from router.serve.router import make_dispatcher

@@ -29,8 +29,9 @@ import zmq
 from engine_patches.stream.publisher import Row, SnapshotPublisher, StepReport
 from loadgen.report.origin import Engines, origin, write_figures
 from router.config.serve_settings import ServeSettings
+from router.core.events import Arrived, Dispatched, WorkerUp
 from router.core.state.cluster import Cluster
-from router.core.types import Arrived, Dispatched, KvGroup, Request, WorkerSpec, WorkerUp
+from router.core.types import KvGroup, Request, WorkerSpec
 from router.engines.snapshots import SnapshotClient
 from router.serve.router import make_dispatcher
 

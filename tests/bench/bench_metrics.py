@@ -12,7 +12,8 @@ import argparse
 import asyncio
 import time
 
-from router.core.types import WorkerSpec, WorkerUp
+from router.core.events import WorkerUp
+from router.core.types import WorkerSpec
 from tests.support.scraped import Bench
 
 

@@ -9,17 +9,9 @@ import argparse
 import time
 from collections.abc import Iterator
 
+from router.core.events import Arrived, Dispatched, Ended, Event, SnapshotReceived, WorkerUp
 from router.core.state.cluster import Cluster
-from router.core.types import (
-    Arrived,
-    Dispatched,
-    Ended,
-    Event,
-    Outcome,
-    SnapshotReceived,
-    WorkerSpec,
-    WorkerUp,
-)
+from router.core.types import Outcome, WorkerSpec
 from router.recording.recorder import Recorder, Setting
 from tests.support.core import request, running, snapshot
 

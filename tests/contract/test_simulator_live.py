@@ -22,6 +22,7 @@ from loadgen.simulator.decode.decode_engines import Engines
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import FullStream, Job
+from router.core.events import Arrived, Dispatched, SnapshotReceived, WorkerUp
 from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
 from router.core.policies.policy_table import POLICIES, PolicySettings
@@ -30,17 +31,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
-from router.core.types import (
-    Arrived,
-    Dispatch,
-    Dispatched,
-    Request,
-    RunningRequest,
-    Snapshot,
-    SnapshotReceived,
-    WorkerSpec,
-    WorkerUp,
-)
+from router.core.types import Dispatch, Request, RunningRequest, Snapshot, WorkerSpec
 from tests.support.core import part, token
 
 WORKERS, SLOTS, POOL, STEPS, DEADLINE = 3, 5, 9, 300, 40

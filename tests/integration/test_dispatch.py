@@ -7,17 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from router.core.events import WorkerDown, WorkerUp
 from router.core.forecast.forecast import Outlook
 from router.core.policies.policy_protocol import Policy
-from router.core.types import (
-    Assignment,
-    Dispatch,
-    Outcome,
-    Request,
-    WorkerDown,
-    WorkerUp,
-    WorkerView,
-)
+from router.core.types import Assignment, Dispatch, Outcome, Request, WorkerView
 from tests.support.dispatching import Rig, sent_to, settle
 
 # slots

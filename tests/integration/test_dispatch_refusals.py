@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from router.core.errors import NoWorkerError, PoolFullError, QueueTimeoutError
-from router.core.types import Outcome, WorkerDown, WorkerUp
+from router.core.events import WorkerDown, WorkerUp
+from router.core.types import Outcome
 from tests.support.dispatching import Rig, sent_to, settle
 from tests.support.scripted import soon
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from router.core.events import Progressed
 from router.core.request_watcher import Served
 from router.core.state.group import Group
-from router.core.types import Outcome, Progressed, Request
+from router.core.types import Outcome, Request
 from tests.support.core import part, running, token
 from tests.support.dispatching import Rig, sent_to, settle
 from tests.support.scripted import soon

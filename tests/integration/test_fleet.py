@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from router.core.errors import ConfigError, NoWorkerError, PoolFullError, QueueTimeoutError
+from router.core.events import Fetched, WorkerDown, WorkerUp
 from router.core.policies.baselines import PerRequest
-from router.core.types import Dispatch, Fetched, Outcome, WorkerDown, WorkerSpec, WorkerUp
+from router.core.types import Dispatch, Outcome, WorkerSpec
 from router.dispatch.group_queue import DISSOLVED_S
 from router.dispatch.membership import BusyError, Fleet, UnknownWorkerError
 from router.dispatch.models import ModelTable

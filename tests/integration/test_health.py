@@ -8,7 +8,8 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 
 import pytest
 
-from router.core.types import ASLEEP, PAUSED, WorkerDown, WorkerSpec, WorkerUp
+from router.core.events import WorkerDown, WorkerUp
+from router.core.types import ASLEEP, PAUSED, WorkerSpec
 from router.engines.health_checks import HealthMonitor, HealthSettings
 from tests.support.scripted import TIMEOUT_S, until
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from loadgen.emulator.prefill_settings import PrefillSettings
 from router.config.serve_settings import ServeSettings
-from router.core.types import SnapshotReceived, WorkerSpec
+from router.core.events import SnapshotReceived
+from router.core.types import WorkerSpec
 from router.observe.observer import Observer, group_report
 from router.recording.lines import read
 from tests.support.core import running, snapshot

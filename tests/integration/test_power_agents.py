@@ -14,7 +14,8 @@ from engine_patches.agent.ranks import Rank
 from engine_patches.plugin.settings import PlugInError
 from engine_patches.power.source import PowerReading
 from router.core.energy.joules import METER_SILENT_S
-from router.core.types import PowerTold, WorkerSpec
+from router.core.events import PowerTold
+from router.core.types import WorkerSpec
 from router.engines.curve_keys import KeyPair, read_key_pair, write_key_pair
 from router.engines.power_agents import PowerAgents
 from tests.support.server import free_port

@@ -19,19 +19,17 @@ from router.core.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
-from router.core.request_watcher import Served
-from router.core.types import (
+from router.core.events import (
     Failed,
-    Outcome,
     Progressed,
     PromptCounted,
     Refused,
-    Request,
     RestRequested,
     Succeeded,
     WorkerDown,
-    WorkerSpec,
 )
+from router.core.request_watcher import Served
+from router.core.types import Outcome, Request, WorkerSpec
 from router.processes.remote_dispatcher import GONE_S, SILENT_S, TICK_S
 from tests.support.certificates import certificate
 from tests.support.core import request

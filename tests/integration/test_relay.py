@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from router.core.types import Event, Outcome, Progressed
+from router.core.events import Event, Progressed
+from router.core.types import Outcome
 from router.recording.lines import read
 from router.recording.recorder import Recorder, Setting
 from tests.support.relaying import One, RawClient, routed

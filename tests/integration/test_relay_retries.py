@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+from router.core.events import WorkerUp
 from router.core.state.breaker import BreakerSettings, BreakerState
-from router.core.types import Outcome, WorkerUp
+from router.core.types import Outcome
 from tests.support.relaying import One, routed
 from tests.support.scripted import DONE, ScriptedServer, event, soon, token_events, until
 from tests.support.serving import Router

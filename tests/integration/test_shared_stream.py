@@ -12,7 +12,8 @@ import pytest
 import zmq
 
 from router.core.errors import ConfigError
-from router.core.types import Snapshot, SnapshotReceived, WorkerSpec
+from router.core.events import SnapshotReceived
+from router.core.types import Snapshot, WorkerSpec
 from router.core.wire import encode
 from router.engines import snapshots, zmq_streams
 from router.engines.snapshots import SnapshotClient

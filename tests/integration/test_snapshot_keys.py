@@ -15,7 +15,8 @@ from zmq.utils.monitor import recv_monitor_message
 from engine_patches.stream.curve import CurveGate
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from router.core.errors import ConfigError
-from router.core.types import Snapshot, SnapshotReceived, WorkerSpec
+from router.core.events import SnapshotReceived
+from router.core.types import Snapshot, WorkerSpec
 from router.engines.curve_keys import KeyPair, read_key_pair, write_key_pair
 from router.engines.snapshots import SnapshotClient
 from tests.support.scripted import soon, until

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from router.core.types import SnapshotReceived, WorkerSpec
+from router.core.events import SnapshotReceived
+from router.core.types import WorkerSpec
 from router.engines import snapshots
 from router.engines import zmq_reader as socket_reader
 from router.engines.snapshots import SnapshotClient

@@ -10,8 +10,9 @@ import pytest
 
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from router.core.errors import ConfigError
+from router.core.events import SnapshotReceived
 from router.core.state.cluster import Cluster
-from router.core.types import MOST_ENDED, MOST_RUNNING, SnapshotReceived, WorkerSpec
+from router.core.types import MOST_ENDED, MOST_RUNNING, WorkerSpec
 from router.core.wire import MOST_BYTES, encode
 from router.engines.snapshots import SnapshotClient
 from router.engines.zmq_streams import FULL_INTERVAL_S

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.core.types import EngineFailed, WorkerUp
+from router.core.events import EngineFailed, WorkerUp
 from tests.support.relaying import routed
 from tests.support.scripted import (
     DONE,

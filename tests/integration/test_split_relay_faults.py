@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from router.core.events import EngineFailed, WorkerUp
 from router.core.state.breaker import BreakerSettings
-from router.core.types import EngineFailed, WorkerUp
 from router.proxy import kv_transfer
 from tests.support.relaying import routed
 from tests.support.scripted import (

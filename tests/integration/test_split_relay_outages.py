@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from router.core.types import EngineFailed, Outcome, WorkerUp
+from router.core.events import EngineFailed, WorkerUp
+from router.core.types import Outcome
 from router.serve.router import give_engine_up
 from tests.support.relaying import routed
 from tests.support.scripted import soon, until

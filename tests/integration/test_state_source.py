@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from router.core.events import GaugesReceived
 from router.core.state.foreign_load import Gauges
-from router.core.types import GaugesReceived, WorkerSpec
+from router.core.types import WorkerSpec
 from router.engines.gauges import GaugeReader, GaugeSettings
 from tests.support.chaos import SLOTS, body, workers_of
 from tests.support.engine import metric

@@ -19,28 +19,23 @@ from hypothesis.stateful import (
     rule,
 )
 
+from router.core.events import (
+    Arrived,
+    Dispatched,
+    Ended,
+    FeedStale,
+    Progressed,
+    Returned,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerUp,
+)
 from router.core.forecast.end_signals import SurvivalSignal
 from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import LookAhead
 from router.core.state.cluster import Cluster
 from router.core.state.worker import Worker
-from router.core.types import (
-    Arrived,
-    Dispatch,
-    Dispatched,
-    Ended,
-    FeedStale,
-    Outcome,
-    Phase,
-    Progressed,
-    Request,
-    Returned,
-    Snapshot,
-    SnapshotReceived,
-    WorkerDown,
-    WorkerSpec,
-    WorkerUp,
-)
+from router.core.types import Dispatch, Outcome, Phase, Request, Snapshot, WorkerSpec
 from tests.support.cluster_model import Sent, Wire
 from tests.support.core import request
 from tests.support.engine_model import EngineModel

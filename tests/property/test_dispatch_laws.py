@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.errors import NoWorkerError, PoolFullError
-from router.core.types import Outcome, Request, WorkerDown, WorkerSpec, WorkerUp
+from router.core.events import WorkerDown, WorkerUp
+from router.core.types import Outcome, Request, WorkerSpec
 from tests.support.dispatching import Rig, play
 
 WORKERS = {"a": 1, "b": 2, "c": 3}

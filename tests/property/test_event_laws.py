@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.proxy.events import ENDS as EVENT_ENDS
-from router.proxy.events import EventStream
+from router.proxy.event_stream import ENDS as EVENT_ENDS
+from router.proxy.event_stream import EventStream
 
 ENDS = st.sampled_from([b"\n\n", b"\r\n\r\n"])
 LINES = st.sampled_from(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.errors import ConfigError
-from router.core.types import WorkerDown, WorkerUp
+from router.core.events import WorkerDown, WorkerUp
 from router.dispatch.membership import UnknownWorkerError
 from tests.property.test_dispatch_laws import POOL_LIMIT, WORKERS, Story
 from tests.support.dispatching import play

@@ -19,22 +19,20 @@ from router.core.errors import (
     PoolFullError,
     QueueTimeoutError,
 )
-from router.core.queue.retry import Deadlines
-from router.core.types import (
+from router.core.events import (
     Arrived,
     Began,
     Ended,
     Failed,
-    Outcome,
     Progressed,
     PromptCounted,
     Refused,
-    Request,
     RestRequested,
     Returned,
     Succeeded,
-    WorkerSpec,
 )
+from router.core.queue.retry import Deadlines
+from router.core.types import Outcome, Request, WorkerSpec
 from router.dispatch.models import Route
 from router.http.port import EndingSettings, HttpLimits
 from router.processes import messages as m

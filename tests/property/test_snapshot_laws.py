@@ -10,13 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.errors import SnapshotError
+from router.core.events import SnapshotReceived
 from router.core.forecast.end_signals import ReportedSignal, SurvivalSignal
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.group import Group
-from router.core.types import Dispatch, Snapshot, SnapshotReceived, WorkerSpec
+from router.core.types import Dispatch, Snapshot, WorkerSpec
 from router.core.wire import decode
 from tests.support.core import part, running, snapshot
 

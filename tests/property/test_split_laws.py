@@ -11,22 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.errors import NoWorkerError, PoolFullError
+from router.core.events import EngineFailed, Fetched, WorkerDown, WorkerUp
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.policy_protocol import Policy
 from router.core.state.cluster import Cluster
 from router.core.state.prefill_worker import PrefillWorker
-from router.core.types import (
-    Assignment,
-    EngineFailed,
-    Fetched,
-    Outcome,
-    Phase,
-    Request,
-    WorkerDown,
-    WorkerSpec,
-    WorkerUp,
-    WorkerView,
-)
+from router.core.types import Assignment, Outcome, Phase, Request, WorkerSpec, WorkerView
 from router.dispatch.dispatcher import Dispatcher
 from tests.support.core import request
 from tests.support.dispatching import dispatch_settings, play

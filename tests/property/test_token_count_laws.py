@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.core.stats import TokenStats
 from router.proxy.dialects import COMPLETIONS, MESSAGES
-from router.proxy.events import EventStream, Passing, TokenTimes
+from router.proxy.event_stream import EventStream, Passing, TokenTimes
 
 TOKEN = b'data: {"choices":[{"index":0,"text":" a"}]}\n\n'
 QUOTING = b'data: {"choices":[{"index":0,"text":"data: b"}]}\r\n\r\n'

@@ -13,8 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
+from router.core.events import EngineFailed, Event, GaugesReceived, WorkerUp
 from router.core.state.foreign_load import Gauges
-from router.core.types import Dispatch, EngineFailed, Event, GaugesReceived, WorkerSpec, WorkerUp
+from router.core.types import Dispatch, WorkerSpec
 from tests.property.test_cluster_machine import SLOTS, WORKERS, ClusterMachine
 
 ANY = st.sampled_from(WORKERS)

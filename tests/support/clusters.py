@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
+from router.core.events import Arrived, Dispatched, SnapshotReceived, WorkerUp
 from router.core.state.cluster import Cluster
 from router.core.state.worker import Worker
-from router.core.types import (
-    Arrived,
-    Dispatched,
-    Request,
-    Snapshot,
-    SnapshotReceived,
-    WorkerSpec,
-    WorkerUp,
-)
+from router.core.types import Request, Snapshot, WorkerSpec
 
 
 def cluster_of(*specs: WorkerSpec) -> Cluster:

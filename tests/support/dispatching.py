@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from router.config.serve_settings import ServeSettings
+from router.core.events import SnapshotReceived, WorkerUp
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.policy_protocol import Policy
 from router.core.state.cluster import Cluster
-from router.core.types import Request, SnapshotReceived, WorkerSpec, WorkerUp
+from router.core.types import Request, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.group_queue import DispatchSettings
 from tests.support.core import request, snapshot

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from router.core.errors import ConfigError
-from router.core.types import Outcome, Request, WorkerSpec, WorkerUp
+from router.core.events import WorkerUp
+from router.core.types import Outcome, Request, WorkerSpec
 from router.dispatch.membership import Fleet
 from router.engines.worker_identity import SharedUrls
 from tests.support.dispatching import Rig

@@ -9,9 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.access.key_limits import KeyLimits
 from router.config.serve_settings import ServeSettings
+from router.core.events import SnapshotReceived
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.state.cluster import Cluster
-from router.core.types import RunningRequest, Snapshot, SnapshotReceived, WorkerSpec
+from router.core.types import RunningRequest, Snapshot, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.engines.gauges import GaugeReader, GaugeSettings
 from router.engines.health_checks import HealthMonitor, HealthSettings

@@ -18,13 +18,14 @@ from router.api.app import AppContext, create_app
 from router.api.front import Front
 from router.config.setting_sources import load_settings
 from router.core.clock import Clock
+from router.core.events import WorkerDown, WorkerUp
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.queue.retry import Deadlines
 from router.core.state.breaker import DEFAULTS, BreakerSettings
 from router.core.state.cluster import Cluster
 from router.core.state.worker import Worker
 from router.core.stats import GroupStats
-from router.core.types import Outcome, WorkerDown, WorkerSpec, WorkerUp
+from router.core.types import Outcome, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.models import ModelTable
 from router.engines.http_client import HttpClient, Response

@@ -22,7 +22,8 @@ from router.core.energy.joules import (
 )
 from router.core.energy.levels import LevelFit
 from router.core.energy.step_fit import FittedStep, StepFit
-from router.core.types import PowerTold, Snapshot
+from router.core.events import PowerTold
+from router.core.types import Snapshot
 
 _REFIT_STEPS = 64
 # A shorter gap is the time between two steps of a busy engine. A gap above METER_SILENT_S means

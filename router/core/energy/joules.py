@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 import msgspec
 
 from router.core.errors import ConfigError
-from router.core.types import PowerTold, Snapshot
+from router.core.events import PowerTold
+from router.core.types import Snapshot
 
 METER_SILENT_S = 10.0
 """Silence after which an agent's last power value is unknown again."""

@@ -13,13 +13,7 @@ from typing import Protocol
 
 from router.core.energy.joules import PowerLevels
 from router.core.errors import ConfigError
-from router.core.forecast.forecast import DEFAULT_CHUNK
-from router.core.request_watcher import RequestWatcher, Served
-from router.core.state.breaker import DEFAULTS, BreakerSettings
-from router.core.state.group import Group
-from router.core.state.prefill_worker import PrefillWorker
-from router.core.state.worker import Worker
-from router.core.types import (
+from router.core.events import (
     AnswerEvent,
     Arrived,
     Began,
@@ -31,23 +25,26 @@ from router.core.types import (
     FeedStale,
     Fetched,
     GaugesReceived,
-    Outcome,
-    Phase,
     PowerTold,
     Prefilled,
     Progressed,
     PromptCounted,
     Refused,
-    Request,
     RequestEvent,
     RestRequested,
     Returned,
     SnapshotReceived,
     Succeeded,
     WorkerDown,
-    WorkerSpec,
     WorkerUp,
 )
+from router.core.forecast.forecast import DEFAULT_CHUNK
+from router.core.request_watcher import RequestWatcher, Served
+from router.core.state.breaker import DEFAULTS, BreakerSettings
+from router.core.state.group import Group
+from router.core.state.prefill_worker import PrefillWorker
+from router.core.state.worker import Worker
+from router.core.types import Outcome, Phase, Request, WorkerSpec
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from router.core.energy.joules import Joules, PowerLevels
 from router.core.energy.levels import LevelFit
+from router.core.events import PowerTold, SnapshotReceived
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import DEFAULT_CHUNK, Outlook, Running
 from router.core.forecast.look_ahead import LookAhead
@@ -20,16 +21,7 @@ from router.core.state.rates import GroupRates, TokenRate
 from router.core.state.running_table import RunningTable, joined
 from router.core.state.step_watch import ClosedStep, Said
 from router.core.state.worker import Worker
-from router.core.types import (
-    PAUSED,
-    Dispatch,
-    PoolState,
-    PowerTold,
-    Request,
-    SnapshotReceived,
-    WorkerSpec,
-    WorkerView,
-)
+from router.core.types import PAUSED, Dispatch, PoolState, Request, WorkerSpec, WorkerView
 
 
 class OwnSteps:

@@ -12,6 +12,7 @@ from itertools import chain
 import msgspec
 
 from router.core.energy.joules import AgentMeter
+from router.core.events import PromptCounted
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP
 from router.core.state.breaker import Breaker
@@ -22,7 +23,6 @@ from router.core.state.running_table import WorkerRows
 from router.core.types import (
     DEFAULT_SLOTS,
     Dispatch,
-    PromptCounted,
     Request,
     Snapshot,
     StateSource,

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from router.admin.facts import Footing, facts
+from router.core.events import GaugesReceived, WorkerDown
 from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import SIGNALS, LookAhead
 from router.core.policies.baselines import PerRequest, jsq
@@ -15,7 +16,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
-from router.core.types import Dispatch, GaugesReceived, WorkerDown, WorkerSpec, prefill_stage
+from router.core.types import Dispatch, WorkerSpec, prefill_stage
 from tests.support.clusters import cluster_of, show
 from tests.support.core import running, snapshot
 

@@ -6,13 +6,14 @@ import msgspec
 
 from router.admin.facts import Footing
 from router.admin.page_state import Status
+from router.core.events import WorkerDown
 from router.core.forecast.end_signals import NoSignal
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.bfio.policy import BfIo
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.breaker import DEFAULTS
-from router.core.types import Dispatch, Outcome, WorkerDown, WorkerSpec
+from router.core.types import Dispatch, Outcome, WorkerSpec
 from tests.support.clusters import cluster_of, send, show
 from tests.support.core import part, request, running, snapshot
 

@@ -8,8 +8,9 @@ import pytest
 from msgspec import structs
 
 from router.commands.observe_command import sentence
+from router.core.events import FeedStale
 from router.core.state.barrier import StepTotals
-from router.core.types import FeedStale, PoolState, Snapshot
+from router.core.types import PoolState, Snapshot
 from router.observe.observed import Seen, SeenRequests, share, total
 from tests.support.clusters import cluster_of, show
 from tests.support.core import part, running, snapshot

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from router.core.errors import EvenstepError, InvalidRequestError, NoWorkerError, UnknownModelError
+from router.core.events import SnapshotReceived, WorkerDown, WorkerUp
 from router.core.state.cluster import Cluster
-from router.core.types import Card, SnapshotReceived, WorkerDown, WorkerSpec, WorkerUp
+from router.core.types import Card, WorkerSpec
 from router.dispatch.models import ModelTable, group_of
 from tests.support.core import snapshot
 

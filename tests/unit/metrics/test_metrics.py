@@ -10,20 +10,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from router.access.key_ring import parse_keys
 from router.core.energy.joules import METER_SILENT_S
 from router.core.errors import KeyLimitError
+from router.core.events import Failed, Fetched, PowerTold, SnapshotReceived, WorkerDown, WorkerUp
 from router.core.stats import Histogram
-from router.core.types import (
-    ADMISSION_ENDED,
-    Failed,
-    Fetched,
-    Outcome,
-    PoolState,
-    PowerTold,
-    Request,
-    SnapshotReceived,
-    WorkerDown,
-    WorkerSpec,
-    WorkerUp,
-)
+from router.core.types import ADMISSION_ENDED, Outcome, PoolState, Request, WorkerSpec
 from router.dispatch.dispatcher import Dispatcher
 from router.metrics import groups, other, workers
 from tests.support import core

@@ -8,7 +8,7 @@ import pytest
 from router.core.errors import NoWorkerError, UnknownModelError
 from router.proxy.answers import error_answer, tokens_of
 from router.proxy.dialects import COMPLETIONS, MESSAGES, RESPONSES, Dialect
-from router.proxy.events import with_comment
+from router.proxy.event_stream import with_comment
 
 
 def event(name: str, **data: object) -> bytes:

@@ -5,7 +5,7 @@ import pytest
 from router.core.errors import UpstreamError
 from router.http.refusal import error_body
 from router.proxy.dialects import MESSAGES, RESPONSES
-from router.proxy.events import MOST_EVENT_BYTES, EventStream, check_end, with_comment
+from router.proxy.event_stream import MOST_EVENT_BYTES, EventStream, check_end, with_comment
 
 ONE = b'data: {"text":"a"}\n\n'
 TWO = b'data: {"text":"b"}\n\n'

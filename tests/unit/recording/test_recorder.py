@@ -5,21 +5,18 @@ from __future__ import annotations
 from msgspec import structs
 
 from router.core.energy.joules import PowerLevels
-from router.core.state.cluster import Cluster
-from router.core.types import (
+from router.core.events import (
     Arrived,
     Began,
     Ended,
     FeedStale,
-    KvGroup,
-    Outcome,
     Progressed,
     PromptCounted,
     Returned,
-    Snapshot,
-    WorkerSpec,
     WorkerUp,
 )
+from router.core.state.cluster import Cluster
+from router.core.types import KvGroup, Outcome, Snapshot, WorkerSpec
 from router.recording.lines import (
     PolicyLine,
     RecordedWorker,

@@ -4,22 +4,20 @@ from collections.abc import Callable
 
 import pytest
 
-from router.core.forecast.end_signals import Departure, SurvivalSignal
-from router.core.forecast.look_ahead import LookAhead
-from router.core.state.cluster import Cluster
-from router.core.types import (
+from router.core.events import (
     Arrived,
     Dispatched,
     Ended,
     Event,
     FeedStale,
-    Outcome,
     Progressed,
-    Snapshot,
     SnapshotReceived,
-    WorkerSpec,
     WorkerUp,
 )
+from router.core.forecast.end_signals import Departure, SurvivalSignal
+from router.core.forecast.look_ahead import LookAhead
+from router.core.state.cluster import Cluster
+from router.core.types import Outcome, Snapshot, WorkerSpec
 from tests.support.core import part, request, running, snapshot, token
 from tests.support.lookahead import running as nobody
 

@@ -10,20 +10,12 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from router.core.events import Arrived, Dispatched, Ended, WorkerUp
 from router.core.policies.bfio.policy import BfIo
 from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
-from router.core.types import (
-    Arrived,
-    Dispatch,
-    Dispatched,
-    Ended,
-    Outcome,
-    Request,
-    WorkerSpec,
-    WorkerUp,
-)
+from router.core.types import Dispatch, Outcome, Request, WorkerSpec
 from tests.support.core import request
 
 WORKERS, SLOTS = "abcd", 4

@@ -7,6 +7,16 @@ from collections.abc import Sequence
 import pytest
 
 from router.core.errors import PolicyError
+from router.core.events import (
+    Arrived,
+    Dispatched,
+    Ended,
+    GaugesReceived,
+    Progressed,
+    SnapshotReceived,
+    WorkerDown,
+    WorkerUp,
+)
 from router.core.forecast.end_signals import CapSignal, SurvivalSignal
 from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import LookAhead
@@ -16,21 +26,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
-from router.core.types import (
-    Arrived,
-    Assignment,
-    Dispatch,
-    Dispatched,
-    Ended,
-    GaugesReceived,
-    Outcome,
-    Progressed,
-    Request,
-    SnapshotReceived,
-    WorkerDown,
-    WorkerSpec,
-    WorkerUp,
-)
+from router.core.types import Assignment, Dispatch, Outcome, Request, WorkerSpec
 from tests.support.core import running, snapshot, token
 
 SLOTS = 4

@@ -6,25 +6,27 @@ import pytest
 from msgspec import structs
 
 from router.core.errors import ConfigError
+from router.core.events import (
+    Arrived,
+    Dispatched,
+    Ended,
+    Event,
+    Progressed,
+    PromptCounted,
+    Returned,
+    WorkerDown,
+    WorkerUp,
+)
 from router.core.state.cluster import Cluster
 from router.core.state.worker import UNBOUNDED
 from router.core.types import (
     DEFAULT_SLOTS,
-    Arrived,
     Dispatch,
-    Dispatched,
-    Ended,
-    Event,
     KvGroup,
     Outcome,
     Phase,
-    Progressed,
-    PromptCounted,
     Request,
-    Returned,
-    WorkerDown,
     WorkerSpec,
-    WorkerUp,
     WorkerView,
 )
 from tests.support.clusters import cluster_of, figures, send, show

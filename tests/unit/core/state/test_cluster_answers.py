@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.state.breaker import BreakerSettings, BreakerState
-from router.core.state.cluster import Cluster
-from router.core.types import (
+from router.core.events import (
     Arrived,
     Began,
-    Dispatch,
     Dispatched,
     Event,
     Failed,
     Refused,
     RestRequested,
     Succeeded,
-    WorkerSpec,
     WorkerUp,
 )
+from router.core.state.breaker import BreakerSettings, BreakerState
+from router.core.state.cluster import Cluster
+from router.core.types import Dispatch, WorkerSpec
 from tests.support.core import request, token
 
 NOW_S = 100.0

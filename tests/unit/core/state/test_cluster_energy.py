@@ -8,21 +8,18 @@ import msgspec
 import pytest
 
 from router.core.energy.joules import METER_SILENT_S, Joules, PowerLevels
-from router.core.state.cluster import Cluster
-from router.core.types import (
+from router.core.events import (
     Arrived,
     Dispatched,
     Ended,
     FeedStale,
-    Outcome,
-    PoolState,
     PowerTold,
-    Snapshot,
     SnapshotReceived,
     WorkerDown,
-    WorkerSpec,
     WorkerUp,
 )
+from router.core.state.cluster import Cluster
+from router.core.types import Outcome, PoolState, Snapshot, WorkerSpec
 from tests.support.core import part, request, running, snapshot
 
 C, T_L = 5e-3, 1e-6

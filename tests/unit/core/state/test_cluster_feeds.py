@@ -2,17 +2,8 @@
 
 import pytest
 
-from router.core.types import (
-    Arrived,
-    Ended,
-    Event,
-    FeedStale,
-    Outcome,
-    PoolState,
-    Progressed,
-    WorkerDown,
-    WorkerSpec,
-)
+from router.core.events import Arrived, Ended, Event, FeedStale, Progressed, WorkerDown
+from router.core.types import Outcome, PoolState, WorkerSpec
 from tests.support.clusters import cluster_of, figures, send, show
 from tests.support.core import part, request, running, snapshot, token
 

@@ -2,17 +2,10 @@
 
 from dataclasses import replace
 
+from router.core.events import Ended, FeedStale, Progressed, Returned, WorkerDown
 from router.core.forecast.forecast import NO_CAP
 from router.core.state.cluster import Cluster
-from router.core.types import (
-    Ended,
-    FeedStale,
-    Outcome,
-    Progressed,
-    Returned,
-    WorkerDown,
-    WorkerSpec,
-)
+from router.core.types import Outcome, WorkerSpec
 from tests.support.clusters import cluster_of, send, show
 from tests.support.core import part, request, running, snapshot, token
 

@@ -7,23 +7,19 @@ from dataclasses import replace
 import pytest
 
 from router.core.errors import ConfigError
-from router.core.state.cluster import Cluster
-from router.core.types import (
-    ASLEEP,
-    PAUSED,
+from router.core.events import (
     Arrived,
-    Dispatch,
     Dispatched,
     Ended,
     EngineFailed,
     FeedStale,
-    Outcome,
     Prefilled,
     SnapshotReceived,
     WorkerDown,
-    WorkerSpec,
     WorkerUp,
 )
+from router.core.state.cluster import Cluster
+from router.core.types import ASLEEP, PAUSED, Dispatch, Outcome, WorkerSpec
 from tests.support.core import part, request, running, snapshot, token
 
 

@@ -6,21 +6,19 @@ from collections.abc import Iterable
 
 import pytest
 
-from router.core.state.breaker import BreakerSettings
-from router.core.state.cluster import Cluster
-from router.core.state.group import Group
-from router.core.types import (
+from router.core.events import (
     Arrived,
-    Dispatch,
     Dispatched,
     Ended,
     EngineFailed,
-    Outcome,
     SnapshotReceived,
     WorkerDown,
-    WorkerSpec,
     WorkerUp,
 )
+from router.core.state.breaker import BreakerSettings
+from router.core.state.cluster import Cluster
+from router.core.state.group import Group
+from router.core.types import Dispatch, Outcome, WorkerSpec
 from tests.support.core import request, snapshot, token
 
 SETTINGS = BreakerSettings(breaker_failures=2, breaker_open_s=5, breaker_trials=1, slow_start_s=8)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from router.core.energy.joules import PowerLevels
+from router.core.events import SnapshotReceived, WorkerUp
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
-from router.core.types import PoolState, Snapshot, SnapshotReceived, WorkerSpec, WorkerUp
+from router.core.types import PoolState, Snapshot, WorkerSpec
 from router.core.wire import decode, encode
 from tests.support.metered import POWER, Fleet, Meters, Story
 

@@ -2,24 +2,21 @@
 
 from msgspec.structs import replace
 
-from router.core.state.cluster import Cluster
-from router.core.state.foreign_load import LATE_S, ForeignLoad, Gauges
-from router.core.state.worker import Worker
-from router.core.types import (
+from router.core.events import (
     Arrived,
-    Dispatch,
     Dispatched,
     Ended,
     Event,
     FeedStale,
     GaugesReceived,
-    Outcome,
     SnapshotReceived,
-    StateSource,
     WorkerDown,
-    WorkerSpec,
     WorkerUp,
 )
+from router.core.state.cluster import Cluster
+from router.core.state.foreign_load import LATE_S, ForeignLoad, Gauges
+from router.core.state.worker import Worker
+from router.core.types import Dispatch, Outcome, StateSource, WorkerSpec
 from tests.support.core import part, request, running, snapshot, token
 
 BUSY = Gauges(running=3, waiting=2, kv_usage=0.5, kv_tokens=1000)

@@ -5,28 +5,23 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.core.state.cluster import Cluster
-from router.core.state.foreign_load import Gauges
-from router.core.state.prefill_worker import MEMORY_SHARE, PrefillWorker
-from router.core.types import (
+from router.core.events import (
     Arrived,
-    Dispatch,
     Dispatched,
     Ended,
     EngineFailed,
     Fetched,
     GaugesReceived,
-    KvGroup,
-    Outcome,
-    Phase,
     Prefilled,
-    Request,
     Returned,
     SnapshotReceived,
     WorkerDown,
-    WorkerSpec,
     WorkerUp,
 )
+from router.core.state.cluster import Cluster
+from router.core.state.foreign_load import Gauges
+from router.core.state.prefill_worker import MEMORY_SHARE, PrefillWorker
+from router.core.types import Dispatch, KvGroup, Outcome, Phase, Request, WorkerSpec
 from tests.support.core import running, snapshot
 
 P = "default/prefill"

@@ -7,17 +7,9 @@ from heapq import heappop, heappush
 
 import pytest
 
+from router.core.events import Dispatched, Ended, Prefilled, Returned
 from router.core.state.rates import EVIDENCE, MEMORY, GroupRates, ServiceRate
-from router.core.types import (
-    Dispatch,
-    Dispatched,
-    Ended,
-    Outcome,
-    Prefilled,
-    Request,
-    Returned,
-    WorkerSpec,
-)
+from router.core.types import Dispatch, Outcome, Request, WorkerSpec
 from tests.support.clusters import cluster_of, send
 from tests.support.core import request
 

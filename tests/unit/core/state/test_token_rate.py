@@ -4,18 +4,17 @@ import random
 
 import pytest
 
-from router.core.state.cluster import Cluster
-from router.core.state.rates import TokenRate
-from router.core.types import (
+from router.core.events import (
     Arrived,
     Dispatched,
     FeedStale,
     PromptCounted,
-    Request,
     SnapshotReceived,
-    WorkerSpec,
     WorkerUp,
 )
+from router.core.state.cluster import Cluster
+from router.core.state.rates import TokenRate
+from router.core.types import Request, WorkerSpec
 from tests.support.core import part, running, snapshot, token
 
 
