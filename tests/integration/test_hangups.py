@@ -8,6 +8,7 @@ import sys
 _HELD = """
 import asyncio, os, signal, threading
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored from the start
 ending = threading.Event()
 early = threading.Thread(target=ending.wait)  # as a library's own, before the signal is held
 early.start()

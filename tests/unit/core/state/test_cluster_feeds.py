@@ -26,6 +26,17 @@ def test_a_worker_of_which_nothing_has_come_wants_a_full_snapshot() -> None:
     assert cluster.worker("a").full_wanted
 
 
+def test_only_a_live_worker_without_snapshots_wants_its_gauges_read() -> None:
+    cluster = cluster_of()
+    assert cluster.worker("a").gauges_wanted
+    show(cluster, snapshot("full", 1))
+    assert not cluster.worker("a").gauges_wanted
+    cluster.apply(FeedStale("a"))
+    assert cluster.worker("a").gauges_wanted
+    cluster.apply(WorkerDown("a", "gone"))
+    assert not cluster.worker("a").gauges_wanted
+
+
 def test_a_dispatch_counts_until_a_snapshot_shows_it_and_then_once() -> None:
     cluster = cluster_of()
     show(cluster, snapshot("full", 1, running("theirs", 50, 5)))
