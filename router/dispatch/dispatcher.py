@@ -1,6 +1,6 @@
 """The dispatcher: events of proxy and engines come in, assignments of requests go out.
 
-The proxy uses ``interface.DispatchPort`` alone, so the dispatcher may be in another process.
+The proxy uses ``interface.DispatchPort`` alone: the dispatcher may be in another process.
 """
 
 from __future__ import annotations
@@ -57,9 +57,8 @@ class Dispatcher:
     """Owns cluster, queues and policies, all on one event loop; only they change the cluster.
 
     Args:
-        make_policy: factory, called once per group.
-        fallback: factory of the policy of prefill workers, and of rounds that the main one failed.
-        make_look_ahead: factory, called once per group; None for a policy without forecast.
+        make_policy, make_look_ahead: factories, called once per group.
+        fallback: makes the policy of prefill workers, and of rounds that the main one failed.
 
     Attributes:
         on_change: called when workers come, go or fail.
@@ -112,7 +111,7 @@ class Dispatcher:
     def decide_by(
         self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
     ) -> None:
-        """Use another policy from the next round on; what the old one learned is lost."""
+        """Use another policy from the next round on; the old one's learning is lost."""
         self._make_policy, self._make_look_ahead = make_policy, make_look_ahead
         for queue in self.queues.values():
             queue.decide_by(make_policy, make_look_ahead)
@@ -221,7 +220,6 @@ class Dispatcher:
     # Events.
 
     def apply(self, event: Event) -> None:
-        """Update the cluster, and schedule the rounds that the event makes due."""
         step_complete = self.cluster.apply(event)
         match event:
             case SnapshotReceived():
@@ -298,14 +296,12 @@ class Dispatcher:
         self.on_change()
 
     def _dissolve(self) -> None:
-        """Delete groups that have had no worker for a while."""
         for name, queue in list(self.queues.items()):
             if queue.dissolvable and self.cluster.dissolve(name):
                 for gone in self.queues.keys() - self.cluster.groups.keys():
                     del self.queues[gone], self._deciders[gone]
 
     def _open(self, worker_id: str) -> None:
-        """Note a worker's queue; the first worker of a group opens it."""
         group = self.cluster.group_of(worker_id)
         if group.name not in self.queues:
             queue = self.queues[group.name] = self._make_queue(group)

@@ -27,9 +27,9 @@ from router.core.types import Dispatch, Outcome, Request, WorkerSpec
 
 log = logging.getLogger(__name__)
 
-# A failed request takes its worker down until the next health check; requests wait for that long.
+# A failed request takes its worker down until the next health check.
 _GRACE_S = 1.0
-# All workers may be replaced at once; requests get a retryable error meanwhile.
+# All workers may be replaced at once.
 DISSOLVED_S = 60.0
 # Ranks of a barrier report within this time of each other; a round waits for the last one.
 _BARRIER_SKEW_S = 0.002
@@ -37,7 +37,7 @@ _BARRIER_SKEW_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class DispatchSettings:
-    """Settings of queues and rounds, as ``router.config`` declares them."""
+    """As ``router.config`` declares them."""
 
     dispatch: Dispatch
     pool_size: int
@@ -50,7 +50,7 @@ class DispatchSettings:
 
 
 class Incoming(Protocol):
-    """Engine messages that have arrived and are not applied yet."""
+    """Engine messages that are not applied yet."""
 
     def read(self) -> None:
         """Apply them; a decision follows."""
@@ -81,13 +81,12 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A waiting request's future; ``since_s``: its arrival, or its return from another worker."""
+    """A waiting request; ``since_s``: its arrival, or its return from another worker."""
 
     worker: asyncio.Future[WorkerSpec]
     since_s: float
 
     def refuse(self, error: EvenstepError) -> None:
-        """Fail the future, unless it has a worker or the client has left."""
         if not self.worker.done():
             self.worker.set_exception(error)
 
@@ -97,7 +96,6 @@ class GroupQueue:
 
     Attributes:
         lacking: what an expired request did not get.
-        waiters: futures of the requests in the pool.
         prefills: queue of the group's prefill stage, if there is one.
         sent_s: times of dispatch, until the first byte.
         deserted_s: time since which no worker serves the group; None while one does, or is paused.
@@ -162,13 +160,11 @@ class GroupQueue:
         self.observe_service(request.id, now_s)
 
     def observe_service(self, request_id: str, now_s: float) -> None:
-        """Measure the time since the dispatch, once."""
         sent_s = self.sent_s.pop(request_id, None)
         if sent_s is not None:
             self.stats.service_s.observe(now_s - sent_s)
 
     def end(self, request: Request, outcome: Outcome) -> None:
-        """End a waiting or dispatched request."""
         if (waiter := self.waiters.pop(request.id, None)) is not None:
             self.pool.remove(request.id)
             waiter.worker.cancel()
@@ -185,7 +181,7 @@ class GroupQueue:
         return within
 
     def _make_place(self, newcomer: Request) -> None:
-        """Displace a request of the tenant with the most waiting ones, or reject the newcomer."""
+        """Displace a request of the tenant with the most waiting ones, else raise PoolFullError."""
         limit = self._shared.settings.pool_size
         displaced = self.pool.displaced_by(newcomer.tenant, self.decider.fair.weight)
         if displaced is None:
@@ -205,13 +201,12 @@ class GroupQueue:
     # Rounds.
 
     def wake(self) -> None:
-        """Schedule rounds of all stages, since a slot may be free."""
         self.schedule(hurry=True)
         if self.prefills is not None:
             self.prefills.schedule(hurry=True)
 
     def schedule(self, *, hurry: bool) -> None:
-        """Schedule a round for the loop's next turn, or for when all ranks should have reported."""
+        """Schedule a round: next turn, or when all ranks should have reported."""
         if not self.waiters:
             return
         if self._timer is not None:
@@ -255,7 +250,6 @@ class GroupQueue:
     # Workers.
 
     def note_change(self) -> None:
-        """Note that other workers may be usable now."""
         if self.group.serving or self.group.paused:
             self.deserted_s = None
         elif self.deserted_s is None:
@@ -264,7 +258,6 @@ class GroupQueue:
 
     @property
     def dissolvable(self) -> bool:
-        """Whether the group has had no worker for ``DISSOLVED_S`` seconds."""
         if self.group.workers or self.deserted_s is None:
             return False
         return self._shared.clock() - self.deserted_s >= DISSOLVED_S
@@ -293,7 +286,6 @@ class GroupQueue:
     # Time.
 
     def tick(self, now: float) -> None:
-        """Check stale snapshots and expired requests."""
         self.decider.learn()
         self.decider.fair.see(now, self.group.held)
         for worker in self.group.live_workers():
@@ -335,13 +327,12 @@ class PrefillQueue(GroupQueue):
     def decide_by(
         self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
     ) -> None:
-        """Keep the fallback policy, the only one of a prefill stage."""
+        """Keep the fallback policy."""
 
     def refuse(self, worker_id: str) -> bool:
         """Send a worker that refused a prompt no other until the next tick.
 
-        Returns:
-            False, without effect, if all others refuse too or no retry is left.
+        False, without effect, if all others refuse too or no retry is left.
         """
         workers = self.group.prefill_workers
         if not any(w.takes and not w.refusing and w.spec.id != worker_id for w in workers):
@@ -353,14 +344,14 @@ class PrefillQueue(GroupQueue):
         return True
 
     def _assign(self) -> None:
-        """Assign if the decode queue has room for all prompts that are being computed."""
+        """Assign if the decode queue has room for all prompts under way."""
         prefilling = sum(worker.in_flight for worker in self.group.workers.values())
         if len(self.decode.waiters) + prefilling < self._shared.settings.pool_size:
             super()._assign()
 
     @property
     def dissolvable(self) -> bool:
-        """False: it goes with the group's own queue."""
+        """It goes with the group's own queue."""
         return False
 
     def deserted(self) -> GroupQueue | None:
@@ -370,14 +361,14 @@ class PrefillQueue(GroupQueue):
         return deserted.desertion()  # a worker may still serve the whole request
 
     def _desert(self, request: Request, deserted: GroupQueue) -> None:
-        """Fail a waiting request; it stays known if a worker may still serve it whole."""
+        """A request stays known if a worker may still serve it whole."""
         if deserted is self:
             self._take_out(request).refuse(self.desertion())
         else:
             super()._desert(request, deserted)
 
     def tick(self, now: float) -> None:
-        """Tick as other queues do; expired KV or the end of a refusal may make room."""
+        """Expired KV or the end of a refusal may make room."""
         for worker in self.group.prefill_workers:
             kept_tokens = worker.kept_tokens
             self.stats.expired_kv_tokens += worker.expire(now)

@@ -1,5 +1,3 @@
-"""The dispatcher's interface for the proxy."""
-
 from __future__ import annotations
 
 import asyncio
@@ -12,13 +10,10 @@ from router.core.types import Outcome, Request, WorkerSpec
 
 
 class DispatchPort(Protocol):
-    """Methods of the dispatcher that the proxy calls."""
+    """The dispatcher, as the proxy sees it."""
 
     def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
-        """Queue a request.
-
-        Returns:
-            Its worker, or a NoWorkerError, QueueTimeoutError or DisplacedError.
+        """Queue a request; it gets a worker, or NoWorker-, QueueTimeout- or DisplacedError.
 
         Raises:
             NoWorkerError: the group has had no live worker for a second.
@@ -29,26 +24,23 @@ class DispatchPort(Protocol):
     def give_back(
         self, request: Request, *failed_by: str
     ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
-        """Queue a request again, before all others; the group avoids the workers that failed it.
+        """Queue a request again, before all others, under a new id.
 
-        Returns:
-            The request under its new id, and its worker as from ``submit``.
+        The group avoids the workers that failed it.
         """
         ...
 
     def may_ask_elsewhere(self, group: str, asked: Set[str]) -> bool:
-        """Take a retry from the group's budget; false if there is none, or no other worker."""
+        """Take a retry from the group's budget; false without one, or another worker."""
         ...
 
     def began(
         self, request: Request, worker_id: str, now_s: float, *, good: bool = True
     ) -> TokenStats:
-        """Record that an answer, or an error, now begins; return the group's token counters."""
+        """An answer, or an error, now begins; returns the group's token counters."""
         ...
 
-    def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None:
-        """Record an event."""
-        ...
+    def apply(self, event: AnswerEvent | Progressed | PromptCounted) -> None: ...
 
     def end(self, request: Request, outcome: Outcome) -> None:
         """End a request that waits or is at a worker; no-op if it has ended."""
@@ -58,7 +50,7 @@ class DispatchPort(Protocol):
 
 
 class SplitPort(DispatchPort, Protocol):
-    """Methods for requests with separate prefill and decode workers; each queues them again."""
+    """For requests with separate prefill and decode workers; each method queues them again."""
 
     def apply(self, event: AnswerEvent | Progressed | PromptCounted | Fetched) -> None: ...
 
@@ -78,18 +70,18 @@ class SplitPort(DispatchPort, Protocol):
     ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """Ask a decode worker, once the prompt is computed.
 
-        ``kept_s`` is the lease on the KV, if there is one; ``lost``: no worker can fetch the KV.
+        ``kept_s``: the lease on the KV, if any; ``lost``: no worker can fetch the KV.
         """
         ...
 
     def prefill_again(
         self, request: Request, *failed_by: str
     ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
-        """Ask a prefill worker again, since the KV is gone."""
+        """The KV is gone."""
         ...
 
     def serve_whole(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]: ...
 
     def keeps(self, request: Request) -> bool:
-        """Whether a prefill worker still keeps the request's KV."""
+        """Whether a prefill worker still keeps the KV."""
         ...

@@ -1,7 +1,7 @@
 """The workers of a running router: join, drain, leave.
 
-Callers declare the wanted workers; ``settle`` moves the fleet there. An unwanted worker drains,
-then leaves. A newcomer waits while its id or endpoint is taken.
+``settle`` moves the fleet to the wanted workers. An unwanted worker drains, then leaves. A
+newcomer waits while its id or endpoint is taken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOK_S = 0.1
 
 
 class Follower(Protocol):
-    """A component that tracks the workers; a ConfigError of ``join`` rejects a worker."""
+    """Tracks the workers; a ConfigError of ``join`` rejects a worker."""
 
     def join(self, spec: WorkerSpec) -> None: ...
 
@@ -106,13 +106,10 @@ class Fleet:
             raise self._refused.pop(spec.id)
 
     def remove(self, worker_id: str, *, drain: bool = False, force: bool = False) -> list[str]:
-        """Remove a worker, and all that step in lockstep with it.
+        """Remove a worker and its lockstep partners; return their ids.
 
         ``drain``: its requests may finish first. ``force``: unanswered requests restart elsewhere,
         streams break off.
-
-        Returns:
-            Ids of the workers removed.
 
         Raises:
             UnknownWorkerError: no worker has this id.
@@ -128,7 +125,7 @@ class Fleet:
         return going
 
     def drain(self, worker_id: str, *, draining: bool = True) -> list[str]:
-        """Start or end draining a worker, and all that step in lockstep with it; return their ids.
+        """Start or end draining a worker and its lockstep partners; return their ids.
 
         Raises:
             UnknownWorkerError: no worker has this id.
@@ -152,11 +149,7 @@ class Fleet:
         self._want(wanted)
 
     def check(self, configured: Iterable[WorkerSpec]) -> dict[str, WorkerSpec]:
-        """The wanted workers under another configuration, by id.
-
-        Raises:
-            ConfigError: they conflict.
-        """
+        """The wanted workers by id; raises ConfigError if they conflict."""
         after = {spec.id: spec for spec in configured}
         gone = self._configured.keys() - after.keys()
         wanted = {i: spec for i, spec in self._wanted.items() if i not in gone}
@@ -165,7 +158,6 @@ class Fleet:
         return wanted
 
     async def run(self) -> None:
-        """Settle what takes time, until cancelled."""
         while True:
             await self._unsettled.wait()
             try:
@@ -185,7 +177,7 @@ class Fleet:
         return True
 
     def settle(self) -> None:
-        """Take all steps toward the wanted workers that are possible now."""
+        """Take all steps that are possible now."""
         for spec in list(self._there.values()):
             self._settle(spec, self._wanted.get(spec.id))
         for spec in in_order(self._wanted.values()):
@@ -267,7 +259,6 @@ class Fleet:
         return alone or spec.snapshots in ends
 
     def _together(self, worker_id: str) -> list[str]:
-        """The worker and its lockstep partners."""
         if worker_id not in self._there:
             if worker_id in self._wanted:
                 return [worker_id]

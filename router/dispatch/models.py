@@ -28,7 +28,7 @@ class Route(NamedTuple):
         model: name that engines know, if the request names one.
         lacks: ids of the group's workers that do not serve it.
         most_slots: slots of the largest worker, if known.
-        prefills: group that computes its prompts, if there is one.
+        prefills: group that computes its prompts, if any.
     """
 
     model: str | None
@@ -64,13 +64,13 @@ class ModelTable:
 
     @property
     def names(self) -> Sequence[str]:
-        """Models in the order of their first report."""
+        """In the order of their first report."""
         self._forget()
         return list(self._group_of)
 
     @property
     def cards(self) -> Sequence[Card]:
-        """Card of each reported model and of each alias of one."""
+        """Cards of models and of their aliases."""
         models = [{**self._cards[name], "id": name} for name in self.names]
         aliases = [
             {**self._cards[model], "id": alias, "root": model}
@@ -80,17 +80,17 @@ class ModelTable:
         return [card for card in models if card["id"] not in self._aliases] + aliases
 
     def tokens(self, group: str, text_bytes: int, parts: int = 0) -> int:
-        """Estimated tokens of a text with ``parts`` images or other media."""
+        """Estimated tokens of a text and ``parts`` images or other media."""
         return self._cluster.groups[group].token_rate.tokens(text_bytes, parts)
 
     def prefills(self, group: str, lacks: Set[str]) -> str | None:
-        """The group that computes a group's prompts; None if all its workers lack the model."""
+        """None if all workers of the prefill group lack the model."""
         prefills = self._cluster.prefill_group(group)
         return None if prefills is None or prefills.workers.keys() <= lacks else prefills.name
 
     @property
     def known(self) -> list[str]:
-        """Names by which clients may request models."""
+        """Names that clients may use."""
         return [str(card["id"]) for card in self.cards]
 
     @property
@@ -103,16 +103,16 @@ class ModelTable:
         return self._aliases
 
     def learn(self, worker_id: str, cards: Mapping[str, Card]) -> None:
-        """Record a worker's models; a model keeps its group while a worker there serves it."""
+        """A model keeps its group while a worker there serves it."""
         group = self._cluster.group_of(worker_id)
         self._said[worker_id] = (group.serves or group).name, cards
         self._settle()
 
     def join(self, spec: WorkerSpec) -> None:
-        """Do nothing: a new worker has reported no models yet."""
+        """Do nothing: it has reported no models yet."""
 
     def leave(self, worker_id: str) -> None:
-        """Forget a worker's report; a group's last one stays."""
+        """A group's last report stays."""
         if worker_id in self._said:
             group, _ = self._said[worker_id]
             if sum(of == group for of, _ in self._said.values()) > 1:
@@ -140,7 +140,7 @@ class ModelTable:
         self.absent = {model: workers for model, workers in lacking.items() if workers}
 
     def lacking(self, model: str | None) -> frozenset[str]:
-        """Workers of the model's group that do not serve it; errors as from ``check_served``."""
+        """Workers of its group that do not serve it; errors as from ``check_served``."""
         lacks = self.absent.get(model or "", frozenset())
         if lacks:
             check_served(model, lacks, self._cluster.groups[self.group(model)].askable)
@@ -162,7 +162,7 @@ class ModelTable:
         return name if name is None else self._aliases.get(name, name)
 
     def group(self, model: str | None) -> str:
-        """The group for a request; without a model, the only group. Errors as from ``group_of``."""
+        """Without a model, the only group; errors as from ``group_of``."""
         if model is None:
             groups = self._cluster.answering
             if len(groups) == 1:
@@ -186,7 +186,7 @@ def check_served(model: str | None, lacks: Set[str], askable: Set[str]) -> None:
 def group_of(
     model: str | None, groups: Mapping[str, str], known: Callable[[], Iterable[str]]
 ) -> str:
-    """The group that serves a model; ``known`` lists valid names for the error message.
+    """The group that serves a model; ``known``: names for the error message.
 
     Raises:
         InvalidRequestError: no model is named.

@@ -17,8 +17,8 @@ class Seen:
     """A request that an engine ended or no longer shows.
 
     Attributes:
-        first_s: time at which it was first seen.
-        first_token_s: time at which it first had a token; None: never.
+        first_s: when it was first seen.
+        first_token_s: when it first had a token; None: never.
         complete: whether its engine reported its end.
     """
 
@@ -41,7 +41,7 @@ class _Engine:
     """Requests of one worker since its engine's start.
 
     Attributes:
-        open: requests by id that run or were preempted.
+        open: running or preempted requests by id.
         missing: requests that ran when the engine fell silent, in their last state.
     """
 
@@ -51,11 +51,7 @@ class _Engine:
 
 
 class SeenRequests:
-    """The requests of one group, from its engines' snapshots.
-
-    Args:
-        group: group that applies the snapshots; its departures are consumed here.
-    """
+    """The requests of one group, from its engines' snapshots; consumes its departures."""
 
     def __init__(self, group: Group, tell: Callable[[Seen], None]) -> None:
         self._group = group
@@ -63,7 +59,7 @@ class SeenRequests:
         self._engines: dict[str, _Engine] = {}
 
     def look(self, worker_id: str, snapshot: Snapshot, now_s: float) -> None:
-        """Find new and departed requests; the cluster has applied the snapshot."""
+        """Call it after the cluster has applied the snapshot."""
         engine = self._engines.setdefault(worker_id, _Engine(snapshot.epoch))
         self._leave(worker_id, engine, snapshot, now_s)
         if snapshot.epoch != engine.epoch:
@@ -83,7 +79,7 @@ class SeenRequests:
             self._give_up(worker_id, engine)
 
     def lose(self, worker_id: str) -> None:
-        """Note that a worker fell silent; its next snapshot shows whether its requests continue."""
+        """The worker fell silent; its next snapshot shows whether its requests continue."""
         departures = self._group.departures
         self._engines[worker_id].missing.update({each.engine_id: each for each in departures})
         departures.clear()
@@ -123,8 +119,8 @@ class Share:
         imbalance_tokens: mean of G max L - sum L.
         idle_share: part of the workers' step time that is waiting for the fullest one; None:
             not known, or there is no barrier.
-        measured_share: part of it in which engines have measured the waiting.
-        modelled_share: part of it in which the waiting is modelled.
+        measured_share, modelled_share: parts of it in which the waiting is measured by engines,
+            and modelled.
         throughput_tok_s: output tokens per second of step time.
         together_share: of the steps with two or more busy workers, the share that all of them made
             together; None: there was no such step.
@@ -154,7 +150,7 @@ class Share:
 
 
 def share(now: StepTotals, before: StepTotals) -> Share:
-    """Return the barrier's cost between two samples."""
+    """The barrier's cost between two samples."""
     delta = now - before
     steps, worker_steps = delta.steps, delta.worker_steps
     worker_s = delta.step_s * worker_steps / steps if steps else 0.0
@@ -174,7 +170,7 @@ def share(now: StepTotals, before: StepTotals) -> Share:
 
 
 def total(group: Group) -> Share:
-    """Return the barrier's cost over all steps so far."""
+    """The barrier's cost over all steps so far."""
     return share(group.every_step, StepTotals())
 
 

@@ -1,7 +1,6 @@
 """``evenstep observe``: measures the barrier's cost while another router balances.
 
-It only reads the snapshots that the engines' plug-in publishes. No request passes through it, and
-it sends nothing else to the engines.
+It only reads the snapshots of the engines' plug-in. No request passes through it.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ Say = Callable[[str, Share], None]
 class Observer:
     """Receives the snapshots of all workers and sums up their steps.
 
-    Args:
-        settings: workers, keys and power levels; routing settings are ignored.
+    Routing settings are ignored.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -79,7 +77,7 @@ class Observer:
 
     @property
     def groups(self) -> dict[str, Group]:
-        """Groups with a possible barrier, by name; prefill workers step independently."""
+        """Groups with a possible barrier; prefill workers step independently."""
         return {group.name: group for group in self.cluster.answering}
 
     async def run(
@@ -89,10 +87,9 @@ class Observer:
         say: Say,
         admin: socket.socket | None = None,
     ) -> None:
-        """Observe until ``stopped`` is set; measure each group every ``every_s`` seconds.
+        """Until ``stopped`` is set, measure each group every ``every_s`` seconds and call ``say``.
 
-        ``say`` is called with each measurement. ``admin`` is the listening socket of the admin
-        port, if there is one.
+        ``admin``: listening socket of the admin port, if any.
         """
         self._snapshots.start()
         streams = Streams()
@@ -109,7 +106,7 @@ class Observer:
         self._snapshots.close()
 
     def apply(self, event: SnapshotReceived) -> None:
-        """Apply a snapshot; it also proves its worker alive."""
+        """A snapshot also proves its worker alive."""
         worker, group = self.cluster.worker(event.worker_id), self.cluster.group_of(event.worker_id)
         if not worker.live:
             self.cluster.apply(WorkerUp(event.worker_id))
@@ -173,7 +170,7 @@ class Observer:
 
 
 def group_report(group: Group) -> dict[str, Any]:
-    """Return the report of a group's steps so far; None: not known."""
+    """A group's steps so far; None: not known."""
     measured, joules = total(group), group.joules
     return {
         "workers": len(group.workers),

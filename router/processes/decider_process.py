@@ -57,7 +57,7 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings], place: Place
 
 
 def _inside(settings: ServeSettings) -> HttpLimits:
-    """Return what proxies may send: the clients' limits plus the added header fields."""
+    """What proxies may send: the clients' limits plus the added header fields."""
     limits = settings.http_limits
     head, fields = limits.max_header_bytes + _SAID_BYTES, limits.max_headers + _SAID_FIELDS
     return replace(limits, max_header_bytes=head, max_headers=fields)
@@ -87,7 +87,7 @@ class _Server(MainServer):
         self._linking: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept proxies only after startup, when the directory is complete."""
+        """Accept proxies only when the directory is complete."""
         await super().startup(sockets)
         end_with_supervisor()
         self._linking = asyncio.create_task(self._links.run())

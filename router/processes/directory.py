@@ -18,10 +18,10 @@ class GroupCard(msgspec.Struct, frozen=True):
     """A group that answers requests.
 
     Attributes:
-        bytes_per_token: bytes of prompt text per token.
-        prefills: group that computes its prompts, if there is one.
+        bytes_per_token: of prompt text.
+        prefills: group that computes its prompts, if any.
         askable: ids of its workers that take requests, now or soon.
-        tokens_per_part: tokens per image or other non-text part of a prompt.
+        tokens_per_part: tokens per image or other non-text part.
         most_slots: slots of its largest worker, if known.
     """
 
@@ -33,7 +33,7 @@ class GroupCard(msgspec.Struct, frozen=True):
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """Settings of relays, and a proxy's part of the retries; see ``RetryBudget``."""
+    """Settings of relays, and a proxy's part of the ``RetryBudget``."""
 
     relay: RelaySettings
     retry_budget: float
@@ -41,13 +41,13 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Client keys, None if none is needed; ``hidden``: engines do not get them."""
+    """``keys``: None if none is needed; ``hidden``: engines do not get them."""
 
     keys: tuple[Key, ...] | None
     hidden: bool
 
 
-# A certificate and its key as PEM; None if the key is in the same file.
+# Certificate and key as PEM; None: the key is in the same file.
 Pair = tuple[bytes, bytes | None]
 
 
@@ -67,12 +67,11 @@ class Serving(msgspec.Struct, frozen=True):
 
 
 class Directory(msgspec.Struct, frozen=True):
-    """All data that a proxy needs to relay a request itself; implements ``ModelTable``'s queries.
+    """All that a proxy needs to relay a request itself; implements ``ModelTable``'s queries.
 
     Attributes:
-        groups: groups that answer, by name.
+        groups: groups that answer.
         models: group of each model.
-        aliases: further names of models.
         known: model names that clients may use.
         ranked: URLs shared by several ranks, which a header distinguishes.
         absent: ids of a group's workers that do not serve a model, by model.

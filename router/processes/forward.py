@@ -28,7 +28,7 @@ from router.proxy.context import Client
 from router.proxy.endpoints import dialect_of
 from router.proxy.request_log import pass_on, take_back
 
-# The deciding process ends at the same time; this is the wait for its last bytes.
+# For the last bytes of the deciding process, which ends at the same time.
 _LAST_WORD_S = 1.0
 # Long enough to notice that the deciding process is gone, before its successor is up.
 _LOOK_S = 0.2
@@ -72,7 +72,7 @@ class Whole:
                 client.answer(dialect.error(error_answer(deserted())))
 
     async def _ask(self) -> Response:
-        """Return the answer; if the process dies before answering, ask its successor once."""
+        """If the process dies before answering, ask its successor once."""
         await self._decider.back()
         try:
             return await self._request()
@@ -84,7 +84,7 @@ class Whole:
         return await self._request()
 
     async def _request(self) -> Response:
-        """Return the answer, or raise if the deciding process hangs."""
+        """Raise if the deciding process hangs."""
         asking = asyncio.create_task(self._asked())
         gone = asyncio.create_task(self._decider.gone())
         try:

@@ -1,8 +1,7 @@
 """The deciding process's end of a connection to a proxy.
 
-It tracks the proxy's requests until they end or it disconnects. Key limits are exact, since they
-are enforced here, where the requests of all proxies meet. Invalid requests do not count; a proxy
-answers them itself.
+Key limits are exact: they are enforced here, where the requests of all proxies meet. Invalid
+requests do not count; a proxy answers them itself.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Waiter = asyncio.Future[WorkerSpec]
 
 @dataclass(frozen=True, slots=True)
 class DeciderParts:
-    """What all proxies' links need of the deciding process.
+    """What all links need of the deciding process.
 
     Attributes:
         keys: client keys now valid; None: no key is needed.
@@ -70,7 +69,7 @@ class Link:
 
     Attributes:
         here: whether the proxy is connected.
-        slot: index of the proxy; negative until it has sent ``Hello``.
+        slot: negative until it has sent ``Hello``.
         tried: its last reply about a certificate.
         follows: number of the directory that it has applied.
     """
@@ -110,7 +109,6 @@ class Link:
                 self._receive_report(message)
 
     def _receive_report(self, message: m.FromProxy) -> None:
-        """Apply what a proxy reports of workers and of itself."""
         match message:
             case RestRequested():
                 self._dispatcher.apply(message)
@@ -135,7 +133,7 @@ class Link:
         self._changed(self)
 
     def _gone(self) -> None:
-        """Remove the proxy from all counts; an error in one removal does not stop the others."""
+        """An error in one removal does not stop the others."""
         self.here, self.slot = False, -1
         requests, keys = self._requests, self._keys
         self._requests, self._keys = {}, {}
@@ -172,7 +170,7 @@ class Link:
             self._await(request, waiter)
 
     def _let_in(self, request: Request, enter: Callable[[Key], None]) -> None:
-        """Count a request for its key until it ends; a key deleted meanwhile has no limits."""
+        """A key deleted meanwhile has no limits."""
         keys = self._parts.keys
         key = None if keys is None else keys.ring.by_name.get(request.tenant)
         if key is not None and request.first_id not in self._keys:

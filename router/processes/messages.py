@@ -1,7 +1,7 @@
 """Messages between the proxies and the deciding process.
 
-A request and its answer travel as the events of ``core.types``. Times are of the monotonic clock,
-which the processes of a machine share.
+Requests and answers travel as events of the core. Times are of the monotonic clock, which the
+processes of a machine share.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Message(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
 
 
 class Beat(Message, frozen=True):
-    """Heartbeat; either side sends it regularly."""
+    """Heartbeat of either side."""
 
 
 # From a proxy to the deciding process.
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """A request that a proxy has at a worker, and its output tokens so far."""
+    """A request at a worker, and its output tokens so far."""
 
     request: Request
     worker_id: str
@@ -52,7 +52,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(Message, frozen=True):
-    """First message: the proxy's slot, its number of restarts and its requests at workers."""
+    """First message; ``held``: requests at workers."""
 
     slot: int
     restarts: int
@@ -85,7 +85,7 @@ class Tally(Message, frozen=True):
     """A proxy's counters; all but ``connections`` count since the last report.
 
     Attributes:
-        connections: number of client connections open now.
+        connections: client connections open now.
         refused: requests refused before routing, by status.
         broken: connections that an error ended.
     """
@@ -105,7 +105,7 @@ class Tried(Message, frozen=True):
 
 
 class Followed(Message, frozen=True):
-    """Reply to ``Told``: the proxy has applied the directory of this number."""
+    """Reply to ``Told``: the proxy has applied this directory."""
 
     number: int
 
@@ -176,7 +176,7 @@ _KINDS: dict[str, type[EvenstepError]] = {
 
 
 def denied(request_id: str, error: EvenstepError) -> Denied:
-    """Encode a dispatcher error; an unexpected class travels under its own name."""
+    """An unexpected error class travels under its own name."""
     kind = type(error).__name__
     retry_after_s = (
         error.retry_after_s if isinstance(error, PoolFullError | KeyLimitError) else None
@@ -186,7 +186,7 @@ def denied(request_id: str, error: EvenstepError) -> Denied:
 
 
 def error_of(message: Denied) -> EvenstepError:
-    """Restore the error of a message: same class, same text."""
+    """The error: same class, same text."""
     kind = _KINDS.get(message.kind, EvenstepError)
     # The constructor would word the text differently.
     error = kind.__new__(kind, message.said)

@@ -30,15 +30,14 @@ class _Counts(Protocol):
 class Peer(asyncio.Protocol, Generic[M]):
     """Sends and receives messages; one write carries all messages of an event loop turn.
 
-    An error in a message ends the connection, since what each end knows of the other is no longer
+    An error in a message ends the connection: what each end knows of the other is no longer
     reliable. They connect anew.
 
     Args:
         counts: counts the connections that an error ends.
 
     Attributes:
-        silent: the owner's ticks since the last message. A process that was suspended itself has
-            not ticked either.
+        silent: own ticks since the last message; a suspended process does not tick.
     """
 
     def __init__(
@@ -81,8 +80,7 @@ class Peer(asyncio.Protocol, Generic[M]):
     def send(self, message: msgspec.Struct) -> bool:
         """Queue a message for the end of this loop turn.
 
-        Returns:
-            False if it cannot be encoded; then the connection closes after earlier messages.
+        False if it cannot be encoded; the connection closes after earlier messages.
         """
         if not self._unsent:
             self._loop.call_soon(self.flush)
@@ -134,10 +132,10 @@ class Frames:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[memoryview]:
-        """Return the frames that these bytes complete, without their lengths.
+        """The frames that these bytes complete, without their lengths.
 
         Raises:
-            ValueError: a frame exceeds the maximum length.
+            ValueError: a frame is too long.
         """
         data = self._rest + data if self._rest else data
         view, at, frames = memoryview(data), 0, list[memoryview]()

@@ -17,8 +17,8 @@ class Place:
     """A process's place among the others, passed on its command line.
 
     Attributes:
-        folder: folder of the Unix sockets, private to this user.
-        listener: file descriptor of its listening socket, if it has one.
+        folder: of the Unix sockets, private to this user.
+        listener: file descriptor of its listening socket, if any.
         slot: index of the proxy.
         inherited: whether another process keeps listening on that socket.
     """
@@ -32,12 +32,12 @@ class Place:
 
     @property
     def decider(self) -> str:
-        """Path of the socket for messages."""
+        """Socket for messages."""
         return str(Path(self.folder) / "decider")
 
     @property
     def http(self) -> str:
-        """Path of the socket of its HTTP application."""
+        """Socket of its HTTP application."""
         return str(Path(self.folder) / "http")
 
     def argument(self) -> str:
@@ -50,7 +50,7 @@ def place_of(argument: str) -> Place:
 
 
 def interpreter() -> list[str]:
-    """Return the command prefix that runs modules from this process's own source."""
+    """Command prefix that runs modules from this process's own source."""
     beside_folder = sys.path[0] in ("", str(Path.cwd()))
     return [sys.executable, *(() if beside_folder else ("-P",)), "-m"]
 

@@ -1,5 +1,3 @@
-"""A proxy's counters, reported to the deciding process at intervals."""
-
 from __future__ import annotations
 
 from collections import Counter, defaultdict
@@ -11,7 +9,7 @@ from router.processes.messages import GroupTally, Tally
 
 
 class Tallies:
-    """Counters that are reported as differences since the last report.
+    """A proxy's counters, reported as differences since the last report.
 
     Attributes:
         tokens: token times of streams, by group.
@@ -34,11 +32,11 @@ class Tallies:
         """Do nothing, too."""
 
     def anew(self) -> None:
-        """Report all open connections to a new deciding process."""
+        """A new deciding process knows no connections."""
         self._told_connections = 0
 
     def take(self) -> Tally | None:
-        """The next report; None without news."""
+        """None without news."""
         groups: dict[str, GroupTally] = {}
         for name in self.tokens.keys() | self.unreturned.keys():
             stats, unreturned = self.tokens[name], self.unreturned.pop(name, 0)

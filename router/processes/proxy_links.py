@@ -27,11 +27,7 @@ _FOLLOW_S = 90.0
 
 
 class Links:
-    """All proxies; implements ``Followers``.
-
-    Args:
-        directory: builds the directory now valid.
-    """
+    """All proxies; implements ``Followers``; ``directory`` builds the one now valid."""
 
     def __init__(
         self,
@@ -52,7 +48,7 @@ class Links:
 
     @property
     def proxies(self) -> Collection[Link]:
-        """Proxies that have sent ``Hello``."""
+        """Those that have sent ``Hello``."""
         return [link for link in self._links if link.slot >= 0]
 
     async def run(self) -> None:
@@ -98,14 +94,13 @@ class Links:
             self._counts.broken += 1
 
     def _renew(self) -> None:
-        """Send the directory to all proxies if it has changed."""
         directory = self._directory()
         if directory != self._told.directory:
             self._told = m.Told(self._told.number + 1, directory)
             self._send_all(self._told)
 
     async def agree(self, settings: ServeSettings) -> None:
-        """Have the proxies check the certificate, the only setting that they can refuse."""
+        """Have the proxies check the certificate, the only setting they can refuse."""
         if settings.certificate is None:
             return
         self._tries += 1
@@ -140,7 +135,6 @@ class Links:
         return [f"proxy {slot}" for slot in sorted(late())]
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for the proxies' replies until the condition holds, ``_FOLLOW_S`` at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FOLLOW_S):
                 while not condition():
@@ -157,7 +151,6 @@ class Links:
             link.peer.send(message)
 
     def _note(self, link: Link) -> None:
-        """Note that a proxy has come, gone, or replied."""
         self._replied.set()
         if not link.here:
             self._links.discard(link)

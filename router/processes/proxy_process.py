@@ -60,7 +60,7 @@ class Proxy:
     Attributes:
         models: directory last received.
         hot: takes over the requests that need no other process.
-        elsewhere: server for split and metered requests: the deciding process.
+        elsewhere: the deciding process, for split and metered requests.
     """
 
     def __init__(self, place: Place, directory: Directory) -> None:
@@ -94,7 +94,7 @@ class Proxy:
 
     @property
     def app(self) -> ASGIApp:
-        """Application for the requests that the hot path does not take over."""
+        """For requests that the hot path does not take over."""
         forward = Forward(self._inside, self._dispatcher)
         return Router(
             default=Identified(forward), lifespan=lambda _: self.running(), redirect_slashes=False
@@ -155,7 +155,7 @@ def run(place: Place) -> None:
 
 
 def _first_directory(path: str) -> Directory:
-    """Poll until the deciding process sends a directory; exit if the supervisor is gone."""
+    """Poll the deciding process; exit if the supervisor is gone."""
     while True:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(_PATIENCE_S)

@@ -3,8 +3,8 @@
 The directory answers questions at once. Of workers' health it is some hundredths of a second old at
 most, of what is learned a second. Each proxy has a retry budget of its own.
 
-While the deciding process is gone, streams go on. Waiting requests wait for its return, ``GONE_S``
-at most, then get 503. They also get 503 when it is silent for ``SILENT_S``.
+While the deciding process is gone, streams go on. Waiting requests get 503 after ``GONE_S``, or
+when it is silent for ``SILENT_S``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Entry:
 
     Attributes:
         tokens: output tokens known so far.
-        lost: number of connections that ended while it waited.
+        lost: connections that ended while it waited.
     """
 
     request: Request
@@ -78,7 +78,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """Handlers of ``Told``, ``Recall`` and ``Try``; see these messages."""
+    """Handlers of ``Told``, ``Recall`` and ``Try``."""
 
     learn: Callable[[Directory], None]
     recall: Callable[[str, str, bool], None]
@@ -92,7 +92,7 @@ class RemoteDispatcher:
         seat: the proxy's slot and its number of restarts.
 
     Attributes:
-        directory: directory last received.
+        directory: last received.
         hearing: set before the first connection.
     """
 
@@ -150,7 +150,6 @@ class RemoteDispatcher:
             self._peer.close()
 
     def tick(self) -> None:
-        """Report the counters; end all waits if the deciding process stays away."""
         self._ticks += 1
         self._changed.set()
         if (peer := self._peer) is not None:
@@ -166,7 +165,6 @@ class RemoteDispatcher:
 
     @property
     def here(self) -> bool:
-        """Whether the deciding process is connected and heard."""
         return self._peer is not None and self._peer.silent * TICK_S < SILENT_S
 
     @property
@@ -185,7 +183,6 @@ class RemoteDispatcher:
             await self._changed.wait()
 
     async def gone(self) -> None:
-        """Wait until the deciding process has been gone or silent for too long."""
         while not self.deserted:
             self._changed.clear()
             await self._changed.wait()
@@ -223,7 +220,7 @@ class RemoteDispatcher:
         return [entry for entry in self._entries.values() if entry.worker_id is None]
 
     def _ask(self, event: Arrived | Returned, request: Request) -> None:
-        """Ask for a worker; deny the request if the event cannot be sent."""
+        """Deny the request if the event cannot be sent."""
         if self._peer is not None and not self._peer.send(event):
             self._deny(
                 request.id,
@@ -248,7 +245,7 @@ class RemoteDispatcher:
     # requests of the relays
 
     def submit(self, request: Request) -> Waiter:
-        """Here a full pool, too, is reported through the waiter, not raised."""
+        """A full pool, too, is reported through the waiter, not raised."""
         if self.deserted:
             raise deserted()
         if (budget := self._budgets.get(request.group)) is not None:
@@ -317,5 +314,5 @@ class RemoteDispatcher:
 
 
 def deserted() -> NoWorkerError:
-    """Return the error for requests that need the deciding process while it is gone."""
+    """For requests that need the deciding process while it is gone."""
     return NoWorkerError("the router's deciding process is gone for now; retry")

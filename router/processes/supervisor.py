@@ -1,8 +1,7 @@
 """The parent of a router's processes: starts them, restarts those that fail, and ends them.
 
-It holds the listening sockets, so connections queued in a dead proxy's socket are there for its
-successor. Processes report their state as to systemd (``NOTIFY_SOCKET``), and end with the
-supervisor.
+It holds the listening sockets: connections queued in a dead proxy's socket wait for its
+successor. Processes report to it as to systemd (``NOTIFY_SOCKET``), and end with it.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ class Plan:
 
     Attributes:
         listeners: file descriptors of the clients' port, one for each proxy.
-        admin: file descriptor of the admin port, if there is one.
-        inherited: true if the listening socket belongs to another process, which keeps listening.
+        admin: file descriptor of the admin port, if any.
+        inherited: another process owns the listening socket and keeps listening.
     """
 
     listeners: Sequence[int]
@@ -57,7 +56,7 @@ class Plan:
         return {*self.listeners, *(() if self.admin is None else (self.admin,))}
 
     def command(self, flags: Sequence[str]) -> list[str]:
-        """Return the command that starts the supervisor, given the flags of ``evenstep serve``."""
+        """Starts the supervisor; ``flags`` of ``evenstep serve``."""
         module = "router.processes.supervisor"
         return [*interpreter(), module, json.dumps(asdict(self)), *flags]
 
@@ -67,7 +66,7 @@ class _Child:
     """A process and its health.
 
     Attributes:
-        process: operating system process; None while it does not run.
+        process: None while it does not run.
         silent_s: seconds since its last report, counted only while the supervisor itself runs.
     """
 
@@ -129,7 +128,6 @@ class Supervisor:
                     self._signal(signal.SIGKILL, [child])
 
     async def _keep(self, child: _Child) -> None:
-        """Run the process, restarting it after failures."""
         delay_s = _FIRST_DELAY_S
         while not self._ending.is_set():
             started_s = time.monotonic()
@@ -173,7 +171,7 @@ class Supervisor:
         return status
 
     def _end(self, number: int) -> None:
-        """End all processes; a second signal is forwarded too."""
+        """A second signal is forwarded too."""
         if not self._ending.is_set():
             self._ending.set()
             systemd.notify("STOPPING=1")

@@ -69,7 +69,7 @@ class Answer:
 
 
 def error_answer(error: EvenstepError) -> Answer:
-    """The HTTP answer for an error."""
+    """The HTTP answer."""
     match error:
         case UnknownModelError():
             return _error(404, "NotFoundError", error.message, param="model")
@@ -124,8 +124,8 @@ def headers_up(
 ) -> list[Header]:
     """Headers for the engine, from the client's.
 
-    Its ids are matched by ``request_id``, the router's token, which ``client_id`` follows. ``rank``
-    is that of a worker whose URL others share.
+    The engine's id is ``request_id``, the router's token, then ``client_id``. ``rank``: of a worker
+    whose URL others share.
     """
     passed = _without(headers, _NOT_SENT_UP, _KINDS_NOT_SENT_UP)
     upstream_id = f"{request_id}.{client_id}" if client_id else request_id
@@ -136,19 +136,19 @@ def headers_up(
 
 
 def headers_on(headers: Iterable[Header], identity: Header) -> list[Header]:
-    """Headers for another process of this router; ``identity`` names the request."""
+    """For another process of this router; ``identity`` names the request."""
     return [*_without(headers, _NOT_SENT_ON), identity]
 
 
 def headers_down(headers: Iterable[Header]) -> list[Header]:
-    """Headers for the client, from the engine's."""
+    """For the client, from the engine's."""
     return _without(headers, _NOT_SENT_DOWN)
 
 
 def _without(
     headers: Iterable[Header], names: frozenset[bytes], kinds: tuple[bytes, ...] = ()
 ) -> list[Header]:
-    """All headers except these, those of these ``kinds``, and those that are for one hop."""
+    """All headers except ``names``, ``kinds`` (prefixes), and those for one hop."""
     passed, options = [], b""
     for header in headers:
         name = header[0].lower()
@@ -163,7 +163,7 @@ def _without(
 
 
 def header(headers: Iterable[Header], wanted: bytes) -> bytes:
-    """The first value of a header, empty if there is none; ``wanted`` is in lower case."""
+    """The first value, empty if there is none; ``wanted`` is in lower case."""
     for name, value in headers:
         if name.lower() == wanted:
             return value
@@ -171,12 +171,12 @@ def header(headers: Iterable[Header], wanted: bytes) -> bytes:
 
 
 def streams(headers: Iterable[Header]) -> bool:
-    """Whether an answer's body is a stream of events."""
+    """Whether the body is a stream of events."""
     return header(headers, b"content-type").startswith(b"text/event-stream")
 
 
 def framed(answer: Answer) -> tuple[Header, ...]:
-    """The answer's headers, with its length unless its status excludes a body."""
+    """The headers, with the length unless the status excludes a body."""
     if answer.status in BODILESS:
         return answer.headers
     return *answer.headers, (b"content-length", b"%d" % len(answer.body))
@@ -188,15 +188,15 @@ async def send_head(send: Send, status: int, headers: Iterable[Header]) -> None:
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
-    """Send an answer whole."""
+    """Send it whole."""
     await send_head(send, answer.status, framed(answer))
     await send({"type": "http.response.body", "body": answer.body})
 
 
 def tokens_of(body: bytes) -> tuple[int, int] | None:
-    """Tokens of prompt and output (0 if unknown) in the answer of any endpoint.
+    """Tokens of prompt and output (0 if unknown) in any endpoint's answer.
 
-    A message's ``input_tokens`` exclude cached tokens; the other formats include them.
+    A message's ``input_tokens`` exclude cached tokens; other formats include them.
     """
     # Bodies may be large: plain search is much faster than the expression's.
     at = body.find(b'"usage"')

@@ -17,11 +17,7 @@ _HIGH_WATER_BYTES = 64 * 1024
 
 
 async def read_body(request: Request) -> bytes:
-    """A request's body, read without a second copy in memory.
-
-    Raises:
-        ClientDisconnect: the client left before the end.
-    """
+    """A request's body without a second copy in memory; ClientDisconnect if the client left."""
     read = BytesIO()
     async for piece in request.stream():
         read.write(piece)
@@ -48,7 +44,7 @@ async def serve(relay: Serves, _: Scope, receive: Receive, send: Send) -> None:
 
 
 class _Client:
-    """Adapter to a relay's ``Client``; queues messages, because ASGI's ``send`` may block."""
+    """Adapter to a relay's ``Client``; queues messages: ASGI's ``send`` may block."""
 
     def __init__(self) -> None:
         self.gone = False
@@ -102,20 +98,20 @@ class _Client:
 
 
 async def client_left(receive: Receive) -> None:
-    """Return when the client has left or has its whole answer; its body was read before."""
+    """The client has left or has its whole answer; its body was read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def cancelled(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait for its end; an earlier error of the task is raised here."""
+    """Cancel a task and wait for its end; raises an earlier error of it."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
 
 
 class Identified:
-    """ASGI middleware that gives every answer its request's name."""
+    """Gives every answer its request's name."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

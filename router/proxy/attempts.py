@@ -27,10 +27,7 @@ _LOOKS = 4
 class Bound:
     """A block of a task that ``strike`` ends with an error, from outside.
 
-    Like ``asyncio.Timeout``, but for any error, and free of cost where no time is set.
-
-    Attributes:
-        error: the error that ended it, None if there is none.
+    Like ``asyncio.Timeout``, but for any error, and free of cost without a time.
     """
 
     __slots__ = ("_cancelling", "_task", "_timer", "error")
@@ -64,7 +61,7 @@ class Bound:
             self._timer = None
 
     def strike(self, error: Exception) -> None:
-        """End the block from another task; the first error wins."""
+        """The first error wins."""
         if self.error is None:
             self.error = error
             self._task.cancel()
@@ -73,7 +70,7 @@ class Bound:
 class Attempt(Bound):
     """A request at a worker, for the duration of a ``with`` block.
 
-    The block raises RecalledError or UpstreamTimeoutError if it is ended before the first byte.
+    The block raises RecalledError or UpstreamTimeoutError if ended before the first byte.
     """
 
     __slots__ = ("_deadlines", "_next_look", "_silent_looks", "_under_way", "response")
@@ -135,7 +132,7 @@ class Attempt(Bound):
 
 
 class Attempts:
-    """Attempts under way by worker, so that a worker's failure can end them.
+    """Attempts under way by worker.
 
     Attributes:
         watchers: callbacks with worker id, reason, and whether streams end too.
@@ -153,7 +150,7 @@ class Attempts:
         self._end(worker_id, reason, streams=False)
 
     def break_off(self, worker_id: str, reason: str) -> None:
-        """End all attempts at a worker, including streams that have begun."""
+        """End all attempts, including streams that have begun."""
         self._end(worker_id, reason, streams=True)
 
     def _end(self, worker_id: str, reason: str, *, streams: bool) -> None:
@@ -180,7 +177,7 @@ def judge_answer(
 
     A client's mistakes (4xx) and a busy worker (429, 408) are not faults.
 
-    ``attempt`` is the request's id at the worker. ``suspect``: another worker failed it too.
+    ``attempt``: the request's id at the worker. ``suspect``: another worker failed it too.
     """
     if status >= HTTPStatus.BAD_REQUEST:
         port.apply(Refused(attempt, worker_id))
@@ -198,7 +195,7 @@ def judge_failure(
     error: UpstreamError,
     now_s: float,
 ) -> None:
-    """Report an answer that is missing or incomplete, unless the router caused the error."""
+    """Report a missing or incomplete answer, unless the router caused the error."""
     if isinstance(error, RecalledError | AnsweredError | DescriptorsError):
         return
     port.apply(Failed(attempt, worker_id, now_s))

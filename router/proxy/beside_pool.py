@@ -1,7 +1,7 @@
 """Endpoints that generate nothing: their requests skip the pool and take no slot.
 
-Each request goes to the live worker with the fewest requests of all kinds under way. If that worker
-fails before the first byte, the request is retried at another.
+Each goes to the live worker with the fewest requests of all kinds. If that fails before the first
+byte, another worker is tried.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Aside:
 
 
 def _let_in(worker: Worker) -> bool:
-    """Whether the breaker admits one more; after an ejection it allows trials only."""
+    """After an ejection the breaker allows trials only."""
     return worker.breaker.capacity(1, worker.slots, worker.in_flight + worker.aside) > 0
 
 
@@ -135,7 +135,7 @@ async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
 
 
 class _Place:
-    """One of these requests at its worker; a relay's dispatcher, without pool and slots."""
+    """One of these requests at its worker; acts as a relay's dispatcher."""
 
     def __init__(self, aside: Aside, group: Group, scope: Scope, asked: ClientRequest) -> None:
         self._aside = aside

@@ -37,10 +37,10 @@ class ParsedRequest:
     """Fields of a completion request that balancing needs.
 
     Attributes:
-        known_tokens: tokens of prompts given as ids, per engine request.
-        text_bytes: bytes of prompts given as text, per engine request.
-        slots: number of engine requests it becomes.
-        parts: number of images and the like, which become tokens too.
+        known_tokens: of prompts given as ids, per engine request.
+        text_bytes: of prompts given as text, per engine request.
+        slots: engine requests it becomes.
+        parts: images and the like, which become tokens too.
         measured: whether the whole prompt was counted.
         splittable: whether one worker may prefill and another decode.
     """
@@ -92,7 +92,7 @@ def parse(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
     """Read the body of a (chat) completion request.
 
     Raises:
-        InvalidRequestError: not a JSON object, a model that is not a string, or beyond the limits.
+        InvalidRequestError: no JSON object, a model that is no string, or beyond the limits.
     """
     fields = _read(body)
     copies = _copies(fields)
@@ -119,7 +119,7 @@ def parse(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
 
 
 def parse_message(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> ParsedRequest:
-    """Read the body of ``/v1/messages``, as ``parse`` does."""
+    """Read the body of ``/v1/messages``; raises as ``parse``."""
     fields = _read(body)
     said = _rendered(fields, limits, fields.messages, fields.system)
     return _one_answer(fields, said, fields.max_tokens)
@@ -129,8 +129,8 @@ def parse_response(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> Parse
     """Read the body of ``/v1/responses``.
 
     Raises:
-        InvalidRequestError: as in ``parse``; also for a background response, whose end the router
-            would not see.
+        InvalidRequestError: as in ``parse``; a background response: the router would not see its
+            end.
     """
     fields = _read(body)
     if true(fields.background):
@@ -142,16 +142,12 @@ def parse_response(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> Parse
 
 
 def model_in(body: bytes) -> str | None:
-    """The model that a body names, None if absent; raises as ``parse`` does."""
+    """None if absent; raises as ``parse``."""
     return model_of(_read(body).model)
 
 
 def model_of(raw: Raw) -> str | None:
-    """The model in a field, None if absent.
-
-    Raises:
-        InvalidRequestError: not a string, or too long.
-    """
+    """None if absent; InvalidRequestError: not a string, or too long."""
     if start(raw) != b'"':
         if not given(raw):
             return None
@@ -165,7 +161,7 @@ def model_of(raw: Raw) -> str | None:
 
 
 def too_many_slots(slots: int, most: int) -> InvalidRequestError:
-    """The error beyond a limit of slots."""
+    """The error beyond a limit."""
     return InvalidRequestError(
         f"the request asks for {slots:,} answers (its prompts times n), at most {most:,} are "
         "allowed: send several requests",
@@ -237,7 +233,7 @@ def _priority(raw: Raw) -> int:
 
 
 def _copies(fields: _Body) -> int:
-    """Answers to each prompt; like pydantic in engines, accepts "5" and 5.0 for 5."""
+    """Answers to each prompt; like pydantic in engines, takes "5" and 5.0 for 5."""
     most = 1
     for raw in (fields.n, fields.best_of):
         if raw is ABSENT:
@@ -254,7 +250,7 @@ def _copies(fields: _Body) -> int:
 
 
 def _cap(*raws: Raw) -> int | None:
-    """The first of several limits that is above 0."""
+    """The first limit above 0."""
     for raw in raws:
         if raw is not ABSENT and (number := whole(raw)) is not None and number > 0:
             return min(number, _MOST)
@@ -262,7 +258,7 @@ def _cap(*raws: Raw) -> int | None:
 
 
 def _prompts(prompt: Raw, limits: RequestLimits) -> list[tuple[int, int]]:
-    """Token ids and bytes of text of each prompt; at least one prompt."""
+    """Token ids and text bytes of each prompt; at least one."""
     kind = start(prompt)
     if kind == b'"':
         return [(0, text_bytes(prompt))]
@@ -287,5 +283,5 @@ def _prompt(prompt: Raw) -> tuple[int, int]:
 
 
 def _first(raw: Raw) -> bytes:
-    """First character of the first element of a list; ``]`` if it is empty."""
+    """First character of a list's first element; ``]`` if empty."""
     return bytes(memoryview(raw)[1:64]).lstrip()[:1]

@@ -1,6 +1,6 @@
 """A client's request, read once: its names, what its headers ask of the router, and its body.
 
-State messages are matched by the router's own token, because clients repeat and forge ids.
+The router's own token identifies it to engines: clients repeat and forge ids.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RequestHead:
 
     Attributes:
         token: router's unique name for it, ``es-`` and 20 hexadecimal digits.
-        client_id: client's id, empty if absent, malformed or repeated.
+        client_id: empty if absent, malformed or repeated.
         name: the client's id, else the token.
         metered: whether the client asks for the energy.
     """
@@ -68,7 +68,7 @@ class RequestHead:
         return HEADER, self.name.encode()
 
     def priority(self, of_body: int) -> int:
-        """The priority, lower first; as in vLLM, a header overrides the body.
+        """Lower first; as in vLLM, a header overrides the body.
 
         Raises:
             InvalidRequestError: the header is not a number.
@@ -86,7 +86,7 @@ class RequestHead:
         return of_body if wished is None else wished
 
     def timeout_s(self, name: str) -> float | None:
-        """Seconds in the header ``name``, None if absent.
+        """None if the header is absent.
 
         Raises:
             InvalidRequestError: the value is malformed.
@@ -103,7 +103,7 @@ class RequestHead:
 
 
 def head_of(scope: Scope) -> RequestHead:
-    """The head, read at the first call."""
+    """Read at the first call."""
     head: RequestHead | None = scope.get(_HEAD)
     if head is None:
         head = scope[_HEAD] = RequestHead(scope["headers"])
@@ -122,10 +122,10 @@ class ClientRequest:
     """A client's request in the form that engines receive.
 
     Attributes:
-        target: path and query; the query is kept byte for byte.
-        body: JSON or a form, unchanged unless a model's alias is replaced.
-        headers: client's headers without its key.
-        timeout_s: client's limit on the answer, None if absent.
+        target: path and query, the query byte for byte.
+        body: unchanged unless a model's alias is replaced.
+        headers: without the client's key.
+        timeout_s: client's limit on the answer.
     """
 
     head: RequestHead

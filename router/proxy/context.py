@@ -39,7 +39,7 @@ class Source(Protocol):
 
 
 class Client(Protocol):
-    """A relay's view of its client, which receives one answer: whole, or as head, chunks and end.
+    """A relay's client, which receives one answer: whole, or as head, chunks and end.
 
     No method blocks; a client that reads slowly pauses the source.
     """
@@ -64,7 +64,7 @@ class Serves(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """Settings of relays, as ``router.config`` declares them."""
+    """As ``router.config`` declares them."""
 
     max_attempts: int
     deadlines: Deadlines
@@ -76,10 +76,10 @@ class RelayContext:
     """State that all relays share.
 
     Attributes:
-        trouble: callback with worker id and reason, when a connection fails.
+        trouble: called with worker id and reason when a connection fails.
         ranked: URLs behind which a header selects the rank.
-        settings: settings of new requests.
-        transfer: KV transfer, None without prefill workers.
+        settings: of new requests.
+        transfer: None without prefill workers.
     """
 
     port: DispatchPort
@@ -92,7 +92,6 @@ class RelayContext:
     transfer: KvTransfer | None = None
 
     def told(self, worker_id: str, line: RequestLine | None) -> list[Header]:
-        """The worker and the wait in the pool, where ``worker_headers`` asks for them."""
         headers = [(b"x-evenstep-worker", quote(worker_id, safe=_PLAIN).encode())]
         if line is not None and line.pool_s is not None:
             headers.append((b"x-evenstep-pool-wait-s", b"%.6f" % line.pool_s))
@@ -111,7 +110,7 @@ class Models(Protocol):
 
 
 class ServingContext(Protocol):
-    """Dependencies of requests that generate; without a door all clients may enter."""
+    """For requests that generate; without a door all clients may enter."""
 
     @property
     def models(self) -> Models: ...
@@ -130,12 +129,12 @@ class ServingContext(Protocol):
 
     @property
     def elsewhere(self) -> Callable[[Scope, bytes], Serves] | None:
-        """Server for split or metered requests; None: this process serves them."""
+        """Serves split or metered requests; None: this process does."""
         ...
 
 
 class DecidingContext(ServingContext, Protocol):
-    """Dependencies of requests in the process that decides."""
+    """For requests in the process that decides."""
 
     @property
     def models(self) -> ModelTable: ...

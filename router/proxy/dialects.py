@@ -14,9 +14,9 @@ from router.proxy.json_fields import with_field
 
 
 class NamedEventStream(EventStream):
-    """Stream whose events have names and that ends without ``[DONE]``.
+    """Its events have names; it ends without ``[DONE]``.
 
-    Text cannot imitate an event's name: JSON escapes line ends.
+    Text cannot imitate a name: JSON escapes line ends.
 
     Args:
         bearing: end of the line that names an event with a token, as vLLM writes it.
@@ -51,9 +51,9 @@ class Dialect:
     """Format of an endpoint that generates.
 
     Attributes:
-        error_event: builder of an error event from message, type, status and events before.
+        error_event: made from message, type, status and events before.
         typed_errors: whether clients expect ``"type": "error"``.
-        names_response: whether the engine takes the request id from the body, not from a header.
+        names_response: whether the engine takes the request id from the body, not a header.
     """
 
     stream: Callable[[], EventStream]
@@ -65,7 +65,7 @@ class Dialect:
         return replace(answer, body=_typed(answer.body)) if self.typed_errors else answer
 
     def body_up(self, body: bytes, request_id: str) -> bytes:
-        """The client's body, with the router's token if the engine reads it there."""
+        """With the router's token if the engine reads it there."""
         return with_field(body, "request_id", f"resp_{request_id}") if self.names_response else body
 
 

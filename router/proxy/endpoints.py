@@ -48,7 +48,7 @@ def dialect_of(path: str) -> Dialect:
 
 
 async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves:
-    """The relay that serves a request of these endpoints.
+    """The relay that serves a request.
 
     Raises:
         RequestError: the request is invalid.
@@ -102,11 +102,7 @@ def pool_request(
     group: str = "",
     **known: Any,
 ) -> PoolRequest:
-    """Build the pool's request.
-
-    ``tokens`` estimates tokens from bytes of text and number of other parts; ``known`` are more
-    fields.
-    """
+    """The pool's request; ``tokens`` estimates from text bytes and other parts."""
     learns = parsed.measured and not parsed.known_tokens
     return PoolRequest(
         id=id,

@@ -26,11 +26,11 @@ _BYTES = 2048
 
 
 class EventStream:
-    """Forwards complete events only, so that a stream can always be ended cleanly.
+    """Forwards complete events only: a stream can always be ended cleanly.
 
     Attributes:
         done: whether the last event, usually ``[DONE]``, was forwarded.
-        tokens: number of events with tokens, usually one each.
+        tokens: events with tokens, usually one each.
     """
 
     __slots__ = ("_held_bytes", "_seam", "done", "events", "held", "tokens")
@@ -55,7 +55,7 @@ class EventStream:
         return b"".join(self.held)
 
     def end(self, events: bytes) -> int | None:
-        """Offset of a stream's last event, None if it is not there."""
+        """Offset of the last event, None if it is not there."""
         done = _DONE.search(events)
         return done and done.start() + events[done.start() :].startswith((b"\n", b"\r"))
 
@@ -101,21 +101,21 @@ def _end_of_last_event(data: bytes) -> int:
 
 
 def check_end(stream: EventStream, framed: bool) -> None:
-    """Raise UpstreamError if an answer that HTTP did not frame ended before its last event."""
+    """Raise UpstreamError if an unframed answer ended before its last event."""
     if not (framed or stream.done or stream.end(stream.rest() + b"\n") is not None):
         raise UpstreamError("the engine closed the connection before its answer's last event")
 
 
 def with_comment(events: bytes, at: int | None, comment: bytes) -> bytes:
-    """Insert a comment before a stream's last event, where clients stop reading."""
+    """Insert a comment before the last event, where clients stop reading."""
     at = len(events) if at is None else at
     return events[:at] + b": " + comment + b"\n\n" + events[at:]
 
 
 class TokenTimes:
-    """Times at which one stream's tokens were forwarded.
+    """When one stream's tokens were forwarded.
 
-    With several ``answers`` in it there is no ITL, since their tokens are mixed.
+    With several ``answers`` there is no ITL: their tokens are mixed.
     """
 
     __slots__ = ("_answers", "_first_s", "_last_s", "_stats", "_tokens")
@@ -127,7 +127,6 @@ class TokenTimes:
         self._first_s = self._last_s = 0.0
 
     def passed(self, tokens: int, now_s: float) -> None:
-        """Record the tokens so far."""
         if tokens <= self._tokens:
             return
         if not self._tokens:
@@ -137,7 +136,7 @@ class TokenTimes:
         self._tokens, self._last_s = tokens, now_s
 
     def each(self, times_s: Sequence[float]) -> None:
-        """Record one token at each of these times; at least one."""
+        """One token at each of these times; at least one."""
         if not self._tokens:
             self._first_s = self._last_s = times_s[0]
             self._tokens, times_s = 1, times_s[1:]
@@ -157,12 +156,10 @@ class TokenTimes:
 
 
 class Passing:
-    """Forwards a stream's events at once and counts several reads together.
+    """Forwards events at once and counts several reads together.
 
-    With many streams, a stream's data has left the processor's caches by its next event.
-
-    Args:
-        told: callback with the tokens so far, after each batch.
+    With many streams, a stream's data has left the processor's caches by its next event. ``told`` gets
+    the tokens so far, after each batch.
     """
 
     __slots__ = (

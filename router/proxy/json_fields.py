@@ -1,7 +1,7 @@
-"""Read single fields of a JSON body, and set one; the other bytes stay as they are.
+"""Read single fields of a JSON body, and set one; other bytes stay as they are.
 
-Unread values become no objects, and lists only up to their limit: objects take many times the
-memory of their text, and block the event loop as long.
+Unread values become no objects: those take many times the memory of their text, and block the event
+loop as long.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start(raw: Raw) -> bytes:
 
 
 def given(*raws: Raw) -> bool:
-    """Whether one of the values is present and not null."""
+    """Whether one of them is present and not null."""
     for raw in raws:
         if raw is ABSENT:
             continue
@@ -49,7 +49,7 @@ def given(*raws: Raw) -> bool:
 
 
 def true(*raws: Raw) -> bool:
-    """Whether Python would take one of the values for true."""
+    """Whether one of them is true to Python."""
     for raw in raws:
         if raw is ABSENT:
             continue
@@ -59,13 +59,13 @@ def true(*raws: Raw) -> bool:
 
 
 def whole(raw: Raw) -> int | None:
-    """A whole number, truncated to 20 digits; None for other values."""
+    """A whole number, cut to 20 digits; None for other values."""
     text = bytes(memoryview(raw)[: _LONGEST_NUMBER + 1])
     return None if _WHOLE.fullmatch(text) is None else int(text)
 
 
 def items(raw: Raw, most: int, kind: Any = Raw) -> list[Any]:
-    """Elements of a list, decoded as ``kind``; a long list loses its nulls.
+    """Elements decoded as ``kind``; a long list loses its nulls.
 
     Raises:
         TooManyError: more than ``most``.
@@ -89,7 +89,7 @@ def items(raw: Raw, most: int, kind: Any = Raw) -> list[Any]:
 
 
 def commas(raw: Raw) -> int:
-    """Number of commas; a list of numbers has one element more."""
+    """A list of numbers has one element more."""
     view = memoryview(raw)
     slices = range(0, view.nbytes, _SAMPLE_BYTES)
     return sum(bytes(view[at : at + _SAMPLE_BYTES]).count(b",") for at in slices)
@@ -109,7 +109,7 @@ def text_bytes(raw: Raw) -> int:
 
 
 def json_bytes(raw: Raw) -> int:
-    """Length of a value without the blanks that Python inserts."""
+    """Length without the blanks that Python inserts."""
     view = memoryview(raw)
     sample = bytes(view[:_SAMPLE_BYTES])
     size = len(sample) - sum(map(sample.count, (b'": ', b', "', b", {")))

@@ -4,10 +4,9 @@ vLLM's KV connectors define the form (docs/features/disagg_prefill.md there). Th
 for one token, which is discarded: the decode engine computes the prompt's last token itself. The
 answer's ``kv_transfer_params`` locate the KV for the second.
 
-With vLLM's ``MooncakeConnector`` (0.32, ``mooncake_connector.py``) bootstrap servers report the
-location instead. Both requests share a ``transfer_id``, made by the router. The second also names
-the bootstrap server and the id of the engine that computed the prompt; ``GET /query`` there lists
-these ids by data-parallel rank.
+With ``MooncakeConnector`` (vLLM 0.32, ``mooncake_connector.py``) bootstrap servers report the
+location. Both requests share a ``transfer_id`` of the router. The second also names the bootstrap
+server and the prefill engine's id; ``GET /query`` there lists the ids by data-parallel rank.
 """
 
 from __future__ import annotations
@@ -45,24 +44,19 @@ _REMOTE = {
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A prefill worker's answer.
-
-    Attributes:
-        prompt_tokens: engine's token count.
-        kv_transfer_params: location of the KV, as JSON; None where it is found by content.
-    """
+    """A prefill worker's answer; ``kv_transfer_params``: JSON; None: KV is found by content."""
 
     prompt_tokens: int
     kv_transfer_params: bytes | None
 
 
 def few_fields(body: bytes) -> bool:
-    """Whether a body is cheap to parse by field."""
+    """Whether it is cheap to parse by field."""
     return body.count(b":") <= _MOST_COLONS
 
 
 def prefill_body(body: bytes, request_id: str, *, hands_params: bool) -> bytes:
-    """The prefill request; ``hands_params``: the engine should report the KV's location."""
+    """``hands_params``: the engine should report the KV's location."""
     fields = fields_of(body)
     for name in _NOT_FIRST:
         fields.pop(name, None)
@@ -78,7 +72,7 @@ def prefill_body(body: bytes, request_id: str, *, hands_params: bool) -> bytes:
 
 
 def decode_body(body: bytes, kv_transfer_params: bytes | None) -> bytes:
-    """The client's body with the KV's location as its first field."""
+    """The client's body with the KV's location first."""
     if kv_transfer_params is None:
         return body
     rest = body.lstrip()[1:].lstrip()
@@ -99,7 +93,7 @@ _answer = msgspec.json.Decoder(_Answer)
 
 
 def read_answer(body: bytes) -> Computed:
-    """Read a prefill worker's answer; raises UpstreamError if it is malformed."""
+    """Raises UpstreamError if a prefill worker's answer is malformed."""
     try:
         answer = _answer.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -118,7 +112,7 @@ _engines = msgspec.json.Decoder(dict[str, _Entry])
 
 
 class Bootstraps:
-    """Cache of engine ids; a failure clears an entry, since a new engine has a new id."""
+    """Cache of engine ids; a failure clears an entry: a new engine has a new id."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client

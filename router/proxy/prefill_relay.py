@@ -21,11 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class SplitRelay(Relay):
-    """Relay of a request that one worker prefills and another decodes.
+    """A request that one worker prefills and another decodes.
 
-    Every failure before the first byte is retried. A prompt, also one whose KV was lost or has
-    expired, goes to another prefill worker. If none can compute it, a worker serves the whole
-    request.
+    Every failure before the first byte is retried. A prompt, also one whose KV is gone, goes to another
+    prefill worker. If none can compute it, a worker serves the whole request.
     """
 
     def __init__(self, context: RelayContext, request: Request, asked: ClientRequest) -> None:
@@ -149,7 +148,7 @@ class SplitRelay(Relay):
         return waiter
 
     async def _compute(self, worker: WorkerSpec) -> Computed | Answer:
-        """Send the prefill request; return the answer if nothing was computed.
+        """The answer, if nothing was computed.
 
         Raises:
             UpstreamError: it failed.

@@ -1,7 +1,7 @@
 """Life of a request: queue, dispatch, stream the answer, account for it.
 
-It ends in exactly one way: complete, failed, or abandoned by its client. Before the client's first
-byte a failing worker costs only time: the request returns to its place in the pool.
+It ends complete, failed, or abandoned by its client. Before the first byte a failing worker costs
+only time: the request returns to its place in the pool.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PROGRESS_TOKENS = 32
 
 
 class Relay:
-    """Relay of one completion request whose body has been read."""
+    """One completion request whose body has been read."""
 
     def __init__(self, context: RelayContext, request: Request, asked: ClientRequest) -> None:
         self._context = context
@@ -77,7 +77,7 @@ class Relay:
         self._passing: Passing | None = None
 
     async def serve(self, client: Client) -> None:
-        """Serve the client; if cancelled, end the answer where it is.
+        """If cancelled, it ends the answer where it is.
 
         If the client left, set its ``gone`` before cancelling.
         """
@@ -159,7 +159,6 @@ class Relay:
             self._asked.line.failed(worker.id, why)
 
     def _may_have_failed_by(self, error: UpstreamError) -> bool:
-        """Whether the worker may have failed because of the request."""
         return not isinstance(error, UnreachedError | RecalledError)
 
     def _may_retry(self, worker: WorkerSpec, error: UpstreamError) -> bool:
@@ -331,13 +330,10 @@ class Relay:
         return may_differ_elsewhere(status) and self._may_ask_elsewhere(self._at)
 
     def _note_first_byte(self) -> TokenStats:
-        """Record the first byte, just before it goes to the client.
-
-        Returns:
-            Counters of the group's token times.
+        """Call it just before the first byte goes to the client; returns the group's counters.
 
         Raises:
-            RecalledError: the attempt was recalled; retry elsewhere.
+            RecalledError: retry elsewhere.
         """
         self._watched.note_started()
         self._started = True
@@ -346,5 +342,5 @@ class Relay:
 
 
 def blamed(worker: WorkerSpec, error: UpstreamError) -> tuple[str, ...]:
-    """Ids of workers to avoid: none if the router recalled the attempt itself."""
+    """Workers to avoid: none if the router recalled the attempt itself."""
     return () if isinstance(error, RecalledError) else (worker.id,)

@@ -51,10 +51,10 @@ _FIELDS = _Said.__struct_fields__[1:]
 
 
 class Rendered:
-    """Accumulates a prompt's size, up to ``most`` messages and parts.
+    """A prompt's size, up to ``most`` messages and parts.
 
     Attributes:
-        bytes: bytes of text.
+        bytes: of text.
         parts: images and the like.
         whole: whether everything was counted.
     """
@@ -66,11 +66,7 @@ class Rendered:
         self._left = most
 
     def add_messages(self, messages: Raw) -> None:
-        """Add messages, or a text that is the only one.
-
-        Raises:
-            TooManyError: too many messages and parts.
-        """
+        """Messages, or a text that is the only one; TooManyError beyond ``most``."""
         if start(messages) == b'"':
             self.bytes += _BYTES_PER_MESSAGE + text_bytes(messages)
         elif start(messages) == b"[":
@@ -80,11 +76,7 @@ class Rendered:
                     self._add(message, 0)
 
     def add_content(self, content: Raw, depth: int = 0) -> None:
-        """Add a text or a list of parts.
-
-        Raises:
-            TooManyError: too many parts.
-        """
+        """A text or a list of parts; TooManyError beyond ``most``."""
         if start(content) == b'"':
             self.bytes += text_bytes(content)
         elif start(content) == b"[" and depth and _large(content):
@@ -102,7 +94,7 @@ class Rendered:
             self.bytes += json_bytes(tools)
 
     def _take(self, raw: Raw) -> list[_Said | None]:
-        """Elements of a list, None for each that is no object."""
+        """None for each element that is no object."""
         try:
             taken = items(raw, self._left, _Said | None)
         except msgspec.ValidationError:

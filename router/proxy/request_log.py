@@ -29,14 +29,13 @@ _MOST_AGAIN = 512
 
 @dataclass(slots=True)
 class RequestLine:
-    """Fields of a request's line; None means unknown or not applicable.
+    """None means unknown or not applicable.
 
     Attributes:
-        began_s: time at which the head was read.
-        attempts: number of dispatches to a worker.
-        pool_s: time spent in pools.
-        engine_s: time spent at workers.
-        again: workers and reasons of failed attempts, joined.
+        began_s: when the head was read.
+        attempts: dispatches to a worker.
+        pool_s, engine_s: time spent in pools, and at workers.
+        again: workers and reasons of failed attempts.
         token: router's token, if it went to a pool.
         elsewhere: whether another process writes the line.
     """
@@ -110,7 +109,7 @@ class RequestLog:
         return line
 
     def end(self, scope: Scope) -> None:
-        """Write the line; at debug level for GET and HEAD."""
+        """At debug level for GET and HEAD."""
         line: RequestLine = scope[_LINE]
         if line.token is not None:
             self._open.pop(line.token, None)
@@ -177,7 +176,7 @@ def follow(scope: Scope, request: Request, model: str | None, name: str) -> Requ
 
 
 def pass_on(scope: Scope) -> None:
-    """Leave the line to the process that now serves the request."""
+    """The process that now serves the request writes the line."""
     line: RequestLine | None = scope.get(_LINE)
     if line is not None:
         line.elsewhere = True
@@ -191,7 +190,7 @@ def take_back(scope: Scope) -> None:
 
 
 def note_sent(scope: Scope, group: str, worker_id: str) -> RequestLine | None:
-    """Record the dispatch of a request that skips the pool."""
+    """A request that skips the pool is dispatched."""
     line: RequestLine | None = scope.get(_LINE)
     if line is not None:
         line.group, line.worker = group, worker_id

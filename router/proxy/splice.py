@@ -1,7 +1,7 @@
 """Hot path: requests that generate bypass the ASGI application.
 
 uvicorn's protocol hands a request over after its head. The answer goes straight from the engine's
-connection to the client's. Door, keys, ids, log lines and shutdown work as in the application.
+connection to the client's. Keys, ids, log lines and shutdown work as in the application.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HotPath:
         self.requests = requests
 
     def begin(self, cycle: RequestResponseCycle, tasks: set[asyncio.Task[None]]) -> Exchange | None:
-        """Take over a request after its head; None: the application serves it."""
+        """None: the application serves it."""
         scope = cycle.scope
         hot = scope["path"] in ENDPOINTS and scope["method"] == "POST"
         return Exchange(self, cycle, tasks) if hot else None

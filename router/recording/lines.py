@@ -1,7 +1,7 @@
 """Recordings as JSON lines: lengths and times of steps and requests, without texts and ids.
 
-The header comes first; steps, requests and changes of workers follow as they happen. Unknown keys
-are ignored; another schema is rejected.
+The header comes first, other lines as they happen. Unknown keys are ignored; another schema is
+rejected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RecordedWorker(msgspec.Struct, frozen=True):
 
 
 class RecordedGroup(msgspec.Struct, frozen=True):
-    """A group, its workers in the order of steps' lists; ``lockstep``: None from an observer."""
+    """Workers in the order of steps' lists; ``lockstep``: None from an observer."""
 
     lockstep: bool | None
     workers: tuple[RecordedWorker, ...]
@@ -44,7 +44,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         evenstep: version that recorded it.
         source: "serve" if the router dispatched the requests itself, else "observe".
         started_unix_s: wall clock at the start; all other times count from there.
-        policy, dispatch: the router's; None from an observer.
+        policy, dispatch: None from an observer.
         power_levels: calibrated watts of a worker when idle, waiting in a step, and computing.
     """
 
@@ -61,8 +61,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerLine(msgspec.Struct, frozen=True):
     """New or changed data of a worker.
 
-    From here on its group's steps list a new worker last. Its group may be new too; ``lockstep``
-    is the group's.
+    From here on its group's steps list a new worker last. Its group may be new too.
     """
 
     worker: str
@@ -77,19 +76,18 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
     """A completed step; lists have an entry per worker: the header's, then later ones.
 
     Attributes:
-        step: step number; of the furthest rank, without a barrier.
+        step: of the furthest rank, without a barrier.
         time_s: its end.
         step_s: duration, in the engine's seconds.
         loads: resident KV tokens as the imbalance counts them: 0 for an idle worker, the last load
             for a busy one that did not make this step, None for one that is down or silent.
         running: engine requests that ran, with None as in ``loads``.
-        pool: requests waiting in the router.
-        queued: requests waiting in the engines.
+        pool, queued: requests waiting in the router, and in the engines.
         together: whether all workers with something to run made this step together.
         waiting_s: modelled time spent waiting for the fullest worker, summed over workers.
-        waited_s: the same time as measured by the engines.
+        waited_s: the same as measured by the engines.
         power_w: power of each worker's GPUs.
-        preemptions: preemptions since the step before.
+        preemptions: since the step before.
     """
 
     step: int
@@ -117,12 +115,12 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
     """A completed request; times count from the start.
 
     Attributes:
-        request: sequence number, in the order of completion.
+        request: number in the order of completion.
         arrival_s: arrival at the router, or an observer's first sight.
         dispatched_s: dispatch to the worker that ended it; None: never, or not seen.
         worker: worker that ended it; None: it never left the pool.
-        prompt_tokens: tokens of each of its prompts, preferably as the engine counted them.
-        output_tokens: output tokens of all its engine requests together, as far as known.
+        prompt_tokens: of each of its prompts, preferably as the engine counted them.
+        output_tokens: of all its engine requests together, as far as known.
         outcome: an ``Outcome``, or "lost" if an observer did not see its end.
         slots: engine requests that it became.
     """
@@ -141,7 +139,7 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def outputs(self) -> Iterator[int]:
-        """Output tokens of each engine request that has any, assuming an even split."""
+        """Output tokens of each engine request that has any, split evenly."""
         parts = max(1, min(self.slots, self.output_tokens))
         return ((self.output_tokens + part) // parts for part in range(parts))
 
@@ -155,7 +153,7 @@ class PolicyLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class DroppedLine(msgspec.Struct, frozen=True):
-    """Number of lines missing here, as the listener was too slow."""
+    """Number of lines missing here: the listener was too slow."""
 
     dropped: Count
 
@@ -168,10 +166,10 @@ class Recording:
     """A complete recording.
 
     Attributes:
-        header: the header with later workers, and the last report of each.
-        steps: steps, whose lists have an entry for every worker.
+        header: with later workers, and the last report of each.
+        steps: their lists have an entry for every worker.
         complete: false if it breaks off within a line.
-        changes: changes of the policy; the header has the first policy.
+        changes: of the policy; the header has the first.
     """
 
     header: Header
@@ -183,7 +181,7 @@ class Recording:
 
 
 class _Kind(msgspec.Struct):
-    """Distinguishes lines: each kind has a key that the kinds before it lack."""
+    """Each kind has a key that the kinds before it lack."""
 
     recording: int | None = None
     step: int | None = None
@@ -196,7 +194,7 @@ class _Kind(msgspec.Struct):
 _encoder = msgspec.json.Encoder()
 _kind = msgspec.json.Decoder(_Kind)
 _header = msgspec.json.Decoder(Header)
-# Decoders of the lines after the header, by their kind's key.
+# After the header, by their kind's key.
 _LINES: dict[str, msgspec.json.Decoder[Line]] = {
     "dropped": msgspec.json.Decoder(DroppedLine),
     "changed_s": msgspec.json.Decoder(PolicyLine),
@@ -207,14 +205,14 @@ _LINES: dict[str, msgspec.json.Decoder[Line]] = {
 
 
 def encode(line: Line) -> bytes:
-    """Encode a line with its newline."""
+    """The line with its newline."""
     return _encoder.encode(line) + b"\n"
 
 
 def step_line(
     group: str, workers: Iterable[str], closed: ClosedStep, time_s: float, pool: int
 ) -> StepLine:
-    """Make the line of a step."""
+    """The line of a step."""
     parts = [closed.parts.get(worker) for worker in workers]
     power_w = [
         None if part is None or part.power_w is None else round(part.power_w, 1) for part in parts
@@ -237,11 +235,7 @@ def step_line(
 
 
 def read(lines: Iterable[bytes], name: str) -> Recording:
-    """Read a whole recording.
-
-    Raises:
-        InputError: as ``LineReader.read``.
-    """
+    """Read a whole recording; InputError as from ``LineReader.read``."""
     reader = LineReader(name)
     header: Header | None = None
     dropped = 0
@@ -275,7 +269,7 @@ def read(lines: Iterable[bytes], name: str) -> Recording:
 
 
 class LineReader:
-    """Reads the lines of one recording one by one.
+    """Reads one recording line by line.
 
     Attributes:
         complete: false if the source broke off within a line; that line is left out.
@@ -286,14 +280,10 @@ class LineReader:
         self._name = name
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Line]:
-        """Yield the decoded lines, the header first.
-
-        Args:
-            lines: encoded lines with newlines; the last may be cut off.
+        """Yield the decoded lines, the header first; the last one may be cut off.
 
         Raises:
-            InputError: no recording, another schema, or a broken line; the message names the line
-                and the remedy.
+            InputError: no recording, another schema, or a broken line; it names line and remedy.
         """
         workers: dict[str, set[str]] | None = None
         for number, raw in enumerate(lines, start=1):
@@ -328,7 +318,7 @@ class LineReader:
 
 
 def _decoded(raw: bytes, workers: dict[str, set[str]]) -> Line:
-    """Decode a line other than the first; new workers are added to ``workers``."""
+    """Decode a line after the header; add new workers to ``workers``."""
     kind = _kind.decode(raw)
     decoder = next((_LINES[key] for key in _LINES if getattr(kind, key) is not None), None)
     if decoder is None:

@@ -22,10 +22,7 @@ _FLUSH_S = 0.5
 class RecordFile:
     """Writes a recorder's lines to a file, gzipped if its name ends in .gz.
 
-    A write error ends the recording and nothing else.
-
-    Args:
-        path: path of the file, which is overwritten.
+    It overwrites the file. A write error ends the recording and nothing else.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -59,7 +56,7 @@ class RecordFile:
             self._thread.shutdown()
 
     def _write(self, lines: bytes) -> bool:
-        """Write lines; return false if the file has failed."""
+        """False if the file has failed."""
         if self._file.closed:
             return False
         try:

@@ -44,7 +44,7 @@ class Setting:
 
 
 class Listener:
-    """Buffer of lines; those beyond its size are dropped and counted."""
+    """Buffer of lines; further ones are dropped and counted."""
 
     def __init__(self, room_bytes: int = ROOM_BYTES) -> None:
         self._room = room_bytes
@@ -53,7 +53,7 @@ class Listener:
         self._dropped = 0
 
     def put(self, line: bytes, *, needed: bool = False) -> None:
-        """Add a line; ``needed`` ones, without which others are unreadable, are never dropped."""
+        """Add a line; ``needed`` ones, which others refer to, are never dropped."""
         if self._bytes + len(line) > self._room and not needed:
             self._dropped += 1
         else:
@@ -61,7 +61,7 @@ class Listener:
             self._bytes += len(line)
 
     def take(self) -> bytes:
-        """Return the buffered lines, then the number dropped since the last call."""
+        """The buffered lines, then the number dropped since the last call."""
         if self._dropped:
             self._lines.append(encode(DroppedLine(self._dropped)))
         lines, self._lines = self._lines, []
@@ -70,7 +70,7 @@ class Listener:
 
 
 class _Times:
-    """Times of a request's dispatch and of the first byte of its answer."""
+    """Dispatch, and first byte of the answer."""
 
     __slots__ = ("dispatched_s", "first_byte_s")
 
@@ -110,7 +110,7 @@ class Recorder:
         self._look_s = 0.0
 
     def listen(self, room_bytes: int = ROOM_BYTES) -> Listener:
-        """Start a listener; its first line is the header."""
+        """The first line is the header."""
         listener = Listener(room_bytes)
         if not self._listeners:
             self._cluster.watchers.append(self)
@@ -167,13 +167,7 @@ class Recorder:
     ) -> None:
         """Record a request that ends now.
 
-        Args:
-            group: group of workers.
-            worker: worker that ended it.
-            tokens: prompt tokens, output tokens.
-            times_s: clock times of arrival, dispatch and first token.
-            outcome: how it ended.
-            slots: engine requests.
+        ``tokens``: prompt, output. ``times_s``: arrival, dispatch, first token.
         """
         arrival_s, *others = times_s
         dispatched_s, first_token_s = (None if t is None else self.since_start(t) for t in others)
@@ -230,7 +224,6 @@ class Recorder:
         self._record(step_line(group.name, workers, closed, time_s, group.waiting))
 
     def _look(self, now_s: float) -> None:
-        """Record changes in what the workers report."""
         self._look_s = now_s + _LOOK_S
         for group in self._cluster.groups.values():
             columns = self._columns[group.name].workers
@@ -249,7 +242,7 @@ class Recorder:
 
 
 def _described(worker: Worker, before: RecordedWorker | None) -> RecordedWorker:
-    """Return a worker's current data; its last report holds while it is silent."""
+    """The worker's current data; its last report holds while it is silent."""
     spec, feed = worker.spec, worker.feed
     slots = before.slots if before else None
     kv_tokens = before.kv_tokens if before else None
