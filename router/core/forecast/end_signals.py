@@ -1,16 +1,6 @@
 """Signals that predict the ends of running requests, and a meter of their skill.
 
-No signal lets a request outlive its cap, and none uses the future; oracles exist in the simulator
-only.
-
-The learned signal is a survival curve of output lengths (Kaplan and Meier, 1958). The hazard at x
-is, per bucket of prompt lengths, the share of requests that reached their x-th output token and
-ended with it. Survival is the product of the complements. A request that was aborted, reached its
-cap, or still runs was at risk up to its present length only, and is no end. One first seen with
-some output, or again after a preemption, was at risk from there on.
-
-Every request, ended or not, weighs exp(-(steps since it began) / memory). Weights by the step of
-the end would favour short requests at the start and after every change.
+No signal lets a request outlive its cap, and none uses the future.
 """
 
 from __future__ import annotations
@@ -40,7 +30,7 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         completed: true if it ended by itself or at its cap; false if aborted or failed.
         max_tokens: its cap, or ``NO_CAP``.
-        engine_id: the engine's id, if known.
+        engine_id: None: unknown.
         from_tokens: output at its first sight, or at its return after a preemption or a silence;
             earlier departures cover the output before.
     """
@@ -55,7 +45,6 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def new_tokens(self) -> int:
-        """Output tokens not covered by an earlier departure."""
         return max(0, self.generated_tokens - self.from_tokens)
 
     @property
@@ -66,7 +55,7 @@ class Departure(msgspec.Struct, frozen=True, gc=False):
 
 @runtime_checkable
 class LearningSignal(Signal, Protocol):
-    """A signal that learns from departures.
+    """Learns from departures.
 
     While it is not stale, its prediction for a request depends on that request alone.
     """
@@ -86,7 +75,7 @@ class LearningSignal(Signal, Protocol):
 
 
 class NoSignal:
-    """No knowledge: every request goes on."""
+    """Every request goes on."""
 
     def predict(self, running: Running, horizon: int) -> Ends:
         return Ends(np.full(len(running), horizon + 1, dtype=np.int64))
@@ -94,7 +83,7 @@ class NoSignal:
 
 @dataclass(frozen=True, slots=True)
 class CapSignal:
-    """Every request goes on to its ``max_tokens``."""
+    """Every request goes on to its cap."""
 
     profile: WorkProfile = field(default_factory=WorkProfile)
 
@@ -104,12 +93,9 @@ class CapSignal:
 
 @dataclass(frozen=True, slots=True)
 class ReportedSignal:
-    """The engine's probability p of the end token, taken as constant.
+    """The engine's probability p of the end token: t more tokens with chance (1 - p)^t.
 
-    A request goes on for t more tokens with probability (1 - p)^t.
-
-    Attributes:
-        otherwise: signal for requests without p; None: the cap.
+    Requests without p follow ``otherwise``; None: the cap.
     """
 
     profile: WorkProfile = field(default_factory=WorkProfile)
@@ -135,7 +121,6 @@ class ReportedSignal:
         return Chances(chances.T)
 
     def _reported(self, running: Running, steps: int) -> Floats:
-        """Shape (K, n)."""
         going_on = (1 - running.end_probability) ** self.profile.step_tokens
         first = self.profile.steps_before_first(running.prefill_left)
         cap = steps_to_cap(running, self.profile)
@@ -183,17 +168,21 @@ _FIRST_MEAN_TOKENS = 256.0  # of the one request assumed at the start
 
 
 class SurvivalSignal:
-    """Chances by the curve of a request's prompt bucket, given its output so far.
+    """Chances by a survival curve of output lengths (Kaplan and Meier, 1958).
+
+    The hazard at x is, per bucket of prompt lengths, the share of requests that reached their x-th
+    output token and ended with it. Survival is the product of the complements. A request that was
+    aborted, reached its cap, or still runs was at risk up to its present length, and is no end. One
+    first seen with some output, or again after a preemption, was at risk from there on.
+
+    Every request, ended or not, weighs exp(-(steps since it began) / memory). Weights by the step
+    of the end would favour short requests at the start and after every change.
 
     Args:
-        profile: tokens per step, and time of the first one.
         memory_steps: steps after which a request counts 1/e.
         borrowed: weight, in requests, of the pooled curve in a bucket at every token, and of a
             constant hazard in the pooled curve.
         learned_tokens: output length from which the hazard is constant.
-
-    Attributes:
-        stale: true if the curves are due for an update.
     """
 
     def __init__(
@@ -214,7 +203,7 @@ class SurvivalSignal:
         self._log_survival = self._draw(self._ended, self._left)
 
     def survival(self, prompt_tokens: int) -> Floats:
-        """Probability of an output longer than x tokens, x = 0, 1, …, for this prompt length."""
+        """Probability of an output longer than x = 0, 1, … tokens."""
         bucket = int(_bucket(np.array([prompt_tokens]))[0])
         return np.exp(self._log_survival[bucket, : self._longest + 1])
 
@@ -254,7 +243,7 @@ class SurvivalSignal:
             self.stale = True
 
     def observe(self, running: Running) -> None:
-        """Update the curves from all running requests if that is due."""
+        """Update the curves if that is due."""
         if not self.stale:
             return
         age = np.minimum(running.generated_tokens, self._longest)
@@ -283,14 +272,13 @@ class SurvivalSignal:
 
 
 def _bucket(prompt_tokens: Ints) -> Ints:
-    """Bucket by the bits of the prompt's length; shape (n,)."""
     bits = np.frexp(prompt_tokens)[1].astype(np.int64)
     # Same as np.clip, in half the time on short arrays.
     return np.minimum(np.maximum(bits, _SHORTEST), _LONGEST) - _SHORTEST
 
 
 class SkillMeter:
-    """Brier skill of a signal's predictions of ends within some steps.
+    """Brier skill of a signal's predictions of ends.
 
     The score is the mean of (chance - outcome)^2. The skill is 1 less the ratio of the score to
     that of the base rate: 1 for an oracle, 0 for no gain. It notes a sample of the running

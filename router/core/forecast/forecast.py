@@ -1,15 +1,9 @@
 """Work of requests and predicted loads of workers, step by step, in KV tokens' worth.
 
-``WorkProfile`` is BF-IO's general workload profile (arXiv 2601.17855, sections 3 and 5.1): KV
-growth with full attention or a sliding window, a common drift per step, a cost per running request,
-and prefill chunks on workers that compute prompts too. MLA has fewer bytes per token, not fewer
-tokens: its profile is that of full attention. Arrays of shape (n, K) are stored step by step, since
-numpy is fast along the long axis n.
-
-``forecast`` sums it up over a short look-ahead (section 4). A decision precedes step k. During step
-k a running request holds its prompt and the tokens generated so far; it yields tokens at the step's
-end. It runs at step k + h if it has more than h such steps left. The K = H + 1 columns always stand
-for steps k, k + 1, …, k + H.
+A decision precedes step k. During step k a running request holds its prompt and the tokens
+generated so far; it yields tokens at the step's end. It runs at step k + h if it has more than h
+such steps left. The K = H + 1 columns stand for steps k, k + 1, …, k + H. Arrays of shape (n, K)
+are stored step by step, since numpy is fast along the long axis n.
 """
 
 from __future__ import annotations
@@ -32,11 +26,13 @@ DEFAULT_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True)
 class WorkProfile:
-    """Work of one running request, equal for all requests of a group.
+    """BF-IO's general workload profile (arXiv 2601.17855, sections 3 and 5.1), one per group.
+
+    MLA has fewer bytes per token, not fewer tokens: its profile is that of full attention.
 
     Attributes:
-        growth: tokens gained per step: 1 for plain decoding, more with accepted drafts of
-            speculative decoding, 0 for constant work.
+        growth: tokens gained per step: 1 for plain decoding, more with accepted drafts, 0 for
+            constant work.
         window: tokens that a sliding-window layer attends to; None: full attention.
         window_share: fraction of the layers with the window.
         request_tokens: fixed cost of a running request, t_r / t_l.
@@ -44,7 +40,7 @@ class WorkProfile:
         prefill_chunk: most prompt tokens of a request per step.
 
     Raises:
-        ValueError: a value is out of range; the message names the range.
+        ValueError: a value is out of range.
     """
 
     growth: float = 1.0
@@ -76,7 +72,7 @@ class WorkProfile:
         return max(1.0, self.growth)
 
     def work(self, tokens: Ints, prefill_left: Ints, steps: int) -> Floats:
-        """Work of going requests over the coming steps.
+        """Work at step k + h in column h; shape (n, K).
 
         A prompt counts in full from its request's first step, computed or not, as in snapshots.
 
@@ -84,9 +80,6 @@ class WorkProfile:
             tokens: shape (n,), prompt and generated tokens at the next step.
             prefill_left: shape (n,), prompt tokens still to be computed.
             steps: K.
-
-        Returns:
-            Shape (n, K): work at step k + h in column h.
         """
         if self.plain:
             ahead = np.arange(steps, dtype=np.float64)
@@ -129,14 +122,13 @@ NO_CAP = 1 << 40  # cap of a request without one
 class Running:
     """Running engine requests of a group, one row each; every column has shape (n,).
 
-    A dispatched request that no engine has shown yet is a row without output and with its whole
-    prompt to compute.
+    A dispatched request that no engine has shown yet has no output and its whole prompt to compute.
 
     Attributes:
-        id: opaque number, unique among running requests.
-        worker: index of its worker, 0 to G - 1.
+        id: unique among running requests.
+        worker: index, 0 to G - 1.
         max_tokens: cap of its output, or ``NO_CAP``.
-        end_probability: engine's probability that the next token is the last; nan if not reported.
+        end_probability: the engine's, that the next token is the last; nan if not reported.
         prefill_left: prompt tokens still to be computed.
         from_tokens: output at its first sight; see ``Departure``.
     """
@@ -163,11 +155,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Certain ends: a request runs at step k + h if h < steps.
-
-    Attributes:
-        steps: shape (n,), at least 1.
-    """
+    """Certain ends: a request runs at step k + h if h < steps; shape (n,), at least 1."""
 
     steps: Ints
 
@@ -177,10 +165,9 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """Probabilities that each request still runs.
+    """Probabilities that each request runs at step k + h.
 
-    Attributes:
-        probabilities: shape (n, K), for step k + h; 1 in column 0, never rising.
+    Shape (n, K); 1 in column 0, never rising.
     """
 
     probabilities: Floats
@@ -203,13 +190,10 @@ class Signal(Protocol):
 def forecast(
     running: Running, prediction: Prediction, profile: WorkProfile, workers: int, horizon: int
 ) -> Floats:
-    """Expected work of each worker over the look-ahead, without newcomers.
+    """Expected work of each worker without newcomers, in KV tokens; shape (G, H + 1).
 
-    Costs O(n + G K) for certain ends and linear work, else O(n K). Requests may be in any order;
-    the prediction has the same rows. ``workers`` is G, ``horizon`` H.
-
-    Returns:
-        Shape (G, H + 1): work at step k + h in column h, in KV tokens.
+    O(n + G K) for certain ends and linear work, else O(n K). Requests may be in any order; the
+    prediction has the same rows.
     """
     if isinstance(prediction, Ends) and profile.plain:
         return _linear(running, prediction.steps, profile, workers, horizon + 1)
@@ -239,13 +223,12 @@ def _from_the_back(by_end: NDArray[np.number], workers: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Predicted loads of a group's workers, and their weights.
+    """Predicted loads of a group's workers, and their weights (``Parameters``).
 
     Attributes:
-        work: shape (G, H + 1), work of each worker's present requests at step k + h, in KV tokens;
-            rows in the order of the views.
+        work: shape (G, H + 1), work of present requests at step k + h, in KV tokens; rows in the
+            order of the views.
         profile: cost of a new request.
-        discount, tie_weight, lead_tokens: see ``Parameters``.
     """
 
     work: Floats

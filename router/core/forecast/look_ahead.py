@@ -1,7 +1,4 @@
-"""Look-ahead of one group: BF-IO's input at each decision, live and simulated alike.
-
-The parameters of BF-IO's objective (arXiv 2601.17855, section 4) follow the work by a rule.
-"""
+"""BF-IO's input at each decision of one group, live and simulated alike."""
 
 from __future__ import annotations
 
@@ -48,13 +45,13 @@ LEAD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters of BF-IO's objective.
+    """Parameters of BF-IO's objective (arXiv 2601.17855, section 4).
 
     Attributes:
         horizon: H, steps beyond the coming one.
         discount: gamma, weight of a step relative to the one before.
         tie_weight: mu of the quadratic term, in 1/tokens.
-        lead_tokens: tokens by which a worker with free slots should end below the others.
+        lead_tokens: how far below the others a worker with free slots should end.
     """
 
     horizon: int
@@ -83,10 +80,10 @@ def choose(
 ) -> Parameters:
     """The rule for H, gamma, mu and the lead.
 
-    A request decodes for S steps (E[o] over the tokens of a step), so a full worker completes one
-    every e = S / B steps. A choice matters until later ones on that worker make up for it. So the
-    effective look-ahead w = 1 / (1 - gamma) grows with e, though more slowly: distant steps depend
-    on choices still open. Without a signal no look-ahead is best, and mu does the work.
+    A request decodes for S steps, so a full worker completes one every e = S / B steps. A choice
+    matters until later ones on that worker make up for it. So the effective look-ahead w = 1 / (1 -
+    gamma) grows with e, though more slowly: distant steps depend on open choices. Without a signal
+    no look-ahead is best, and mu does the work.
 
     =====  ==========================  =============================
     .      skill < ``NEEDED_SKILL``    else
@@ -98,15 +95,14 @@ def choose(
     lead   1.5 S growth                0.5 S growth
     =====  ==========================  =============================
 
-    The lead is not in the paper. The program ignores that the others refill as their requests end,
-    while a worker just filled gains S growth tokens until its next end.
+    The lead is not in the paper. The program ignores that the others refill as requests end, while
+    a worker just filled gains S growth tokens until its next end.
 
     Fitted to simulations of BurstGPT and Azure conv lengths (e from 0.8 to 9, oracles that miss
-    none to half of the ends) at 16 to 64 workers. With 128 and more the search needs a steeper way
-    to its goal. A single worker has nothing to balance: H = 0.
+    none to half of the ends) at 16 to 64 workers. A single worker has nothing to balance: H = 0.
 
-    ``workers`` is G, ``slots`` B of each, ``output_steps`` the mean S, ``growth`` the tokens gained
-    per step. A given horizon is kept, and the rest chosen for it.
+    ``workers`` is G, ``slots`` B of each, ``output_steps`` the mean S, ``growth`` tokens per step.
+    A given horizon is kept.
     """
     completion_steps = output_steps / slots
     window = _between(WINDOW_STEPS, WINDOW * math.sqrt(completion_steps))
@@ -140,18 +136,10 @@ OUTPUTS_REMEMBERED = 4096
 
 
 class LookAhead:
-    """Forecasts for one group; parameters that are not given follow the work.
+    """Forecasts for one group; parameters that are None follow the rule (``choose``).
 
-    At each step, report the ends (``ended``) first, then the step (``advance``). Deterministic: it
-    uses neither clock nor random numbers.
-
-    Args:
-        horizon: H; None: by ``parameters.choose``, reviewed every ``REVIEW_STEPS`` steps.
-        discount, tie_weight, lead_tokens: see ``Parameters``; None: by the rule.
-
-    Attributes:
-        profile: cost of requests.
-        step_tokens: output tokens of a decode step.
+    At each step, report the ends (``ended``) before the step (``advance``). Deterministic: no
+    clock, no random numbers. The rule's horizon is reviewed every ``REVIEW_STEPS`` steps.
     """
 
     def __init__(
@@ -185,7 +173,7 @@ class LookAhead:
 
     @property
     def skill(self) -> float | None:
-        """Skill of the signal; None while unknown, or where nothing depends on it."""
+        """None while unknown, or where nothing depends on it."""
         return self._meter.skill if self._meter else None
 
     @property
@@ -200,7 +188,7 @@ class LookAhead:
         return self._horizon is None and self._meter is not None and self._meter.due
 
     def outlook(self, running: Running, workers: int, slots: int) -> Outlook:
-        """Forecast before a decision, from all running requests; G workers of B slots each."""
+        """Forecast from all running requests; G workers of B slots each."""
         self._settle(workers, slots)
         self._observe(running)
         return self._weighed(self._forecast(running, workers))
@@ -212,7 +200,7 @@ class LookAhead:
 
         Args:
             versions: number per worker that changes with its requests and never repeats.
-            running: function from worker indices to their requests, renumbered in that order.
+            running: from worker indices to their requests, renumbered in that order.
             slots: B of each worker.
         """
         workers = len(versions)
@@ -230,13 +218,7 @@ class LookAhead:
         return self._weighed(self._work)
 
     def outlook_from_loads(self, loads: Floats | Ints, requests: Ints, slots: int) -> Outlook:
-        """Forecast from sums, where ``needs_running`` is false.
-
-        Args:
-            loads: shape (G,), KV tokens on each worker at step k.
-            requests: shape (G,), requests on each.
-            slots: B of each worker.
-        """
+        """Forecast without ``needs_running``: KV tokens at step k, requests; each of shape (G,)."""
         assert not self.needs_running
         self._settle(len(loads), slots)
         return self._weighed((loads + self.profile.request_tokens * requests)[:, None])
@@ -294,13 +276,10 @@ class LookAhead:
 
 
 class MeanOutput:
-    """Mean output length: tokens per completion, aborted requests' tokens included.
+    """Tokens per completion, aborted requests' tokens included.
 
-    It is the maximum-likelihood mean of an exponential law with censoring, with decay. A request
-    that leaves and returns, as after a preemption, adds only its new tokens each time.
-
-    Attributes:
-        mean_tokens: the mean.
+    The maximum-likelihood mean of an exponential law with censoring, with decay. A request that
+    returns, as after a preemption, adds only its new tokens.
     """
 
     def __init__(self) -> None:

@@ -5,8 +5,7 @@ Worker after worker takes requests that add S to its load, to make
     F(S) = sum_t d^t [alpha S - beta max(0, S - m_t)]        m_t = max_g L_g(t) - L(t)
 
 large. m_t is the margin below the most loaded worker at look-ahead step t, after earlier choices.
-Where the formula is open, the code follows the authors' release of BF-IO (arXiv 2601.17855), whose
-published figures come from this algorithm:
+Where the formula is open, the code follows the authors' release of BF-IO (arXiv 2601.17855):
 
 - While many slots are free, a worker with the most of them takes the single request of highest F.
 - Then the worker of least load at the last look-ahead step takes a subset for its free slots: the
@@ -40,7 +39,7 @@ SUBSET_SLOTS = 7
 
 
 class BalanceRoute(Policy):
-    """Assigns by F; the defaults of alpha, beta and d are those of the authors' release.
+    """Assigns by F; the defaults are those of the authors' release.
 
     Args:
         alpha: gain per admitted token.

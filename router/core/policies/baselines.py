@@ -1,7 +1,4 @@
-"""Per-request rules of today's routers and engines.
-
-A rule takes the request, the room and the open workers, and returns one of these.
-"""
+"""Per-request rules of today's routers and engines."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ Choose = Callable[[Request, Room, Sequence[int]], int]
 
 
 class PerRequest(Policy):
-    """Policy of a rule: places requests in order of arrival."""
+    """Policy of a rule (request, room, open workers): places requests in order of arrival."""
 
     def __init__(self, choose: Choose) -> None:
         self._choose = choose
@@ -40,8 +37,8 @@ class PerRequest(Policy):
 def fcfs(request: Request, room: Room, open_: Sequence[int]) -> int:
     """First come, first served: the first worker with a free slot, in index order.
 
-    This follows the text of BF-IO's Appendix B (arXiv 2601.17855). Its listing, Algorithm 2, takes
-    a worker with the most free slots instead: ``jsq`` for workers of equal slots.
+    This is the text of BF-IO's Appendix B (arXiv 2601.17855). Its listing, Algorithm 2, takes a
+    worker with the most free slots instead: ``jsq`` for workers of equal slots.
     """
     return open_[0]
 
@@ -49,8 +46,7 @@ def fcfs(request: Request, room: Room, open_: Sequence[int]) -> int:
 def jsq(request: Request, room: Room, open_: Sequence[int]) -> int:
     """Join the shortest queue: the fewest requests, by index among equals.
 
-    Running, queued and dispatched requests count. BF-IO's section 6 (arXiv 2601.17855) compares
-    with it.
+    Running, queued and dispatched requests count, as in BF-IO's section 6 (arXiv 2601.17855).
     """
     return min(open_, key=room.requests.__getitem__)
 
@@ -65,8 +61,7 @@ def vllm_score_2025(request: Request, room: Room, open_: Sequence[int]) -> int:
 
     vLLM's balancer of data-parallel ranks (``DPLBAsyncMPClient``) up to 2025. Running means all
     that the engine has not reported as queued. vLLM's counts are up to 100 ms old, and it counts a
-    sent request as waiting until the next report; here views are as fresh as snapshots, and a sent
-    request counts once.
+    sent request as waiting until the next report; here a sent request counts once.
     """
     return min(open_, key=lambda i: room.requests[i] + 3 * room.waiting[i])
 
@@ -74,11 +69,10 @@ def vllm_score_2025(request: Request, room: Room, open_: Sequence[int]) -> int:
 def vllm_score_2026() -> Policy:
     """The lowest max(clients * own, waiting + running) + 6 * waiting * max(0, kv_usage - 0.5).
 
-    The same balancer of vLLM since 2026. Own are one frontend's requests that have not ended. The
-    router is the only frontend, so the first term is its requests on the worker. As in vLLM, the
-    scan starts one worker further at each request, which decides among equals. Waiting and KV usage
-    are the engine's last report, for vLLM up to 100 ms old; vLLM adds requests sent since then to
-    waiting.
+    The same balancer of vLLM since 2026. Own are one frontend's requests that have not ended; the
+    router is the only frontend. As in vLLM, the scan starts one worker further at each request,
+    which decides among equals. Waiting and KV usage are the engine's last report, for vLLM up to
+    100 ms old; vLLM adds requests sent since then to waiting.
     """
     start = 0
 

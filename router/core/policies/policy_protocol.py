@@ -1,5 +1,3 @@
-"""The protocol of policies, on which ``rounds`` relies."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,10 +22,10 @@ class Decision:
 class Policy(Protocol):
     """Assigns a pool of waiting requests to workers, jointly.
 
-    A policy derives from this class. Only one that solves a program changes the attributes.
+    Only a policy that solves a program changes the attributes.
 
     Attributes:
-        solves: true if it searches for the solution of a program, within a budget of moves.
+        solves: true if it searches within a budget of moves.
         share: part of the budget for the next call; ``rounds`` divides it among a round's calls.
         spent: moves since the start.
         last: program of the last call; None if it solved nothing.
@@ -44,16 +42,14 @@ class Policy(Protocol):
         workers: Sequence[WorkerView],
         outlook: Outlook | None = None,
     ) -> Sequence[Assignment]:
-        """Assign requests of one round.
+        """Assign requests of one round, in the order of choice.
+
+        Each request occurs at most once, on a worker with capacity left (a request of several slots
+        may exceed it). None waits while capacity is left. ``rounds`` checks all three.
 
         Args:
             waiting: candidates of one priority, oldest first.
             workers: live workers of one group, in a fixed order.
             outlook: predicted loads of these workers; None: only the views are known.
-
-        Returns:
-            Assignments in the order of choice. Each request occurs at most once, on a worker with
-            capacity left (a request of several slots may exceed it). None waits while capacity is
-            left. ``rounds`` checks all three.
         """
         ...

@@ -1,5 +1,3 @@
-"""Mutable loads, counts and capacity for a policy's choices, in plain lists."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,10 +8,7 @@ from router.core.types import Assignment, Request, WorkerView
 class Room:
     """A mutable copy of the workers of one round, by index.
 
-    Attributes:
-        ids, load_tokens, requests, capacity, waiting, kv_usage, slots, rate, rate_error: one entry
-            per worker; those from ``waiting`` on do not change.
-        assignments: placements so far.
+    One entry per worker; those from ``waiting`` on do not change.
     """
 
     def __init__(self, workers: Sequence[WorkerView]) -> None:

@@ -1,8 +1,8 @@
 """Per-request rules for workers of unequal speed.
 
 ``jffc`` is from "Serving Chain-structured Jobs with Large Memory Footprints", section 3.2; the
-others are its baselines in section 4. They use slots (c) and completions per second and slot (mu)
-in place of KV tokens.
+others are its baselines in section 4. They count slots (c) and completions per second and slot
+(mu).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOLD_APART = 1.5
 def jffc(request: Request, room: Room, open_: Sequence[int]) -> int:
     """Join the fastest free chain: the largest mu of the workers with a free slot.
 
-    It is for pool dispatch: without a free slot, requests wait in the router.
+    For pool dispatch: without a free slot, requests wait in the router.
     """
     return fastest(room, room.idle(request, open_))
 
