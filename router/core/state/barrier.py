@@ -30,30 +30,23 @@ _REMEMBERED_STEPS = 500
 
 
 def is_barrier(together_share: float | None) -> bool | None:
-    """True if workers wait for each other; None: unknown.
-
-    Args:
-        together_share: share of contested steps (two workers or more with work) that all busy
-            workers made together; None: no such step.
-    """
+    """True if workers wait for each other; None: unknown, no step was contested."""
     return None if together_share is None else together_share >= STEPPING_TOGETHER
 
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
-    """Running sums over the barrier steps of a group; averages are differences of two of them.
+    """Running sums over the barrier steps of a group.
 
     Attributes:
-        imbalance_tokens, max_load_tokens, load_tokens, worker_steps: sums of G max L - sum L,
-            max L, sum L and G.
-        step_s: sum of step times, in the engine's seconds.
-        energy_j: sum of power times step time, of workers that report power.
-        free_slots: sum of slots in which nothing ran.
+        imbalance_tokens, max_load_tokens, load_tokens, worker_steps: sums of G max L - sum L, max
+            L, sum L and G.
+        step_s: in the engine's seconds.
+        energy_j: power times step time, of workers that report power.
+        free_slots: slots in which nothing ran.
         entered: requests that had their first step.
-        waiting_s: time that workers waited for the fullest, measured by engines, else modelled as
-            t_l (max L - L_g).
-        timed_s: sum over workers of step times with a known wait; waiting_s over this is the idle
-            share.
+        waiting_s: wait for the fullest worker: measured by engines, else t_l (max L - L_g).
+        timed_s: step times with a known wait; waiting_s over this is the idle share.
         measured_s: part of timed_s that engines measured.
         contested_steps: steps in which two workers or more had work.
         together_steps: contested steps that all busy workers made together.
@@ -95,10 +88,10 @@ class _Rank:
     """A worker's last report.
 
     Attributes:
-        offset: difference of the group's step number and the engine's.
+        offset: the group's step number less the engine's.
         stranger: true while the offset is unknown.
-        step: number of its last step, with the offset.
-        time_s: end of that step, by the engine's clock.
+        step: with the offset.
+        time_s: end of the step, by the engine's clock.
         step_tokens: load in that step.
         held_tokens: load after it.
     """
@@ -118,7 +111,6 @@ class StepShares(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         step_tokens: KV tokens resident in the step.
         held_tokens: KV tokens left after it.
-        free_slots: slots in which nothing ran.
         entered: requests in their first step.
         asked: KV tokens by metered request.
     """
@@ -152,7 +144,7 @@ class StepLedger:
 
     @property
     def barrier(self) -> bool | None:
-        """True if workers wait for each other, by the last steps; None: unknown."""
+        """True if workers wait for each other, by recent steps; None: unknown."""
         return is_barrier(self._together_share)
 
     def watch(
@@ -160,7 +152,7 @@ class StepLedger:
         on_step: Callable[[ClosedStep], None] | None,
         said: Mapping[str, Said] = MappingProxyType({}),
     ) -> None:
-        """Call ``on_step`` at each closing step; ``said``: last reports so far; None ends it."""
+        """Call ``on_step`` at each closing step (None ends it); ``said``: last reports so far."""
         self._watch = None if on_step is None else StepWatch(on_step, said)
 
     def report(
@@ -230,7 +222,6 @@ class StepLedger:
         return _Rank(stranger=self.barrier is True and self._contested >= _PROOF)
 
     def _number(self, rank: _Rank, snapshot: Snapshot) -> int:
-        """The group's number of the step; introduces a restarted engine first."""
         if rank.stranger:
             self._introduce(rank, snapshot)
         return snapshot.step + rank.offset
@@ -300,7 +291,7 @@ class StepLedger:
             self._watch.close(step, dict(zip(self._ranks, loads, strict=True)))
 
     def _contest(self, loads: Sequence[int], *, together: bool) -> bool:
-        """Update the share of common steps; true if two workers or more had work."""
+        """Update the share of common steps; true if the step is contested."""
         if sum(load > 0 for load in loads) < 2:
             return False
         self._contested = min(self._contested + 1, _REMEMBERED_STEPS)

@@ -1,9 +1,8 @@
 """Circuit breaker per worker: closed, open, half-open trials, slow start.
 
-Pure: times are seconds of the caller's clock. An engine that fails at once looks idle and would
-attract every request (a black hole). So it is ejected after some failures in a row, or when too
-large a share of its requests fails. The share of a group's workers out at a time is limited, and
-the last one stays.
+Times are on the caller's clock. An engine that fails at once looks idle and would attract every
+request (a black hole). So failures in a row, or a large share of failures, eject it. Only a limited
+share of a group's workers may be out, and the last one stays.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class BreakerSettings:
         breaker_share: share of failed requests in the window that ejects it.
         breaker_window_s: length of the window; after as long without an ejection, the duration
             starts over.
-        breaker_open_s: duration of the first ejection; it doubles each time, up to a minute.
+        breaker_open_s: first ejection; it doubles each time, up to a minute.
         breaker_trials: requests that must succeed before its return.
         slow_start_s: time in which its share of slots then grows to the whole.
         max_ejected: share of a group's live workers that may be out at a time.
@@ -56,7 +55,7 @@ DEFAULTS = BreakerSettings()
 
 
 class Breaker:
-    """Breaker of one worker; requests are identified by the ids of their attempts.
+    """Breaker of one worker; it identifies requests by the ids of their attempts.
 
     Attributes:
         waived: true if it holds nothing back, since no other worker is left.
@@ -99,7 +98,7 @@ class Breaker:
         self.calm = closed and self._fullness >= 1 and not self._resting_s
 
     def capacity(self, free: int, slots: int, requests: int) -> int:
-        """Engine requests that it admits, of those that its worker has room for (``free``)."""
+        """Engine requests that it admits, at most ``free``."""
         if self._resting_s:
             return 0
         if self.waived or self.calm:
@@ -120,7 +119,7 @@ class Breaker:
             self._trials.add(attempt)
 
     def gone(self, attempt: str) -> None:
-        """Forget a request; without another call it proves nothing."""
+        """Forget a request; that alone proves nothing."""
         self._trials.discard(attempt)
 
     def succeeded(self, attempt: str, now_s: float) -> None:
@@ -165,7 +164,7 @@ class Breaker:
     # Health of the worker.
 
     def fell(self) -> None:
-        """Record that its engine failed its health checks: the statistics are out of date."""
+        """Its engine failed its health checks: the statistics are out of date."""
         self._fell = self._was_up
 
     def rose(self, now_s: float) -> None:
@@ -211,10 +210,10 @@ def may_open(others: Collection[Breaker], max_ejected: float) -> bool:
 
 
 def review(breakers: Collection[Breaker], now_s: float) -> None:
-    """Update the breakers of a group's live workers to the present time.
+    """Update the breakers of a group's live workers.
 
-    A group is never closed as a whole: neither if its last healthy worker goes while the others are
-    ejected, nor by a slow start of all.
+    A group is never closed as a whole: neither by ejections of all that are left, nor by a slow
+    start of all.
     """
     for breaker in breakers:
         breaker.look(now_s)

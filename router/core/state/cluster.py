@@ -1,7 +1,7 @@
 """The router's view of the cluster: a state machine that only events change.
 
-It keeps two sources apart and joins them on demand: snapshots of the engines (``Feed``), and this
-router's dispatches that no snapshot shows yet (``Worker``).
+It joins two sources on demand: engines' snapshots (``Feed``), and this router's dispatches that no
+snapshot shows yet (``Worker``).
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ from router.core.types import Outcome, Phase, Request, WorkerSpec
 
 @dataclass(slots=True)
 class _Tracked:
-    """A request from its arrival to its end.
-
-    Attributes:
-        keeper: prefill worker that keeps its KV, if any.
-    """
+    """A request from its arrival to its end; ``keeper``: prefill worker that keeps its KV."""
 
     request: Request
     worker: Worker | None = None
@@ -166,10 +162,9 @@ class Cluster:
         self._group_of[spec.id].amend(spec)
 
     def dissolve(self, name: str) -> bool:
-        """Delete an empty decode group and its prefill group.
+        """Delete a decode group and its prefill group.
 
-        Returns:
-            True if they are deleted: no worker is left, and no request waits.
+        True if done: no worker is left, and no request waits.
         """
         group = self.groups[name]
         both = [one for one in (group, group.prefills) if one is not None]
@@ -188,8 +183,7 @@ class Cluster:
     def apply(self, event: Event) -> bool:
         """Apply one event; late events of ended requests are ignored.
 
-        Returns:
-            True if the event completed a barrier step of its group.
+        True if it completed a barrier step of its group.
         """
         match event:
             case SnapshotReceived():
@@ -226,7 +220,7 @@ class Cluster:
                     worker.lose_kept()
 
     def _apply_answer(self, event: AnswerEvent) -> None:
-        """Record what an answer shows of its worker; that of a removed worker shows nothing."""
+        """Record what an answer shows of its worker, unless it was removed."""
         group = self._group_of.get(event.worker_id)
         if group is None:
             return
@@ -316,7 +310,7 @@ class Cluster:
         del self._requests[tracked.request.id]
 
     def _served(self, spec: WorkerSpec) -> Group | None:
-        """The group whose prompts a prefill worker computes; None for another worker."""
+        """The group that a prefill worker serves; None for another worker."""
         if spec.role != "prefill":
             return None
         if spec.group not in self.groups:

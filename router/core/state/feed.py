@@ -1,7 +1,7 @@
 """State of one engine by its snapshots: running requests, KV tokens, and gaps.
 
-Growth is implicit: a delta lists only what did not grow by one. So each part keeps the tick of its
-last report, and a delta costs what it lists, not what runs.
+A delta lists only what did not grow by one token. So each part keeps the tick of its last report,
+and a delta costs what it lists, not what runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TOMBSTONES = 4096
 _MOST_LATE = 1 << 16
 
 
-# From a request's token and prompt length to its output cap, and its look-ahead id if it has one.
+# From token and prompt length to output cap, and look-ahead id if it has one.
 Claim = Callable[[str, int], tuple[int, int | None]]
 
 
@@ -60,10 +60,10 @@ class Feed:
         step_entered: requests that began in it.
         step_asked: KV tokens in it by metered request.
         waiting_routed: part of ``waiting`` that may be this router's.
-        kv_usage: fraction of KV memory in use, of the fullest group of blocks.
+        kv_usage: fraction in use, of the fullest group of blocks.
         kv_tokens: capacity of the KV memory; 0 if unknown.
         admissible_tokens: KV tokens that it would admit with an empty queue.
-        admission: admission policy; see ``Snapshot``.
+        admission: see ``Snapshot``.
         known: true after a full snapshot; deltas alone show only a part.
         full_wanted: true if only a full snapshot can repair a gap.
         departures: requests that stopped running; the reader clears it.
@@ -165,8 +165,8 @@ class Feed:
         """Apply a snapshot.
 
         Returns:
-            Tokens of this router's engine requests that ended, one for each; None for a late or
-            repeated snapshot, which has no effect.
+            Tokens of ended engine requests of routers, one for each; None for a late or repeated
+                snapshot, which has no effect.
         """
         if snapshot.epoch != self.epoch or snapshot.sequence < self.sequence - _MOST_LATE:
             self._restart(snapshot.epoch)

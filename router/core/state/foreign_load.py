@@ -1,8 +1,8 @@
 """Load of other clients on a worker without snapshots, from its engine's gauges.
 
-Gauges are late, by seconds in data parallel. As the worker's state they would erase recent
-dispatches. So they serve one purpose: what exceeds this router's own highest count of the last
-``LATE_S`` must be other clients' load.
+Gauges are late, by seconds in data parallel; as the worker's state they would erase recent
+dispatches. So only what exceeds this router's own highest count of the last ``LATE_S`` counts as
+other clients' load.
 """
 
 from __future__ import annotations
@@ -15,12 +15,7 @@ LATE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """An engine's own gauges, which may be many seconds late.
-
-    Attributes:
-        running: running engine requests, of all clients.
-        kv_tokens: capacity of the KV memory; 0 if unknown.
-    """
+    """An engine's own gauges, of all clients; ``kv_tokens``: KV capacity, 0 if unknown."""
 
     running: int
     waiting: int = 0
@@ -56,7 +51,7 @@ class ForeignLoad:
         self.load_tokens = max(0, gauges.load_tokens - tokens) if self.requests else 0
 
     def suspend(self, now_s: float) -> None:
-        """Stop while gauges are not read; own counts are not recorded either."""
+        """Stop while neither gauges are read nor own counts recorded."""
         self._keep_peak(now_s)
         self.clear()
 

@@ -27,9 +27,9 @@ from router.core.types import PAUSED, Dispatch, PoolState, Request, WorkerSpec, 
 class OwnSteps:
     """Steps of engines that do not report them, from the output tokens of their requests.
 
-    A step yields equally many tokens to each decoding request. So with n of them, one request's
-    token is an nth of a step. A request counts as decoding from its first tokens on, so chunks of
-    several tokens overstate the steps somewhat.
+    A step yields equally many tokens to each of n decoding requests: one request's token is an nth
+    of a step. A request decodes from its first tokens on, so chunks of several tokens overstate
+    steps somewhat.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,6 @@ class Group:
 
     @property
     def paused(self) -> bool:
-        """True if some engine is paused, and expected back soon."""
         return any(worker.trouble == PAUSED for worker in self.workers.values())
 
     def join(self, spec: WorkerSpec) -> None:
@@ -216,7 +215,7 @@ class Group:
         return True
 
     def failed(self, worker_id: str, attempt: str, now_s: float, *, suspect: bool) -> None:
-        """Record a failed request; failures of a worker that is down count once, as its outage."""
+        """Record a failed request; failures of a worker that is down count as its outage."""
         worker = self.workers[worker_id]
         if worker.live:
             others = [w.breaker for w in self.workers.values() if w.takes and w is not worker]
@@ -230,7 +229,6 @@ class Group:
         self._watched.add(worker_id)
 
     def rose(self, worker_id: str, now_s: float) -> None:
-        """Record a healthy engine; after a failure it starts slowly."""
         self.workers[worker_id].breaker.rose(now_s)
         self._watched.add(worker_id)
 
@@ -261,7 +259,7 @@ class Group:
     def running(self, places: Iterable[int] | None = None) -> Running:
         """Engine requests that run on the live workers or are on their way.
 
-        ``places`` selects live workers by index, which are renumbered in this order.
+        ``places`` selects live workers by index, and renumbers them in this order.
         """
         live = self._live
         if places is not None:
@@ -322,7 +320,7 @@ class Group:
             self._own_steps.receive(request, new)
 
     def enter(self, worker: Worker, request: Request, now_s: float | None) -> None:
-        """Move a waiting request to a worker; ``now_s`` None: unknown."""
+        """Move a waiting request to a worker; ``now_s`` None (as in ``leave``): unknown."""
         self.waiting -= 1
         self.held[request.tenant] += request.slots
         worker.add(request, now_s)
@@ -330,7 +328,6 @@ class Group:
     def leave(
         self, worker: Worker, request: Request, *, complete: bool, now_s: float | None
     ) -> None:
-        """Remove a request from a worker; ``now_s`` None: unknown."""
         worker.remove(request.id, complete=complete, now_s=now_s)
         self.held[request.tenant] -= request.slots
         if not self.held[request.tenant]:
@@ -345,7 +342,7 @@ class Group:
         return 0 if steps and any(worker.feed for worker in self._live) else steps
 
     def note_health(self, worker_id: str, trouble: str | None) -> None:
-        """Record a worker's health, or its trouble; in lockstep that concerns all."""
+        """Record a worker's trouble; None: it is healthy."""
         self.workers[worker_id].trouble = trouble
         if trouble is None:
             self._newcomers.discard(worker_id)

@@ -1,8 +1,8 @@
 """A worker that computes prompts for others, and keeps their KV until it is fetched.
 
 Its load is the prompt tokens still to be computed. It receives the next prompt shortly before it
-runs out of work, so that prompts wait in the router and go where work ends first. It needs memory
-left beside the KV that it keeps for decode workers.
+runs out of work: prompts wait in the router and go where work ends first. It needs memory left
+beside the KV that it keeps.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PrefillWorker(Worker):
 
     @property
     def empty(self) -> bool:
-        """True if it also keeps no KV that a decode worker has still to fetch."""
+        """True if it also keeps no KV that is still to be fetched."""
         return super().empty and not self._kept
 
     @property
@@ -62,18 +62,14 @@ class PrefillWorker(Worker):
 
     @property
     def load_tokens(self) -> int:
-        """Prompt tokens still to be computed.
-
-        Of other clients' load gauges show only the KV, and not its owners.
-        """
+        """Prompt tokens still to be computed, without other clients': gauges show only KV."""
         return self._known_tokens()
 
     def add(self, request: Request, now_s: float | None = None) -> None:
-        """Count a request with one slot: a prompt is computed once, whatever ``n`` is."""
+        """Count one slot: a prompt is computed once, whatever ``n`` is."""
         super().add(replace(request, slots=1), now_s)
 
     def keep(self, request_id: str, tokens: int, until_s: float) -> None:
-        """Keep a prompt's KV until it is fetched, or until this time."""
         self._kept[request_id] = tokens, until_s
         self.kept_tokens += tokens
 
@@ -98,7 +94,7 @@ class PrefillWorker(Worker):
         """Drop KV past its lease; returns the KV tokens that were kept in vain.
 
         A decode worker that still answers fetched its KV long ago, even if no byte of a whole
-        answer has come yet.
+        answer has come.
         """
         tokens = 0
         for request_id in [i for i, (_, until_s) in self._kept.items() if until_s <= now_s]:
@@ -108,14 +104,13 @@ class PrefillWorker(Worker):
         return tokens
 
     def lose_kept(self) -> None:
-        """Drop all KV, since the engine has failed."""
         self._kept.clear()
         self._handed_out.clear()
         self._left.clear()
         self.kept_tokens = 0
 
     def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
-        """The worker as a policy sees it; made each time, for it depends on leases, too."""
+        """Made each time, since it depends on leases, too."""
         view = self.fresh_view(dispatch, overcommit)
         return view if self.breaker.calm and not self.draining else self._held_back(view)
 
@@ -143,8 +138,8 @@ class PrefillWorker(Worker):
     def _used_tokens(self) -> int:
         """KV tokens of prompts that are computed or kept.
 
-        For KV that was handed out the engine's report counts: a whole answer is silent while it is
-        decoded, though its KV was fetched at the start, and a dead worker may have fetched it.
+        For KV handed out, the engine's report counts. A whole answer is silent while it is decoded,
+        though its KV was fetched at the start; a dead worker may have fetched it, too.
         """
         shown = self.feed or self.foreign.gauges
         told = round(shown.kv_usage * self.kv_tokens) if shown else 0

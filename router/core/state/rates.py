@@ -1,8 +1,7 @@
 """Rates that the router learns: completions per second and slot, and bytes per token.
 
-Service: completions over slot time in use is the maximum-likelihood rate of exponential service.
-Running and aborted requests count with their time (they are censored). Old completions decay. Times
-are on the caller's clock and come in as arguments.
+Completions over slot time in use is the maximum-likelihood rate of exponential service. Running and
+aborted requests count with their time (they are censored). Old completions decay.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class GroupRates:
         self._settle()
 
     def amend(self, member: ServiceRate, planned: float | None) -> None:
-        """Change a worker's plan; completions so far are compared with the new one."""
+        """Change a worker's plan; past completions are compared with the new one."""
         member.planned = planned
         self._settle()
 
@@ -75,7 +74,6 @@ class ServiceRate:
         expected: the same before any completion.
         completions: completed engine requests, with decay.
         busy_s: slot-seconds in use, with the same decay.
-        group: rates of all workers of its group.
     """
 
     def __init__(self, group: GroupRates, planned: float | None) -> None:
@@ -87,9 +85,9 @@ class ServiceRate:
         self._since_s: float | None = None
 
     def estimate(self) -> tuple[float, float]:
-        """Requests that a slot completes per second, and their relative standard error.
+        """Mu, requests per second and slot, above 0, and its relative standard error.
 
-        The rate, mu, is positive. The error is that of the learned part; 0 without completions.
+        The error is that of the learned part; 0 without completions.
         """
         prior = self.expected * self.group.factor
         evidence = EVIDENCE + self.completions
@@ -110,7 +108,7 @@ class ServiceRate:
         return None if self.planned is None and not self.completions else self.per_s
 
     def sent(self, requests: int, slots: int, now_s: float | None) -> None:
-        """Count engine requests sent to the worker; ``slots``: its own; ``now_s`` None: unknown."""
+        """Count engine requests; ``slots``: the worker's own; ``now_s`` None: unknown."""
         self._look(now_s)
         self._requests += requests
         self._slots = slots
@@ -133,7 +131,7 @@ class ServiceRate:
         self._since_s = now_s
 
 
-# English text under common tokenizers, with the weight of a short prompt.
+# English text, with the weight of a short prompt.
 _BYTES_PER_TOKEN = 4.0
 _PRIOR_BYTES = 400.0
 # Number of prompts remembered: traffic changes over the day.
@@ -143,7 +141,7 @@ _PROMPTS = 200
 class TokenRate:
     """Bytes per token of one model's prompts, chat templates included, and tokens of an image.
 
-    It is a ratio of two sums, not a mean of ratios, so that estimates add up to the true load.
+    A ratio of two sums, not a mean of ratios: so estimates add up to the true load.
     """
 
     def __init__(self) -> None:
@@ -180,5 +178,5 @@ class TokenRate:
 
 
 def tokens_of(text_bytes: int, parts: int, bytes_per_token: float, tokens_per_part: float) -> int:
-    """Tokens of a text with this many images at these rates."""
+    """Tokens of a text with ``parts`` images."""
     return math.ceil(text_bytes / bytes_per_token + parts * tokens_per_part)

@@ -24,8 +24,7 @@ def joined(one: Running, other: Running) -> Running:
 class RunningTable:
     """One row per running engine request, unordered; changes cost O(1).
 
-    A worker's requests grow together, so a row stores its generated tokens less its worker's ticks
-    at that time.
+    A worker's requests grow together: a row stores generated tokens less its worker's ticks then.
 
     Attributes:
         ticks: tokens that each request has gained, by worker.

@@ -13,10 +13,10 @@ class StepPart(msgspec.Struct, frozen=True, gc=False):
     """One worker in a closed step.
 
     Attributes:
-        load_tokens: load as counted by the step's imbalance: 0 for an idle worker, and the load
-            after its last step for a busy one that did not make this step.
+        load_tokens: as in the step's imbalance: 0 for an idle worker; for a busy one that did not
+            make this step, the load after its last step.
         queued: requests queued in the engine at its last report.
-        power_w: power of its GPUs at its last report; None: unknown.
+        power_w: its GPUs' power at its last report; None: unknown.
     """
 
     load_tokens: int
@@ -29,13 +29,13 @@ class ClosedStep(msgspec.Struct, frozen=True, gc=False):
     """A closed step of a group.
 
     Attributes:
-        step: its number; without a barrier, that of the furthest rank.
-        step_s: duration, in the engine's seconds.
-        parts: parts by worker; those that are down or silent are missing.
+        step: without a barrier, the number of the furthest rank.
+        step_s: in the engine's seconds.
+        parts: by worker, without those that are down or silent.
         together: true if all busy workers made it together.
         waiting_s: modelled wait summed over workers, t_l (G max L - sum L); None: unknown, or no
             barrier.
-        preemptions: preemptions since the step before.
+        preemptions: since the step before.
         waited_s: measured wait summed over workers; None: not all engines measure it.
     """
 
@@ -53,7 +53,7 @@ class Said(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         running: engine requests that ran in its last step.
-        preemptions: preemptions since its engine's start; None: unknown.
+        preemptions: since its engine's start; None: unknown.
     """
 
     running: int
@@ -71,7 +71,6 @@ class StepWatch:
         self._preemptions = 0
 
     def report(self, worker_id: str, running: int, snapshot: Snapshot, *, stepped: bool) -> None:
-        """Record a worker's message; ``stepped``: it is of a new step."""
         before = self._said.get(worker_id)
         if before is not None:
             running = running if stepped else before.running

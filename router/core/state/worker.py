@@ -1,4 +1,4 @@
-"""The router's view of one worker: its engine's state, and dispatches that it does not show yet.
+"""The router's view of one worker: its engine's state, and dispatches not shown yet.
 
 A dispatch counts from its sending to the first snapshot that shows it, however stale that one is.
 """
@@ -71,18 +71,17 @@ class Worker:
     Args:
         rows: its running requests in the look-ahead's table.
         departures: list that receives requests that stopped running.
-        token_rate: bytes per token, learned from counted prompts.
 
     Attributes:
         feed: state by snapshots; None without fresh ones.
         foreign: load of other clients by gauges, without a feed.
         trouble: trouble of its own engine; None while healthy.
-        down_reason: cause of its being down; None while live.
+        down_reason: None while live.
         draining: true if it receives no more requests.
         meter: its power by an agent.
         aside: requests under way that bypass the pool and need no slot.
-        unseen: engine requests that no snapshot shows, by the token of their request.
-        gaps, preemptions: sums over lost feeds; those of the present feed come on top.
+        unseen: number of engine requests that no snapshot shows, by token.
+        gaps, preemptions: sums over lost feeds, without the present one.
     """
 
     def __init__(
@@ -143,12 +142,10 @@ class Worker:
 
     @property
     def full_wanted(self) -> bool:
-        """True if only a full snapshot would show all that runs."""
         return self.feed is None or self.feed.full_wanted
 
     @property
     def gauges_wanted(self) -> bool:
-        """True if only its engine's own metrics would show what runs there."""
         return self.live and self.feed is None
 
     @property
@@ -207,7 +204,7 @@ class Worker:
         return feed
 
     def power_w(self, now_s: float) -> float | None:
-        """Power of its GPUs, from its own snapshots or else the agent; None: unknown."""
+        """Power by its own snapshots, else by the agent; None: unknown."""
         own_w = None if self.feed is None else self.feed.power_w
         return self.meter.power_w(now_s) if own_w is None else own_w
 
@@ -234,7 +231,6 @@ class Worker:
         self._note_own()
 
     def forget_others(self) -> None:
-        """Forget the gauges, and with them other clients' load."""
         self._view = None
         self.foreign.clear()
 
@@ -255,7 +251,7 @@ class Worker:
         self._recount((request.id,))
 
     def progress(self, request_id: str, generated_tokens: int) -> int:
-        """Record output tokens of a request, without a feed; returns the new ones."""
+        """Record streamed output tokens; returns the new ones, 0 with a feed."""
         flight = self._in_flight[request_id]
         flight.streamed_tokens = generated_tokens
         if self.feed is not None:
@@ -288,7 +284,6 @@ class Worker:
         return prompt, output or flight.streamed_tokens
 
     def refused(self, request_id: str) -> None:
-        """Record an error answer: nothing was completed."""
         if (flight := self._in_flight.get(request_id)) is not None:
             flight.refused = True
 

@@ -1,5 +1,3 @@
-"""One worker at one moment, as its readers see it: health answers, operators, page and metrics."""
-
 from __future__ import annotations
 
 import msgspec
@@ -11,7 +9,7 @@ from router.core.types import StateSource, WorkerSpec
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
-    """All that a reader may show of a worker; None: unknown.
+    """One worker at one moment, as readers see it; None: unknown.
 
     Attributes:
         requests: engine requests that run, are queued in the engine, or are on their way.
@@ -20,7 +18,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
         foreign_requests: engine requests that are surely not this router's, by gauges.
         kept_tokens: KV tokens kept for decode workers; None: it is no prefill worker.
         service_rate: requests that each slot completes per second.
-        slots_reported: slots by its snapshots, as all that follow; None: there are no fresh ones.
+        slots_reported: by its snapshots, as all that follow; None: there are no fresh ones.
         admissible_tokens: KV tokens that its engine would admit with an empty queue.
         age_s: time since the last snapshot.
     """
