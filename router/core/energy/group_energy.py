@@ -1,8 +1,8 @@
 """Energy of a group's workers, step by step.
 
-Meters are read less often than steps end, so a reading is divided over all work since the last one.
-A worker's wait in a step is modelled as t_l (max L - L_g), with t_l fitted to the group's own
-steps. The model holds only for steps that all ranks with work made together.
+Meters are read less often than steps end: a reading is divided over all work since the last one. A
+worker's modelled wait is t_l (max L - L_g), with t_l fitted to the group's own steps. The model
+holds only for steps that all ranks with work made together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Account:
         covered: true if its meter counts that time.
         open: true if it has reported a step that others have not finished.
         step: last reported step, of a worker that steps alone.
-        waited_s: its measured wait in that step.
+        waited_s: its measured wait in the last step.
         asked: tokens that metered requests held in that step.
     """
 
@@ -62,11 +62,10 @@ class GroupEnergy:
     """Energy sums over the steps of one group; they keep the share of workers that left.
 
     Args:
-        levels: calibrated power of a worker's GPUs; None: joules of steps cannot be divided.
+        levels: calibrated power; None: joules of steps cannot be divided.
 
     Attributes:
         fitted: fitted cost of a step; None while unknown.
-        level_fit: fit of the power levels to the meters.
     """
 
     def __init__(self, levels: PowerLevels | None = None) -> None:
@@ -94,8 +93,8 @@ class GroupEnergy:
     ) -> None:
         """Record a worker's message, perhaps with power or energy counter.
 
-        ``asked`` holds the KV tokens of each metered request in the step. ``idle``: nothing ran
-        since the message before. ``stepped``: the step was not reported before.
+        ``asked``: KV tokens by metered request in the step. ``idle``: nothing ran since the message
+        before. ``stepped``: the step is new.
         """
         account = self._account(worker_id)
         step_s = snapshot.step_s if stepped else 0.0
@@ -146,7 +145,7 @@ class GroupEnergy:
     ) -> float | None:
         """Close a step; returns t_l, the modelled wait in seconds per token, or None.
 
-        ``loads`` holds L_g of the workers that reported it, and may be empty if none is metered.
+        ``loads`` holds L_g of the workers that reported it; it may be empty if none is metered.
         ``peak`` is max L. ``together``: all workers with work made it.
         """
         if together:

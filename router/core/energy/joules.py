@@ -1,8 +1,8 @@
 """Division of a worker's joules into useful work, barrier wait, idleness, and requests.
 
-In a step a worker computes, then waits for the fullest one. The ranks spin in a collective
-operation then, which draws less than work and more than rest. Counted energy is divided in
-proportion to time and calibrated power of each, so the parts always add up to the counter.
+In a step a worker computes, then waits for the fullest one. Waiting ranks spin in a collective
+operation, which draws less than work and more than rest. Counted energy is divided by time times
+calibrated power, so the parts always add up to the counter.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ METER_SILENT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class PowerLevels:
-    """Calibrated power of one worker's GPUs, watts.
-
-    Attributes:
-        spin_w: power while waiting for other ranks in a step.
+    """Calibrated power of one worker's GPUs, watts; ``spin_w``: waiting in a step.
 
     Raises:
         ConfigError: one is not above 0, or idle power is not the lowest.
@@ -77,11 +74,7 @@ class Joules:
 
 @dataclass(slots=True)
 class Span:
-    """Seconds of one worker by activity, since its energy was last divided.
-
-    Attributes:
-        unknown_s: in steps whose wait is unknown.
-    """
+    """Seconds of one worker by activity; ``unknown_s``: steps whose wait is unknown."""
 
     computing_s: float = 0.0
     waiting_s: float = 0.0
@@ -105,8 +98,8 @@ def waiting_share(
 ) -> float | None:
     """Modelled share of a step for which a worker waits: t_l (max L - L_g) / dt.
 
-    L_g and max L are the resident KV tokens of the worker and of the fullest in its group, t_l is
-    in seconds per token. None if t_l or dt is unknown.
+    L_g and max L are resident KV tokens, of the worker and of its group's fullest; t_l is in
+    seconds per token. None if t_l or dt is unknown.
     """
     if per_token_s is None or step_s <= 0:
         return None
@@ -116,8 +109,8 @@ def waiting_share(
 def divided(energy_j: float, span: Span, levels: PowerLevels | None) -> Joules:
     """Divide a worker's energy over a span; the parts add up to it.
 
-    Steps of unknown wait weigh as computing, so that waiting is never overstated. Without
-    calibrated levels a span that holds a step is unknown as a whole.
+    Steps of unknown wait weigh as computing, so that waiting is never overstated. Without levels a
+    span that holds a step is unknown as a whole.
     """
     if span.step_s <= 0:
         return Joules(idle_j=energy_j)
@@ -132,8 +125,8 @@ def divided(energy_j: float, span: Span, levels: PowerLevels | None) -> Joules:
 class EnergyCounter:
     """Energy since the last reading, from a worker's counter or else from its power.
 
-    A counter that falls was reset with its engine: its value has been used since. A gap in the
-    readings is covered by the next value of the counter.
+    A counter that falls was reset with its engine: its value has been used since. The counter's
+    next value covers a gap in the readings.
     """
 
     def __init__(self) -> None:
@@ -175,16 +168,14 @@ class AgentMeter:
         return msgspec.structs.replace(snapshot, power_w=told.power_w, energy_j=told.energy_j)
 
     def power_w(self, now_s: float) -> float | None:
-        """None: unknown."""
         told = self.told
         return None if told is None or now_s - told.received_s >= METER_SILENT_S else told.power_w
 
 
 class KvShares:
-    """A worker's energy by request, in proportion to the KV tokens that each holds in its steps.
+    """A worker's energy by metered request, in proportion to the KV tokens held in its steps.
 
-    Only metered requests are tracked. Joules arrive late, for many steps at once; until then steps
-    count at the power of the steps before.
+    Joules arrive late, for many steps at once; until then steps count at the power of those before.
     """
 
     def __init__(self) -> None:

@@ -25,12 +25,9 @@ _WORST_ERROR = 0.1
 
 @dataclass(frozen=True, slots=True)
 class FittedLevels:
-    """Result of the fit.
+    """Power in watts by ``STATES``, with its standard errors.
 
-    Attributes:
-        watts: power at rest, waiting in a step, computing.
-        error_w: standard errors of these.
-        explained: share of the variance of power explained, 0 to 1.
+    ``explained`` is the share of the variance of power explained, 0 to 1.
     """
 
     watts: tuple[float, float, float]
@@ -42,8 +39,8 @@ class LevelFit:
     """Sums over the spans of a group's workers; a span's error grows as the root of its length.
 
     Attributes:
-        seconds: time at rest, waiting and computing, of all spans.
-        unknown_s: time of spans left out since the wait in some of their steps is unknown.
+        seconds: time of all spans by ``STATES``.
+        unknown_s: time of spans left out, since the wait in some of their steps is unknown.
     """
 
     def __init__(self) -> None:

@@ -27,10 +27,7 @@ class FittedStep:
 
 
 class StepFit:
-    """Linear regression over the last few thousand steps of a group.
-
-    Sums are relative to the first step, and decay.
-    """
+    """Linear regression over recent steps; sums are relative to the first step, and decay."""
 
     def __init__(self) -> None:
         self._origin: tuple[float, float] | None = None

@@ -1,9 +1,8 @@
 """Fair shares of a group's slots between tenants.
 
 Shares are max-min fair, by weight: a level rises for all tenants until the slots are used up. A
-tenant that wants less than the level gets all it wants, the others their weight times the level. A
-tenant below its recent share may have more for a while, so a short burst does not wait behind an
-endless stream.
+tenant that wants less than its weight times the level gets all it wants. A tenant below its recent
+share may have more for a while: a short burst need not wait behind an endless stream.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ Offer = Mapping[str, float]
 _OF_LATE_S = 60.0
 # Weight of recent use relative to present use.
 _OF_LATE = 2.0
-# Parts of a share that bound the turns: a tenant with less goes earlier.
+# Parts of a share that bound the turns.
 _STEPS = (0.25, 0.5, 0.75, 1.1)
-# Extra offer per tenant beyond its share, as a part of it, so that a policy has a choice.
+# Offer beyond a share, as a part of it, so that a policy has a choice.
 _CHOICE = 0.25
 _FORGOTTEN_SLOTS = 1e-3
 
@@ -38,7 +37,7 @@ def equal(_: str) -> float:
 def level(wanted: Mapping[str, float], weight: Weight, slots: float) -> float:
     """Slots per unit of weight at which all wants, capped there, sum to these slots.
 
-    ``wanted`` is in slots by tenant. The level is infinite if there are enough slots for all.
+    ``wanted`` is in slots. Infinite if there are enough slots for all.
     """
     weights = sum(map(weight, wanted))
     for tenant in sorted(wanted, key=lambda each: wanted[each] / weight(each)):
@@ -53,7 +52,7 @@ class FairShare:
     """Turns of a group's tenants.
 
     Args:
-        weight: weight of a tenant, above 0; read each time, so it may change.
+        weight: above 0; read each time, so it may change.
         of_late_s: time constant of the average of held slots.
 
     Attributes:
@@ -90,8 +89,8 @@ class FairShare:
         """Turns of the tenants, in slots; what is left over comes after them.
 
         Four turns range from tenants with least of their share, now and recently, to those with all
-        of it or slightly more. Within one turn a policy may choose freely: a larger choice balances
-        better, so tenants that are about equal share a turn. All arguments are in slots.
+        of it or slightly more. Within a turn a policy chooses freely. A larger choice balances
+        better, so tenants that are about equal share a turn.
         """
         wanted = {each: float(held.get(each, 0)) for each in held.keys() | waiting.keys()}
         slots = sum(wanted.values()) + capacity

@@ -1,6 +1,6 @@
 """The waiting pool of a group: bounded, ordered by priority, fair to old requests and tenants.
 
-Times are on the caller's clock (seconds live, steps in a simulator) and come in as arguments.
+Times are on the caller's clock: seconds live, steps in a simulator.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ class Pool:
     """Waiting requests, lowest priority number first, then in order of arrival.
 
     Args:
-        starvation: time after which a request precedes all others of its priority; infinite: never.
-            Otherwise a free policy might never choose an awkward one. Before that, the oldest
-            request past a fifth of it goes first if it fits into the gap between the workers'
-            loads.
+        starvation: time after which a request precedes all others of its priority, since a policy
+            might never choose an awkward one. Past a fifth of it, the oldest request that fits into
+            the gap between the workers' loads goes first. Infinite: never.
         queue_timeout: time after which a request expires. Infinite: never.
     """
 
@@ -60,7 +59,6 @@ class Pool:
         self._choosy = 0  # number of requests that only some workers can serve
 
     def configure(self, pool_size: int, starvation: float, queue_timeout: float) -> None:
-        """Change the settings; waiting requests keep their place."""
         self.pool_size = pool_size
         self._starvation = starvation
         self._queue_timeout = queue_timeout
@@ -81,10 +79,7 @@ class Pool:
         return len(self) >= self.pool_size
 
     def add(self, request: Request) -> None:
-        """Add a request; a returning one regains its place by arrival.
-
-        One that a worker has failed precedes all others.
-        """
+        """Add a request; a returning one regains its place, one that a worker failed goes first."""
         self._serial += 1
         key = (request.priority, request.arrival_s, self._serial)
         self.requests_of[request.tenant] += 1
@@ -122,11 +117,8 @@ class Pool:
     def displaced_by(self, newcomer: str, weight: Weight) -> Request | None:
         """The request to evict from a full pool for a newcomer's tenant.
 
-        A tenant's places are proportional to its weight.
-
-        Returns:
-            The last request of the tenant with the most; None if the newcomer's would then have
-            more.
+        Places are proportional to weight. It is the last request of the tenant with the most; None
+        if the newcomer's would then have more.
         """
         if not self.requests_of.keys() - {newcomer}:
             return None
@@ -159,7 +151,6 @@ class Pool:
         The tiers share the pool's data, and hold until a request enters or leaves.
 
         Args:
-            now: present time.
             capacity: engine requests that can be placed in all.
             gap_tokens: load of the fullest worker less the least load with a free slot.
             turns: slots by tenant, turn by turn; empty: all are equal.
@@ -185,10 +176,7 @@ class Pool:
         return first if waited else None
 
     def room_wanted(self, now: float, gap_tokens: int) -> list[tuple[str, float]]:
-        """Requests to make room for, with the tokens of room due by now; see ``Reservations``.
-
-        The room is 0 for those that fit.
-        """
+        """Requests to make room for, with the tokens due by now; 0 for those that fit."""
         wanted = []
         for peers in self._peers():
             if self._waited(self._waiting[peers[0]], now) < _ROOM_FROM:
@@ -275,6 +263,6 @@ class Pool:
         return (now - request.arrival_s) / self._starvation
 
     def _fits(self, request: Request, now: float, gap_tokens: int) -> bool:
-        """True if the gap is large enough; the gap needed falls from a request's size to 0."""
+        """True if the gap suffices; the gap needed falls from a request's size to 0."""
         needed = request.load_tokens * (1 - self._waited(request, now) ** _RELUCTANCE)
         return needed <= gap_tokens

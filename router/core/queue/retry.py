@@ -1,4 +1,4 @@
-"""Limits of a request's attempts: which answers are retried elsewhere, how many, and time limits.
+"""Limits of a request's attempts: retried answers, their number, and time limits.
 
 Lost connections need no budget: their worker is down at once. Answers do: when all engines are
 overloaded, each rejects what another one rejected.
@@ -24,12 +24,12 @@ def faults(status: int) -> bool:
 
 
 def may_differ_elsewhere(status: int) -> bool:
-    """True if another worker may answer better; errors of the client remain errors."""
+    """True if another worker may answer better."""
     return faults(status) or status in (_REQUEST_TIMEOUT, _TOO_MANY_REQUESTS)
 
 
 def rest_s(status: int, retry_after: bytes) -> float:
-    """Pause in seconds that an answer's status and Retry-After request; 0: none."""
+    """Pause in seconds that an answer requests; 0: none."""
     if status not in (_TOO_MANY_REQUESTS, _UNAVAILABLE) or not retry_after.isdigit():
         return 0.0
     return min(float(retry_after), MOST_REST_S)
@@ -51,7 +51,6 @@ class RetryBudget:
         self._requests.add(now_s)
 
     def spend(self, now_s: float) -> bool:
-        """Take one retry, if there is one."""
         allowed = self._retry_budget * self._requests.count(now_s) + self._always
         if self._retries.count(now_s) + 1 > allowed:
             return False
@@ -64,9 +63,8 @@ class Deadlines:
     """Time limits of a request in seconds; None: unlimited.
 
     Attributes:
-        request_timeout_s: time from its arrival to the end of its answer.
-        first_byte_timeout_s: time from dispatch to the answer's first byte; a whole answer counts
-            at its end.
+        request_timeout_s: from its arrival to the end of its answer.
+        first_byte_timeout_s: from dispatch to the first byte; a whole answer counts at its end.
         stream_idle_timeout_s: silence of a worker within a stream.
     """
 
@@ -75,7 +73,6 @@ class Deadlines:
     stream_idle_timeout_s: float | None = None
 
     def within(self, timeout_s: float | None) -> Deadlines:
-        """These limits with the client's own limit on the whole request, if it has one."""
         if timeout_s is None:
             return self
         return replace(self, request_timeout_s=shorter(self.request_timeout_s, timeout_s))

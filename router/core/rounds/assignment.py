@@ -25,13 +25,12 @@ def assign(
 ) -> list[Assignment]:
     """Let a policy assign tier after tier while capacity lasts.
 
-    The tiers share the round's budget in proportion to the slots that each fills. If a worker's
-    memory may be too small for its requests, the policy may run more than once for a tier; each run
-    then has half of the tier's remaining share.
+    Tiers share the round's budget in proportion to the slots that each fills. If a worker's memory
+    may be too small, the policy may run again for a tier; each run then has half of the tier's
+    remaining share.
 
     Args:
-        policy: policy; if it solves a program, its ``share`` is set to the part of the budget for
-            the next call.
+        policy: if it solves a program, its ``share`` is set for each call.
         tiers: groups of waiting requests, most urgent first.
         workers: live workers of one group.
         outlook: their predicted loads; None without look-ahead.
@@ -57,8 +56,7 @@ def assign(
 class _Round:
     """The workers and their outlook, as assignments change them.
 
-    Attributes:
-        memory: their KV memory; None if none is known to be limited.
+    ``memory`` is None if no worker's KV memory is known to be limited.
     """
 
     def __init__(
@@ -77,7 +75,6 @@ class _Round:
         self.memory = RoundMemory() if limited else None
 
     def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
-        """Assign a tier."""
         assignments = self._choose(tier, self.offered(tier), share)
         self._last = assignments, tier
         return assignments
@@ -173,6 +170,6 @@ def _after(
 
 
 def gap_tokens(workers: Sequence[WorkerView]) -> int:
-    """Load of the fullest worker less that of the least loaded one with capacity; at least 0."""
+    """Load of the fullest worker less the least load with capacity; at least 0."""
     open_ = [worker.load_tokens for worker in workers if worker.capacity > 0]
     return max([worker.load_tokens for worker in workers]) - min(open_) if open_ else 0

@@ -77,7 +77,7 @@ class RoundInput:
     Attributes:
         gap_tokens: load of the fullest worker less the least load with a free slot.
         overdue: oldest request without patience.
-        askable: workers that failed requests wait for; empty if there is no such request.
+        askable: workers that failed requests wait for; empty without such requests.
     """
 
     now: float
@@ -94,9 +94,9 @@ class RoundDecider(Generic[W]):
     """Assigns a group's waiting requests, round by round.
 
     Attributes:
-        fallback: policy for rounds in which the main one broke its contract.
+        fallback: assigns where the policy raises an exception.
         solved: the policy's last program; None if it solved nothing.
-        on_policy_error: callback for an exception of the policy; the fallback then assigns.
+        on_policy_error: callback for that exception.
     """
 
     group: W
@@ -132,7 +132,6 @@ class RoundDecider(Generic[W]):
             self.overcommit.review(self.group.totals[PoolState.WAITING], self.group.slots)
 
     def decide(self, now: float, clock: Clock) -> Sequence[Assignment]:
-        """Assign waiting requests to workers with free capacity; empty when there is none."""
         self.learn()
         held = self.group.held
         if self.fair.tenants or held.keys() - ANONYMOUS:

@@ -1,11 +1,10 @@
 """Number of requests that may queue in an engine, chosen by the measured slot bubble.
 
-Between a request's end and the next one's first step there is a bubble, for snapshot, decision and
-dispatch. A request that queues in the engine fills the slot at once, but was chosen before its
-worker had one. In simulations (`make figures`, dispatch delay) a queue pays where outputs are short
-against the bubble, and costs balance where they are long. So the share of lost slot time decides. A
-number that works loses next to nothing, which tells nothing about a lower one: that is tried now
-and then.
+A slot is empty between a request's end and the next one's first step: snapshot, decision, dispatch.
+A request that queues in the engine fills it at once, but was chosen before its worker had one. In
+simulations (`make figures`, dispatch delay) a queue pays where outputs are short against the
+bubble, and costs balance where they are long. So the share of lost slot time decides. Where a
+number works, little is lost, which tells nothing of a lower one: that is tried now and then.
 """
 
 from __future__ import annotations
@@ -15,17 +14,13 @@ from router.core.state.barrier import StepTotals
 MOST = 2
 REVIEW_STEPS = 256
 RETRY_REVIEWS = 32  # reviews after a loss before a lower number is tried
-# Shares of the slots' time that are empty while requests wait.
+# Shares of slot time that is empty while requests wait.
 _TOO_MUCH = 0.02
 _NEXT_TO_NOTHING = 0.002
 
 
 class Overcommit:
-    """The number in force for one group.
-
-    Args:
-        fixed: constant number; None: 0 at first, then by the measured bubble.
-    """
+    """The number in force for one group; ``fixed`` None: 0 at first, then by the bubble."""
 
     def __init__(self, fixed: int | None = None) -> None:
         self.requests = fixed or 0
@@ -35,7 +30,7 @@ class Overcommit:
         self._until_retry = 0
 
     def review(self, totals: StepTotals, slots: int) -> None:
-        """Update the number once enough steps have passed in which requests waited."""
+        """Update it after enough steps in which requests waited."""
         steps = totals.steps - self._seen.steps
         entered = totals.entered - self._seen.entered
         if steps < REVIEW_STEPS or entered == 0:

@@ -1,9 +1,8 @@
 """Room made in time for requests that fit nowhere, before their patience ends.
 
-A long prompt that must enter at its deadline lifts one worker far above the other G - 1, which wait
-until they have caught up. A worker that is lowered beforehand costs only its own distance. So part
-of the request's work is counted on that worker ahead of time, as far as it stays below the fullest.
-This is not in the paper.
+A long prompt that must enter at its deadline lifts one worker far above the other G - 1, which then
+wait. A worker that is lowered beforehand costs only its own distance. So part of the request's work
+is counted on it ahead of time, as far as it stays below the fullest. This is not in the paper.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ _SHARE = 0.25
 
 
 class Reservations:
-    """The worker lowered for each waiting request of one group; it does not change.
-
-    Attributes:
-        lowered: that worker, by request.
-    """
+    """The worker lowered for each waiting request of one group (``lowered``); it stays the same."""
 
     def __init__(self) -> None:
         self.lowered: dict[str, str] = {}
@@ -37,8 +32,7 @@ class Reservations:
         """Add the future work to the workers that are lowered.
 
         ``wanted`` lists long-waiting requests, oldest first, with the tokens of room due by now;
-        if it is empty, nothing is reserved any more.
-        Rows of the outlook are in the workers' order.
+        empty: all reservations end. Rows of the outlook are in the workers' order.
         """
         if not wanted:
             self.lowered.clear()
@@ -54,7 +48,6 @@ class Reservations:
         return replace(outlook, work=work)
 
     def _choose(self, wanted: Sequence[str], row: Mapping[str, int], loads: Floats) -> None:
-        """Drop what is no longer wanted, and lower a free worker for each new request."""
         still = set(wanted)
         self.lowered = {
             request_id: worker

@@ -91,7 +91,7 @@ class RoundMemory:
     def keep_room(self, workers: Sequence[WorkerView]) -> None:
         """Keep the roomiest worker for requests that lack memory.
 
-        Otherwise those behind them would take all memory that becomes free.
+        Else those behind them would take all memory that becomes free.
         """
         free = [one for one in workers if one.capacity > 0 and one.id not in self._kept]
         if free:
