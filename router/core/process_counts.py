@@ -25,7 +25,6 @@ class ProcessCounts:
     wanted: int = 0
 
     def up(self) -> dict[str, int]:
-        """Number of running processes by role."""
         return {PROXY: self.proxies, DECIDER: 1}
 
     def restarts(self) -> dict[str, int]:

@@ -106,11 +106,7 @@ _SLICES = 10
 class Recent:
     """Count over a sliding window, which moves by a tenth of its length.
 
-    An event counts for nine to ten tenths of the window. Times are in seconds, of a monotonic
-    clock.
-
-    Args:
-        window_s: length of the window.
+    An event counts for nine to ten tenths of the window. The clock is monotonic.
     """
 
     def __init__(self, window_s: float) -> None:

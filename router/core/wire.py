@@ -63,7 +63,7 @@ _header = msgspec.msgpack.Decoder(_Header)
 
 
 def encode(message: Snapshot | PowerMessage) -> bytes:
-    """Encode one message of the state stream, or of an agent."""
+    """Encode a message of the state stream, or of an agent."""
     return _encoder.encode(message)
 
 
@@ -117,9 +117,7 @@ def _decoded(message: bytes, decoder: msgspec.msgpack.Decoder[T], what: str) -> 
 
 
 def full_endpoint(endpoint: str) -> str:
-    """Endpoint at which full snapshots are requested, given the stream's endpoint.
-
-    It is the next port over TCP, else the same path with the suffix ``.full``.
+    """Endpoint for full snapshots: the stream's next port over TCP, else its path with ``.full``.
 
     Raises:
         SnapshotError: a TCP endpoint without a port number.

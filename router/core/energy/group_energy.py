@@ -190,7 +190,6 @@ class GroupEnergy:
             self.joules += Joules(unknown_j=account.pending_j)
 
     def forget_worker(self, worker_id: str) -> None:
-        """Drop a worker for good, after its last metered request."""
         self.leave(worker_id)
         self._shares.pop(worker_id, None)
 

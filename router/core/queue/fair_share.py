@@ -30,7 +30,7 @@ ANONYMOUS = frozenset({""})
 
 
 def equal(_: str) -> float:
-    """Default weight of a tenant."""
+    """Default weight."""
     return 1.0
 
 

@@ -151,6 +151,7 @@ class Pool:
         The tiers share the pool's data, and hold until a request enters or leaves.
 
         Args:
+            now: present time.
             capacity: engine requests that can be placed in all.
             gap_tokens: load of the fullest worker less the least load with a free slot.
             turns: slots by tenant, turn by turn; empty: all are equal.

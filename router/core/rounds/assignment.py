@@ -80,7 +80,7 @@ class _Round:
         return assignments
 
     def fit(self, tier: Tier, share: float) -> Iterator[Assignment]:
-        """Assign a tier; repeat for requests that exceeded their worker's memory."""
+        """Assign a tier; repeat for requests that exceeded a worker's memory."""
         assert self.memory is not None
         while _any_open(offered := self.offered(tier)):
             takers = self.memory.takers(tier, offered)

@@ -33,9 +33,7 @@ class Workers(Protocol):
     departures: list[Departure]
 
     @property
-    def held(self) -> Mapping[str, int]:
-        """Slots in use, by tenant."""
-        ...
+    def held(self) -> Mapping[str, int]: ...
 
     @property
     def askable(self) -> Set[str]:
@@ -43,14 +41,10 @@ class Workers(Protocol):
         ...
 
     @property
-    def slots(self) -> int:
-        """Slots of all workers that are up."""
-        ...
+    def slots(self) -> int: ...
 
     @property
-    def totals(self) -> Mapping[PoolState, StepTotals]:
-        """Sums over the steps so far."""
-        ...
+    def totals(self) -> Mapping[PoolState, StepTotals]: ...
 
     def own_steps(self, step_tokens: float) -> int:
         """Steps since the last call that no ``learn`` reports."""
@@ -62,9 +56,7 @@ class Workers(Protocol):
 
     def views(self, dispatch: Dispatch, overcommit: int) -> Sequence[WorkerView]: ...
 
-    def outlook(self, look_ahead: LookAhead, views: Sequence[WorkerView]) -> Outlook:
-        """Forecast for the workers of these views, before a round."""
-        ...
+    def outlook(self, look_ahead: LookAhead, views: Sequence[WorkerView]) -> Outlook: ...
 
 
 W = TypeVar("W", bound=Workers)
@@ -152,7 +144,6 @@ class RoundDecider(Generic[W]):
         return assignments
 
     def _collect(self, now: float) -> RoundInput | None:
-        """The input of a round; None without capacity."""
         views = self.group.views(self.dispatch, self.overcommit.requests)
         capacity = sum([view.capacity for view in views])
         if not capacity:

@@ -88,12 +88,10 @@ class _Rank:
     """A worker's last report.
 
     Attributes:
-        offset: the group's step number less the engine's.
-        stranger: true while the offset is unknown.
+        offset: the group's step number less the engine's; unknown for a ``stranger``.
         step: with the offset.
         time_s: end of the step, by the engine's clock.
-        step_tokens: load in that step.
-        held_tokens: load after it.
+        step_tokens, held_tokens: load in that step, and after it.
     """
 
     offset: int = 0
@@ -109,8 +107,7 @@ class StepShares(msgspec.Struct, frozen=True, gc=False):
     """A worker's part in a step.
 
     Attributes:
-        step_tokens: KV tokens resident in the step.
-        held_tokens: KV tokens left after it.
+        step_tokens, held_tokens: KV tokens resident in the step, and left after it.
         entered: requests in their first step.
         asked: KV tokens by metered request.
     """
@@ -124,7 +121,7 @@ class StepShares(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepLedger:
-    """Sums by pool state over the steps of one group."""
+    """Sums over the steps of one group."""
 
     def __init__(self, levels: PowerLevels | None = None) -> None:
         self.totals = {state: StepTotals() for state in PoolState}
@@ -144,7 +141,6 @@ class StepLedger:
 
     @property
     def barrier(self) -> bool | None:
-        """True if workers wait for each other, by recent steps; None: unknown."""
         return is_barrier(self._together_share)
 
     def watch(
@@ -210,7 +206,6 @@ class StepLedger:
         self._step = self._furthest()
 
     def forget_worker(self, worker_id: str) -> None:
-        """Remove a worker for good; its part of the sums stays."""
         self.leave(worker_id)
         self._offsets.pop(worker_id, None)
         self.energy.forget_worker(worker_id)
@@ -291,7 +286,6 @@ class StepLedger:
             self._watch.close(step, dict(zip(self._ranks, loads, strict=True)))
 
     def _contest(self, loads: Sequence[int], *, together: bool) -> bool:
-        """Update the share of common steps; true if the step is contested."""
         if sum(load > 0 for load in loads) < 2:
             return False
         self._contested = min(self._contested + 1, _REMEMBERED_STEPS)

@@ -20,7 +20,7 @@ MOST_OPEN_S = 60.0
 
 
 class BreakerState(Enum):
-    """Requests that a worker receives: all (closed), trials (half open), or none (open)."""
+    """Requests that a worker receives: all, trials, or none."""
 
     CLOSED = "closed"
     HALF_OPEN = "half_open"
@@ -119,7 +119,6 @@ class Breaker:
             self._trials.add(attempt)
 
     def gone(self, attempt: str) -> None:
-        """Forget a request; that alone proves nothing."""
         self._trials.discard(attempt)
 
     def succeeded(self, attempt: str, now_s: float) -> None:

@@ -141,7 +141,7 @@ class Group:
 
     @property
     def most_slots(self) -> int | None:
-        """Slots of the largest engine; None unless all engines report theirs."""
+        """Slots of the largest engine; None unless all report theirs."""
         most = 0
         for worker in self.workers.values():
             if worker.feed is None or not worker.feed.slots:
@@ -151,7 +151,6 @@ class Group:
 
     @property
     def slots(self) -> int:
-        """Slots of the live workers."""
         return sum(worker.slots for worker in self._live)
 
     def live_workers(self) -> Sequence[Worker]:
@@ -182,7 +181,6 @@ class Group:
         self._rates.amend(worker.service, spec.service_rate)
 
     def remove(self, worker_id: str) -> None:
-        """Remove an empty worker for good; its part of the sums stays."""
         self.lose_feed(worker_id)
         worker = self.workers.pop(worker_id)
         self._rates.leave(worker.service)

@@ -50,12 +50,11 @@ class PrefillWorker(Worker):
 
     @property
     def empty(self) -> bool:
-        """True if it also keeps no KV that is still to be fetched."""
         return super().empty and not self._kept
 
     @property
     def kv_tokens(self) -> int:
-        """Capacity of its KV memory; 0 if unknown."""
+        """0 if unknown."""
         if self.feed is not None:
             return self.feed.kv_tokens
         return self.foreign.gauges.kv_tokens if self.foreign.gauges else 0

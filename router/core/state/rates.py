@@ -44,7 +44,6 @@ class GroupRates:
         self._settle()
 
     def amend(self, member: ServiceRate, planned: float | None) -> None:
-        """Change a worker's plan; past completions are compared with the new one."""
         member.planned = planned
         self._settle()
 
@@ -104,7 +103,6 @@ class ServiceRate:
 
     @property
     def known_per_s(self) -> float | None:
-        """The rate; None without a plan and without completions."""
         return None if self.planned is None and not self.completions else self.per_s
 
     def sent(self, requests: int, slots: int, now_s: float | None) -> None:

@@ -126,7 +126,6 @@ class Worker:
 
     @property
     def empty(self) -> bool:
-        """True if none of this router's requests is on it."""
         return not self._in_flight and not self.aside
 
     @property
@@ -154,7 +153,6 @@ class Worker:
 
     @property
     def load_tokens(self) -> int:
-        """KV tokens of running requests, plus those of dispatches not shown yet."""
         return self._known_tokens() + self.foreign.load_tokens
 
     def _known_tokens(self) -> int:
@@ -241,7 +239,6 @@ class Worker:
             foreign.own_tokens = max(foreign.own_tokens, tokens)
 
     def add(self, request: Request, now_s: float | None = None) -> None:
-        """Count a request on its way here; ``now_s`` None: unknown."""
         if not self.breaker.calm:
             self.breaker.sent(request.id)
         self.service.sent(request.slots, self.slots, now_s)
@@ -305,7 +302,7 @@ class Worker:
         self._recount((request_id,))
 
     def view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
-        """The worker as a policy sees it; made anew only where something has changed."""
+        """Made anew only where something has changed."""
         if self._view is None or self._view_of != (dispatch, overcommit):
             self._view = self.fresh_view(dispatch, overcommit)
             self._view_of = dispatch, overcommit
@@ -319,14 +316,14 @@ class Worker:
         return self._view
 
     def _held_back(self, view: WorkerView) -> WorkerView:
-        """The view's capacity after drain and breaker; it still shows its load."""
+        """The view with its capacity after drain and breaker."""
         left = 0
         if not self.draining:
             left = self.breaker.capacity(view.capacity, self.slots, view.requests)
         return msgspec.structs.replace(view, capacity=left)
 
     def fresh_view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
-        """The view by the present state, as if no request were held back."""
+        """The view as if no request were held back."""
         feed, foreign, pooled = self.feed, self.foreign, dispatch is Dispatch.POOL
         requests, slots, admissible_tokens = self.requests, self.slots, None
         unseen_tokens = self._unseen_tokens() if self.unseen else 0

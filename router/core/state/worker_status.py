@@ -56,7 +56,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
 
 
 def status_of(worker: Worker, now_s: float) -> WorkerStatus:
-    """Describe a worker; ``now_s`` is monotonic."""
+    """``now_s`` is monotonic."""
     feed = worker.feed
     shown = feed or worker.foreign.gauges
     return WorkerStatus(
