@@ -1,31 +1,4 @@
-"""The error tree; only ``app.py`` and ``proxy/`` assign HTTP codes.
-
-EvenstepError
-├── ConfigError
-├── InputError
-│   └── PlacementError
-├── RequestError
-│   ├── InvalidRequestError
-│   └── UnknownModelError
-├── UnknownKeyError
-├── KeyLimitError
-├── PoolFullError
-│   └── DisplacedError
-├── DeadlineError
-│   ├── QueueTimeoutError
-│   └── RequestTimeoutError
-├── NoWorkerError
-├── PolicyError
-├── SnapshotError
-└── UpstreamError
-    ├── AnsweredError
-    │   └── UnknownPathError
-    ├── UpstreamTimeoutError
-    ├── UnreachedError
-    │   └── DescriptorsError
-    └── RecalledError
-        └── EndingError
-"""
+"""The error tree; only ``app.py`` and ``proxy/`` assign HTTP codes."""
 
 from __future__ import annotations
 
@@ -57,11 +30,7 @@ class PlacementError(InputError):
 
 
 class RequestError(EvenstepError):
-    """A client's request that cannot be served as it stands.
-
-    Args:
-        param: offending field, if there is one.
-    """
+    """A request that cannot be served as it stands; ``param``: offending field, if any."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -106,11 +75,7 @@ class DisplacedError(PoolFullError):
 
 
 class DeadlineError(EvenstepError):
-    """A request's time is over.
-
-    Args:
-        own: true if the client set the time; a retry is then in vain.
-    """
+    """A request's time is over; ``own``: the client set it, so a retry is in vain."""
 
     def __init__(self, message: str, *, own: bool = False) -> None:
         super().__init__(message)
@@ -118,11 +83,11 @@ class DeadlineError(EvenstepError):
 
 
 class QueueTimeoutError(DeadlineError):
-    """The request waited longer than the queue timeout, its own or the router's."""
+    """The wait exceeded the queue timeout, the request's own or the router's."""
 
 
 class RequestTimeoutError(DeadlineError):
-    """The request took longer than its own timeout or the router's."""
+    """The request exceeded its own timeout or the router's."""
 
 
 class NoWorkerError(EvenstepError):

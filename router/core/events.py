@@ -39,7 +39,7 @@ class EngineFailed(_Event, frozen=True):
 
 
 class SnapshotReceived(_Event, frozen=True):
-    """A snapshot arrived from a worker."""
+    """A snapshot arrived."""
 
     worker_id: str
     snapshot: Snapshot
@@ -64,7 +64,7 @@ class PowerTold(_Event, frozen=True):
 
 
 class Arrived(_Event, frozen=True):
-    """A request arrived and waits for a worker."""
+    """A request waits for a worker."""
 
     request: Request
 
@@ -78,11 +78,7 @@ class Dispatched(_Event, frozen=True):
 
 
 class Began(_Event, frozen=True):
-    """The first byte of a request's answer goes to its client.
-
-    Attributes:
-        good: false for an error, which is no measure of the worker.
-    """
+    """The first byte of an answer goes to its client; not ``good``: an error, no measure."""
 
     request_id: str
     worker_id: str
@@ -91,7 +87,7 @@ class Began(_Event, frozen=True):
 
 
 class Progressed(_Event, frozen=True):
-    """Number of output tokens that a request has streamed so far (workers without snapshots)."""
+    """Output tokens that a request has streamed so far (workers without snapshots)."""
 
     request_id: str
     generated_tokens: int
@@ -148,7 +144,7 @@ class Succeeded(_Event, frozen=True):
 
 
 class Failed(_Event, frozen=True):
-    """A worker failed a request; ``suspect``: another worker failed the same request before."""
+    """A worker failed a request; ``suspect``: another one failed it before."""
 
     request_id: str
     worker_id: str

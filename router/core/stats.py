@@ -17,11 +17,7 @@ OBJECTIVE_BOUNDS = (1e2, 3e2, 1e3, 3e3, 1e4, 3e4, 1e5, 3e5, 1e6, 3e6, 1e7, 1e8, 
 
 
 class Histogram:
-    """Counts per bucket, upper bounds inclusive, the last bucket unbounded.
-
-    Attributes:
-        counts: one count per bound, and one for values above all bounds.
-    """
+    """Counts per bucket, upper bounds inclusive; the last bucket is unbounded."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -48,8 +44,7 @@ class TokenStats:
     """Times at which tokens of streamed answers were passed on.
 
     Attributes:
-        itl_s: time between two chunks of one answer's stream; tokens that come together are one
-            chunk.
+        itl_s: time between two chunks of one stream; tokens that come together are one chunk.
         tpot_s: time per token from a stream's first token to its last, observed at its end.
     """
 

@@ -1,8 +1,8 @@
 """Shared values: requests, workers, snapshots.
 
-This module needs only the standard library, and msgspec for values that travel as bytes or are made
-for every request. Loads and lengths are in KV tokens. Times are in seconds (``_s``) of the caller's
-clock; only differences of one clock are taken.
+They need only the standard library, and msgspec where they travel as bytes or are made per request.
+Loads and lengths are in KV tokens. Times are in seconds (``_s``) of the caller's clock; only
+differences of one clock are taken.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class StateSource(Enum):
 
 
 class Dispatch(Enum):
-    """Time at which a request leaves the router: once a slot is free, or at once on arrival."""
+    """When a request leaves the router: once a slot is free, or at once on arrival."""
 
     POOL = "pool"
     INSTANT = "instant"
 
 
 class PoolState(Enum):
-    """Presence of waiting requests in a group's pool; imbalance is reported for both states."""
+    """Presence of waiting requests; imbalance is reported for both states."""
 
     EMPTY = "empty"
     WAITING = "waiting"
@@ -91,7 +91,7 @@ class Request:
     Attributes:
         id: the router's own token, unique per attempt, contained in engine request ids.
         group: group of workers (one model, one barrier) that may serve it.
-        prompt_tokens: number of tokens; exact for token-id and computed prompts, else an estimate.
+        prompt_tokens: exact for token-id and computed prompts, else an estimate.
         slots: number of engine requests that it becomes (``n`` times the number of prompts).
         priority: lower goes first, as in vLLM.
         text_bytes: size of its prompts' text; 0 where that does not determine the tokens.
@@ -125,7 +125,7 @@ class Request:
 
     @property
     def load_tokens(self) -> int:
-        """KV tokens that it adds to a worker on entry (one prompt per engine request)."""
+        """KV tokens that it adds to a worker on entry."""
         return self.prompt_tokens * self.slots
 
     def again(self, *failed_by: str) -> Request:
@@ -140,14 +140,13 @@ class WorkerSpec:
     """One worker: a data-parallel rank behind an engine's HTTP server.
 
     Attributes:
-        id: unique name, by default URL plus rank.
+        id: unique; by default URL plus rank.
         group: barrier domain and model.
-        rank: rank sent as ``X-data-parallel-rank`` when several ranks share one URL.
-        slots: number of requests that run at once; None: from snapshots, else ``DEFAULT_SLOTS``.
-        role: ``prefill`` computes prompts for the other workers of its group, which answer
-            requests.
+        rank: sent as ``X-data-parallel-rank`` when several ranks share one URL.
+        slots: requests that run at once; None: from snapshots, else ``DEFAULT_SLOTS``.
+        role: ``prefill`` computes prompts for the other workers of its group, which answer.
         snapshots: ZMQ endpoint of the state stream; None: the engine has no plug-in.
-        server_key: public CURVE key of the engine or agent; None: its messages are not secured.
+        server_key: public CURVE key of the engine or agent; None: messages are not secured.
         power: ZMQ endpoint of the agent that reports its power; None: only snapshots may.
         kv_bootstrap: URL of a prefill engine's bootstrap server, for Mooncake's connector.
         service_rate: planned requests per second of each slot; None: not planned.
@@ -167,7 +166,7 @@ class WorkerSpec:
 
     @property
     def stage(self) -> str:
-        """The group that the router counts it in: prefill workers form a group of their own."""
+        """The group that counts it: prefill workers form a group of their own."""
         return prefill_stage(self.group) if self.role == "prefill" else self.group
 
 
@@ -236,12 +235,11 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         epoch: id of the engine's run, new at every start.
-        sequence: number that grows by one per message of an epoch; a full one repeats the latest.
+        sequence: grows by one per message of an epoch; a full one repeats the latest.
         step: number of the barrier step that has just ended, equal on all ranks of a barrier.
         time_s: wall clock (seconds since 1970) at the end of the step.
         waited_s: part of ``step_s`` spent waiting for other ranks; None: not measured.
-        admission: name of the plug-in's policy; ``ADMISSION_ENDED`` after a fault; None: the
-            engine's own.
+        admission: the plug-in's policy; ``ADMISSION_ENDED`` after a fault; None: the engine's own.
         waiting_routed: part of ``waiting`` that routers have sent; None: unknown.
     """
 
