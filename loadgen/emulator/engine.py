@@ -2,11 +2,11 @@
 
 As in vLLM, requests wait by (priority, arrival) and enter while a slot and KV memory are free. Each
 grows by a token a step. When memory would overflow, the last one admitted waits again, and later
-recomputes its tokens. ``queues`` has other orders.
+recomputes its tokens.
 
-With a chunk, prompts take steps (chunked prefill). A step computes at most that many tokens: one
-for each decoding request, the rest for prompts, which hold memory for all their tokens from the
-start. The step that computes a prompt's last token yields the first output token.
+With a chunk, a step computes at most that many tokens: one for each decoding request, the rest for
+prompts, which hold memory for all their tokens from the start. The step that computes a prompt's
+last token yields the first output token.
 
 The KV of a prompt on another engine (``EngineRequest.fetch``) is fetched as in vLLM 0.32: once the
 request is first in the queue and a slot and memory are free. It waits with its memory but without a
@@ -32,7 +32,7 @@ class EngineRequest:
     """One sequence; the model knows its length in advance.
 
     Attributes:
-        output_tokens: tokens after which it ends, at least 1.
+        output_tokens: at least 1.
         priority: lower goes first.
         arrival: position in the order of arrival; ``Engine.add`` sets it.
         keeps_kv: whether its KV stays for another engine after its end.
@@ -61,12 +61,12 @@ class EngineRequest:
 
     @property
     def load_tokens(self) -> int:
-        """Number of KV tokens that it holds while it runs."""
+        """KV tokens that it holds while it runs."""
         return self.prompt_tokens + self.generated_tokens
 
     @property
     def peak_tokens(self) -> int:
-        """Largest number of KV tokens that it ever holds."""
+        """Most KV tokens that it ever holds."""
         return self.prompt_tokens + self.output_tokens - 1
 
 
@@ -83,7 +83,7 @@ class Engine:
         prefill_first: whether a step either computes prompts or decodes, as vLLM before V1; else
             running requests go first and prompts fill the step.
         eviction: rule that selects victims when memory overflows, and what they lose.
-        queue: queue in place of vLLM's order; each engine needs its own.
+        queue: in place of vLLM's order; each engine needs its own.
 
     Attributes:
         fetching_tokens: memory of requests in transfer, or with KV but without a slot.
@@ -131,17 +131,15 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait for a slot, with or without their KV."""
+        """Requests that wait for a slot, with or without their KV."""
         return len(self._waiting)
 
     @property
     def waiting_routed(self) -> int:
-        """Number of waiting requests that came from routers."""
         return sum(request_token(id_) is not None for id_ in self._waiting)
 
     @property
     def used_tokens(self) -> int:
-        """KV memory in use, tokens."""
         running_tokens = self.load_tokens + self._slack_tokens
         return running_tokens + self.fetching_tokens + self.kept.tokens
 
@@ -160,7 +158,7 @@ class Engine:
 
     @property
     def admissible_tokens(self) -> int:
-        """Number of prompt tokens that would still be admitted."""
+        """Prompt tokens that would still be admitted."""
         return max(0, min(self._queue.admissible_tokens(self._memory()), self._free_tokens()))
 
     @property
@@ -184,7 +182,7 @@ class Engine:
         self._queue.arrived(request)
 
     def abort(self, request_id: str) -> bool:
-        """Drop a request, waiting or running; return False when the id is unknown.
+        """Drop a request, waiting or running; False: unknown id.
 
         Memory that a transfer writes to becomes free when the transfer ends.
         """
@@ -298,7 +296,7 @@ class Engine:
         return admitted
 
     def _next(self, now_s: float) -> EngineRequest | None:
-        """Return the next request to run; those that hold memory go first.
+        """The next request to run; those that hold memory go first.
 
         Transfers of requests ahead of it begin here.
         """

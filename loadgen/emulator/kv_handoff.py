@@ -16,11 +16,7 @@ _RENEWED_SHARE = 2 / 3
 
 @dataclass(slots=True)
 class _Kept:
-    """KV of one request.
-
-    Attributes:
-        claims: requests of other engines that will fetch it; above 0, it stays.
-    """
+    """KV of one request; while other engines claim it, it stays."""
 
     tokens: int
     lease_end_s: float
@@ -48,11 +44,9 @@ class KeptKv:
         self._kept: dict[str, _Kept] = {}
 
     def __len__(self) -> int:
-        """Number of requests whose KV is kept."""
         return len(self._kept)
 
     def keep(self, request_id: str, tokens: int, now_s: float) -> None:
-        """Keep a request's KV from now on."""
         self._kept[request_id] = _Kept(tokens, now_s + self._lease_s)
         self.tokens += tokens
         self.kept_total += 1
@@ -78,13 +72,13 @@ class KeptKv:
             kept.lease_end_s = max(kept.lease_end_s, now_s + _RENEWED_SHARE * self._lease_s)
 
     def fetch(self, request_id: str) -> bool:
-        """Release KV at the end of its transfer; return False when it is no longer kept."""
+        """Release KV at the end of its transfer; False: no longer kept."""
         fetched = self._drop(request_id)
         self.fetched_total += fetched
         return fetched
 
     def free(self, request_id: str) -> None:
-        """Free KV that is no longer needed; no-op when it is not kept."""
+        """No-op when it is not kept."""
         self.freed_total += self._drop(request_id)
 
     def expire(self, now_s: float) -> int:
@@ -100,7 +94,6 @@ class KeptKv:
         return len(over)
 
     def lose(self) -> None:
-        """Lose all KV, as the engine died."""
         self._kept.clear()
         self.tokens = 0
 
@@ -145,7 +138,7 @@ class Fetch:
         self._kv_id = kv_id
         self._arrived = False
         self.seconds = time.seconds(tokens) if tokens else 0.0
-        """How long a transfer takes; one of KV that is gone fails at once."""
+        """KV that is gone fails at once."""
 
     def end(self) -> bool:
         """End a transfer; return whether the KV was there."""
@@ -154,7 +147,6 @@ class Fetch:
         return self._arrived
 
     def cancel(self) -> None:
-        """Free the KV, which is no longer needed."""
         if not self._arrived and self._source is not None:
             self._source.free(self._kv_id)
         self._source = None

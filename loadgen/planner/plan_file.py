@@ -36,11 +36,11 @@ class ServerTable(_Table):
     """One GPU, or several equal ones.
 
     Attributes:
-        name: name; with ``count`` above 1, prefix of their names.
-        gpu: name of a preset; the next three fields override its figures.
+        name: with ``count`` above 1, prefix of their names.
+        gpu: a preset; the next three fields override its figures.
         memory_gb, bandwidth_gb_s, tflops: 10^9 bytes, 10^9 bytes/s, dense 10^12 operations/s.
         rtt_s: round trip of a token from the server before and back.
-        network_gbit_s: network bandwidth to it; None: prompts' activations take no time.
+        network_gbit_s: bandwidth to it; None: prompts' activations take no time.
         host: its machine; the engines of chains listen there.
         devices: names for CUDA_VISIBLE_DEVICES, one per GPU; empty: numbered on the host.
     """
@@ -124,8 +124,8 @@ class EngineTable(_Table):
     Attributes:
         gpu_memory_utilization: share of a GPU's memory that vLLM may use.
         reserve_gb: part of it for activations, CUDA graphs and context.
-        kv_cache_dtype: value of vLLM's ``--kv-cache-dtype``, of 16 or 8 bits.
-        port: port of the first chain on a host; later ones count up.
+        kv_cache_dtype: of 16 or 8 bits.
+        port: of the first chain on a host; later ones count up.
         master_port: rendezvous port of the first chain's hosts; later ones count up.
         load: rho, highest planned utilization of the chains.
     """
@@ -172,13 +172,12 @@ class PlanConfig(_Table):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One GPU of the file.
+    """One GPU of the file; other fields as in ``ServerTable``.
 
     Attributes:
         kind: name of its table.
         device: its name for CUDA_VISIBLE_DEVICES on its host.
         sliced: whether it is a MIG slice.
-        name and the rest: as in ``ServerTable``.
     """
 
     name: str

@@ -46,7 +46,6 @@ class Barrier:
 
     @classmethod
     def of(cls, window: Window) -> Barrier:
-        """Measure how ranks step."""
         several = (window.loads > 0).sum(axis=1) >= 2
         together = window.together[several]
         fit = StepFit()
@@ -110,7 +109,6 @@ class Waiting:
 
     @classmethod
     def of(cls, window: Window, barrier: Barrier) -> Waiting:
-        """Measure a window."""
         busy_s = float(window.step_s.sum())
         fitted = barrier.fitted if barrier.there else None
         idle_share, how = _idle_share(window, fitted)
@@ -134,7 +132,7 @@ class Waiting:
 
     @property
     def figures(self) -> Figures | None:
-        """The figures of the policy in force; None without an idle share."""
+        """None without an idle share."""
         if self.idle_share is None:
             return None
         return Figures(self.imbalance_tokens, self.idle_share, self.throughput_tok_s, self.step_s)
@@ -146,7 +144,7 @@ class Load:
 
     Attributes:
         workers: counted workers in the median step.
-        slots: mean number of slots of a worker; None: not reported.
+        slots: mean of a worker; None: not reported.
         slots_used: share of the slots that hold a request; None without ``slots``.
         waiting: mean number of engine requests waiting in the router and the engines.
         waiting_share: share of the steps with more waiting requests than free slots; without
@@ -155,8 +153,7 @@ class Load:
         arrivals_s: requests per second, counted as they end.
         second_half: tokens of the window's second half over those of its first; None: none in the
             first.
-        prompt_tokens, output_tokens: mean lengths of the engine requests of completed ones; None:
-            none completed.
+        prompt_tokens, output_tokens: means of completed engine requests; None: none completed.
     """
 
     workers: int
@@ -174,7 +171,6 @@ class Load:
 
     @classmethod
     def of(cls, window: Window) -> Load:
-        """Measure a window."""
         completed, parts = window.completed, [lengths for _, lengths in window.parts]
         slots = _slots(window)
         told = slots[~np.isnan(slots)]
@@ -207,7 +203,7 @@ class Memory:
 
     Attributes:
         kv_tokens: mean capacity of a worker; None: not reported.
-        used_mean, used_max: shares of it in use; None: not reported.
+        used_mean, used_max: shares of it; None: not reported.
         preemptions: total number; per_request: number per completed request.
         held_share: share of the slots that are empty while memory or admission keeps requests
             waiting; None: unknown.
@@ -222,7 +218,6 @@ class Memory:
 
     @classmethod
     def of(cls, window: Window, load: Load) -> Memory:
-        """Measure a window."""
         kv_tokens = np.array([each.kv_tokens for each in window.workers], dtype=np.float64)
         known = bool(window.steps) and not np.isnan(kv_tokens).any()
         used = window.loads[window.counted.all(axis=1)] / kv_tokens if known else np.zeros(0)
@@ -306,13 +301,13 @@ def _slots(window: Window) -> Floats:
 
 
 def _free(window: Window) -> Floats:
-    """Shape (S, G): free slots; 0 for workers that do not count."""
+    """Shape (S, G); 0 for workers that do not count."""
     free: Floats = np.where(window.counted, _slots(window) - window.running, 0.0)
     return free
 
 
 def _transit(window: Window) -> float:
-    """Number of requests on their way to a free slot at any time."""
+    """Requests on their way to a free slot at any time."""
     requests = len(window.requests) * window.slots_per_request
     return TRANSIT_STEPS * requests / max(1, window.steps)
 

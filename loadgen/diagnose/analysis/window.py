@@ -45,11 +45,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """A change of the policy in force.
-
-    Attributes:
-        after_s: wall seconds since the start of the span.
-    """
+    """A change of the policy in force, ``after_s`` wall seconds into the span."""
 
     after_s: float
     policy: str | None
@@ -110,7 +106,6 @@ class Window:
 
     @property
     def completed(self) -> list[RequestLine]:
-        """Requests with a whole answer."""
         return [
             each
             for each in self.requests
@@ -128,7 +123,6 @@ class Window:
 
     @property
     def slots_per_request(self) -> float:
-        """Mean number of engine requests per request."""
         return (
             sum(each.slots for each in self.requests) / len(self.requests) if self.requests else 1
         )
@@ -219,7 +213,6 @@ def _changes(
 
 
 def _extent(recording: Recording, span: Span) -> tuple[float, float]:
-    """Begin and end of the span on the recording's clock."""
     scale = span.time_scale
     ends_s = [(step.time_s, scale * step.step_s) for step in recording.steps]
     ends_s += [(request.ended_s, 0.0) for request in recording.requests]
@@ -274,6 +267,5 @@ def _columns(steps: Sequence[StepLine], workers: int) -> dict[str, Any]:
 
 
 def _filled(rows: Sequence[Sequence[float | None]], shape: tuple[int, int]) -> Floats:
-    """An array with NaN for None."""
     values = [math.nan if value is None else value for row in rows for value in row]
     return np.array(values, dtype=np.float64).reshape(shape)

@@ -59,12 +59,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """A best schedule.
-
-    Attributes:
-        total_steps: total latency.
-        begins: first step of each job, in the order of the jobs.
-    """
+    """A best schedule: total latency, and the first step of each job, in their order."""
 
     total_steps: int
     begins: tuple[int, ...]
@@ -95,7 +90,7 @@ def optimum(jobs: Sequence[Job], kv_tokens: int) -> Hindsight:
 def policy_engine(
     settings: AdmissionSettings, kv_tokens: int, *, restart: bool, seed: int = 0
 ) -> Engine:
-    """Create an engine that only its memory limits; cleared requests always restart."""
+    """An engine that only its memory limits; cleared requests always restart."""
     clearing = clearing_of(settings)
     return Engine(
         sys.maxsize,
@@ -106,7 +101,7 @@ def policy_engine(
 
 
 def total_steps(engine: Engine, jobs: Sequence[Job]) -> int:
-    """Return the total latency of jobs on a new engine whose policy sees their true lengths.
+    """Total latency of jobs on a new engine whose policy sees their true lengths.
 
     Raises:
         EndlessError: the same jobs are evicted again and again.
@@ -182,7 +177,7 @@ class _Program:
         return self.begins + self._of_jobs("output_tokens") - self._of_jobs("arrived")
 
     def lp(self, kv_tokens: int) -> highspy.HighsLp:
-        """Build the program: each job begins once, and the memory suffices in each step."""
+        """Each job begins once, and the memory suffices in each step."""
         lp, rows, size = highspy.HighsLp(), Rows(), len(self.begins)
         lp.num_col_ = size
         lp.col_cost_ = self.latencies.astype(np.float64)

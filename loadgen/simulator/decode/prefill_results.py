@@ -9,13 +9,10 @@ from statistics import fmean
 
 @dataclass(slots=True)
 class Passage:
-    """A request's times up to its first step, in seconds of virtual time.
+    """Times of a request up to its first step, in seconds of virtual time.
 
-    Attributes:
-        begun_s: start of the prompt at a prefill worker.
-        ready_s: end of the prompt's computation.
-        fetch_s: start of the fetch by a decode worker.
-        fetched_s: end of the fetch.
+    ``begun_s`` and ``ready_s`` bound its prompt's computation, ``fetch_s`` and ``fetched_s`` the
+    fetch by a decode worker.
     """
 
     arrival_s: float
@@ -25,7 +22,7 @@ class Passage:
     fetched_s: float = 0.0
 
     def parts_s(self, first_token_s: float) -> tuple[float, ...]:
-        """Return the parts of the TTFT, in the order of ``PrefillResult``."""
+        """Parts of the TTFT, in the order of ``PrefillResult``."""
         times = (self.arrival_s, self.begun_s, self.ready_s, self.fetch_s, self.fetched_s)
         ends = (*times[1:], first_token_s)
         return tuple(end - start for start, end in zip(times, ends, strict=True))
@@ -36,17 +33,15 @@ class PrefillResult:
     """Averages after the warm-up; the first five add up to the mean TTFT of the same requests.
 
     Attributes:
-        prefill_queue_mean_s: time from the arrival to the first step of the prompt.
-        prefill_mean_s: time from there to the end of the prompt's computation.
-        handoff_wait_mean_s: time from there to the start of the fetch by a decode worker.
-        kv_transfer_mean_s: time from there to the end of the fetch.
-        first_step_mean_s: time from there to the first token: a slot, the start of a step, the
-            step.
+        prefill_queue_mean_s: from the arrival to the first step of the prompt.
+        prefill_mean_s: from there to the end of the prompt's computation.
+        handoff_wait_mean_s: from there to the start of the fetch by a decode worker.
+        kv_transfer_mean_s: from there to the end of the fetch.
+        first_step_mean_s: from there to the first token: a slot, the start of a step, the step.
         prefill_kept_mean_tokens, prefill_kept_max_tokens: KV of computed prompts kept until its
             fetch, of all prefill workers.
         prefill_busy_share: share of the prefill workers' time in steps.
-        prefill_stalled_share: share of the prefill workers' time without memory for a waiting
-            prompt.
+        prefill_stalled_share: share of their time without memory for a waiting prompt.
         prefill_waiting_at_end: requests whose prompts were not computed yet.
     """
 
@@ -65,7 +60,6 @@ class PrefillResult:
     def of(
         cls, parts_s: Sequence[tuple[float, ...]], meter: KeptMeter, waiting: int
     ) -> PrefillResult:
-        """Average the requests' parts (``Passage.parts_s``), and add the other figures."""
         queue_s, prefill_s, wait_s, transfer_s, step_s = (
             map(fmean, zip(*parts_s, strict=True)) if parts_s else (None,) * 5
         )
@@ -90,7 +84,7 @@ class KeptMeter:
         self._token_s = self._busy_s = self._stalled_s = 0.0
 
     def keep(self, tokens: int) -> None:
-        """Change the number of kept tokens by ``tokens``; below 0 it decreases."""
+        """Keep so many tokens more; below 0, fewer."""
         self._tokens += tokens
         self._most_tokens = max(self._most_tokens, self._tokens)
 
@@ -102,7 +96,7 @@ class KeptMeter:
         self._stalled_s += elapsed_s * stalled
 
     def figures(self) -> tuple[float, int, float, float]:
-        """Return mean and maximum of kept tokens; shares of time in steps, without memory."""
+        """Mean and maximum of kept tokens; shares of time in steps, without memory."""
         elapsed_s = (self._now_s - self._since_s) or 1.0
         worker_s = elapsed_s * self._workers
         shares = self._busy_s / worker_s, self._stalled_s / worker_s

@@ -52,9 +52,7 @@ def chain_bounds(chains: Sequence[Chain], arrival_rate: float) -> ResponseBounds
 def _response_s(death_rates: Floats, arrival_rate: float) -> float:
     """Mean response time of a birth-death process, equations (24) and (30) to (32).
 
-    Args:
-        death_rates: nu(n) for n = 1 to C requests; the last one holds beyond, too.
-        arrival_rate: birth rate.
+    ``death_rates`` are nu(n) for n = 1 to C requests; the last one holds beyond, too.
     """
     if death_rates.size == 0 or arrival_rate >= death_rates[-1]:
         return math.inf

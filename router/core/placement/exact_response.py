@@ -23,10 +23,7 @@ MAX_STATES = 20_000
 """Most states without a queue for an exact answer."""
 
 MAX_WORK = 2_000_000_000
-"""Most multiplications for an exact answer, about two seconds' worth.
-
-A number of requests in the system takes the cube of its states.
-"""
+"""Most multiplications, about two seconds' worth; a level takes the cube of its states."""
 
 State = tuple[int, ...]
 
@@ -34,13 +31,10 @@ State = tuple[int, ...]
 def exact_response_s(
     rates: Sequence[float], slots: Sequence[int], arrival_rate: float
 ) -> float | None:
-    """Mean response time of JFFC under Poisson arrivals and exponential work.
+    """Mean seconds under Poisson arrivals and exponential work.
 
-    Arguments are those of ``bounds.response_bounds``.
-
-    Returns:
-        Seconds; infinite if arrivals reach the chains' total rate; None beyond MAX_STATES or
-        MAX_WORK.
+    Arguments are those of ``bounds.response_bounds``. Infinite if arrivals reach the chains' total
+    rate; None beyond MAX_STATES or MAX_WORK.
     """
     chains = _merged(rates, slots)
     total = sum(mu * count for mu, count in chains)

@@ -24,8 +24,8 @@ class Grouping:
     """Result of GBP-CR.
 
     Attributes:
-        placement: blocks of each server, including those of an incomplete last chain.
-        chains: disjoint chains in the order of completion, each with at least the reserved slots.
+        placement: includes the blocks of an incomplete last chain.
+        chains: disjoint, in the order of completion, each with at least the reserved slots.
         enough: true if they can serve the arrivals, by (10b).
     """
 
@@ -84,7 +84,7 @@ def gbp_cr(
 
     Args:
         model: model to place.
-        servers: servers in any order; one without room for a block and its slots stays empty.
+        servers: in any order; one without room for a block and its slots stays empty.
         reserved: c, slots kept free for each placed block; at least 1.
         rate: lambda, arriving requests per second; math.inf: chain all servers; 0: one chain.
         load: rho, highest share of the chains' rate that arrivals may take.

@@ -36,10 +36,9 @@ class _Paths:
     """Shortest paths over the servers that have a slot left.
 
     A server's time in a chain depends on the next block, not on the server before. So a chain is a
-    path over blocks from 0 to the end. An edge leads from a block to the one after the last that a
-    server holds. As slots are taken edges vanish, and no path gets shorter. So a path without such
-    an edge stays the shortest, and known times are lower bounds for the rest, which are updated
-    only where needed.
+    path over blocks; an edge leads from a block to the one after the last that a server holds. As
+    slots are taken edges vanish, and no path gets shorter. So a path without such an edge stays the
+    shortest. Known times are lower bounds for the rest, which are updated only where needed.
 
     Attributes:
         free: slots left per server, each for one request in one block.
@@ -73,7 +72,6 @@ class _Paths:
         return Chain(tuple(servers), tuple(blocks), float(self._left_s[0]), slots)
 
     def take(self, chain: Chain) -> None:
-        """Take a chain's slots, and drop edges that its servers can no longer serve."""
         for server, blocks in zip(chain.servers, chain.blocks, strict=True):
             before = self.free[server]
             self.free[server] -= chain.slots * blocks

@@ -1,5 +1,3 @@
-"""Upper bounds on the rates of chains, before the chains are known."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,9 +17,7 @@ def ideal_rates(layout: Layout, free: Sequence[int] | None = None) -> Floats:
     block slots, so their times sum to no less, for each k. Then a convex decreasing function such
     as the rate 1 / T sums to no more over the n fastest real slots (weak majorization).
 
-    Args:
-        layout: blocks per server.
-        free: slots left per server, each for one request in one block; None: all.
+    ``free``: slots left per server, each for one request in one block; None: all.
     """
     fleet, model, at = layout.fleet, layout.model, layout.order
     if free is None:

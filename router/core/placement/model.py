@@ -3,7 +3,7 @@
 A model is a row of equal blocks (transformer layers). A server holds some consecutive ones, and a
 chain of servers holds them all ("Serving Chain-structured Jobs with Large Memory Footprints",
 section 2.1). Blocks count from 0: server j of the paper, with m_j blocks from a_j on, has
-``range(a_j - 1, a_j - 1 + m_j)``. Memory is in whole bytes, so slots are exact.
+``range(a_j - 1, a_j - 1 + m_j)``.
 """
 
 from __future__ import annotations
@@ -49,12 +49,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Blocks held by each server.
-
-    Attributes:
-        servers: servers in the caller's order; chains refer to them by index.
-        held: blocks of each server; may be empty.
-    """
+    """Blocks held by each server, maybe none; chains refer to servers by index."""
 
     model: Model
     servers: Sequence[Server]
@@ -92,7 +87,7 @@ class Chain:
 
     @property
     def service_rate(self) -> float:
-        """Requests that each slot completes per second: mu = 1 / T."""
+        """Per slot and second: mu = 1 / T."""
         return 1 / self.service_s
 
 

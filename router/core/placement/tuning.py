@@ -44,8 +44,7 @@ class Composition:
         reserved_slots: c of the placement.
         disjoint: chains of GBP-CR.
         overlapping: chains of GCA; empty if not requested.
-        bounds: bounds on the mean response time of the overlapping chains, or else of the disjoint
-            ones.
+        bounds: of the overlapping chains, or else of the disjoint ones.
     """
 
     reserved_slots: int
@@ -71,11 +70,11 @@ def compose(
 
     Args:
         model: model to place.
-        servers: servers in any order.
+        servers: in any order.
         rate: lambda, arriving requests per second; if no composition suffices, the fastest wins.
         load: rho, highest share of the chains' rate that arrivals may take.
-        criterion: objective. UPPER takes ten times as long or more on a large fleet, since the best
-            case of a placement says little about its worst.
+        criterion: UPPER takes ten times as long or more on a large fleet, since the best case of a
+            placement says little about its worst.
         overlapping: true for chains of GCA, false for those of GBP-CR alone.
 
     Raises:
@@ -123,8 +122,6 @@ def _next_reserved(layout: Layout, rate: float, load: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Arguments of compose."""
-
     rate: float
     criterion: Criterion
     overlapping: bool

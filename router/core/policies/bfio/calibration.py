@@ -32,10 +32,7 @@ def typical_instance(workers: int, slots: int) -> Instance:
 
 
 def moves_within(seconds: float, workers: int, slots: int, clock: Callable[[], float]) -> int:
-    """Budget that keeps a typical decision of such a group within a time.
-
-    The first ``solve`` compiles or loads the kernels, and is not timed.
-    """
+    """Budget that keeps a typical decision within a time; compilation is not timed."""
     instance = typical_instance(max(2, workers), slots)
     solve(instance, 0)
     filling_s, fewest = _timed(instance, 0, clock)

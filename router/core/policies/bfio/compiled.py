@@ -48,10 +48,7 @@ def _compile(kernel: Kernel, **options: Any) -> Kernel:
 
 
 def _keep(dispatcher: Any, cache: Any) -> None:
-    """Cache compiled code on disk until the kernel or one that it calls changes.
-
-    numba itself checks the kernel's own file only.
-    """
+    """Cache until the kernel or one that it calls changes; numba checks the kernel's file only."""
 
     class Cache(cache):  # type: ignore[misc]
         def _index_key(self, *of: Any) -> tuple[Any, ...]:

@@ -41,7 +41,7 @@ class ExactSolution:
     """Best places found, and the bound.
 
     Attributes:
-        places: shape (R,), a worker's index, or -1 for a candidate that keeps waiting.
+        places: as of ``Solution``.
         bound: lower bound on any solution.
         proven: true if objective and bound are within the tolerance.
     """
@@ -61,8 +61,8 @@ def solve_exact(
     """Solve (IO) of arXiv 2601.17855, section 4.
 
     Args:
-        instance: program; its tie weight must be 0.
-        time_limit_s: time after which the best result so far is returned.
+        instance: its tie weight must be 0.
+        time_limit_s: after it, the best result so far is returned.
         start: initial places; None: those of ``solve``.
         tolerance: gap of a proven solution, as a fraction of the objective; half a token always
             suffices.
@@ -82,8 +82,6 @@ def solve_exact(
 
 
 class _Search:
-    """Best places, best bound, and integral splits so far."""
-
     def __init__(
         self, instance: Instance, places: Ints, time_limit_s: float, tolerance: float
     ) -> None:
@@ -123,7 +121,6 @@ class _Search:
             self._by_stages(program)
 
     def _by_stages(self, program: Program) -> None:
-        """Relax and fill, until solution and bound meet or time is up."""
         splits = set(_first_splits(program))
         while not self._proven and self._left_s > 0:
             model = Model(program, tuple(splits), whole=False)

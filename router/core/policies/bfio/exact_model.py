@@ -48,7 +48,7 @@ class Program:
 
     Attributes:
         kinds: shape (V, K), work of one candidate per kind, smallest first.
-        members: candidates of each kind, in their order.
+        members: candidates of each kind.
         open: shape (F,), workers with a free slot.
         slots: shape (F,), candidates that each can take.
         full: true if every slot is filled; otherwise every candidate enters.
@@ -80,7 +80,7 @@ class Program:
 
     @property
     def counts(self) -> Ints:
-        """Number of candidates per kind; shape (V,)."""
+        """Shape (V,)."""
         return np.array([len(members) for members in self.members])
 
     @property
@@ -98,13 +98,13 @@ class Program:
         return self.kinds - self.kinds[:, :1] - self.shared
 
     def placed(self, places: Ints) -> Ints:
-        """Number of candidates by kind and open worker; shape (V, F)."""
+        """Shape (V, F)."""
         return np.array(
             [[(places[rows] == worker).sum() for worker in self.open] for rows in self.members]
         )
 
     def places(self, placed: Ints) -> Ints:
-        """Places of the candidates; among equal ones the first ones enter."""
+        """Among equal candidates the first ones enter."""
         places = np.full(len(self.instance.candidates), -1, dtype=np.int64)
         for members, counts in zip(self.members, placed, strict=True):
             workers = np.repeat(self.open, counts)
@@ -221,7 +221,6 @@ class Model:
             self._add_split(rows, at, split)
 
     def _add_split(self, rows: Rows, at: int, split: Split) -> None:
-        """A split's count is the next one's plus the kinds between."""
         terms = [([self.split_columns[at]], -1.0)]
         end = len(self.entered)
         if at + 1 < len(self.splits) and self.splits[at + 1].worker == split.worker:
@@ -264,7 +263,7 @@ class Model:
 def run_highs(
     lp: highspy.HighsLp, options: Mapping[str, float | bool], start: Floats | None = None
 ) -> highspy.Highs:
-    """Run HiGHS on a program, in one thread; ``start``: shape (columns,), initial solution.
+    """Run in one thread; ``start``: shape (columns,), initial solution.
 
     Raises:
         RuntimeError: HiGHS refuses to run, as after a run with more threads in this process.

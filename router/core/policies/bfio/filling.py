@@ -79,7 +79,7 @@ def settle(state: State, item: int, worker: int, later: int) -> None:
 def spread(state: State) -> None:
     """Fill if all or very many enter: largest first, each to the least loaded worker.
 
-    It takes an even sample of the shelf by size: all of it if all enter.
+    It takes an even sample of the shelf by size.
     """
     first, length = 0, queue_up(state, NOTHING, False)
     items, shelf = len(state.item_kind), state.counts[SHELF]

@@ -30,7 +30,7 @@ _LIMIT = 1e12  # of any other number, so that sums and squares are finite
 
 
 def to_json(instance: Instance) -> dict[str, Any]:
-    """The object of an instance; ``from_json`` restores the same numbers, bit by bit."""
+    """``from_json`` restores the same numbers, bit by bit."""
     growth = _growth(instance.candidates)
     return {
         "format": FORMAT,
@@ -108,7 +108,6 @@ def _number(data: Mapping[str, Any], key: str) -> float:
 
 
 def _finite(value: object, place: str) -> float:
-    """A finite number; booleans are none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             number = float(value)

@@ -97,7 +97,6 @@ def rank_step(state: State, h: int) -> None:
 
 @inlined
 def _sort_in(state: State, h: int, rank: int, worker: int, load: float) -> None:
-    """Overwrite a rank by a load, and move it to its place."""
     while rank > 0 and load > state.peaks[rank - 1, h]:
         state.peaks[rank, h], state.owners[rank, h] = (
             state.peaks[rank - 1, h],
@@ -218,7 +217,7 @@ def costs_of_neighbours(
 ) -> tuple[float, float]:
     """Rise of the objective if either of two kinds replaces another.
 
-    Equal to ``view`` and three calls of ``cost_of``, in one loop.
+    As ``view`` and three calls of ``cost_of``, in one loop.
     """
     workers, steps = state.loads.shape
     over = over_lower = over_upper = spread_lower = spread_upper = 0.0

@@ -66,8 +66,6 @@ class BfIo(Policy):
 
 
 class _Placement:
-    """Loads and room of the workers during placement."""
-
     def __init__(self, workers: Sequence[WorkerView], outlook: Outlook) -> None:
         self._ids = [worker.id for worker in workers]
         self._capacity = np.array([worker.capacity for worker in workers], dtype=np.int64)
@@ -98,10 +96,7 @@ class _Placement:
         )
 
     def place_wide(self, requests: Tier) -> Tier:
-        """Place requests of several slots, and return the others.
-
-        Each goes where the objective grows least, and stays there.
-        """
+        """Place requests of several slots where the objective grows least; return the others."""
         wide = [request for request in requests if request.slots > 1]
         for request, row in zip(wide, self._outlook.request_work(wide), strict=True):
             some = np.flatnonzero(self._capacity > 0)

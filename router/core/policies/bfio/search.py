@@ -1,8 +1,7 @@
 """The solver's search: greedy filling, local search, and kicks out of local optima.
 
-arXiv 2601.17855 poses the program (section 4, (IO)); this search is our own. It keeps the best
-filling, and its course does not depend on its budget: a larger one only continues it, and never
-ends worse.
+arXiv 2601.17855 poses the program (section 4, (IO)); this search is our own. A larger budget only
+continues it, and never ends worse.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ SHIFT_RANKS = 10
 def search(state: State, least: float) -> None:
     """Fill, improve, then kick and improve while the budget lasts; keep the best filling.
 
-    The state has no items or ranked peaks yet. Improvements below ``least`` are rounding.
+    Improvements below ``least`` are rounding.
     """
     rank_peaks(state)
     items = len(state.item_kind)

@@ -50,11 +50,11 @@ class Instance:
 
     @property
     def admitted(self) -> int:
-        """Number of candidates that enter: all, or as many as fit."""
+        """All, or as many as fit."""
         return min(len(self.candidates), int(np.maximum(self.capacity, 0).sum()))
 
     def loads_after(self, places: Ints) -> Floats:
-        """Loads with the candidates; places: shape (R,), a worker's index or -1."""
+        """Loads with the candidates at these places."""
         loads = self.loads.copy()
         entered = places >= 0
         np.add.at(loads, places[entered], self.candidates[entered])
@@ -70,11 +70,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Places of the candidates.
-
-    Attributes:
-        places: shape (R,), a worker's index, or -1 for a candidate that keeps waiting.
-    """
+    """A worker's index for each candidate, or -1 if it keeps waiting; shape (R,)."""
 
     places: Ints
     objective: float
@@ -87,10 +83,8 @@ def solve(instance: Instance, moves: int = DEFAULT_MOVES) -> Solution:
     Deterministic. Neither order of workers or candidates matters; among equal candidates the first
     ones enter. The first call loads the kernels, and compiles them once per machine.
 
-    Args:
-        instance: program.
-        moves: budget in costs over one step; K steps count as (K + 5) / 6 of them. The first
-            filling is always complete.
+    ``moves`` counts costs over one step; K steps count as (K + 5) / 6 of them. The first filling is
+    always complete.
     """
     workers = len(instance.loads)
     places = np.full(len(instance.candidates), -1, dtype=np.int64)
@@ -111,7 +105,6 @@ def _searched(instance: Instance, places: Ints, moves: int) -> Solution:
 
 
 def _alone(instance: Instance, places: Ints, _: int) -> Solution:
-    """Place one candidate as the search would: on the best worker with room, if any."""
     open_ = np.flatnonzero(instance.capacity > 0).tolist()
     if open_:
         ahead = instance.loads.shape[1] > 1
@@ -141,7 +134,6 @@ def _cheapest(instance: Instance) -> int:
 
 
 def _ranked(instance: Instance) -> Ints:
-    """The workers in an order that does not depend on their numbering."""
     ranked: Ints = np.lexsort((instance.capacity, instance.loads @ instance.weights))
     return ranked
 

@@ -11,8 +11,7 @@ MAX_BITS = 1 << 15
 class Shelf:
     """Remaining candidates by size, the older first among equals.
 
-    Args:
-        sizes: sizes from 0 up, oldest first; a candidate is an index of these.
+    A candidate is an index of the sizes, which are oldest first.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -64,8 +63,7 @@ def _subset_sums(sizes: Sequence[int], count: int, limit: int) -> list[list[int]
     """Positions of ``count`` sizes with the largest sum up to the limit, and the smallest above it.
 
     The least sum must not exceed the limit. Bit s of ``reach[j]`` means that j of the sizes so far
-    have the sum s. The search ends once the limit itself is reached, which is soon with three sizes
-    or more.
+    have the sum s. The search ends once the limit is reached.
     """
     mask = (1 << (limit + max(sizes) + 1)) - 1
     reach = [1] + [0] * count
