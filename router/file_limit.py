@@ -27,7 +27,7 @@ _said_s = -_SAID_EVERY_S
 
 
 def allow_connections(clients: int) -> None:
-    """Raise the soft limit so that this many clients, each with an engine connection, fit.
+    """Raise the soft limit so that so many clients, each with an engine connection, fit.
 
     Shells give 1,024 by default. A hard limit that is too low is logged.
     """

@@ -94,7 +94,7 @@ class JsonLines(logging.Formatter):
 def visible(text: str) -> str:
     """Escape invisible and direction-changing characters as in JSON.
 
-    Line ends of every kind are escaped too, so that outside input cannot forge a log line.
+    So with line ends of every kind: outside input cannot forge a log line.
     """
     if text.isprintable():
         return text
@@ -102,7 +102,7 @@ def visible(text: str) -> str:
 
 
 def report_errors(run: Callable[[], object]) -> None:
-    """Run a command; report an error on one line, and exit 2 on bad input, 1 on other failures."""
+    """Run a command; errors go on one line; exit 2 on bad input, else 1."""
     try:
         run()
     except EvenstepError as error:

@@ -1,5 +1,3 @@
-"""The door: checks a request's API key and the key's limits."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping
@@ -42,8 +40,7 @@ class Limits(Protocol):
 class Door:
     """Admits requests with a valid key, within the key's limits.
 
-    Args:
-        keys: valid keys; None: any client may send requests, and keys are not passed on.
+    ``keys``: None: any client may send requests, and keys are not passed on.
     """
 
     def __init__(self, keys: Keys | None, limits: Limits, clock: Clock) -> None:
@@ -54,11 +51,8 @@ class Door:
     def enter(self, scope: MutableMapping[str, Any]) -> Key | None:
         """Admit a request and remove its key from the headers.
 
-        The scope receives the key's name (``tenant``) and the removed headers (``SHOWN``): another
-        process of this router checks them as well.
-
-        Returns:
-            The key, for ``leave``; None: the request is not counted.
+        The scope gets the key's name (``tenant``) and the removed headers (``SHOWN``): another process
+        of this router checks them too. The key is for ``leave``; None: the request is not counted.
 
         Raises:
             UnknownKeyError: the request has no valid key.
@@ -87,7 +81,7 @@ class Door:
 
 
 def shown_key(headers: Iterable[Header]) -> bytes | None:
-    """The key in a request's headers; None if there is none, or more than one."""
+    """None if there is none, or more than one."""
     shown = [(name, value.strip()) for name, value in headers if name in _SHOWN_IN]
     if len(shown) != 1:
         return None

@@ -22,7 +22,7 @@ class KeySource:
     """The valid keys.
 
     Args:
-        file: path of a file with one key a line, in the format of ``key_ring``; None: no file.
+        file: one key a line, in the format of ``key_ring``.
         variable: environment variable in the same format; ``;`` also ends a line.
 
     Attributes:
@@ -34,10 +34,10 @@ class KeySource:
         self.ring = self.read(file)
 
     def read(self, file: str | None) -> KeyRing:
-        """Read the keys again, perhaps from another file, and leave ``ring`` unchanged.
+        """Read the keys again, perhaps from another file; ``ring`` is unchanged.
 
         Raises:
-            ConfigError: the keys cannot be read.
+            ConfigError: they cannot be read.
         """
         keys: list[Key] = []
         if file is not None:
@@ -47,7 +47,7 @@ class KeySource:
         return ring(keys, file or self._variable or "")
 
     def weight(self, name: str) -> float:
-        """Weight of a key's share; 1 for a key that is gone."""
+        """1 for a key that is gone."""
         key = self.ring.by_name.get(name)
         return 1.0 if key is None else key.weight
 
@@ -63,13 +63,13 @@ def key_source(file: str | None) -> KeySource | None:
 
 
 def check_keys(file: str) -> str:
-    """The path of a file that holds keys; else raises ConfigError."""
+    """The path; ConfigError if it holds no keys."""
     KeySource(file)
     return file
 
 
 def read_key(file: str) -> str:
-    """The key of a file that holds nothing else; else raises ConfigError."""
+    """The key of a file that holds nothing else; else ConfigError."""
     words = _text(file).split()
     if len(words) != 1 or not words[0].isascii() or not words[0].isprintable():
         raise ConfigError(f"{file} should hold one key in printable ASCII, and nothing else")
@@ -77,7 +77,7 @@ def read_key(file: str) -> str:
 
 
 def first_key(file: str) -> str:
-    """The first key of a file, alone or after its name; raises ConfigError if it has none."""
+    """The first key, alone or after its name; ConfigError without one."""
     for line in _text(file).splitlines():
         if (words := line.split()) and not words[0].startswith("#"):
             return words[min(1, len(words) - 1)]
@@ -85,7 +85,7 @@ def first_key(file: str) -> str:
 
 
 def warn_of_readers(files: Iterable[str]) -> None:
-    """Log a warning for each secret file that other users can read."""
+    """Log each secret file that other users can read."""
     for file in files:
         try:
             mode = Path(file).stat().st_mode

@@ -1,5 +1,3 @@
-"""Concurrency and rate of each key's requests, checked against its limits."""
-
 from __future__ import annotations
 
 import math
@@ -17,7 +15,7 @@ _ROUNDING = 1e-9
 
 @dataclass(slots=True)
 class KeyCounts:
-    """Requests of a key since the start; ``limited``: requests rejected, by the limit reached."""
+    """Requests of a key since the start; ``limited``: rejected, by the limit reached."""
 
     requests: int = 0
     under_way: int = 0
@@ -26,7 +24,7 @@ class KeyCounts:
 
 @dataclass(slots=True)
 class _Allowance:
-    """Token bucket of a key: number of requests left at time ``at_s``."""
+    """Token bucket: requests left at time ``at_s``."""
 
     requests: float
     at_s: float
@@ -43,7 +41,7 @@ class KeyLimits:
 
     @property
     def counts(self) -> Mapping[str, KeyCounts]:
-        """Counts by key name; names beyond the first 64 share one entry."""
+        """By key name; names beyond the first 64 share one entry."""
         return self._counts
 
     def name(self, keys: Iterable[str]) -> None:
@@ -74,7 +72,7 @@ class KeyLimits:
         self.resume(key)
 
     def resume(self, key: Key) -> None:
-        """Count a request that another process admitted, without checking limits."""
+        """Another process admitted the request: limits are not checked."""
         self._counts.setdefault(self.label(key.name), KeyCounts()).under_way += 1
         self._under_way[key.name] = self._under_way.get(key.name, 0) + 1
 
@@ -85,7 +83,7 @@ class KeyLimits:
             del self._under_way[key.name]
 
     def _wait_s(self, name: str, rate: Rate, now_s: float) -> float:
-        """Take a request from the token bucket: 0 on success, else seconds until the next one."""
+        """Take a request from the bucket: 0, or seconds until the next one."""
         each_s = rate.seconds / rate.requests
         allowed = self._allowances.setdefault(name, _Allowance(rate.requests, now_s))
         grown = allowed.requests + (now_s - allowed.at_s) / each_s

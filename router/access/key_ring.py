@@ -37,8 +37,8 @@ class Key:
 
     Attributes:
         digest: SHA-256 of the key.
-        concurrency: number of concurrent requests allowed; None: unlimited.
-        rate: rate of requests allowed; None: unlimited.
+        concurrency: requests at a time; None: unlimited.
+        rate: None: unlimited.
     """
 
     name: str
@@ -55,7 +55,7 @@ class KeyRing:
         self.by_name: Mapping[str, Key] = {key.name: key for key in keys}
 
     def changes_since(self, before: KeyRing) -> str:
-        """Names of the keys added, removed or changed; empty if there are none."""
+        """Names of keys added, removed or changed; empty if none."""
         now, old = self.by_name, before.by_name
         changes = {
             "added": now.keys() - old.keys(),
@@ -67,7 +67,7 @@ class KeyRing:
         )
 
     def find(self, shown: bytes) -> Key | None:
-        """The matching key, if any; constant time: every key is compared, each in constant time."""
+        """Every key is compared, each in constant time."""
         digest, found = digest_of(shown), None
         for key in self.by_name.values():
             if hmac.compare_digest(key.digest, digest):
@@ -76,7 +76,7 @@ class KeyRing:
 
 
 def digest_of(key: bytes) -> bytes:
-    """SHA-256 of a key."""
+    """SHA-256."""
     return hashlib.sha256(key).digest()
 
 
@@ -93,7 +93,7 @@ def parse_keys(text: str, source: str) -> Iterator[Key]:
 
 
 def ring(keys: Iterable[Key], source: str) -> KeyRing:
-    """Collect keys, and check that there is at least one and none is doubled.
+    """Collect keys.
 
     Raises:
         ConfigError: there is no key, or two share a name or a key.

@@ -26,18 +26,14 @@ class KeyPair:
     secret: bytes
 
     def secure(self, socket: zmq.Socket[bytes], server_key: str) -> None:
-        """Restrict a socket, before it connects, to the engine with this public key."""
+        """Call it before the socket connects."""
         socket.curve_publickey = self.public
         socket.curve_secretkey = self.secret
         socket.curve_serverkey = server_key.encode("ascii")
 
 
 def read_key_pair(file: str) -> KeyPair:
-    """Read a key file with a secret key.
-
-    Raises:
-        ConfigError: it is unreadable or has no secret key.
-    """
+    """Raises ConfigError: it is unreadable or has no secret key."""
     if not Path(file).is_file():
         raise ConfigError(f"there is no key file {file!r}; make one with: evenstep keygen FILE")
     public, secret = _load(file)
@@ -47,7 +43,7 @@ def read_key_pair(file: str) -> KeyPair:
 
 
 def read_public_key(key_or_file: str) -> str:
-    """A public key, from its 40 characters or from a key file.
+    """From its 40 characters or from a key file.
 
     Raises:
         ConfigError: it is neither.
@@ -58,7 +54,7 @@ def read_public_key(key_or_file: str) -> str:
 
 
 def write_key_pair(file: Path) -> str:
-    """Write a new key pair to a file that only its owner can read; return the public key.
+    """Write a new pair to a file that only its owner can read; return the public key.
 
     Raises:
         ConfigError: the file exists or cannot be written.

@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
     Attributes:
         heard: whether bytes arrived since the last ``take_heard``.
         unread: whether the engine closed it, certainly before reading the request.
-        status: status of the answer, 0 before its head.
+        status: 0 before the answer's head.
         framed: whether the head marks the body's end.
     """
 
@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def release(self) -> None:
-        """Keep the connection if its answer was read whole, else abort it."""
+        """Keep it if its answer was read whole, else abort it."""
         if self._reusable and not (self._chunks or self._unsent or self.closing):
             self.resume()
             self._idle.append(self)
@@ -245,7 +245,7 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close at once, so that the engine stops generating."""
+        """The engine then stops generating."""
         self._done = True
         self._unsent = memoryview(b"")
         if self._transport is not None:
@@ -266,8 +266,8 @@ class Connection(asyncio.Protocol):
     def _acknowledged(self) -> int | None:
         """Bytes that the engine's machine acknowledged, None if unknown.
 
-        They are acknowledged before the engine can read them. If none were since the last request,
-        an engine that closes the connection has not read this one.
+        That precedes reading. If none were since the last request, an engine that closes the
+        connection has not read this one.
         """
         assert self._transport is not None
         own = self._transport.get_extra_info("socket")
@@ -282,7 +282,6 @@ class Connection(asyncio.Protocol):
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _news(self) -> asyncio.Future[None]:
-        """What ``_wake`` ends."""
         if self._error is not None:
             raise self._error
         self._waiter = asyncio.get_running_loop().create_future()

@@ -28,7 +28,7 @@ _LABEL = re.compile(r'(?:^|,)(engine|block_size|num_gpu_blocks)="(\d+)"')
 
 
 def read_gauges(text: str) -> Mapping[int, Gauges]:
-    """Gauges by engine (data-parallel rank), from vLLM's metrics in the Prometheus text format.
+    """Gauges by engine (data-parallel rank), from vLLM's Prometheus text.
 
     Engines that do not report their running requests are left out.
 
@@ -80,7 +80,7 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True)
 class GaugeSettings:
-    """Settings of readings of ``/metrics``, as ``router.config`` declares them."""
+    """As ``router.config`` declares them."""
 
     metrics_interval_s: float
     health_timeout_s: float
@@ -91,7 +91,6 @@ class GaugeReader:
 
     Args:
         wanted: whether a worker's gauges are needed now.
-        clock: seconds, monotonic.
         settings: the timeout is fixed at the start.
     """
 

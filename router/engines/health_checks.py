@@ -48,11 +48,11 @@ class _Engine:
     Attributes:
         silence: error in the last list of models.
         unknown: unsupported paths, with the number of checks until the next query.
-        failures: number of failed checks in a row.
+        failures: failed checks in a row.
         backoff_s: wait before the check after the next reported failure.
         delay_s: wait before the next check.
-        hurried: event that ends a wait because ``delay_s`` is shorter now.
-        known: event that is set from the first check on.
+        hurried: ends a wait because ``delay_s`` is shorter now.
+        known: set from the first check on.
     """
 
     url: str
@@ -72,7 +72,7 @@ class _Engine:
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """Settings of health checks, as ``router.config`` declares them."""
+    """As ``router.config`` declares them."""
 
     health_interval_s: float
     health_timeout_s: float
@@ -86,9 +86,9 @@ class HealthMonitor:
     also reads ``/v1/models`` before the workers come up, since adapters change.
 
     Args:
-        apply: callback for ``WorkerUp``, and for ``WorkerDown`` with a new reason.
-        on_models: callback with a worker and its models, when they change.
-        on_silent: callback for each failed check of a worker from ``health_failures`` on, after
+        apply: gets ``WorkerUp``, and ``WorkerDown`` with a new reason.
+        on_models: gets a worker and its models, when they change.
+        on_silent: called for each failed check of a worker from ``health_failures`` on, after
             ``WorkerDown``.
         settings: the check's timeout is fixed at the start.
 
@@ -120,7 +120,7 @@ class HealthMonitor:
             self.join(spec)
 
     def join(self, spec: WorkerSpec) -> None:
-        """Add a worker; the state of a known engine is reported at once."""
+        """The state of a known engine is reported at once."""
         engine = self._watches.engines.get(spec.url)
         if engine is None:
             engine = _Engine(spec.url, [])
@@ -147,7 +147,6 @@ class HealthMonitor:
         await self._watches.run()
 
     async def first_checks(self) -> None:
-        """Wait until each engine is known to be up or down."""
         for engine in list(self._watches.engines.values()):
             await engine.known.wait()
 

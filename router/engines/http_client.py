@@ -1,7 +1,7 @@
 """A small streaming HTTP/1.1 client: keep-alive pools per engine, framing by httptools.
 
-Bodies go to an iterator, or straight to a sink, which costs no turn of the event loop. httpx costs
-several times as much per token.
+Bodies go to an iterator, or to a sink, which costs no turn of the event loop. httpx costs several
+times as much per token.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Response:
     """An engine's answer; iterate for its body, and always close it.
 
     Attributes:
-        headers: headers as sent, names in the engine's spelling.
-        framed: whether HTTP marks the body's end; otherwise the connection's end is the body's.
+        headers: as sent, names in the engine's spelling.
+        framed: whether HTTP marks the body's end, rather than the connection's end.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -34,7 +34,7 @@ class Response:
         self.framed = connection.framed
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Body bytes as they arrive; raises UpstreamError if the answer breaks off."""
+        """Raises UpstreamError if the answer breaks off."""
         while self._connection is not None:
             chunk = await self._connection.chunk()
             if chunk is None:
@@ -78,7 +78,7 @@ class Response:
         return connection is None or connection.take_heard()
 
     def break_off(self, error: UpstreamError) -> None:
-        """Raise an error in the body's reader, in place of further bytes."""
+        """Raise an error in the body's reader."""
         if self._connection is not None:
             self._connection.break_off(error)
 
@@ -118,9 +118,9 @@ class HttpClient:
     """Connections to any number of engines.
 
     Args:
-        connect_timeout_s: limit on opening a connection.
-        key: API key of the engines, None if they need none.
-        socket: path of one Unix socket for all engines; None: each has its own address.
+        connect_timeout_s: for opening a connection.
+        key: API key of the engines.
+        socket: one Unix socket for all engines; None: each has its own address.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class HttpClient:
     ) -> Response:
         """Send a request and wait for the head of its answer.
 
-        Host and Content-Length are added to the headers; ``path`` is below ``url``, with query.
+        Host and Content-Length are added; ``path`` is below ``url``, with query.
 
         Raises:
             UnreachedError: no connection.
@@ -191,5 +191,5 @@ class HttpClient:
 
 
 def bearer(key: str | None) -> Headers:
-    """Authorization header for a key, if there is one."""
+    """The Authorization header."""
     return () if key is None else ((b"authorization", f"Bearer {key}".encode("ascii")),)

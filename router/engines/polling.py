@@ -19,7 +19,7 @@ class Watches(Generic[E]):
     Args:
         watch: endless coroutine for one engine.
         what: subject, for the tasks' names.
-        timeout_s: limit on one request.
+        timeout_s: for one request.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class _Agent:
         self.socket.close(linger=0)
 
     def whose(self, message: PowerMessage) -> list[WorkerSpec]:
-        """Workers that a message may concern: by name, else by rank."""
+        """By name, else by rank."""
         if message.worker:
             return [spec for spec in self.specs if spec.id == message.worker]
         return [spec for spec in self.specs if (spec.rank or 0) == message.rank]
@@ -67,12 +67,11 @@ class PowerAgents:
     Workers without a power endpoint are skipped.
 
     Args:
-        clock: seconds, monotonic.
         keys: router's CURVE keys, for workers with a server key.
 
     Attributes:
-        broken: number of messages that are invalid or match several workers.
-        failures: number of messages on which ``apply`` raised.
+        broken: messages that are invalid or match several workers.
+        failures: messages on which ``apply`` raised.
     """
 
     def __init__(

@@ -57,16 +57,15 @@ class SnapshotClient:
     Requests a full snapshot at the start, and again while the cluster wants one.
 
     Args:
-        clock: seconds, monotonic.
         keys: router's CURVE keys, for workers with a server key.
         up: whether a worker's engine is up; otherwise silence is expected.
         awaited: whether requests wait for snapshots.
 
     Attributes:
-        broken: number of invalid messages.
-        refused: number of messages from another worker's stream.
-        handshakes_failed: number of handshakes that failed on keys.
-        failures: number of snapshots on which ``apply`` raised.
+        broken: invalid messages.
+        refused: messages from another worker's stream.
+        handshakes_failed: handshakes that failed on keys.
+        failures: snapshots on which ``apply`` raised.
     """
 
     def __init__(
@@ -115,10 +114,10 @@ class SnapshotClient:
         self.sockets.start()
 
     def join(self, spec: WorkerSpec) -> None:
-        """Add a worker.
+        """A worker that raises is not added.
 
         Raises:
-            ConfigError: keys are missing, or ZMQ rejects the endpoint; the worker is not added.
+            ConfigError: keys are missing, or ZMQ rejects the endpoint.
         """
         self._check_keys(spec)
         self._specs[spec.id] = spec
@@ -148,7 +147,7 @@ class SnapshotClient:
             raise ConfigError(f"worker {spec.id} has a server_key, and the router has no keys")
 
     def problem(self, worker_id: str) -> str | None:
-        """Why a worker's snapshots are ignored, None if they count."""
+        """Why a worker's snapshots are ignored."""
         stream = self._streams.get(worker_id)
         return None if stream is None else stream.problem or stream.fault or stream.silence
 

@@ -12,9 +12,9 @@ _DEFAULT_GROUP = "default"
 
 
 def given_names(specs: Iterable[WorkerSpec]) -> Mapping[str, str | None]:
-    """Expected snapshot names by worker id, None where there is none.
+    """Expected snapshot names by worker id.
 
-    For the user, ranks behind one URL are one engine with one name, if any: their ranks differ.
+    Ranks behind one URL have one name, if any: their ranks differ.
     """
     specs = list(specs)
     workers_at = Counter(spec.url for spec in specs)
@@ -29,8 +29,8 @@ def given_names(specs: Iterable[WorkerSpec]) -> Mapping[str, str | None]:
 def foreign_stream(spec: WorkerSpec, named: str | None, snapshot: Snapshot) -> str | None:
     """Why a snapshot cannot be this worker's, None if it may be.
 
-    Defaults on either side prove nothing: no ``rank``, the group ``default``, or the plug-in's name
-    of group and rank. ``named`` is the user's name of a worker with a URL of its own.
+    Defaults prove nothing: no ``rank``, the group ``default``, or the plug-in's name of group and
+    rank. ``named``: the user's name of a worker with a URL of its own.
     """
     rank, group = spec.rank, spec.group
     if rank is not None and rank != snapshot.rank:
@@ -53,11 +53,8 @@ def _mismatch(what: str, wanted: object, told: object) -> str:
 class SharedUrls:
     """URLs shared by several ranks: requests there must name the rank.
 
-    Once shared, always shared: otherwise the engine would choose among all its ranks, also those
-    that left.
-
-    Attributes:
-        shared: these URLs; the set changes.
+    Once shared, always shared: else the engine would choose among all its ranks, also those that
+    left.
     """
 
     def __init__(self, specs: Iterable[WorkerSpec]) -> None:

@@ -1,8 +1,8 @@
 """ZMQ sockets on the event loop, read several messages at a time.
 
-The event loop watches one epoll of all their file descriptors. A wake-up costs more than a message,
-and futures of ``zmq.asyncio`` more still. So reading is delayed, to batch messages: by a
-millisecond while requests wait, by more otherwise. A decision in between reads first.
+The loop watches one epoll of all their descriptors. A wake-up costs more than a message, futures of
+``zmq.asyncio`` more still. So reading is delayed, to batch messages: by a millisecond while
+requests wait, by more otherwise. A decision in between reads first.
 
 ZMQ signals a descriptor once, not per message, and any call on a socket may consume the signal. So
 sockets are read until empty, and again after any other call.
@@ -32,8 +32,7 @@ Reader = Callable[[], bool]
 class SocketReader:
     """Calls the readers of sockets that have messages.
 
-    Args:
-        awaited: whether requests wait for messages.
+    ``awaited``: whether requests wait for messages.
     """
 
     def __init__(self, clock: Callable[[], float], awaited: Callable[[], bool]) -> None:
@@ -45,7 +44,7 @@ class SocketReader:
         self._pause: asyncio.TimerHandle | None = None
 
     def watch(self, socket: Socket, read: Reader) -> None:
-        """Add a socket; ``read`` returns whether there may be more messages."""
+        """``read`` returns whether there may be more messages."""
         fd = socket.fileno()
         self._readers[fd] = read
         self._readable.register(fd, select.EPOLLIN)
@@ -68,17 +67,17 @@ class SocketReader:
             self._readable.close()
 
     def read(self) -> None:
-        """Read what has arrived, before a decision; at most once a millisecond."""
+        """Before a decision; at most once a millisecond."""
         # Without sockets there is nothing to read, as after the end.
         if self._readers and self._clock() - self._read_s >= _PAUSE_S:
             self._take_turns(self._ready())
 
     def read_soon(self, socket: Socket) -> None:
-        """Read a socket at the loop's next turn: its signal may have been consumed."""
+        """Its signal may have been consumed."""
         asyncio.get_running_loop().call_soon(self._take_turns, [self._readers[socket.fileno()]])
 
     def hasten(self) -> None:
-        """Shorten the pause: requests now wait."""
+        """Requests now wait."""
         until_s = asyncio.get_running_loop().time() + _PAUSE_S
         if self._pause is not None and self._pause.when() > until_s:
             self._pause.cancel()

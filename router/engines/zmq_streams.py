@@ -30,7 +30,7 @@ OPTIONS: Mapping[int, int] = {
 
 
 class Channel:
-    """The SUB socket for workers of one key, or for those without a key.
+    """The SUB socket for workers of one key, or for those without.
 
     Attributes:
         gone: epochs of workers that left; their messages may still arrive.
@@ -69,13 +69,13 @@ class Stream:
         interval_s: its length; doubles without an answer.
         heard_s: time of the last message.
         expected_s: time since which messages are due.
-        silence: description of a silence that is too long, else None.
+        silence: description of a silence that is too long.
         looked: timer until the next check for silence.
-        epoch: epoch of the engine seen last.
+        epoch: of the engine seen last.
         foreign: whether that engine is another worker's.
-        problem: reason why the stream is ignored, else None.
-        fault: reason why the last message was ignored; cleared by a full snapshot.
-        slots: slots that the engine reported, 0 before.
+        problem: why the stream is ignored.
+        fault: why the last message was ignored; cleared by a full snapshot.
+        slots: as the engine reported, 0 before.
     """
 
     __slots__ = (
@@ -127,7 +127,7 @@ class Stream:
         self.slots = 0
 
     def silent(self, now_s: float) -> bool:
-        """Whether nothing arrived for a while; unread messages count as arrived."""
+        """Unread messages count as arrived."""
         until_s = self.heard_s + SILENCE_S
         channel = self.channel
         read = channel.emptied_s > until_s or not channel.socket.poll(0)
@@ -150,11 +150,7 @@ class Stream:
         return before is None and self.silence is not None
 
     def dial(self) -> None:
-        """Connect.
-
-        Raises:
-            ConfigError: ZMQ rejects an endpoint.
-        """
+        """Raises ConfigError if ZMQ rejects an endpoint."""
         for socket, endpoint in self._connections():
             try:
                 socket.connect(endpoint)
@@ -162,7 +158,7 @@ class Stream:
                 raise ConfigError(f"snapshots {endpoint!r}: {error}") from error
 
     def redial(self) -> None:
-        """Reconnect: ZMQ stops dialling after a key mismatch, for example."""
+        """ZMQ stops dialling after a key mismatch, for example."""
         for socket, endpoint in self._connections():
             with contextlib.suppress(zmq.ZMQError):  # it has dropped the connection itself
                 socket.disconnect(endpoint)
@@ -189,7 +185,7 @@ class Stream:
                 timer.cancel()
 
     def count_slots(self, slots: int) -> str | None:
-        """Record the engine's slots; return a warning if the configuration differs."""
+        """Returns a warning if the configuration differs."""
         if slots == self.slots:
             return None
         self.slots = slots
@@ -206,7 +202,7 @@ class Stream:
         return (self.channel.socket, self.endpoint), (self.dealer, full_endpoint(self.endpoint))
 
     def meet(self, snapshot: Snapshot) -> str | None:
-        """Record a new epoch; return why its engine is not the worker's, None if it is.
+        """Record a new epoch; return why its engine is not the worker's.
 
         A worker cannot take over another's stream by connecting to the same engine.
         """

@@ -1,8 +1,8 @@
 """uvicorn's HTTP/1.1 protocol with strict parsing, size and time limits, and a hot-path hook.
 
 llhttp parses the bytes of ``data_received``, and its callbacks decide. A refusal waits for the
-answers to earlier requests. After it nothing more is parsed: when a message's end is in doubt, so
-is the next one's start.
+answers to earlier requests. Then nothing more is parsed: when a message's end is in doubt, so is
+the next one's start.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class HotPath(Protocol):
 class Deadline:
     """At most one deadline, moved without a new timer.
 
-    A connection's deadlines move thousands of times before one of its timers fires.
+    It moves thousands of times before a timer fires.
     """
 
     __slots__ = ("_at_s", "_expired", "_fires_s", "_loop", "_timer")
@@ -363,7 +363,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Flush and close, with a limit for a client that does not read."""
+        """Flush and close; a client that does not read is cut off."""
         unsent = self.transport.get_write_buffer_size() > 0
         self._reading.set(self._limits.write_timeout_s if unsent else _LINGER_S)
         if self._refusal is not None and self.transport.can_write_eof():

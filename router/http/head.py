@@ -58,10 +58,9 @@ def _check_target(target: bytes) -> None:
 
 
 def check_fields(headers: Sequence[Header], version: str, limits: HttpLimits) -> bool:
-    """Reject ambiguous framing or Host headers; names are in lower case.
+    """Refuse ambiguous framing or Host headers; names are in lower case.
 
-    Returns:
-        Whether the client waits for 100 Continue.
+    True if the client waits for 100 Continue.
 
     Raises:
         Refused: 400, 413, 417 or 501.
@@ -88,11 +87,7 @@ def check_fields(headers: Sequence[Header], version: str, limits: HttpLimits) ->
 
 
 def check_size(target: bytes, headers: Sequence[Header], limits: HttpLimits) -> None:
-    """Refuse a head that is too long.
-
-    Raises:
-        Refused: 431.
-    """
+    """Raises Refused, 431."""
     # Each field adds ": " and a line end; method and "HTTP/1.1" are not counted.
     size = len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
     if size > limits.max_header_bytes:
@@ -100,29 +95,29 @@ def check_size(target: bytes, headers: Sequence[Header], limits: HttpLimits) -> 
 
 
 def head_too_long(limits: HttpLimits) -> Refused:
-    """Refusal by total size."""
+    """431, by total size."""
     return Refused(
         431, f"request line and header fields may have {limits.max_header_bytes:,} bytes together"
     )
 
 
 def too_many_headers(limits: HttpLimits) -> Refused:
-    """Refusal by number."""
+    """431, by number."""
     return Refused(431, f"a request may have {limits.max_headers:,} header fields")
 
 
 def uri_too_long(limits: HttpLimits) -> Refused:
-    """Refusal by length."""
+    """414."""
     return Refused(414, f"path and query may have {limits.max_uri_bytes:,} bytes together")
 
 
 def body_too_large(limits: HttpLimits) -> Refused:
-    """Refusal by size."""
+    """413."""
     return Refused(413, f"a request's body may have {limits.max_body_bytes:,} bytes")
 
 
 def bodies_too_large(limits: HttpLimits) -> Refused:
-    """Refusal for want of room beside the others."""
+    """No room beside the others."""
     message = (
         f"the bodies of open requests may have {limits.max_bodies_bytes:,} bytes together, and "
         "there is no room for this one; retry later"

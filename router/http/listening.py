@@ -20,7 +20,6 @@ def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.s
     """A socket bound to an address.
 
     Args:
-        host: name or address.
         port: 0 for any free one.
         flag: option for the port, named in errors; the host's has the same form.
         shared: whether this user's other sockets may share the address and its connections.
@@ -73,10 +72,10 @@ def server_config(
     lifespan: Literal["auto", "off"] = "auto",
     path: str | None = None,
 ) -> uvicorn.Config:
-    """Build uvicorn's configuration for an application.
+    """uvicorn's configuration for an application.
 
-    ``grace_s`` is the time for open answers at shutdown; with None the caller's server handles it.
-    ``path`` is a Unix socket; with None the server is given sockets.
+    ``grace_s``: time for open answers at shutdown; None: the caller's server handles it.
+    ``path``: Unix socket; None: the server is given sockets.
     """
     # uvicorn only calls it, with keyword arguments.
     protocol = partial(LimitedProtocol, limits, counts or HttpCounts(), hot)

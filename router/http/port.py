@@ -1,5 +1,3 @@
-"""What one port allows: its limits, its data plane, its address, and the stage of its end."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,11 +18,10 @@ class HttpLimits:
         max_headers: header fields; 431.
         max_body_bytes: announced or chunked; 413.
         max_bodies_bytes: all bodies held at a time; 503.
-        header_timeout_s: from a request's first byte, or a connection's start, to the head's end;
-            408.
-        body_timeout_s: from there to the body's end; 408.
-        keep_alive_timeout_s: time between an answer and the next request.
-        write_timeout_s: time for a slow client to resume reading.
+        header_timeout_s: from a request's first byte, or a connection's start; 408.
+        body_timeout_s: from the head's end; 408.
+        keep_alive_timeout_s: between an answer and the next request.
+        write_timeout_s: for a slow client to resume reading.
     """
 
     max_connections: int = 16_384
@@ -59,11 +56,11 @@ class EndingSettings:
 
 @dataclass(slots=True)
 class Lifecycle:
-    """Stage of the shutdown: the router drains, then accepts nothing new.
+    """Stage of the shutdown.
 
     Attributes:
-        draining: whether balancers are warned off; requests are still served.
-        closed: whether new requests are refused.
+        draining: balancers are warned off; requests are still served.
+        closed: new requests are refused.
     """
 
     settings: EndingSettings
@@ -72,7 +69,7 @@ class Lifecycle:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address, without a port, can only mean this machine."""
+    """Whether a name or an address, without port, can only mean this machine."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -80,7 +77,7 @@ def is_loopback(host: str) -> bool:
 
 
 def loopback(host: str) -> str:
-    """The address; raises ConfigError if other machines can reach it."""
+    """The address; ConfigError if other machines can reach it."""
     if not is_loopback(host):
         raise ConfigError(
             f"admin_host {host} can be reached from other machines, and no keys guard the admin "

@@ -22,7 +22,7 @@ STATUSES = tuple(_NAMES)
 
 
 class Refused(Exception):  # noqa: N818 - a result for the client, not a fault of the router
-    """Refusal of a whole request; its message says what is wrong and what to do.
+    """Refusal of a request; its message says what is wrong and what to do.
 
     ``status`` is one of ``STATUSES``; ``headers`` are additional lines.
     """
@@ -34,7 +34,7 @@ class Refused(Exception):  # noqa: N818 - a result for the client, not a fault o
         self.headers = headers
 
     def answer(self, *, body: bool = True) -> bytes:
-        """The answer's bytes, in OpenAI's form; without a body for HEAD."""
+        """In OpenAI's form; without a body for HEAD."""
         phrase, kind = _NAMES[self.status]
         content = error_body(self.message, kind, self.status)
         head = (
@@ -46,7 +46,7 @@ class Refused(Exception):  # noqa: N818 - a result for the client, not a fault o
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> bytes:
-    """An error as OpenAI's clients expect it; ``kind`` is one of vLLM's names."""
+    """As OpenAI's clients expect it; ``kind`` is one of vLLM's names."""
     error = {"message": message, "type": kind, "param": param, "code": code}
     return msgspec.json.encode({"error": error})
 

@@ -12,7 +12,7 @@ from router.core.errors import ConfigError
 
 
 def read(cert: str, key: str | None) -> tuple[bytes, bytes | None]:
-    """Read PEM files and check them; without ``key``, ``cert`` holds the key too.
+    """Read PEM files and check them; without ``key``, ``cert`` holds both.
 
     Raises:
         ConfigError: a file is unreadable or no PEM, or the key does not match.
@@ -28,7 +28,7 @@ def read(cert: str, key: str | None) -> tuple[bytes, bytes | None]:
 
 
 def server_context(cert: bytes, key: bytes | None) -> ssl.SSLContext:
-    """A context for TLS 1.2 and later, with the defaults of Python's ``ssl``.
+    """TLS 1.2 and later, with the defaults of Python's ``ssl``.
 
     Raises:
         ConfigError: the certificate is unusable.
@@ -52,7 +52,7 @@ def load(context: ssl.SSLContext, cert: bytes, key: bytes | None) -> None:
 
 
 def refusal(pair: tuple[bytes, bytes | None]) -> str:
-    """Why a certificate and its key are unusable; empty if they are fine."""
+    """Why certificate and key are unusable; empty if they are fine."""
     try:
         _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *pair)
     except ssl.SSLError as error:

@@ -158,8 +158,8 @@ class TokenTimes:
 class Passing:
     """Forwards events at once and counts several reads together.
 
-    With many streams, a stream's data has left the processor's caches by its next event. ``told`` gets
-    the tokens so far, after each batch.
+    With many streams, a stream's data has left the processor's caches by its next event.
+    ``told`` gets the tokens so far, after each batch.
     """
 
     __slots__ = (

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class SplitRelay(Relay):
     """A request that one worker prefills and another decodes.
 
-    Every failure before the first byte is retried. A prompt, also one whose KV is gone, goes to another
-    prefill worker. If none can compute it, a worker serves the whole request.
+    Every failure before the first byte is retried. A prompt, also one whose KV is gone, goes to
+    another prefill worker. If none can compute it, a worker serves the whole request.
     """
 
     def __init__(self, context: RelayContext, request: Request, asked: ClientRequest) -> None:

@@ -24,7 +24,7 @@ class Access:
     """Clients' keys and operators' keys.
 
     Attributes:
-        clients: client keys; None: no key is needed.
+        clients: None: no key is needed.
         operators: keys to the admin port; None: it serves this machine only.
 
     Raises:
@@ -44,7 +44,7 @@ class Access:
 
     @property
     def read_again(self) -> frozenset[str]:
-        """Names of the settings that can change: checks are not turned on at run time."""
+        """Settings that can change: checks are not turned on at run time."""
         sources = {"api_key_file": self.clients, "admin_key_file": self.operators}
         return frozenset(name for name, source in sources.items() if source is not None)
 
@@ -53,17 +53,13 @@ class Access:
 
     @property
     def door(self) -> Door | None:
-        """Check of clients' keys; None: no key is needed, and credentials are passed on."""
+        """None: no key is needed, and credentials are passed on."""
         if self.clients is None and not self._engines_keyed:
             return None
         return Door(self.clients, self.limits, self._clock)
 
     def check(self, settings: ServeSettings) -> None:
-        """Read the keys again; ``take`` puts them in force.
-
-        Raises:
-            ConfigError: they cannot be read.
-        """
+        """Read the keys again, or raise ConfigError; ``take`` puts them in force."""
         files = (
             (self.clients, settings.api_key_file),
             (self.operators, settings.admin_key_file),
@@ -73,7 +69,7 @@ class Access:
         ]
 
     def take(self, settings: ServeSettings) -> None:
-        """Put the keys read by ``check`` in force; requests of removed keys go on."""
+        """Requests of removed keys go on."""
         for source, ring in self._checked:
             if changes := ring.changes_since(source.ring):
                 whose = "clients" if source is self.clients else "operators"

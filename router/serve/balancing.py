@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DecidingSettings:
-    """Settings of policies and look-ahead; a change discards what they have learned."""
+    """A change discards what policies and look-ahead have learned."""
 
     policy: str
     seed: int
@@ -100,7 +100,7 @@ def balancing(settings: ServeSettings, dispatcher: Dispatcher) -> Part:
 
 
 def _moves(choice: DecidingSettings, specs: Sequence[WorkerSpec]) -> int:
-    """Return the moves that the solver's time allows on this machine, for the largest group."""
+    """What the solver's time allows on this machine, for the largest group."""
     if choice.policy != "bfio" or not specs:
         return DEFAULT_MOVES
     decoding = [spec for spec in specs if spec.role != "prefill"]

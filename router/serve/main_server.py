@@ -1,9 +1,8 @@
 """The main port's server: it ends without losing requests, and reloads settings.
 
 From the first SIGTERM or SIGINT on, answers carry ``Connection: close`` and ``/health`` reports
-the drain. After the drain delay new requests are rejected (``front``), and open answers go on for
-the grace period. Then they are cancelled. A second signal ends the grace period, a third the
-process.
+the drain. After the drain delay new requests are rejected (``front``). Open answers go on for the
+grace period, then they are cancelled. A second signal ends the grace period, a third the process.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class MainServer(uvicorn.Server):
 
     Args:
         reload: called at SIGHUP, one call at a time; None: SIGHUP is not handled.
-        inherited: true if another process keeps the socket open.
+        inherited: another process keeps the socket open.
         others: true while other processes depend on this one.
     """
 
@@ -64,7 +63,7 @@ class MainServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals without raising them again: such an end is a success."""
+        """Signals are not raised again: such an end is a success."""
         loop = asyncio.get_running_loop()
         for number in _ENDING:
             loop.add_signal_handler(number, self._end)
@@ -79,7 +78,7 @@ class MainServer(uvicorn.Server):
             beating.cancel()
 
     async def main_loop(self) -> None:
-        """Return when no new requests are to be accepted."""
+        """Returns when no new requests are to be accepted."""
         await self.on_tick(0)
         reloading = asyncio.create_task(self._reloads())
         systemd.notify("READY=1")
@@ -139,7 +138,7 @@ class MainServer(uvicorn.Server):
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def _close_listeners(self, sockets: Iterable[socket.socket]) -> None:
-        """Stop accepting connections; those in the kernel's queue are still served."""
+        """Connections in the kernel's queue are still served."""
         loop = asyncio.get_running_loop()
 
         def protocol() -> asyncio.Protocol:
@@ -173,9 +172,9 @@ class MainServer(uvicorn.Server):
     async def _until(
         self, condition: Callable[[], bool], longest_s: float, *, hurried: bool = True
     ) -> None:
-        """Wait for a condition; with ``hurried`` a second signal ends the wait.
+        """With ``hurried`` a second signal ends the wait.
 
-        It polls, as uvicorn's sets of tasks and connections send no event.
+        It polls: uvicorn's sets of tasks and connections send no event.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + longest_s

@@ -94,16 +94,14 @@ class Router:
     """Every part of a router that decides; its attributes are the parts.
 
     Args:
-        settings: settings at the start.
         read: reads the settings again.
         tls: certificate of the clients' port.
-        admin: listening socket of the admin port; None: no admin port.
+        admin: listening socket of the admin port, if any.
         processes: counters of the router's processes; None: this is the only one.
 
     Attributes:
         app: application of the clients' port; its lifespan is ``running``.
-        hot: takes requests over ahead of the application; None: it does not.
-        counts: counters of the clients' connections.
+        hot: takes requests over ahead of the application.
         elsewhere: None, as every request is served here.
     """
 
@@ -158,7 +156,6 @@ class Router:
         self.hot = self._hot_path(settings.data_plane)
 
     def _connect(self, settings: ServeSettings) -> None:
-        """Make the connections to the engines, and what engines report on them."""
         specs, cluster, dispatcher = settings.workers, self.cluster, self.dispatcher
         self.attempts = Attempts()
         self.client = HttpClient(settings.connect_timeout_s, settings.worker_key)
@@ -208,7 +205,6 @@ class Router:
         self.fleet = Fleet(cluster, dispatcher, followers, self.attempts.break_off, specs)
 
     def _show(self) -> None:
-        """Make what shows the router's state: metrics, status page and admin port."""
         self.problem = self.snapshots.problem
         self.metrics = Metrics(
             self.cluster,
@@ -238,14 +234,14 @@ class Router:
         )
 
     def _page(self) -> bytes:
-        """Return the status page's state as JSON, under the settings in force."""
+        """The status page's state as JSON."""
         settings = self.reload.settings
         calibrated = settings.power_levels is not None
         footing = Footing(settings.policy, settings.lookahead, njit is not None, calibrated)
         return msgspec.json.encode(self.status.read(footing))
 
     def _hot_path(self, plane: DataPlane) -> HotPath | None:
-        """Return the hot path if it is configured and uvicorn supports it."""
+        """None if it is not configured or uvicorn does not support it."""
         if plane is DataPlane.ASGI:
             return None
         if lacking := uvicorn_api.missing():
@@ -256,7 +252,7 @@ class Router:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run what works in the background; the block begins when each engine was checked once."""
+        """Background work; the block begins when each engine was checked once."""
         self.snapshots.start()
         gc.freeze()
         parts: tuple[_Runs, ...] = (
@@ -288,7 +284,7 @@ class Router:
 def make_dispatcher(
     settings: ServeSettings, cluster: Cluster, weight: Weight = equal
 ) -> Dispatcher:
-    """Build pools and policies over a cluster; ``weight``: of a key's share."""
+    """Pools and policies over a cluster; ``weight``: of a key's share."""
     chosen = deciding(settings)
     return Dispatcher(
         cluster,

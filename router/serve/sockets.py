@@ -24,9 +24,9 @@ class Ports:
     """Bound sockets.
 
     Attributes:
-        listeners: sockets of the clients' port, one for each process that serves it.
-        admin: socket of the admin port; None: no admin port.
-        inherited: true if the single listener is shared with systemd, which keeps it open.
+        listeners: of the clients' port, one for each process that serves it.
+        admin: None: no admin port.
+        inherited: the single listener is shared with systemd, which keeps it open.
     """
 
     listeners: list[socket.socket]
@@ -78,5 +78,5 @@ def opened(settings: ServeSettings) -> Iterator[Ports]:
 
 
 def admin_tls(admin: socket.socket, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
-    """Return the admin port's certificate; None on loopback, where it is not needed."""
+    """None on loopback, where it is not needed."""
     return None if is_loopback(admin.getsockname()[0]) else tls
