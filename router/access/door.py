@@ -51,8 +51,8 @@ class Door:
     def enter(self, scope: MutableMapping[str, Any]) -> Key | None:
         """Admit a request and remove its key from the headers.
 
-        The scope gets the key's name (``tenant``) and the removed headers (``SHOWN``): another process
-        of this router checks them too. The key is for ``leave``; None: the request is not counted.
+        The scope gets the key's name (``tenant``) and the removed headers (``SHOWN``), which another
+        process of this router checks. The key is for ``leave``; None: the request is not counted.
 
         Raises:
             UnknownKeyError: the request has no valid key.

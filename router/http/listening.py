@@ -17,12 +17,10 @@ from router.http.refusal import HttpCounts
 
 
 def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.socket:
-    """A socket bound to an address.
+    """A socket bound to an address; ``port`` 0: any free one.
 
-    Args:
-        port: 0 for any free one.
-        flag: option for the port, named in errors; the host's has the same form.
-        shared: whether this user's other sockets may share the address and its connections.
+    ``flag`` is the option for the port, named in errors; the host's has the same form.
+    ``shared``: this user's other sockets may share the address and its connections.
 
     Raises:
         ConfigError: the address is unavailable.
@@ -72,7 +70,7 @@ def server_config(
     lifespan: Literal["auto", "off"] = "auto",
     path: str | None = None,
 ) -> uvicorn.Config:
-    """uvicorn's configuration for an application.
+    """The configuration of uvicorn.
 
     ``grace_s``: time for open answers at shutdown; None: the caller's server handles it.
     ``path``: Unix socket; None: the server is given sockets.
