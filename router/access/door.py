@@ -30,9 +30,7 @@ class Limits(Protocol):
 
     unauthorized: int
 
-    def enter(self, key: Key, now_s: float) -> None:
-        """Count a new request, or raise KeyLimitError."""
-        ...
+    def enter(self, key: Key, now_s: float) -> None: ...
 
     def leave(self, key: Key) -> None: ...
 
@@ -51,8 +49,8 @@ class Door:
     def enter(self, scope: MutableMapping[str, Any]) -> Key | None:
         """Admit a request and remove its key from the headers.
 
-        The scope gets the key's name (``tenant``) and the removed headers (``SHOWN``), which another
-        process of this router checks. The key is for ``leave``; None: the request is not counted.
+        The scope gets the key's name (``tenant``) and the removed headers (``SHOWN``): another
+        process checks them too. The key is for ``leave``; None: the request is not counted.
 
         Raises:
             UnknownKeyError: the request has no valid key.

@@ -19,14 +19,11 @@ _OF_OTHERS = stat.S_IRGRP | stat.S_IROTH
 
 
 class KeySource:
-    """The valid keys.
+    """The valid keys, as last read.
 
     Args:
         file: one key a line, in the format of ``key_ring``.
         variable: environment variable in the same format; ``;`` also ends a line.
-
-    Attributes:
-        ring: the keys as last read.
     """
 
     def __init__(self, file: str | None, variable: str | None = None) -> None:

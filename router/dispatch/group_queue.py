@@ -96,9 +96,9 @@ class GroupQueue:
 
     Attributes:
         lacking: what an expired request did not get.
-        prefills: queue of the group's prefill stage, if there is one.
+        prefills: queue of the group's prefill stage.
         sent_s: times of dispatch, until the first byte.
-        deserted_s: time since which no worker serves the group; None while one does, or is paused.
+        deserted_s: since when no worker serves the group; None while one does, or is paused.
     """
 
     lacking: ClassVar[str] = "slot became free"
@@ -148,7 +148,6 @@ class GroupQueue:
         return self.wait(request, request.arrival_s)
 
     def wait(self, request: Request, since_s: float) -> asyncio.Future[WorkerSpec]:
-        """Queue a request that the cluster knows."""
         self.pool.add(request)
         worker: asyncio.Future[WorkerSpec] = asyncio.get_running_loop().create_future()
         self.waiters[request.id] = Waiter(worker, since_s)
@@ -344,7 +343,6 @@ class PrefillQueue(GroupQueue):
         return True
 
     def _assign(self) -> None:
-        """Assign if the decode queue has room for all prompts under way."""
         prefilling = sum(worker.in_flight for worker in self.group.workers.values())
         if len(self.decode.waiters) + prefilling < self._shared.settings.pool_size:
             super()._assign()

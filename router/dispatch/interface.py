@@ -77,7 +77,7 @@ class SplitPort(DispatchPort, Protocol):
     def prefill_again(
         self, request: Request, *failed_by: str
     ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
-        """The KV is gone."""
+        """Ask a prefill worker again: the KV is gone."""
         ...
 
     def serve_whole(self, request: Request) -> tuple[Request, asyncio.Future[WorkerSpec]]: ...

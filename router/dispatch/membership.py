@@ -177,7 +177,6 @@ class Fleet:
         return True
 
     def settle(self) -> None:
-        """Take all steps that are possible now."""
         for spec in list(self._there.values()):
             self._settle(spec, self._wanted.get(spec.id))
         for spec in in_order(self._wanted.values()):
@@ -275,7 +274,6 @@ class Fleet:
 
 
 def _place(spec: WorkerSpec) -> tuple[object, ...]:
-    """What a worker cannot change without leaving."""
     return spec.id, spec.url, spec.rank, spec.group, spec.role
 
 

@@ -27,8 +27,7 @@ class Route(NamedTuple):
     Attributes:
         model: name that engines know, if the request names one.
         lacks: ids of the group's workers that do not serve it.
-        most_slots: slots of the largest worker, if known.
-        prefills: group that computes its prompts, if any.
+        prefills: group that computes its prompts.
     """
 
     model: str | None
@@ -90,7 +89,6 @@ class ModelTable:
 
     @property
     def known(self) -> list[str]:
-        """Names that clients may use."""
         return [str(card["id"]) for card in self.cards]
 
     @property
@@ -178,7 +176,7 @@ class ModelTable:
 
 
 def check_served(model: str | None, lacks: Set[str], askable: Set[str]) -> None:
-    """Raise NoWorkerError if all workers that take requests lack the model."""
+    """Raises NoWorkerError if all workers that take requests lack the model."""
     if askable and askable <= lacks:
         raise NoWorkerError(f"no worker that serves {model!r} is up; retry")
 

@@ -26,7 +26,6 @@ class KeyPair:
     secret: bytes
 
     def secure(self, socket: zmq.Socket[bytes], server_key: str) -> None:
-        """Call it before the socket connects."""
         socket.curve_publickey = self.public
         socket.curve_secretkey = self.secret
         socket.curve_serverkey = server_key.encode("ascii")

@@ -51,7 +51,7 @@ class _Engine:
         failures: failed checks in a row.
         backoff_s: wait before the check after the next reported failure.
         delay_s: wait before the next check.
-        hurried: ends a wait because ``delay_s`` is shorter now.
+        hurried: ends a wait: ``delay_s`` is shorter now.
         known: set from the first check on.
     """
 

@@ -24,7 +24,7 @@ class Response:
 
     Attributes:
         headers: as sent, names in the engine's spelling.
-        framed: whether HTTP marks the body's end, rather than the connection's end.
+        framed: whether HTTP marks the body's end; else the connection's end does.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -78,7 +78,6 @@ class Response:
         return connection is None or connection.take_heard()
 
     def break_off(self, error: UpstreamError) -> None:
-        """Raise an error in the body's reader."""
         if self._connection is not None:
             self._connection.break_off(error)
 

@@ -50,7 +50,6 @@ class _Agent:
         self.socket.close(linger=0)
 
     def whose(self, message: PowerMessage) -> list[WorkerSpec]:
-        """By name, else by rank."""
         if message.worker:
             return [spec for spec in self.specs if spec.id == message.worker]
         return [spec for spec in self.specs if (spec.rank or 0) == message.rank]

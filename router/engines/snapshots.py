@@ -147,7 +147,6 @@ class SnapshotClient:
             raise ConfigError(f"worker {spec.id} has a server_key, and the router has no keys")
 
     def problem(self, worker_id: str) -> str | None:
-        """Why a worker's snapshots are ignored."""
         stream = self._streams.get(worker_id)
         return None if stream is None else stream.problem or stream.fault or stream.silence
 

@@ -64,11 +64,10 @@ class Stream:
 
     Attributes:
         dealer: socket for requests of full snapshots.
-        named: worker's name from the user, None if the stream need not carry it.
+        named: the user's name of the worker; None: the stream need not carry it.
         asked: timer until the next request for a full snapshot.
         interval_s: its length; doubles without an answer.
-        heard_s: time of the last message.
-        expected_s: time since which messages are due.
+        expected_s: since when messages are due.
         silence: description of a silence that is too long.
         looked: timer until the next check for silence.
         epoch: of the engine seen last.
@@ -185,7 +184,6 @@ class Stream:
                 timer.cancel()
 
     def count_slots(self, slots: int) -> str | None:
-        """Returns a warning if the configuration differs."""
         if slots == self.slots:
             return None
         self.slots = slots

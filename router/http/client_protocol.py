@@ -279,7 +279,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self.expect_100_continue = check_fields(self.headers, version, self._limits)
 
     def _look(self, received: int) -> None:
-        """Set the next deadline and check sizes, after each read."""
         entered, self._entered = self._entered, False
         limits = self._limits
         if self._stage != _HEAD:

@@ -12,10 +12,10 @@ class HttpLimits:
     """Limits of one port, with the status of a refusal.
 
     Attributes:
-        max_connections: open at a time; 503.
+        max_connections: at a time; 503.
         max_uri_bytes: path and query; 414.
-        max_header_bytes: request line and header fields; 431.
-        max_headers: header fields; 431.
+        max_header_bytes: request line and fields; 431.
+        max_headers: 431.
         max_body_bytes: announced or chunked; 413.
         max_bodies_bytes: all bodies held at a time; 503.
         header_timeout_s: from a request's first byte, or a connection's start; 408.

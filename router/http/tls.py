@@ -40,7 +40,7 @@ def server_context(cert: bytes, key: bytes | None) -> ssl.SSLContext:
 
 
 def load(context: ssl.SSLContext, cert: bytes, key: bytes | None) -> None:
-    """Replace the certificate, from the next connection on.
+    """From the next connection on.
 
     Raises:
         ConfigError: the new one is unusable; the old one stays.

@@ -16,10 +16,8 @@ from router.core.types import Snapshot
 class Seen:
     """A request that an engine ended or no longer shows.
 
-    Attributes:
-        first_s: when it was first seen.
-        first_token_s: when it first had a token; None: never.
-        complete: whether its engine reported its end.
+    ``first_s``, ``first_token_s``: when it was first seen, and with a token (None: never).
+    ``complete``: its engine reported its end.
     """
 
     worker_id: str
@@ -89,7 +87,6 @@ class SeenRequests:
             self._give_up(worker_id, engine)
 
     def _leave(self, worker_id: str, engine: _Engine, snapshot: Snapshot, now_s: float) -> None:
-        """Report departed requests; preempted ones stay open."""
         for departure in self._group.departures:
             engine_id = departure.engine_id
             if engine_id not in snapshot.preempted:
@@ -139,7 +136,6 @@ class Share:
 
     @property
     def barrier(self) -> bool | None:
-        """Whether workers wait for each other; None: not known."""
         return is_barrier(self.together_share)
 
     @property

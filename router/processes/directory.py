@@ -19,10 +19,10 @@ class GroupCard(msgspec.Struct, frozen=True):
 
     Attributes:
         bytes_per_token: of prompt text.
-        prefills: group that computes its prompts, if any.
-        askable: ids of its workers that take requests, now or soon.
-        tokens_per_part: tokens per image or other non-text part.
-        most_slots: slots of its largest worker, if known.
+        prefills: group that computes its prompts.
+        askable: ids of workers that take requests, now or soon.
+        tokens_per_part: for an image or other non-text part.
+        most_slots: of its largest worker, if known.
     """
 
     bytes_per_token: float
@@ -52,10 +52,7 @@ Pair = tuple[bytes, bytes | None]
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """How a proxy serves its clients.
-
-    ``limits``, ``worker_key`` and ``connect_timeout_s`` (to engines) are fixed at its start.
-    """
+    """``limits``, ``worker_key``, ``connect_timeout_s`` (to engines) are fixed at its start."""
 
     limits: HttpLimits
     tls: Pair | None
@@ -70,11 +67,10 @@ class Directory(msgspec.Struct, frozen=True):
     """All that a proxy needs to relay a request itself; implements ``ModelTable``'s queries.
 
     Attributes:
-        groups: groups that answer.
         models: group of each model.
         known: model names that clients may use.
         ranked: URLs shared by several ranks, which a header distinguishes.
-        absent: ids of a group's workers that do not serve a model, by model.
+        absent: as ``ModelTable.absent``.
     """
 
     groups: Mapping[str, GroupCard]

@@ -60,7 +60,7 @@ class Hello(Message, frozen=True):
 
 
 class Trouble(Message, frozen=True):
-    """A worker was unreachable or broke a connection off."""
+    """A worker was unreachable or broke off."""
 
     worker_id: str
     reason: str
@@ -69,9 +69,7 @@ class Trouble(Message, frozen=True):
 class GroupTally(msgspec.Struct, array_like=True):
     """Counts of a group's requests since the last report.
 
-    Attributes:
-        itl: counts by bucket of ``TokenStats.itl_s``; ``itl_s``: their sum.
-        tpot: counts by bucket of ``TokenStats.tpot_s``; ``tpot_s``: their sum.
+    ``itl`` and ``tpot`` count by bucket of ``TokenStats``; ``itl_s`` and ``tpot_s`` are sums.
     """
 
     itl: list[int] = []
@@ -82,12 +80,9 @@ class GroupTally(msgspec.Struct, array_like=True):
 
 
 class Tally(Message, frozen=True):
-    """A proxy's counters; all but ``connections`` count since the last report.
+    """Counts since the last report; ``connections``: open now.
 
-    Attributes:
-        connections: client connections open now.
-        refused: requests refused before routing, by status.
-        broken: connections that an error ended.
+    ``refused``: before routing, by status. ``broken``: connections that an error ended.
     """
 
     groups: dict[str, GroupTally]
@@ -121,7 +116,7 @@ class Given(Message, frozen=True):
 
 
 class Denied(Message, frozen=True):
-    """No worker for a request; ``error_of`` restores the error."""
+    """No worker; ``error_of`` restores the error."""
 
     id: str
     kind: str
@@ -139,7 +134,7 @@ class Recall(Message, frozen=True):
 
 
 class Try(Message, frozen=True):
-    """Check whether a certificate is usable, without using it; the reply is ``Tried``."""
+    """Check a certificate without using it; the reply is ``Tried``."""
 
     number: int
     pair: Pair

@@ -18,9 +18,9 @@ class Place:
 
     Attributes:
         folder: of the Unix sockets, private to this user.
-        listener: file descriptor of its listening socket, if any.
+        listener: file descriptor of its listening socket.
         slot: index of the proxy.
-        inherited: whether another process keeps listening on that socket.
+        inherited: another process keeps listening on that socket.
     """
 
     folder: str
@@ -32,12 +32,10 @@ class Place:
 
     @property
     def decider(self) -> str:
-        """Socket for messages."""
         return str(Path(self.folder) / "decider")
 
     @property
     def http(self) -> str:
-        """Socket of its HTTP application."""
         return str(Path(self.folder) / "http")
 
     def argument(self) -> str:
@@ -56,7 +54,7 @@ def interpreter() -> list[str]:
 
 
 def orphaned() -> bool:
-    """Whether the supervisor is gone: it holds the other end of stdin and never writes."""
+    """The supervisor is gone: it holds the other end of stdin and never writes."""
     return bool(select.select((sys.stdin,), (), (), 0)[0])
 
 

@@ -9,12 +9,10 @@ from router.processes.messages import GroupTally, Tally
 
 
 class Tallies:
-    """A proxy's counters, reported as differences since the last report.
+    """Reported as differences since the last report.
 
-    Attributes:
-        tokens: token times of streams, by group.
-        unreturned: failures for which no retry was left, by group.
-        broken: connections to the deciding process that an error ended.
+    ``unreturned``: failures for which no retry was left, by group. ``broken``: connections to the
+    deciding process that an error ended.
     """
 
     def __init__(self, http: HttpCounts) -> None:

@@ -48,11 +48,9 @@ class Links:
 
     @property
     def proxies(self) -> Collection[Link]:
-        """Those that have sent ``Hello``."""
         return [link for link in self._links if link.slot >= 0]
 
     async def run(self) -> None:
-        """Accept proxies and send them changes until cancelled."""
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(
             lambda: Link(self._parts, self._note).peer, self._path

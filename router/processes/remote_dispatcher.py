@@ -122,7 +122,6 @@ class RemoteDispatcher:
     # the connection
 
     def connected(self, peer: Peer[m.FromDecider]) -> None:
-        """Report this proxy's state, perhaps to a new deciding process."""
         self._peer, self._gone_s = peer, None
         self._changed.set()
         self._tallies.anew()
@@ -309,7 +308,6 @@ class RemoteDispatcher:
         self._send(m.Trouble(worker_id, reason))
 
     def energy_j(self, request: Request) -> float | None:
-        """Unknown in a proxy."""
         return None
 
 

@@ -41,7 +41,7 @@ class Plan:
 
     Attributes:
         listeners: file descriptors of the clients' port, one for each proxy.
-        admin: file descriptor of the admin port, if any.
+        admin: file descriptor of the admin port.
         inherited: another process owns the listening socket and keeps listening.
     """
 
@@ -56,7 +56,6 @@ class Plan:
         return {*self.listeners, *(() if self.admin is None else (self.admin,))}
 
     def command(self, flags: Sequence[str]) -> list[str]:
-        """Starts the supervisor; ``flags`` of ``evenstep serve``."""
         module = "router.processes.supervisor"
         return [*interpreter(), module, json.dumps(asdict(self)), *flags]
 
@@ -65,9 +64,7 @@ class Plan:
 class _Child:
     """A process and its health.
 
-    Attributes:
-        process: None while it does not run.
-        silent_s: seconds since its last report, counted only while the supervisor itself runs.
+    ``silent_s``: since its last report, counted only while the supervisor itself runs.
     """
 
     name: str
@@ -99,7 +96,6 @@ class Supervisor:
         self._status = 0
 
     async def run(self) -> int:
-        """Run until all processes have ended; return the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, number)
@@ -146,7 +142,6 @@ class Supervisor:
             child.place = replace(child.place, restarts=child.place.restarts + 1)
 
     async def _run(self, child: _Child) -> int:
-        """Run the process once; return its exit status."""
         own = child.place.listener
         told = {"NOTIFY_SOCKET": self._address(child), "WATCHDOG_USEC": str(_HUNG_S * 1_000_000)}
         environment = {k: v for k, v in os.environ.items() if k != "WATCHDOG_PID"}

@@ -148,7 +148,6 @@ def headers_down(headers: Iterable[Header]) -> list[Header]:
 def _without(
     headers: Iterable[Header], names: frozenset[bytes], kinds: tuple[bytes, ...] = ()
 ) -> list[Header]:
-    """All headers except ``names``, ``kinds`` (prefixes), and those for one hop."""
     passed, options = [], b""
     for header in headers:
         name = header[0].lower()

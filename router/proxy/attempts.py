@@ -101,14 +101,12 @@ class Attempt(Bound):
         super().__exit__(kind, raised, at)
 
     def note_started(self) -> None:
-        """Record the first byte, or raise the error that ended the attempt."""
         # The task sees the error only at the loop's next turn; an answer may come in this one.
         if self.error is not None:
             raise self.error
         self.lift()
 
     def follow(self, response: Response) -> None:
-        """Watch a stream that has begun for silence."""
         self.response = response
         if self._deadlines.stream_idle_timeout_s is not None:
             self._listen(self._deadlines.stream_idle_timeout_s)
@@ -132,11 +130,7 @@ class Attempt(Bound):
 
 
 class Attempts:
-    """Attempts under way by worker.
-
-    Attributes:
-        watchers: callbacks with worker id, reason, and whether streams end too.
-    """
+    """``watchers`` get worker id, reason, and whether streams end too."""
 
     def __init__(self) -> None:
         self._of: defaultdict[str, set[Attempt]] = defaultdict(set)

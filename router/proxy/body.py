@@ -37,8 +37,7 @@ class ParsedRequest:
     """Fields of a completion request that balancing needs.
 
     Attributes:
-        known_tokens: of prompts given as ids, per engine request.
-        text_bytes: of prompts given as text, per engine request.
+        known_tokens, text_bytes: of prompts given as ids, as text; per engine request.
         slots: engine requests it becomes.
         parts: images and the like, which become tokens too.
         measured: whether the whole prompt was counted.
@@ -216,7 +215,6 @@ def _rendered(
 
 
 def _splittable(fields: _Body) -> bool:
-    """Whether the only prompt can be computed elsewhere."""
     # vLLM fetches no KV if a prompt's log-probabilities are requested, even 0 of them. A client's
     # own kv_transfer_params, even null, would override ours, which come first.
     if given(fields.prompt_logprobs) or fields.kv_transfer_params is not ABSENT:
@@ -250,7 +248,6 @@ def _copies(fields: _Body) -> int:
 
 
 def _cap(*raws: Raw) -> int | None:
-    """The first limit above 0."""
     for raw in raws:
         if raw is not ABSENT and (number := whole(raw)) is not None and number > 0:
             return min(number, _MOST)

@@ -65,7 +65,6 @@ class Dialect:
         return replace(answer, body=_typed(answer.body)) if self.typed_errors else answer
 
     def body_up(self, body: bytes, request_id: str) -> bytes:
-        """With the router's token if the engine reads it there."""
         return with_field(body, "request_id", f"resp_{request_id}") if self.names_response else body
 
 

@@ -122,7 +122,7 @@ class Bootstraps:
         self._ids.pop(worker_id, None)
 
     async def params(self, worker: WorkerSpec, transfer_id: str) -> bytes:
-        """The second request's kv_transfer_params, as JSON.
+        """The second request's kv_transfer_params.
 
         Raises:
             UpstreamError: the bootstrap server does not name the engine.
@@ -161,7 +161,7 @@ class KvTransfer:
     Attributes:
         kept_s: lease on KV handed over by address; None: KV is found by content.
         bootstraps: locations that engines do not report.
-        warned: workers already warned about missing locations.
+        warned: workers whose missing locations are logged.
     """
 
     port: SplitPort

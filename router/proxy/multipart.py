@@ -75,7 +75,6 @@ class _Reader:
         )
 
     def read(self, body: bytes, at: int) -> Field | None:
-        """The model, once it is complete."""
         self._at = at
         self._parser.write(body[at : at + _SLICE_BYTES])
         if not self._ended or self._place is None:

@@ -175,7 +175,6 @@ class Relay:
         )
 
     async def _enter(self) -> Waiter | None:
-        """Queue for a worker; None if the client has its answer already."""
         return self._context.port.submit(self._request)
 
     async def _enter_again(self, *failed_by: str) -> Waiter | None:

@@ -94,7 +94,6 @@ class Rendered:
             self.bytes += json_bytes(tools)
 
     def _take(self, raw: Raw) -> list[_Said | None]:
-        """None for each element that is no object."""
         try:
             taken = items(raw, self._left, _Said | None)
         except msgspec.ValidationError:

@@ -34,10 +34,9 @@ class RequestLine:
     Attributes:
         began_s: when the head was read.
         attempts: dispatches to a worker.
-        pool_s, engine_s: time spent in pools, and at workers.
         again: workers and reasons of failed attempts.
         token: router's token, if it went to a pool.
-        elsewhere: whether another process writes the line.
+        elsewhere: another process writes the line.
     """
 
     method: str

@@ -42,7 +42,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         recording: schema number.
         evenstep: version that recorded it.
-        source: "serve" if the router dispatched the requests itself, else "observe".
+        source: "serve" if the router dispatched the requests itself.
         started_unix_s: wall clock at the start; all other times count from there.
         policy, dispatch: None from an observer.
         power_levels: calibrated watts of a worker when idle, waiting in a step, and computing.
@@ -347,7 +347,6 @@ def _with_worker(header: Header, line: WorkerLine) -> Header:
 
 
 def _widened(step: StepLine, workers: int) -> StepLine:
-    """Pad the lists with None for workers that joined later."""
     later = [None] * (workers - len(step.loads))
     if not later:
         return step

@@ -110,7 +110,6 @@ class Recorder:
         self._look_s = 0.0
 
     def listen(self, room_bytes: int = ROOM_BYTES) -> Listener:
-        """The first line is the header."""
         listener = Listener(room_bytes)
         if not self._listeners:
             self._cluster.watchers.append(self)

@@ -21,14 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class Access:
-    """Clients' keys and operators' keys.
+    """Clients' keys and operators' keys; ConfigError if they cannot be read.
 
     Attributes:
         clients: None: no key is needed.
         operators: keys to the admin port; None: it serves this machine only.
-
-    Raises:
-        ConfigError: keys cannot be read.
     """
 
     def __init__(self, settings: ServeSettings, clock: Clock) -> None:

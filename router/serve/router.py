@@ -234,7 +234,6 @@ class Router:
         )
 
     def _page(self) -> bytes:
-        """The status page's state as JSON."""
         settings = self.reload.settings
         calibrated = settings.power_levels is not None
         footing = Footing(settings.policy, settings.lookahead, njit is not None, calibrated)

@@ -26,7 +26,7 @@ class Ports:
     Attributes:
         listeners: of the clients' port, one for each process that serves it.
         admin: None: no admin port.
-        inherited: the single listener is shared with systemd, which keeps it open.
+        inherited: systemd shares the single listener and keeps it open.
     """
 
     listeners: list[socket.socket]
