@@ -35,10 +35,7 @@ _TYPES = ("thresholds", "segments", "rates", "lengths", "step_time")
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRow:
-    """A policy's factory, one-line summary and settings.
-
-    ``in_order``: it admits from the head of the engine's own order and skips no request.
-    """
+    """``in_order``: it admits from the head of the engine's own order and skips no request."""
 
     make: Callable[[AdmissionSettings], Admission]
     summary: str
@@ -130,5 +127,5 @@ def make_admission(settings: AdmissionSettings) -> Admission:
 
 
 def clearing_of(settings: AdmissionSettings) -> float:
-    """Return beta, the part of ``alpha_beta`` that the engine executes; 0 for other policies."""
+    """Beta, the part of ``alpha_beta`` that the engine executes; 0 for other policies."""
     return settings.beta if "beta" in ADMISSIONS[settings.policy].keys else 0.0

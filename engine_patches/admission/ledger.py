@@ -3,9 +3,8 @@
 A running request grows by one token a step. Its size is kept as an offset to the number of steps,
 so a step costs nothing per request. Independent of clocks and engines.
 
-Order of calls in an engine's turn: ``arrived`` at any time, ``preempted`` as the engine frees
-memory, then the policy decides. Then ``entered`` for admitted requests, ``stepped`` at the end of
-the step, and ``left`` for the requests that ended with it.
+An engine's turn: ``arrived`` at any time, ``preempted`` as memory is freed, then the policy
+decides; ``entered``; at the end of the step ``stepped``, and ``left`` for those that ended with it.
 """
 
 from __future__ import annotations
@@ -25,18 +24,16 @@ class Ticket:
     """A request.
 
     Attributes:
-        prompt_tokens: s, tokens of the prompt.
-        cap_tokens: maximum number of output tokens.
-        hint_tokens: output length predicted by the client; None: no prediction.
-        kind: type j, for thresholds per type; set by the ledger if output lengths determine it.
+        prompt_tokens: s.
+        cap_tokens: maximum of output tokens.
+        hint_tokens: output length predicted by the client.
+        kind: type j; set by the ledger if output lengths determine it.
         priority: lower goes first.
-        arrived_s: time of arrival, on the engine's clock.
-        predicted_tokens: o_hat, predicted output length with a margin for error; set by the ledger,
-            and set again when the request exceeds it.
+        arrived_s: on the engine's clock.
+        predicted_tokens: o_hat, with a margin for error; set by the ledger, again when exceeded.
         serial: place in the order of arrival, set by the ledger.
-        generated_tokens: while it waits, output tokens that it had before it lost its slot.
-        late_steps: maximum number of steps to come that compute its prompt without growth, as
-            estimated by its policy.
+        generated_tokens: while it waits, output tokens from before it lost its slot.
+        late_steps: upper estimate of steps to come that compute its prompt without growth.
         offset_tokens: while it runs, its size less the ledger's steps.
     """
 
@@ -69,11 +66,10 @@ class Memory:
     """An engine's KV memory before a step is scheduled.
 
     Attributes:
-        capacity_tokens: C, the whole memory.
+        capacity_tokens: C.
         used_tokens: tokens held at the end of the step without new requests, in whole blocks.
-            Includes the token that each running request computes in it, its whole prompt, and other
-            holders of memory.
-        step_tokens: maximum number of tokens that a step computes; 0: unlimited.
+            Includes running requests' whole prompts and next tokens, and other holders of memory.
+        step_tokens: maximum of tokens that a step computes; 0: unlimited.
         prompt_tokens_left: number of these left for prompts of entering requests.
     """
 
@@ -85,7 +81,7 @@ class Memory:
     prompt_tokens_left: int = 0
 
     def late_steps(self, prompt_tokens: int, running: int) -> int:
-        """Return the steps after this one until these prompt tokens are computed."""
+        """Steps after this one until these prompt tokens are computed."""
         if not self.step_tokens:
             return 0
         later = max(0, prompt_tokens - self.prompt_tokens_left)
@@ -95,7 +91,7 @@ class Memory:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
     def room(self, limit_tokens: int) -> int:
-        """Return the most tokens that a request may bring without exceeding the limit."""
+        """Most tokens that a request may bring within the limit."""
         free = min(limit_tokens, self.capacity_tokens) - self.used_tokens
         return max(0, free // self.block_tokens * self.block_tokens)
 
@@ -104,19 +100,19 @@ class Lengths(Protocol):
     """Predictions of output lengths."""
 
     def predict(self, ticket: Ticket, generated_tokens: int) -> int:
-        """Return the predicted output length, more than the tokens generated so far."""
+        """Predicted output length, more than the tokens generated so far."""
         ...
 
     def kind(self, ticket: Ticket) -> int:
-        """Return the request's type, once its length is predicted."""
+        """The request's type, once its length is predicted."""
         ...
 
     def ended(self, ticket: Ticket, *, by_itself: bool) -> None:
-        """Learn from an ended request; ``by_itself``: not withdrawn, but possibly capped."""
+        """``by_itself``: not withdrawn, but possibly capped."""
         ...
 
     def stepped(self, running: Mapping[str, Ticket], steps: int) -> None:
-        """Learn from a step; ``steps`` is the ledger's count after it."""
+        """``steps`` is the ledger's count after the step."""
         ...
 
 
@@ -142,13 +138,12 @@ class Ledger:
 
     Args:
         key: waiting order; constant while a request waits.
-        lengths: predictions of output lengths; None: each request is predicted to reach its cap.
-        follower: notified of changes of the running requests.
+        lengths: None: each request is predicted to reach its cap.
 
     Attributes:
-        running: running requests by id, in the order of entering.
+        running: in the order of entering.
         waiting_kinds: number of waiting requests, by kind; 1 or more.
-        entered_total: number of entries, including those of returning requests.
+        entered_total: includes returning requests.
         ended: number of requests that ran and ended, by kind; preemptions do not count.
     """
 
@@ -174,14 +169,14 @@ class Ledger:
 
     @property
     def waiting(self) -> Sequence[Ticket]:
-        """Waiting requests, the next to enter first."""
+        """The next to enter first."""
         return self._order
 
     def by_id(self) -> Mapping[str, Ticket]:
         return self._waiting
 
     def size_tokens(self, ticket: Ticket) -> int:
-        """Return the KV tokens that a running request holds in the step about to be scheduled."""
+        """KV tokens that a running request holds in the step about to be scheduled."""
         return ticket.offset_tokens + self.steps
 
     def generated_tokens(self, ticket: Ticket) -> int:
@@ -215,7 +210,7 @@ class Ledger:
         self._wait(ticket)
 
     def left(self, id_: str, *, by_itself: bool = True) -> Ticket:
-        """Remove and return a request that ended (``by_itself``) or was withdrawn."""
+        """Remove a request that ended (``by_itself``) or was withdrawn."""
         if id_ not in self.running:
             ticket = self._stop_waiting(id_)
         else:

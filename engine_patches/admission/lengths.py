@@ -1,5 +1,3 @@
-"""Predictions of output lengths: the client's hint, the cap, or lengths seen before."""
-
 from __future__ import annotations
 
 import math
@@ -27,7 +25,7 @@ class SeenLengths:
         self._falls: dict[int, Floats] = {}  # survival below 0, so that it ascends
 
     def quantile(self, share: float, prompt_tokens: int, generated_tokens: int) -> int:
-        """Return the length that this share of the requests that got so far does not exceed."""
+        """Length that this share of the requests that got so far does not exceed."""
         bits = prompt_tokens.bit_length()
         falls = self._falls.get(bits)
         if falls is None:
@@ -52,15 +50,14 @@ class SeenLengths:
 class PredictedLengths:
     """Output lengths that admission assumes.
 
-    A client's hint holds until it is exceeded. Then, or without a hint, a quantile of the lengths
-    seen holds, given the request's progress. The cap is the maximum, and the prediction while
-    nothing is learned.
+    A client's hint holds until it is exceeded; then, or without one, a quantile of the lengths
+    seen, given the request's progress. The cap is the maximum, and holds while nothing is learned.
 
     Args:
-        seen: learned lengths; None: caps only.
+        seen: None: caps only.
         share: the quantile.
         hints: whether to use hints.
-        margin: share of the prediction added for its error: o_hat + delta. (The o_hat - delta of
+        margin: share added to the prediction for its error: o_hat + delta. (The o_hat - delta of
             arXiv 2502.07115, section 8.1, would fill the memory beyond C.)
         segments: lengths that separate the types, ascending; empty: tickets carry their types.
     """
@@ -91,7 +88,7 @@ class PredictedLengths:
         return min(self._with_margin(tokens), ticket.cap_tokens)
 
     def kind(self, ticket: Ticket) -> int:
-        """Return the first segment that the predicted length does not exceed."""
+        """First segment that the predicted length does not exceed."""
         if not self._segments:
             return ticket.kind
         return bisect_left(self._segments, ticket.predicted_tokens)

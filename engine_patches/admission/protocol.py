@@ -1,5 +1,3 @@
-"""Admission policy: (ledger, memory) -> requests to admit."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
@@ -14,10 +12,9 @@ class Verdict:
     """Admissions of one step.
 
     Attributes:
-        admit: requests to admit in this order, as far as the engine has tokens to compute; None:
-            the engine's own choice.
+        admit: in this order, as far as the engine has tokens to compute; None: its own choice.
         run: ids of running requests that go on; None: all, as in real engines.
-        wake_s: time at which to decide again even without an event; None: no need.
+        wake_s: time at which to decide again even without an event.
     """
 
     admit: Sequence[Ticket] | None
@@ -38,31 +35,31 @@ class Admission(Protocol):
 
     @property
     def lengths(self) -> Lengths | None:
-        """Source of output lengths; None: it needs none."""
+        """None: it needs none."""
         ...
 
     @property
     def follower(self) -> Follower | None:
-        """Part of the policy that tracks the running requests; None: no part does."""
+        """Part of the policy that tracks the running requests."""
         ...
 
     def key(self, ticket: Ticket) -> Key:
-        """Return a request's place in the waiting order; constant while it waits."""
+        """Place in the waiting order; constant while the request waits."""
         ...
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         """Decide for the step about to be scheduled; at most once a step.
 
         With nothing running, a waiting request must be admitted. Exceptions: a hold
-        (``Verdict.wake_s``), or no waiting request fits beside other holders of memory.
+        (``Verdict.wake_s``), or none fits beside other holders of memory.
         """
         ...
 
     def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
-        """Return the prompt tokens admissible with an empty queue (``admissible_kv_tokens``)."""
+        """Prompt tokens admissible with an empty queue (``admissible_kv_tokens``)."""
         ...
 
 
 def ledger_of(admission: Admission) -> Ledger:
-    """Return an empty ledger configured for the policy."""
+    """An empty ledger configured for the policy."""
     return Ledger(admission.key, admission.lengths, admission.follower)

@@ -1,5 +1,3 @@
-"""Settings of admission policies, and their validation."""
-
 from __future__ import annotations
 
 import math
@@ -37,11 +35,10 @@ class AdmissionSettings:
         predict: source of output lengths: ``hint`` (the client's, else the median of those seen),
             ``cap`` (max_tokens), or ``quantile:Q`` of those seen.
         margin: share of KV memory kept free at predicted lengths: (1 - margin) C.
-        length_margin: share of each predicted length that is added to it: o_hat + delta.
-        ageing: tokens of predicted length that one second of waiting offsets in the order.
+        length_margin: share added to each predicted length: o_hat + delta.
+        ageing: tokens of predicted length that one second of waiting offsets.
         thresholds: n_j by type; empty: measured.
-        segments: output lengths that separate the types, ascending; empty: requests carry their
-            types.
+        segments: output lengths that separate the types, ascending; empty: requests carry theirs.
         hold_s: longest time to hold a type until n_j of it wait.
         strict: as printed in the paper, running requests pause; for simulated engines.
         rates: requests per second of each type, or that end in each segment; empty: measured.
@@ -104,7 +101,7 @@ class AdmissionSettings:
                 raise AdmissionError(str(found))
 
     def quantile(self) -> float | None:
-        """Return Q of ``quantile:Q``; None for other sources of lengths.
+        """Q of ``quantile:Q``; None for other sources of lengths.
 
         Raises:
             AdmissionError: ``predict`` is invalid.
@@ -228,7 +225,7 @@ def _is_length(value: object) -> bool:
 
 
 def passing_shares(rates: Sequence[float]) -> list[float]:
-    """Return, for each segment but the last, the share of its requests that pass to the next."""
+    """Share of each segment's requests, but the last's, that pass to the next."""
     tails = list(accumulate(reversed(rates)))[::-1]
     return [after / before for before, after in pairwise(tails)]
 
@@ -273,7 +270,7 @@ def _check_strict(settings: AdmissionSettings) -> None:
 
 
 def known_names(given: str, known: Sequence[str]) -> str:
-    """Complete an error message with the known names and the nearest match."""
+    """End of an error message: the nearest match and the known names."""
     nearest = get_close_matches(given.lower(), known, n=1)
     meant = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"known: {', '.join(known)}{meant}"

@@ -1,13 +1,12 @@
 """Headroom: keeps a share w of the memory free of new requests, for the growth of running ones.
 
-A request enters while KV + growth + its tokens <= (1 - w) C. Growth is what the running requests
-compute in the step. A small w gains most: evictions become rare, and recomputation costs more than
-the memory kept free. The best w depends on the lengths, so w follows the preemptions.
+A request enters while KV + growth + its tokens <= (1 - w) C; growth is what the running requests
+compute in the step. A small w gains most: evictions are rare, and recomputation costs more than the
+memory kept free. The best w depends on the lengths, so w follows the preemptions.
 
-With a constant w it is the alpha-protection of arXiv 2502.07115, section 7 (``alpha_beta``). If the
-memory overflows nonetheless, each running request there is cleared with probability beta and
-restarts from its prompt. That part is the engine's: simulated engines do it, vLLM preempts the
-request admitted last.
+A constant w is the alpha-protection of arXiv 2502.07115, section 7 (``alpha_beta``). If the memory
+overflows nonetheless, each running request there is cleared with probability beta and restarts from
+its prompt. Simulated engines do that; vLLM preempts the request admitted last.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ LOWER = 0.005
 def admit_below(
     limit_tokens: int, ledger: Ledger, memory: Memory, quota: dict[int, int] | None = None
 ) -> list[Ticket]:
-    """Return waiting requests in order, up to the first that would exceed a memory limit.
+    """Waiting requests in order, up to the first that would exceed a memory limit.
 
-    If nothing runs, the first is admitted even beyond the limit, provided that it fits at all. At
-    most ``limit_tokens`` are held after entry. ``quota`` limits the entries of each kind, to no
-    more than wait; further requests of a kind are skipped. It is consumed.
+    At most ``limit_tokens`` are held after entry. If nothing runs, the first enters even beyond it,
+    if it fits at all. ``quota`` limits the entries of each kind, to no more than wait; further
+    requests of a kind are skipped. It is consumed.
     """
     admitted: list[Ticket] = []
     most = memory.slots_free if quota is None else min(memory.slots_free, sum(quota.values()))
@@ -53,11 +52,7 @@ class Reserve:
     """The share w that is kept free, and its control.
 
     Every ``WINDOW_ENTRIES`` entries: if preemptions were more than 2 % of them, w rises by 0.01; if
-    there were none, it falls by 0.005. It stays within its bounds.
-
-    Args:
-        least: initial and lowest share.
-        most: highest share; equal to ``least`` for a constant share.
+    there were none, it falls by 0.005. It stays between ``least``, where it starts, and ``most``.
     """
 
     def __init__(self, least: float, most: float) -> None:
@@ -68,7 +63,7 @@ class Reserve:
         self._preempted = 0
 
     def limit_tokens(self, ledger: Ledger, memory: Memory) -> int:
-        """Return (1 - w) C; call it every step, because it learns from the ledger's counts."""
+        """(1 - w) C; call it every step, because it learns from the ledger's counts."""
         entered = ledger.entered_total - self._entered
         if entered >= WINDOW_ENTRIES:
             preemptions = (ledger.preempted_total - self._preempted) / entered
@@ -80,7 +75,7 @@ class Reserve:
         return self._limit_tokens(memory)
 
     def room(self, ledger: Ledger, memory: Memory) -> int:
-        """Return the tokens that a request may bring if none waits."""
+        """Tokens that a request may bring if none waits."""
         if not ledger.running:
             return memory.room(memory.capacity_tokens)
         return memory.room(self._limit_tokens(memory))

@@ -1,9 +1,9 @@
-"""MC-SF: shortest first, while the memory suffices until all requests have ended.
+"""MC-SF, Algorithm 2 of arXiv 2502.07115: shortest first, while the memory suffices for all.
 
-Algorithm 2 of arXiv 2502.07115. Running requests go on. The waiting request with the least
-predicted output enters if the memory suffices at every end of running and admitted requests, and so
-on up to the first for which it does not. Extensions: priorities, ageing (the longest would starve),
-memory in blocks, renewal of exceeded predictions, and a share of memory kept free for their errors.
+Running requests go on. The waiting request with the least predicted output enters if the memory
+suffices at every end of running and admitted requests; so on to the first that does not fit.
+Extensions: priorities, ageing (the longest would starve), memory in blocks, renewal of exceeded
+predictions, and a share of memory kept free for their errors.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ class MemoryChecked:
         self._ageing = ageing
 
     def key(self, ticket: Ticket) -> Key:
-        """Order by priority, then by predicted length plus ageing."""
         return (ticket.priority, ticket.predicted_tokens + self._ageing * ticket.arrived_s)
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
-        """Admit up to the first request for which the memory would not suffice at some end."""
         completions = self.follower
         completions.fit(memory.capacity_tokens, memory.block_tokens)
         completions.settle()
@@ -48,7 +46,7 @@ class MemoryChecked:
         return Verdict(admitted)
 
     def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
-        """Return the memory free at the fullest end; in an empty engine, all."""
+        """Memory free at the fullest end; in an empty engine, all."""
         if not ledger.running:
             return memory.room(memory.capacity_tokens)
         free = self._limit_blocks(ledger, memory) - self.follower.highest_blocks()
@@ -75,7 +73,7 @@ class MemoryChecked:
         return admitted
 
     def _limit_blocks(self, ledger: Ledger, memory: Memory) -> int:
-        """Return the blocks for requests, without the margin and other holders of memory."""
+        """Blocks without the margin and other holders of memory."""
         used = memory.used_tokens // memory.block_tokens
         return self._most_blocks(memory) - max(0, used - self.follower.held_blocks(ledger.steps))
 

@@ -2,9 +2,9 @@
 
 Output lengths are unknown; known is only the share of each length segment that passes to the next.
 As printed (``strict.py``), requests wait before a segment until n_k of them do, and the memory must
-hold full batches of every stage. At usual rates, about one arrival per step, that is ten to a
-hundred times M*. Here running requests always go on, at most n_1 enter in a step, and a request
-enters if the running ones will then fit with their safety buffer (``outlook.py``).
+hold full batches of every stage: at about one arrival per step, ten to a hundred times M*. Here
+running requests always go on, at most n_1 enter in a step, and a request enters if the running ones
+will then fit with their safety buffer (``outlook.py``).
 
 The buffer grows with the square root of the number of requests in memory. For few requests it needs
 about as much as if all went on; a larger delta then suits better.
@@ -48,11 +48,10 @@ class NestedWait:
         return engine_order(ticket)
 
     def threshold(self, ledger: Ledger) -> int:
-        """Return n_1, for which (12) holds, n_1 / lambda > a step, and a backlog drains."""
+        """n_1, for which (12) holds, n_1 / lambda > a step, and a backlog drains."""
         return self._entries or self._pace.entries(ledger.arrivals)
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
-        """Admit in the engine's order, up to the first request that may not fit."""
         self._pace.see(ledger, now_s)
         most = min(memory.slots_free, self.threshold(ledger))
         if not ledger.waiting or most <= 0:
@@ -75,10 +74,10 @@ class NestedWait:
         return Verdict(admitted)
 
     def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
-        """Return the memory left beside the expected growth; in an empty engine, all.
+        """Memory left beside the expected growth; in an empty engine, all.
 
-        While no request waits nothing is decided, and the last outlook wears out. This method then
-        makes an outlook of its own, so that its calls do not change admissions.
+        While no request waits, the last outlook wears out. This makes one of its own, so that its
+        calls do not change admissions.
         """
         now = memory.room(memory.capacity_tokens)
         if not ledger.running or self._last is None:
@@ -105,7 +104,6 @@ class _Look:
     gone: int
 
     def worn(self, ledger: Ledger) -> bool:
-        """Whether it is too old, or too many requests have left."""
         left = _gone(ledger) - self.gone
         old = ledger.steps - self.step >= _OUTLOOK_STEPS
         return old or left > _OUTLOOK_ENDS * len(ledger.running)

@@ -1,5 +1,3 @@
-"""No admission policy: the engine admits requests in its own order."""
-
 from __future__ import annotations
 
 from engine_patches.admission.ledger import Key, Ledger, Memory, Ticket, engine_order
@@ -7,7 +5,7 @@ from engine_patches.admission.protocol import Verdict
 
 
 class Off:
-    """For comparison: the engine's own behaviour."""
+    """What the engine does by itself."""
 
     name = "off"
     lengths = None

@@ -1,11 +1,10 @@
 """WAIT and Nested WAIT as printed: running requests pause (arXiv 2504.11320, Algorithms 1 and 2).
 
 For simulated engines, to show the cost: with fewer than one arrival per step, a token takes about
-as long as the time between arrivals. The printed conditions hold, with two corrections. First,
-requests that end before the last segment are released, since engines end requests by themselves;
-Algorithm 2 as printed releases only those of the last segment. Second, a type or segment that has
-not moved for half a minute goes on until the next arrival: as printed, the last requests of a day
-would never end.
+the time between arrivals. The printed conditions hold, with two corrections. Requests that end
+before the last segment are released, since engines end requests by themselves; Algorithm 2 releases
+only those of the last. A type or segment that has not moved for half a minute goes on until the
+next arrival: as printed, the last requests of a day would never end.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ _Place = tuple[int, int]
 
 
 class Pauses:
-    """Paused types or segments, and the start of each pause.
-
-    One that pauses too long is released until an arrival.
-    """
+    """Paused types or segments, each with its start; released until an arrival if too long."""
 
     def __init__(self) -> None:
         self._since_s: dict[int, float] = {}
@@ -83,7 +79,6 @@ class StrictWait:
         return self._thresholds[min(kind, len(self._thresholds) - 1)]
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
-        """Choose the batch: running requests that go on, and admissions."""
         present = {*ledger.waiting_kinds, *(ticket.kind for ticket in ledger.running.values())}
         self._pauses.see({kind: ledger.arrivals[kind] for kind in sorted(present)}, now_s)
         limits = {
@@ -147,7 +142,7 @@ class StrictNestedWait:
         return memory.room(memory.capacity_tokens)
 
     def _limits(self, waiting: int, counts: Mapping[_Place, int]) -> dict[int, int]:
-        """Return the thresholds of segments up to the first unmet one, and of those released."""
+        """Thresholds of segments up to the first unmet one, and of those released."""
         limits, met = {}, True
         entries = [waiting, *(counts.get((k, s), 0) for k, s in enumerate(self._segments, 1))]
         for k, (entered, threshold) in enumerate(zip(entries, self._thresholds, strict=True)):
@@ -158,7 +153,7 @@ class StrictNestedWait:
 
 
 def _batch(stages: dict[str, _Place], limits: dict[_Place, int]) -> frozenset[str]:
-    """Choose from each place as many as its limit, in the order of entering."""
+    """From each place as many as its limit, in the order of entering."""
     left = dict(limits)
     chosen = []
     for id_, place in stages.items():
@@ -169,7 +164,7 @@ def _batch(stages: dict[str, _Place], limits: dict[_Place, int]) -> frozenset[st
 
 
 def _entering(waiting: Sequence[Ticket], quota: dict[int, int], memory: Memory) -> Iterator[Ticket]:
-    """Yield up to the quota of each kind, in order, while slots and memory are free."""
+    """Up to the quota of each kind, in order, while slots and memory are free."""
     left, slots, room = dict(quota), memory.slots_free, memory.room(memory.capacity_tokens)
     for ticket in waiting:
         tokens = memory.rounded(ticket.entry_tokens)

@@ -2,12 +2,11 @@
 
 Algorithm 1's thresholds without its pauses. At most n_j requests of a type enter in a step. n_j
 satisfies (11), d0 + d1 M <= n_j / lambda_j: a step's arrivals. So the stages of the decode fill
-evenly, and no wave of requests grows together. Running requests always go on: paused as printed,
-until n_j new ones wait, each token would take a request's 1 / lambda_j.
+evenly, and no wave of requests grows together. Paused as printed, until n_j new ones wait, each
+token would take a request's 1 / lambda_j.
 
-Rates and step times are measured as they change, as in (15). n_j is the least integer above rate *
-seconds of a step, so that a backlog drains. The rate is that of ends if it is higher, so that the
-backlog drains no slower once arrivals cease. Memory is kept free as in ``headroom``.
+Rates and step times are measured as they change, as in (15). Memory is kept free as in
+``headroom``.
 """
 
 from __future__ import annotations
@@ -24,11 +23,7 @@ STEP_MEMORY = 32
 
 
 class StepTime:
-    """Mean duration of a step while requests run.
-
-    Attributes:
-        mean_s: mean over about ``STEP_MEMORY`` steps, seconds; 0 before the first.
-    """
+    """Mean over about ``STEP_MEMORY`` steps, in seconds; 0 before the first."""
 
     def __init__(self) -> None:
         self.mean_s = 0.0
@@ -56,7 +51,7 @@ class Rates:
         self._faded: dict[int, float] = {}
 
     def see(self, totals: Mapping[int, int], now_s: float) -> None:
-        """Update with the total number of events so far, by type."""
+        """``totals``: events so far, by type."""
         if self._since_s is None:
             self._since_s = self._at_s = now_s
         fade = math.exp((self._at_s - now_s) / RATE_MEMORY_S)
@@ -67,7 +62,7 @@ class Rates:
             self._faded[kind] = self._faded.get(kind, 0.0) * fade + new
 
     def per_s(self, kinds: Iterable[int]) -> float:
-        """Return the rate of some types; the rest of the first second counts as empty."""
+        """Rate of some types; the rest of the first second counts as empty."""
         seen_s = max(1.0, self._at_s - (self._since_s or 0.0))
         faded = math.fsum(self._faded.get(kind, 0.0) for kind in kinds)
         return faded / -math.expm1(-seen_s / RATE_MEMORY_S) / RATE_MEMORY_S
@@ -76,8 +71,8 @@ class Rates:
 class Pace:
     """Number of requests to admit in a step so that it absorbs arrivals and a backlog drains.
 
-    It is the least integer above rate * seconds of a step. The rate is that of ends if it is higher
-    than that of arrivals.
+    The least integer above rate * seconds of a step. The rate is that of ends if it is higher than
+    that of arrivals, so that a backlog drains no slower once arrivals cease.
     """
 
     def __init__(self) -> None:

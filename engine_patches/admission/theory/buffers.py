@@ -1,9 +1,9 @@
-"""Memory that Nested WAIT needs, with its safety buffers.
+"""Memory that Nested WAIT needs, with its safety buffers: Theorems 2 and 4 of arXiv 2504.11320.
 
-Theorems 2 and 4 of arXiv 2504.11320, (14) and (17). A buffer depends on theta_k, the solution of
-(20), which is solved here numerically. The paper prints two bounds for it. Lemma 8's, 8 D / n_{k-1}
-with D = n_k - p n_{k-1}, holds. (14)'s, 8 D / n_k, can lie above the solution, and then the buffer
-is too small. p is the share that passes from segment k-1 to k, p_{k-1} in the notation of (12).
+The buffers of (14) and (17) depend on theta_k, the solution of (20), solved here numerically. Of
+the paper's two bounds for it, Lemma 8's, 8 D / n_{k-1} with D = n_k - p n_{k-1}, holds. (14)'s,
+8 D / n_k, can lie above the solution, and then the buffer is too small. p is the share that passes
+from segment k-1 to k, p_{k-1} in the notation of (12).
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ _HALVINGS = 200
 def decay_rate(before: float, after: float, passing: float) -> float:
     """Solve (20) for theta, the decay rate of the probability of a long queue before a segment.
 
-    In each step ``before`` requests end the previous segment, each passes on at random, and
-    ``after`` are taken up: P(queue >= after + c) <= exp(-theta c).
-
-    Args:
-        before: n_{k-1}.
-        after: n_k.
-        passing: p, the share that passes from segment k-1 to k.
+    In each step ``before`` (n_{k-1}) requests end the previous segment, each passes on with
+    probability ``passing``, and ``after`` (n_k) are taken up:
+    P(queue >= after + c) <= exp(-theta c).
 
     Returns:
         Theta per request; 0 if the queue has no bound (at the edge of (12), or past it), infinite
@@ -58,8 +54,8 @@ class NestedMemory:
 
     Attributes:
         batch_tokens: M_pi, all stages full.
-        queue_tokens: tokens of queues as long as the entries of each later segment in a step.
-        buffer_tokens: tokens for queues that are longer by chance.
+        queue_tokens: queues as long as the entries of each later segment in a step.
+        buffer_tokens: queues that are longer by chance.
     """
 
     batch_tokens: float
@@ -74,10 +70,7 @@ class NestedMemory:
 def nested_memory(
     thresholds: Sequence[float], segments: Sequence[Segment], steps: float, delta: float
 ) -> NestedMemory:
-    """Return the memory that is exceeded within B ``steps`` with probability at most ``delta``.
-
-    Delta covers all steps and segments together.
-    """
+    """Memory exceeded with probability at most ``delta``, over B ``steps`` and all segments."""
     batch = combined(thresholds, [segment.everywhere for segment in segments])
     odds = math.log(max(1, len(segments) - 1) * steps) - math.log(delta)
     queue_tokens = buffer_tokens = 0.0
@@ -93,11 +86,7 @@ def nested_memory(
 
 @dataclass(frozen=True, slots=True)
 class NestedPlan:
-    """Thresholds and the memory that they need.
-
-    Attributes:
-        slack: share by which n_{k+1} was to exceed p_k n_k.
-    """
+    """``slack``: share by which n_{k+1} was to exceed p_k n_k."""
 
     thresholds: Thresholds
     slack: float
@@ -107,7 +96,7 @@ class NestedPlan:
 def best_nested(
     segments: Sequence[Segment], cost: StepCost, steps: float, delta: float
 ) -> NestedPlan | None:
-    """Return the valid thresholds with the least memory, with one slack for all segments."""
+    """Valid thresholds with the least memory, with one slack for all segments."""
     plans = []
     for slack in _SLACKS:
         thresholds = least_nested(segments, cost, slack=slack)

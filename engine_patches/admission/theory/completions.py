@@ -2,7 +2,7 @@
 
 Without entries the memory use never falls between two ends, because each request grows. So its
 maxima are at the ends, and only these need checking (arXiv 2502.07115, section 4). The sums are
-updated as requests come and go, each by one pass over the running ones; time alone changes nothing.
+updated as requests come and go, each by one pass over the running ones.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Completions:
     def book(self, ticket: Ticket, offset: int, limit_blocks: int) -> bool:
         """Count a candidate in, unless the limit would be exceeded at any end.
 
-        Its ``offset`` is its size less the number of steps, as if it entered now.
+        ``offset``: its size less the number of steps, as if it entered now.
         """
         if not self._add(ticket, offset, limit_blocks):
             return False
@@ -82,15 +82,15 @@ class Completions:
         return int(self._row(_HELD).max(initial=0))
 
     def held_blocks(self, step: int) -> int:
-        """Return the blocks held in a step before which none has ended."""
+        """Blocks held in a step before which none has ended."""
         return int(np.add.reduce(self._blocks(self._row(_OFFSETS), step)))
 
     def surpassed(self, step: int) -> list[Ticket]:
-        """Return the requests predicted to have ended before a step."""
+        """Requests predicted to have ended before a step."""
         return self._tickets[: bisect_left(self._ends, step)]
 
     def _row(self, row: int, first: int = 0, until: int | None = None) -> Ints:
-        """Return offsets, ends, or blocks held at the ends, the first to end first."""
+        """Offsets, ends, or blocks held at the ends, the first to end first."""
         last = len(self._ends) if until is None else until
         return self._table[row, self._start + first : self._start + last]
 
@@ -116,7 +116,6 @@ class Completions:
         return True
 
     def _over(self, limit_blocks: int, held: Ints, first: int = 0) -> bool:
-        """Whether some of these ends, starting with ``first``, exceed the limit."""
         fullest = int(held.argmax()) if len(held) else -1
         if fullest < 0 or held[fullest] <= limit_blocks:
             return False

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 class Batch:
     """Work of a step, summed over its requests.
 
-    Attributes:
-        prompt_tokens: prompt tokens of requests whose prompt is computed.
+    ``prompt_tokens`` count where the prompt is computed in it.
     """
 
     kv_tokens: float
@@ -26,7 +25,7 @@ class Batch:
 
 
 def combined(counts: Iterable[float], batches: Iterable[Batch]) -> Batch:
-    """Return the sum of batches with these multiplicities."""
+    """Sum of batches with these multiplicities."""
     kv_tokens = requests = prompt_tokens = 0.0
     for count, batch in zip(counts, batches, strict=True):
         kv_tokens += count * batch.kv_tokens
@@ -50,7 +49,7 @@ class StepCost:
     per_prompt_token_s: float = 0.0
 
     def of(self, batch: Batch) -> float:
-        """Return the seconds of the work, without the base."""
+        """Seconds of the work, without the base."""
         return (
             self.per_token_s * batch.kv_tokens
             + self.per_request_s * batch.requests
@@ -58,7 +57,7 @@ class StepCost:
         )
 
     def step_s(self, batch: Batch) -> float:
-        """Return the seconds of a step: (1) in the paper."""
+        """(1) in the paper."""
         return self.base_s + self.of(batch)
 
 
@@ -91,7 +90,7 @@ class Equilibrium:
     Attributes:
         load: share of the engine's time that the requests take in the limit of large batches;
             stable below 1.
-        step_s: time of a step; infinite if unstable, as are the next two.
+        step_s: infinite if unstable, as are the next two.
         memory_tokens: M*, (8).
         requests: n*_j of each flow, in all of its stages.
         decode_tok_s: throughput*, (10): tokens after the first of each request.
@@ -124,7 +123,7 @@ def equilibrium(flows: Sequence[Flow], cost: StepCost) -> Equilibrium:
 
 
 def sustainable_share(flows: Sequence[Flow], cost: StepCost, capacity_tokens: float) -> float:
-    """Return the multiple of all rates for which M* equals the capacity (Proposition 2)."""
+    """Multiple of all rates for which M* equals the capacity (Proposition 2)."""
     a_second = combined([flow.rate for flow in flows], [flow.everywhere for flow in flows])
     needed = cost.base_s * a_second.kv_tokens + cost.of(a_second) * capacity_tokens
     return capacity_tokens / needed

@@ -27,7 +27,7 @@ class Outlook:
 
     Args:
         delta: probability that they need more at one of the steps.
-        next_: a candidate for admission; the bounds are chosen to suit similar requests too.
+        next_: a candidate; the bounds are chosen to suit requests like it too.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Outlook:
         return self._room
 
     def room_at(self, generated_tokens: int) -> int:
-        """Return the same for a preempted request that has generated this many of them."""
+        """The same for a preempted request that has generated this many."""
         return self._room_for(self._alive_from(generated_tokens))
 
     def take(self, ticket: Ticket, tokens: int) -> None:
@@ -95,7 +95,7 @@ class Outlook:
         return self._alive(np.array([float(generated_tokens)])).ravel()
 
     def _alive(self, ages: Floats) -> Floats:
-        """Return the shares q that still run, for requests of these ages; shape (ages, steps)."""
+        """Shares q that still run, for requests of these ages; shape (ages, steps)."""
         then = ages[:, None] + self._steps
         log_alive = self._curve.log_alive(then)
         alive = np.maximum(np.exp(log_alive - log_alive[:, :1]), _TINY)
@@ -103,7 +103,7 @@ class Outlook:
         return alive
 
     def _chosen(self, variance: Floats, tokens: Floats, next_: Ticket) -> Floats:
-        """Return theta, per token, for each step; any value above 0 is safe."""
+        """Theta, per token, for each step; any value above 0 is safe."""
         next_tokens = next_.entry_tokens + self._steps
         variance = variance + self._new * (1 - self._new) * next_tokens**2
         largest = np.maximum(tokens.max(axis=0), next_tokens)
@@ -115,13 +115,13 @@ class Outlook:
 
 
 def _level(alive: Floats, exponent: Floats) -> Floats:
-    """Return ln(1 - q + q e^x), stable for any x >= 0."""
+    """ln(1 - q + q e^x), stable for any x >= 0."""
     level: Floats = exponent + np.log(alive + (1 - alive) * np.exp(-exponent))
     return level
 
 
 def _by_segment(segments: Sequence[int], ledger: Ledger) -> tuple[Floats, Floats, Floats]:
-    """Return, per segment, number of running requests, sum of their ages and sum of their sizes."""
+    """Per segment: number of running requests, sum of their ages, sum of their sizes."""
     tickets = ledger.running.values()
     sizes = np.array([ticket.offset_tokens for ticket in tickets], dtype=np.float64) + ledger.steps
     ages = sizes - np.array([ticket.prompt_tokens for ticket in tickets], dtype=np.float64)

@@ -1,7 +1,7 @@
 """Shares of requests that pass from one output length segment to the next, learned from ends.
 
-Nested WAIT (arXiv 2504.11320, section 5) predicts no single length. It knows the progress of each
-request, and for each segment only the share p_k that passes to the next.
+Nested WAIT (arXiv 2504.11320, section 5) predicts no single length. It knows each request's
+progress, and for each segment only the share p_k that passes to the next.
 """
 
 from __future__ import annotations
@@ -83,11 +83,10 @@ class Passing:
             self._ended[place] += 1
 
     def curve(self, running_beyond: Floats) -> Curve:
-        """Return the survival curve as far as known; running beyond a segment counts as a pass.
+        """Survival curve as far as known; running beyond a segment counts as a pass.
 
-        Args:
-            running_beyond: number of requests running beyond each segment but the last, shape
-                (segments,).
+        ``running_beyond``: number of requests running beyond each segment but the last, shape
+        (segments,).
         """
         if self._given:
             shares = np.array(self._given)
@@ -104,5 +103,5 @@ class Passing:
 
 
 def passing_of(settings: AdmissionSettings) -> Passing:
-    """Return the shares that settings of ``nested_wait`` give."""
+    """The shares that settings of ``nested_wait`` give."""
     return Passing(settings.segments or SEGMENTS, passing_shares(settings.rates))

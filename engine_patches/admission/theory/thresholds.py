@@ -34,7 +34,7 @@ class Segment:
         first_stage, last_stage: both included.
         rate: requests per second that enter it.
         passing: share of these that pass to the next; 0 for the last.
-        prompt_tokens: mean prompt length.
+        prompt_tokens: mean.
     """
 
     first_stage: int
@@ -73,7 +73,7 @@ def equal_segments(flows: Sequence[Flow], count: int) -> tuple[Segment, ...]:
 
 
 def worst_of(periods: Sequence[Sequence[Segment]]) -> tuple[Segment, ...]:
-    """Return the segments that (15) requires for changing rates: the maxima over all periods."""
+    """Segments that (15) requires for changing rates: the maxima over all periods."""
     return tuple(
         replace(
             same[0],
@@ -87,11 +87,7 @@ def worst_of(periods: Sequence[Sequence[Segment]]) -> tuple[Segment, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A value that must be less than its limit.
-
-    Attributes:
-        value, limit: values of one unit.
-    """
+    """``value``, in the unit of ``limit``, must be less than it."""
 
     what: str
     value: float
@@ -141,10 +137,9 @@ def nested_conditions(
 def least_wait(
     flows: Sequence[Flow], cost: StepCost, at_least: Sequence[int] | None = None
 ) -> Thresholds | None:
-    """Return the least integer thresholds, none below ``at_least``, for which (11) holds strictly.
+    """Least integer thresholds, none below ``at_least``, for which (11) holds strictly.
 
-    Returns:
-        None: there are none, because the flows are unstable.
+    None: the flows are unstable.
     """
     columns = [flow.everywhere for flow in flows]
     least = tuple(at_least or [1] * len(flows))
@@ -162,12 +157,10 @@ def least_nested(
     at_least: Sequence[int] | None = None,
     slack: float = 0.0,
 ) -> Thresholds | None:
-    """Return the least integer thresholds, none below ``at_least``, for which (12) or (16) holds.
+    """Least integer thresholds, none below ``at_least``, for which (12) or (16) holds.
 
     ``slack`` is the share by which n_{k+1} exceeds p_k n_k, as far as it stays at or below n_k.
-
-    Returns:
-        None: there are none with such a slack.
+    None: there are none with such a slack.
     """
     columns = [segment.everywhere for segment in segments]
     least = tuple(at_least or [1] * len(segments))
@@ -190,14 +183,14 @@ def least_nested(
 
 
 def _above(value: float) -> int:
-    """Return the least integer above a value that may be an integer up to rounding."""
+    """Least integer above a value that may be an integer up to rounding."""
     return math.floor(value * (1 + _SAME)) + 1
 
 
 def _settled(
     needed: Callable[[float], Thresholds], columns: Sequence[Batch], cost: StepCost, load: float
 ) -> Thresholds | None:
-    """Return the least thresholds that satisfy the step time which they cause.
+    """Least thresholds that satisfy the step time which they cause.
 
     They exist if the load is below 1, with a small tolerance for each threshold.
     """

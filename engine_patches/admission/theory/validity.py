@@ -1,7 +1,4 @@
-"""Validity of given thresholds for the expected requests.
-
-(11), (12) and (16) of arXiv 2504.11320; see ``thresholds``.
-"""
+"""Validity of given thresholds: (11), (12) and (16) of arXiv 2504.11320; see ``thresholds``."""
 
 from __future__ import annotations
 
@@ -22,11 +19,7 @@ from engine_patches.admission.theory.thresholds import (
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Validity of some thresholds.
-
-    Attributes:
-        nearest: least valid thresholds, none below the given ones; None: there are none.
-    """
+    """``nearest``: least valid thresholds, none below the given ones."""
 
     thresholds: Thresholds
     conditions: tuple[Condition, ...]
@@ -34,7 +27,7 @@ class Validity:
 
     @property
     def missed(self) -> list[Condition]:
-        """Conditions that do not hold: the violated ones, else those on the edge."""
+        """The violated conditions, else those on the edge."""
         missed = [condition for condition in self.conditions if not condition.holds]
         return [condition for condition in missed if not condition.edge] or missed
 
