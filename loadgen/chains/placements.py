@@ -50,9 +50,8 @@ def bprr(
 
     Args:
         model: model to place.
-        servers: servers in any order.
-        rate: requests per second; with the time on a path it gives the number of concurrent
-            requests.
+        servers: in any order.
+        rate: requests per second; times the time on a path, it gives the concurrent requests.
         reserved: concurrent requests; None: by the rate, as far as memory allows.
 
     Returns:

@@ -24,9 +24,9 @@ class RoundTrips:
     """Synthetic times between the orchestrator and a server: lognormal, clipped at both ends.
 
     Attributes:
-        median_s, sigma: parameters of the law; tens of ms, as between hosts of one continent.
+        median_s, sigma: tens of ms, as between hosts of one continent.
         least_s, most_s: limits to which values are clipped.
-        overhead_s: time added to each pass for serialization; 18 ms in PETALS.
+        overhead_s: added to each pass for serialization; 18 ms in PETALS.
     """
 
     median_s: float = 0.02
@@ -36,7 +36,7 @@ class RoundTrips:
     overhead_s: float = 0.018
 
     def draw(self, rng: np.random.Generator, count: int) -> list[float]:
-        """Draw round trips to a number of servers, with the overhead."""
+        """With the overhead."""
         drawn = self.median_s * np.exp(self.sigma * rng.standard_normal(count))
         passes: list[float] = (drawn.clip(self.least_s, self.most_s) + self.overhead_s).tolist()
         return passes
@@ -44,13 +44,7 @@ class RoundTrips:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A kind of GPU, or of slices of one.
-
-    Attributes:
-        memory_bytes: memory for blocks and caches.
-        flop_per_s: operations per second that prefill reaches.
-        bytes_per_s: bytes per second that decode reads.
-    """
+    """A kind of GPU, or of slices of one; rates are those that prefill and decode reach."""
 
     memory_bytes: int
     flop_per_s: float

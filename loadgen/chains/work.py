@@ -32,7 +32,7 @@ class Work:
 
     Attributes:
         arrival_s: shape (R,), ascending.
-        size: shape (R,), work relative to the mean; service takes a chain's mean time times this.
+        size: shape (R,), work relative to the mean; a factor of a chain's mean time.
     """
 
     arrival_s: Floats

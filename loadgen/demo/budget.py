@@ -26,12 +26,12 @@ MOST_REQUESTS = 12000
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Result of a trial.
+    """Result of a trial; all but ``overhead_s`` are of the steady window.
 
     Attributes:
-        lateness_p99: lateness of the steady window's steps, as a fraction of their length.
-        throughput_tok_s: throughput of that window, per engine second.
-        step_s: mean step time of that window, engine seconds.
+        lateness_p99: lateness of the steps, as a fraction of their length.
+        throughput_tok_s: per engine second.
+        step_s: mean step time, engine seconds.
         overhead_s: wall seconds for starting and ending.
     """
 
@@ -102,7 +102,6 @@ class Allowance:
     cap_tokens: int
 
     def requests(self, trial: Trial, time_scale: float) -> int:
-        """Number of requests that a run can complete."""
         engine_s = (self.wall_s - trial.overhead_s) / time_scale - self._drain_s(trial)
         affordable = int(engine_s / self._request_s(trial))
         return min(max(affordable, FEWEST_REQUESTS), MOST_REQUESTS)
@@ -110,7 +109,7 @@ class Allowance:
     def time_scale(self, trial: Trial) -> float:
         """The needed scale, or the largest one that leaves enough requests for averages.
 
-        It is never faster than the trial's: the machine's behaviour there is unknown.
+        Never faster than the trial's: the machine's behaviour there is unknown.
         """
         engine_s = ENOUGH_REQUESTS * self._request_s(trial) + self._drain_s(trial)
         affordable = (self.wall_s - trial.overhead_s) / engine_s

@@ -36,7 +36,7 @@ class Choice:
     listed: bool = False
 
     def take(self) -> bytes:
-        """Return the event with all text released since the last call."""
+        """The event with all text released since the last call."""
         text = self.plan.text(self.sent_tokens, self.shown_tokens)
         if self.plan.end_chars is not None:
             text = text[: max(0, self.plan.end_chars - self.sent_chars)]
@@ -48,14 +48,12 @@ class Choice:
         return self.answer.shape.delta(self.index, text)
 
     def whole(self) -> ChoiceEnd:
-        """Return the whole of a finished output."""
         self.sent_tokens = self.request.generated_tokens
         text = self._text(self.sent_tokens)
         return ChoiceEnd(text, self.plan.finish_reason, self.plan.stop_reason)
 
     @property
     def confirmed_text(self) -> str:
-        """Text that has been sent."""
         return self._text(self.confirmed_tokens)
 
     def _text(self, tokens: int) -> str:
@@ -90,7 +88,7 @@ class Answer:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of prompt tokens; each prompt counts once."""
+        """Each prompt counts once."""
         return sum(self.generation.prompt_tokens)
 
     @property
@@ -107,12 +105,12 @@ class Answer:
         self._wake()
 
     def abandon(self) -> None:
-        """Record that the client has disconnected."""
+        """The client has disconnected."""
         self.gone = True
         self._wake()
 
     def fail(self) -> None:
-        """Record that the engine gave up on an output; the whole answer fails."""
+        """The engine gave up on an output; the whole answer fails."""
         self.failed = True
         self._wake()
 

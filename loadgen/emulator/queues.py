@@ -32,7 +32,7 @@ class Queue(Protocol):
     wake_s: float | None
 
     def arrived(self, request: EngineRequest) -> None:
-        """Add a new request."""
+        """A new request."""
         ...
 
     def open(self, memory: Memory, now_s: float) -> None:
@@ -40,27 +40,27 @@ class Queue(Protocol):
         ...
 
     def head(self) -> EngineRequest | None:
-        """Return the next request to enter, if it fits; None: no request enters in this step."""
+        """The next request to enter, if it fits; None: none enters in this step."""
         ...
 
     def entered(self, request: EngineRequest) -> None:
-        """Record that the head has memory."""
+        """The head has memory."""
         ...
 
     def preempted(self, request: EngineRequest) -> None:
-        """Record that a request lost its memory; it waits again with its remaining tokens."""
+        """A request lost its memory; it waits again with its remaining tokens."""
         ...
 
     def left(self, request: EngineRequest) -> None:
-        """Remove a request that ended or was withdrawn, waiting or not."""
+        """A request ended or was withdrawn, waiting or not."""
         ...
 
     def stepped(self, still: Iterable[str]) -> None:
-        """Record a step: all requests with memory grew by a token, except those in ``still``."""
+        """All requests with memory grew by a token, except those in ``still``."""
         ...
 
     def admissible_tokens(self, memory: Memory) -> int:
-        """Return the number of prompt tokens that would still be admitted."""
+        """Prompt tokens that would still be admitted."""
         ...
 
 
@@ -180,7 +180,7 @@ class Eviction:
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def victims(self, running: Sequence[EngineRequest]) -> Sequence[EngineRequest]:
-        """Return the requests to evict; ``running`` is in order of admission."""
+        """The requests to evict; ``running`` is in order of admission."""
         if not self.clearing:
             return running[-1:]
         drawn = self.rng.random(len(running)) < self.clearing

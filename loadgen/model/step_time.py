@@ -39,7 +39,7 @@ class StepTime:
     per_request_s: float = 0.0
 
     def seconds(self, load_tokens: int, requests: int, speed: float = 1.0) -> float:
-        """Return the time that one worker needs; half the speed takes twice as long."""
+        """Time that one worker needs; half the speed takes twice as long."""
         work_s = self.base_s + self.per_token_s * load_tokens + self.per_request_s * requests
         return work_s / speed
 
@@ -53,7 +53,7 @@ class PowerModel:
     exponent: float = 0.7
 
     def watts(self, utilization: Share) -> Share:
-        """Return the power, ``P_idle + (P_max - P_idle) * u ** exponent``; u is from 0 to 1."""
+        """``P_idle + (P_max - P_idle) * u ** exponent``; u is from 0 to 1."""
         watts: Share = self.idle_w + (self.max_w - self.idle_w) * utilization**self.exponent
         return watts
 
@@ -80,7 +80,7 @@ def load_step_time(text: str) -> StepTime:
 
     Raises:
         ConfigError: neither an existing file nor two or three numbers.
-        InputError: the file is no such object; the message names the key and the value.
+        InputError: the file is no such object.
     """
     if not _is_file(Path(text)) and _begins_with_a_number(text):
         return parse_step_time(text)

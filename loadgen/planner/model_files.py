@@ -177,7 +177,6 @@ class _Reader:
         return always + experts * each, always + used * each
 
     def _bits(self) -> float:
-        """Bits per weight of a block, with the scales of its quantization."""
         how = self._table(self._outer, "quantization_config")
         how = how or self._table(self._config, "quantization_config")
         if not how:
@@ -209,7 +208,6 @@ class _Reader:
         return value
 
     def _some(self, *names: str) -> int:
-        """The value of the first name that is present; else 0."""
         name = next((name for name in names if self._config.get(name) is not None), names[0])
         value = self._config.get(name, 0) or 0
         if type(value) is not int or not 0 <= value <= _MOST:
@@ -217,7 +215,7 @@ class _Reader:
         return value
 
     def _table(self, within: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        """The object of that name; empty if there is none."""
+        """Empty if there is none."""
         value = within.get(name) or {}
         if not isinstance(value, Mapping):
             raise self._wrong(f"{name} is {value!r:.50}, not an object")

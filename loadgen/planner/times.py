@@ -22,12 +22,7 @@ _MOST_BLOCK_SLOTS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Lengths of requests.
-
-    Attributes:
-        slot_tokens: tokens that a slot has memory for.
-        source: origin of the lengths, in words.
-    """
+    """Lengths of requests; a slot has memory for ``slot_tokens``."""
 
     input_tokens: float
     output_tokens: float
@@ -40,7 +35,6 @@ class Lengths:
         return self.input_tokens + self.output_tokens / 2
 
     def scaled(self, share: float) -> Lengths:
-        """The lengths times a factor."""
         return Lengths(
             self.input_tokens * share,
             max(1.0, self.output_tokens * share),
@@ -69,25 +63,18 @@ class Footing:
         return math.ceil(self.engine.block_size * self.model.kv_bytes_per_token)
 
     def placed_model(self, memory_bytes: int) -> Model:
-        """The model to place.
-
-        Args:
-            memory_bytes: memory of the largest server; it limits from below how small a slot may
-                be.
-        """
+        """The model to place; the largest server's memory bounds a slot's size from below."""
         numbers = self.model
         slot_bytes = self.slot_kv_blocks * self.kv_block_bytes
         least = -(-memory_bytes // _MOST_BLOCK_SLOTS)
         return Model(numbers.blocks, numbers.block_bytes, max(slot_bytes, least))
 
     def usable_bytes(self, machine: Machine) -> int:
-        """Memory for weights and KV."""
         engine = self.engine
         share = machine.memory_gb * engine.gpu_memory_utilization - engine.reserve_gb
         return max(0, int(share * GB))
 
     def server(self, machine: Machine, memory_bytes: int) -> Server:
-        """One GPU with its mean times."""
         decode_s = (self.lengths.output_tokens - 1) * self.token_s(machine, 1)
         block_s = self.times.block_overhead_s + self.prompt_s(machine) + decode_s
         hop_s = self.lengths.output_tokens * (machine.rtt_s + self.times.hop_overhead_s)

@@ -51,7 +51,7 @@ def origin(engines: Engines, code: Sequence[str], **versions: str) -> Document:
     Args:
         engines: what stood for the engines.
         code: files and folders that decide the figures, below ``ROOT``.
-        versions: versions of further programs, by name.
+        versions: of further programs, by name.
     """
     return {
         "engines": engines.value,
@@ -204,7 +204,7 @@ def _portable(word: str) -> str:
 
 
 def _git(*arguments: str) -> str:
-    """Output of git; empty where it is missing or fails."""
+    """Empty where git is missing or fails."""
     words = ["git", "-C", str(ROOT), *arguments]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30)

@@ -60,14 +60,14 @@ class DecodeConfig:
     """One simulation of barrier-synchronized decode.
 
     Attributes:
-        slots: B, number of requests that a worker runs at once.
-        pool: requests kept waiting, with full arrivals; else number of candidates that a
-            policy sees, the oldest of an unbounded queue.
+        slots: B, requests that a worker runs at once.
+        pool: requests kept waiting, with full arrivals; else number of candidates that a policy
+            sees, the oldest of an unbounded queue.
         seed: seed of lengths, arrivals, random policies and missed ends.
-        dispatch: dispatch from the central pool, or on arrival to queues in the engines.
+        dispatch: from the central pool, or on arrival to queues in the engines.
         dispatch_delay: steps from a decision to the engine.
-        overcommit: requests that may queue in each engine before a slot is free; None:
-            set from the measured slot bubble.
+        overcommit: requests that may queue in each engine before a slot is free; None: set from the
+            measured slot bubble.
         starvation_s: patience of a waiting request, in simulated seconds.
         deadline_steps: patience in steps, in place of ``starvation_s``; 0: endless.
         horizon, discount, tie_weight, lead_tokens: H, gamma, mu and the lead; None: by the rule.
@@ -76,7 +76,7 @@ class DecodeConfig:
         kv_tokens: KV memory of a worker, for the usage in views; 0: no usage in views.
         prefill: prefill workers for these; None: prompts are free, or the workers compute them.
         size_error: sigma of a lognormal factor of mean 1 on the prompt sizes that policies see; 0:
-            exact sizes.
+            exact.
 
     Fields that ``serve`` has too have its defaults.
 
@@ -139,21 +139,21 @@ class DecodeConfig:
 
     @property
     def patience(self) -> float:
-        """Patience of a waiting request, in steps where they are given, else in seconds."""
+        """In steps where they are given, else in seconds."""
         if self.deadline_steps is None:
             return self.starvation_s
         return self.deadline_steps or math.inf
 
     @property
     def true_profile(self) -> WorkProfile:
-        """Cost of requests in KV tokens' worth, including ``step_time``'s cost per request."""
+        """Cost in KV tokens' worth, including ``step_time``'s cost per request."""
         if self.step_time.per_request_s == 0:
             return self.profile
         request_tokens = self.step_time.per_request_s / self.step_time.per_token_s
         return replace(self.profile, request_tokens=request_tokens)
 
     def described(self) -> dict[str, object]:
-        """Return everything that a result depends on, except the parameters that the rule chose."""
+        """Everything that a result depends on, except the parameters that the rule chose."""
         known = self.known_profile or self.true_profile
         return {
             "policy": self.policy,
@@ -172,7 +172,6 @@ class DecodeConfig:
         }
 
     def _check_costs(self) -> None:
-        """Check what the settings take together: slots, seconds, tokens' worth."""
         _check_most("--workers times --slots", self.workers * self.slots, _MOST_AT_ONCE)
         time = self.step_time
         _check_most("--step-time: any of its seconds", max(asdict(time).values()), _MOST_SECONDS)
@@ -219,13 +218,13 @@ class DecodeConfig:
 
 
 def usual_pool(arrivals: Arrivals) -> int:
-    """Return the default pool: the load with full arrivals, else ``serve``'s pool size."""
+    """The load with full arrivals, else ``serve``'s pool size."""
     seen: int = SERVE["pool_size"]
     return _KEPT_WAITING if arrivals.kind == "full" else seen
 
 
 def flag(name: str) -> str:
-    """Return the option of ``evenstep simulate decode`` that sets a field."""
+    """The option of ``evenstep simulate decode`` that sets a field."""
     return "--lead" if name == "lead_tokens" else f"--{name.replace('_', '-')}"
 
 

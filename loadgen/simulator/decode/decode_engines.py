@@ -44,14 +44,13 @@ class Engines:
 
     Args:
         workers: G.
-        slots: B, number of requests that a worker runs at once.
+        slots: B, requests that a worker runs at once.
         profile: cost of requests.
-        fetch: function that starts the fetch of a request's KV at a time and returns its end; None:
-            prompts are computed here.
+        fetch: starts the fetch of a request's KV at a time and returns its end; None: prompts are
+            computed here.
 
     Attributes:
-        running, queued: requests of each worker, shape (G,); requests in transit are
-            queued.
+        running, queued: requests of each worker, shape (G,); requests in transit are queued.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Engines:
 
     @property
     def waiting(self) -> list[int]:
-        """Number of queued requests that have reached the engine, per worker."""
+        """Queued requests that have reached the engine, per worker."""
         here: list[int] = self.queued.tolist()
         for _, worker, _ in self._on_way:
             here[worker] -= 1
@@ -115,7 +114,6 @@ class Engines:
         return started
 
     def first_tokens(self, step: int) -> list[Residence]:
-        """Return the requests that get their first token in this step."""
         return self._firsts.pop(step, [])
 
     def finish(self, step: int) -> list[Residence]:
@@ -138,7 +136,7 @@ class Engines:
         return total
 
     def known_tokens(self, step: int) -> Ints:
-        """Return ``tokens`` plus the prompts of requests queued or in transit, shape (G,)."""
+        """``tokens`` plus the prompts of requests queued or in transit, shape (G,)."""
         return self.tokens(step) + self._queued_tokens
 
     def admissible_tokens(self, step: int) -> Sequence[int | None]:
@@ -146,13 +144,13 @@ class Engines:
         return [None] * self._shape[0]
 
     def decoding(self, step: int) -> int:
-        """Return the number of requests that get a token in this step."""
+        """Requests that get a token in this step."""
         if self._profile.prefill_beta == 0:
             return int(self.running.sum())
         return int(np.count_nonzero(self._first <= step))
 
     def work(self, step: int) -> Floats:
-        """Return the work of the step in KV tokens' worth, shape (G,)."""
+        """Work of the step in KV tokens' worth, shape (G,)."""
         profile = self._profile
         if profile.plain:
             return self.tokens(step) + profile.request_tokens * self.running
@@ -161,7 +159,7 @@ class Engines:
         return total
 
     def foreseen(self, step: int, cap_tokens: int) -> Foreseen:
-        """Return all requests (running, queued, in transit) as they are before a step."""
+        """All requests (running, queued, in transit) as they are before a step."""
         runs = np.flatnonzero(self._end >= 0)
         prompt = self._prompt.take(runs)
         generated = _decoded(step, self._first.take(runs))
@@ -236,7 +234,7 @@ class Engines:
         return self._held(self._prompt, _decoded(step, self._first))
 
     def _held(self, prompt: Ints, decoded: Ints) -> Ints:
-        """Return the tokens held; with a drift, they do not grow by one per generated token."""
+        """With a drift, the tokens held do not grow by one per generated token."""
         if self._profile.growth != 1:
             decoded = np.rint(self._profile.growth * decoded).astype(np.int64)
         held: Ints = prompt + decoded
@@ -251,7 +249,7 @@ class Engines:
 
 
 def _decoded(step: int, first: Ints) -> Ints:
-    """Return the number of steps that yielded a token, one each."""
+    """Steps that yielded a token, one each."""
     steps: Ints = np.maximum(0, step - first)
     return steps
 
