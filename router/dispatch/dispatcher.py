@@ -61,7 +61,7 @@ class Dispatcher:
         fallback: makes the policy of prefill workers, and of rounds that the main one failed.
 
     Attributes:
-        on_change: called when workers come, go or fail.
+        on_change: called when workers come, go or fail, and while breakers hold any back.
     """
 
     def __init__(
@@ -253,7 +253,8 @@ class Dispatcher:
         now = self._clock()
         for queue in self.queues.values():
             try:
-                queue.tick(now)
+                if queue.tick(now):
+                    self.on_change()
             except Exception:  # the other groups go on
                 log.exception("group %s: its timeouts could not be checked", queue.group.name)
         self._dissolve()

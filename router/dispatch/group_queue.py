@@ -284,7 +284,8 @@ class GroupQueue:
 
     # Time.
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> bool:
+        """Check the time; true if a breaker may hold a worker back, or did so until now."""
         self.decider.learn()
         self.decider.fair.see(now, self.group.held)
         for worker in self.group.live_workers():
@@ -294,11 +295,13 @@ class GroupQueue:
                 self._shared.cluster.apply(FeedStale(worker.spec.id))
                 self.schedule(hurry=True)
         self._expire(now)
-        if self.group.review(now):
+        reviewed = self.group.review(now)
+        if reviewed:
             self.schedule(hurry=True)
         if self.waiters and (deserted := self.deserted()) is not None:
             for request in list(self.pool):
                 self._desert(request, deserted)
+        return reviewed
 
     def _expire(self, now: float) -> None:
         for request in self.pool.expired(now):
@@ -365,7 +368,7 @@ class PrefillQueue(GroupQueue):
         else:
             super()._desert(request, deserted)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> bool:
         """Expired KV or the end of a refusal may make room."""
         for worker in self.group.prefill_workers:
             kept_tokens = worker.kept_tokens
@@ -373,4 +376,4 @@ class PrefillQueue(GroupQueue):
             if worker.kept_tokens < kept_tokens or worker.refusing:
                 self.schedule(hurry=True)
             worker.refusing = False
-        super().tick(now)
+        return super().tick(now)

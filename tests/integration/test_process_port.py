@@ -29,7 +29,9 @@ from router.core.events import (
     WorkerDown,
 )
 from router.core.request_watcher import Served
+from router.core.state.breaker import BreakerSettings
 from router.core.types import Outcome, Request, WorkerSpec
+from router.processes import proxy_links
 from router.processes.remote_dispatcher import GONE_S, SILENT_S, TICK_S
 from tests.support.certificates import certificate
 from tests.support.core import request
@@ -252,6 +254,20 @@ async def test_what_has_to_be_known_at_once_is_known_here(tmp_path: Path) -> Non
         await until(lambda: proxy.port.directory is not known)
         assert proxy.port.directory.groups["default"].askable == {"a"}
         assert not ask("default", {"a"})
+
+
+async def test_a_worker_whose_ejection_ends_is_known_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_links, "_BEAT_S", 3600.0)  # what is learned goes out as seldom
+    path = socket_path(tmp_path)
+    async with Decider(path, {"a": 1, "b": 1}).up() as decider, Proxy(path).up() as proxy:
+        for number in range(BreakerSettings().breaker_failures):
+            decider.rig.dispatcher.apply(Failed(str(number), "b", decider.rig.now_s))
+        await until(lambda: proxy.port.directory.groups["default"].askable == {"a"})
+        decider.rig.now_s += BreakerSettings().breaker_open_s
+        decider.rig.dispatcher.tick()
+        await until(lambda: proxy.port.directory.groups["default"].askable == {"a", "b"})
 
 
 async def test_what_proxies_count_comes_together(tmp_path: Path) -> None:
