@@ -28,8 +28,7 @@ class Path:
     """Servers that hold all blocks together.
 
     Attributes:
-        used: (server, pairs) for each server; pairs of a request and a block that a request uses
-            there.
+        used: (server, pairs of a request and a block that a request uses there).
         service_s: mean time of a request on the path.
     """
 
@@ -48,9 +47,7 @@ class Paths:
     def fastest(self, free: Sequence[int]) -> Path | None:
         """The fastest path; None if no path has memory.
 
-        Args:
-            free: for each server, the number of pairs of a request and a block that it has memory
-                for.
+        ``free``: pairs of a request and a block that each server has memory for.
         """
         key = tuple(free)
         if key in self._known:

@@ -44,12 +44,12 @@ class Fleet:
 
     @property
     def concurrency(self) -> int:
-        """Number of clients of the closed loop."""
+        """Clients of the closed loop."""
         return self.workers * self.slots + self.pool
 
     @property
     def ports(self) -> int:
-        """Number of ports: one per worker, the fault port, two per state stream, the router's."""
+        """One per worker, the fault port, two per state stream, the router's."""
         return 3 * self.workers + 2
 
 
@@ -67,7 +67,6 @@ class RunPlan:
 
     @property
     def name(self) -> str:
-        """Name for files and tables."""
         return f"{self.policy}-{self.dispatch.value}"
 
 
@@ -82,7 +81,6 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """Whether every request completed."""
         return self.report["completed"] == self.plan.requests
 
 

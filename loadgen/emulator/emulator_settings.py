@@ -118,7 +118,7 @@ class EmulatorSettings:
         return rank >= self.workers
 
     def speed(self, rank: int) -> float:
-        """Relative speed of a worker; 1 for prefill-only workers."""
+        """1 for prefill-only workers."""
         if self.prefills(rank):
             return 1.0
         return self.speeds[rank % len(self.speeds)] if self.speeds else 1.0
@@ -145,7 +145,7 @@ class EmulatorSettings:
         )
 
     def step_group(self, workers: Sequence[WorkerModel]) -> StepGroup:
-        """Create a step group: all answering workers, one of them, or one prefill worker."""
+        """All answering workers, one of them, or one prefill worker."""
         prefill = self.prefill
         if prefill is None:
             return StepGroup(workers, self.step_time, self.power)
@@ -154,7 +154,7 @@ class EmulatorSettings:
         return StepGroup(workers, step_time, self.power, prefill.time.per_token_s)
 
     def worker_port(self, rank: int) -> int:
-        """Port of a worker; 0: any."""
+        """0: any."""
         return self.port + rank if self.port else 0
 
     def _check_ports(self) -> None:
@@ -177,7 +177,7 @@ def parse_speeds(text: str) -> tuple[float, ...]:
 
 
 def snapshot_endpoints(port: int, workers: int) -> tuple[str, ...]:
-    """Return the endpoints of the state streams.
+    """The endpoints of the state streams.
 
     Each worker has two ports, the second for full snapshots. They are local only: the streams have
     no keys, and a router refuses remote ones without keys.

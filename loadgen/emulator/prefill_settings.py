@@ -39,7 +39,7 @@ class PrefillTime:
 
     @property
     def step_time(self) -> StepTime:
-        """Step time of a prefill worker, without its prompts."""
+        """Of a prefill worker, without its prompts."""
         return StepTime(self.base_s, 0.0)
 
 
@@ -102,7 +102,7 @@ def parse_prefill(
     kv_expiry_s: float | None = None,
     load_failure: KvLoadFailure | None = None,
 ) -> PrefillSettings | None:
-    """Parse the prefill options; return None when prompts cost nothing.
+    """Parse the prefill options; None: prompts cost nothing.
 
     Raises:
         ConfigError: an invalid option, or one without effect.

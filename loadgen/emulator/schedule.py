@@ -25,7 +25,7 @@ class Schedule:
 
     @property
     def empty(self) -> bool:
-        """Whether the step computes nothing and changed no request."""
+        """True if it computes nothing and changed no request."""
         computed = self.prefill_tokens or self.decode_tokens
         return not (computed or self.preempted or self.failed)
 
@@ -39,12 +39,11 @@ class Budget:
         self.decode_tokens = 0
 
     def decode(self, requests: int) -> None:
-        """Compute the next token of this many requests."""
         self.decode_tokens += requests
         self.left -= requests
 
     def prefill(self, prompt_tokens: int) -> int:
-        """Compute as much of a prompt as fits; return the number of tokens left."""
+        """Compute as much of a prompt as fits; return the tokens left."""
         tokens = min(self.left, prompt_tokens)
         self.prefill_tokens += tokens
         self.left -= tokens

@@ -12,11 +12,7 @@ from loadgen.model.step_time import PowerModel, StepTime
 
 @dataclass(slots=True, eq=False)
 class WorkerModel:
-    """One worker of a group.
-
-    Attributes:
-        speed: relative speed; 1 takes exactly the time of ``StepTime``.
-    """
+    """One worker of a group; at ``speed`` 1 it takes exactly the time of ``StepTime``."""
 
     rank: int
     engine: Engine
@@ -31,7 +27,7 @@ class WorkerStep:
     """One worker's part in a step, as of the start of the step.
 
     Attributes:
-        engine: the worker's engine at that time; a restart replaces it.
+        engine: a restart replaces it.
         needed_s: time that the worker needs; it waits for the others for the rest of the step.
     """
 

@@ -43,17 +43,17 @@ class OutputPlan:
     stop_reason: str | None = None
 
     def text(self, start: int, end: int) -> str:
-        """Return the text of tokens ``start`` to ``end``, before any cut at a stop string."""
+        """Tokens ``start`` to ``end``, before any cut at a stop string."""
         return "".join(WORDS[(self.key + index) % len(WORDS)] for index in range(start, end))
 
 
 def estimate_text_tokens(text: str) -> int:
-    """Estimate the tokens of a text prompt: one per four characters, rounded up, at least one."""
+    """One token per four characters, rounded up, at least one."""
     return max(1, math.ceil(len(text) / CHARS_PER_TOKEN))
 
 
 def prompt_key(seed: int, prompt: str | Sequence[int], index: int) -> int:
-    """Return a number for the seed, the beginning of the prompt, and one of its outputs."""
+    """A number for the seed, the beginning of the prompt, and one of its outputs."""
     head = prompt if isinstance(prompt, str) else str(prompt[:KEYED_PROMPT_TOKENS])
     return zlib.crc32(f"{seed}/{index}/{len(prompt)}/{head}".encode())
 

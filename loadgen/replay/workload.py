@@ -55,7 +55,6 @@ class Arrivals:
         )
 
     def __str__(self) -> str:
-        """Return the text for the command line."""
         return self.kind if self.kind == "trace" else f"{self.kind}:{self.value:g}"
 
 
@@ -88,11 +87,10 @@ class Workload:
     reveal_lengths: bool = False
 
     def expected_tokens(self, request: TraceRequest) -> int:
-        """Return the number of output tokens that the engine must send."""
+        """Output tokens that the engine must send."""
         return min(request.output_tokens, self.cap_tokens)
 
     def bodies(self) -> Iterator[bytes]:
-        """Yield the bodies of the requests."""
         prompts = _prompts(self.requests, self.seed)
         for request, prompt in zip(self.requests, prompts, strict=True):
             rest: dict[str, object] = {
@@ -134,7 +132,7 @@ def plan(
 
 
 def _prompts(requests: Sequence[TraceRequest], seed: int) -> Iterator[bytes]:
-    """Yield random token ids, comma-separated; two prompts share a prefix only by chance."""
+    """Random token ids, comma-separated; two prompts share a prefix only by chance."""
     rng = random.Random(f"{seed} prompts")
     longest = max((request.prompt_tokens for request in requests), default=0)
     ids = rng.choices(range(*_TOKEN_IDS), k=_BANK_TOKENS + longest)

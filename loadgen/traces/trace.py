@@ -39,13 +39,13 @@ class Trace:
 
     @property
     def max_output_tokens(self) -> int:
-        """Length of the longest output: a cap that cuts nothing."""
+        """A cap that cuts nothing."""
         return max(request.output_tokens for request in self.requests)
 
     def sample(self, count: int, seed: int) -> tuple[TraceRequest, ...]:
         """Draw requests without their arrival times.
 
-        Rows are drawn without replacement while there are enough of them, else with replacement.
+        Without replacement while there are enough rows, else with replacement.
         """
         rng = random.Random(seed)
         rows = self.requests
@@ -53,7 +53,7 @@ class Trace:
         return tuple(TraceRequest(row.prompt_tokens, row.output_tokens) for row in drawn)
 
     def earliest(self, count: int | None = None) -> tuple[TraceRequest, ...]:
-        """Return the first requests in order of arrival, timed from the first one.
+        """The first requests in order of arrival, timed from the first one.
 
         Raises:
             InputError: the trace has no arrival times, or fewer than ``count`` requests.
@@ -84,8 +84,7 @@ def load_trace(source: Path | str = "burstgpt") -> Trace:
             ``BUNDLED``.
 
     Raises:
-        InputError: the file cannot be read or a row is broken; the message names the file, the row
-            (as a line number) and the remedy.
+        InputError: the file cannot be read or a row is broken; names the line and the remedy.
     """
     path = BUNDLED.get(source, Path(source)) if isinstance(source, str) else source
     trace_format, requests, skipped = read_requests(path)

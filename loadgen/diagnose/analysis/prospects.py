@@ -55,11 +55,11 @@ class Prospects:
 
     @property
     def current(self) -> Prospect | None:
-        """The policy in force; None: unknown."""
+        """None: unknown."""
         return next((each for each in self.all if each.current), None)
 
     def of(self, policy: str) -> Prospect | None:
-        """The prospect of a policy: in the form in force, else in its better form."""
+        """In the form in force, else in its better form."""
         found = [each for each in self.all if each.policy == policy]
         return min(found, key=lambda each: not each.current, default=None)
 

@@ -41,12 +41,12 @@ class StepRecords:
         return imbalance
 
     def power_w(self, power: PowerModel) -> Floats:
-        """Return the power of each worker at the utilization L_g / max L, shape (S, G)."""
+        """At the utilization L_g / max L; shape (S, G)."""
         peak = self.loads.max(axis=1, keepdims=True)
         return power.watts(self.loads / np.maximum(1, peak))
 
     def energy_j(self, power: PowerModel) -> float:
-        """Return the energy of all workers, including the time without requests."""
+        """Of all workers, including the time without requests."""
         idle_w = power.idle_w * self.loads.shape[1]
         return float(self.power_w(power).sum(axis=1) @ self.seconds + idle_w * self.idle_s.sum())
 
@@ -115,7 +115,7 @@ class Recorder:
         self._completed = 0
 
     def step(self, seconds: float, idle_s: float, loads: Ints, tokens: int, waiting: int) -> None:
-        """Record one step; the values are those of ``StepRecords``."""
+        """The values are those of ``StepRecords``."""
         self._steps.append((seconds, idle_s, tokens, waiting))
         self._loads.append(loads)
 
@@ -124,11 +124,10 @@ class Recorder:
             self._decision_s.append(seconds)
 
     def left_waiting(self, count: int) -> None:
-        """Record the requests still waiting after the decision; once a step, before ``started``."""
+        """Requests still waiting after the decision; once a step, before ``started``."""
         self._busy.append(self._busy[-1] + (count > 0))
 
     def waited(self, step: int, steps: int) -> None:
-        """Record a request's wait in the router."""
         if step >= self._warmup:
             self._longest_wait = max(self._longest_wait, steps)
 

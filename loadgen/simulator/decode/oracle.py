@@ -48,18 +48,16 @@ class Drift(WorkProfile):
 
 @dataclass(frozen=True, slots=True)
 class OracleSignal:
-    """True ends, except for a share that is never predicted.
+    """True ends, except for a share of the requests that seem never to end.
 
-    Attributes:
-        missed: fraction of the requests that seem never to end; drawn once per request.
-        seed: seed of that draw.
+    ``missed`` is that share, drawn once per request.
     """
 
     missed: float = 0.0
     seed: int = 0
 
     def predict(self, running: Running, horizon: int) -> Ends:
-        """Return the ends; needs a ``Foreseen``."""
+        """Needs a ``Foreseen``."""
         if not isinstance(running, Foreseen):
             raise TypeError("an oracle needs the simulator's requests")
         if self.missed == 0:
@@ -104,7 +102,6 @@ class Knowledge:
         return cls("oracle", missed)
 
     def __str__(self) -> str:
-        """Return the text for the command line."""
         return f"miss:{self.missed:g}" if self.missed else self.kind
 
     def signal(self, profile: WorkProfile, seed: int) -> Signal:
@@ -114,7 +111,7 @@ class Knowledge:
 
 
 def _uniform(ids: Ints, seed: int) -> Floats:
-    """Return a number in [0, 1) for each id, the same at every call (SplitMix64)."""
+    """A number in [0, 1) for each id, the same at every call (SplitMix64)."""
     with np.errstate(over="ignore"):
         mixed = (ids.astype(np.uint64) + np.uint64(seed) * np.uint64(0x632BE59BD9B4E019)) * (
             np.uint64(0x9E3779B97F4A7C15)
