@@ -29,7 +29,7 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(eq=False, slots=True)
 class _Request:
-    """A request of the batch; ``output`` is vLLM's own list, which grows."""
+    """``output`` is vLLM's own list, which grows."""
 
     number: int
     row: int
@@ -144,7 +144,7 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
 
 
 def _probabilities(logits: torch.Tensor, batch: _Batch, start: int) -> torch.Tensor:
-    """Return the probabilities that the next token ends the request, for the chunk at ``start``."""
+    """Probabilities that the next token ends the request, for the chunk at ``start``."""
     some = slice(start, start + _ROWS_AT_ONCE)
     scaled = logits[batch.index[some]].float() / batch.temperatures[some]
     chances = torch.softmax(scaled, dim=-1).gather(1, batch.tokens[some])

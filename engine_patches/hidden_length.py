@@ -26,7 +26,7 @@ _CERTAIN = 1e30
 
 @dataclass(slots=True)
 class _Request:
-    """A request with a fixed length; ``output`` is vLLM's own list, which grows."""
+    """``output`` is vLLM's own list, which grows."""
 
     output_tokens: int
     end_tokens: tuple[int, ...]
@@ -34,7 +34,6 @@ class _Request:
 
     @property
     def left(self) -> int:
-        """Number of tokens before the last one."""
         return self.output_tokens - 1 - len(self.output)
 
 

@@ -38,28 +38,20 @@ class BuildError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Paths of the engine.
-
-    Attributes:
-        venv: the engine's own virtual environment.
-        model: checkpoint of the tiny model.
-    """
+    """Paths of the engine."""
 
     venv: Path
     model: Path
 
     @property
     def python(self) -> Path:
-        """The engine's interpreter."""
         return self.venv / "bin" / "python"
 
     @property
     def complete(self) -> bool:
-        """Whether both builds finished."""
         return is_complete(self.venv) and is_complete(self.model)
 
     def as_json(self) -> str:
-        """One line of JSON for other programs."""
         parts = {"venv": str(self.venv), "model": str(self.model), "complete": self.complete}
         return json.dumps(parts)
 
@@ -121,10 +113,9 @@ def exclusive(lock_file: Path) -> Iterator[None]:
 
 
 def make_venv(venv: Path) -> None:
-    """Create the venv and install the pins.
+    """Install the pins without their dependencies.
 
-    The pins are installed without their dependencies: these include torchvision, which breaks this
-    build of vLLM.
+    These include torchvision, which breaks this build of vLLM.
     """
     say(f"building the CPU engine in {venv} (some minutes, about 2.5 GB)")
     run([find_python(), "-m", "venv", str(venv)], "python3.11 -m venv failed; is ensurepip there?")
@@ -186,7 +177,7 @@ def find_python() -> str:
 
 
 def python_version(python: str) -> tuple[int, ...] | None:
-    """Major and minor version of an interpreter; None if it does not run."""
+    """Major and minor version; None if the interpreter does not run."""
     show = "import sys; print(*sys.version_info[:2])"
     try:
         answer = subprocess.run(
@@ -208,7 +199,7 @@ def run(command: list[str], mend: str) -> None:
 
 
 def succeeds(command: list[str]) -> bool:
-    """Run a command with its output on stderr; it inherits the lock."""
+    """Output goes to stderr; the command inherits the lock."""
     return subprocess.run(command, stdout=sys.stderr, close_fds=False, check=False).returncode == 0
 
 

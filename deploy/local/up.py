@@ -32,14 +32,7 @@ READY_S = 180.0  # At its very first start the router compiles its solver.
 
 
 class Stack(contextlib.ExitStack):
-    """The processes in the order of their start; they end with the context.
-
-    Args:
-        folder: folder for logs and states.
-
-    Attributes:
-        parts: processes by name.
-    """
+    """The processes by name, in the order of their start; they end with the context."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -146,7 +139,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace, stack: Stack) -> int:
-    """Start everything, and watch it until an interrupt or a failure."""
     try:
         up(options, stack)
         while True:

@@ -90,10 +90,7 @@ METHODS = {
 
 
 class EngineView:
-    """View of a vLLM scheduler.
-
-    Args:
-        scheduler: vLLM's scheduler, after its own constructor.
+    """View of a vLLM scheduler, after the scheduler's own constructor.
 
     Attributes:
         lockstep: whether its steps are those of a data-parallel group (mixture of experts).
@@ -146,12 +143,12 @@ class EngineView:
 
     @property
     def running(self) -> Sequence[EngineRequest]:
-        """Running requests, in a list that vLLM keeps changing."""
+        """List that vLLM keeps changing."""
         return self._scheduler.running  # type: ignore[no-any-return]
 
     @property
     def alive(self) -> Mapping[str, EngineRequest]:
-        """Requests that run or wait, by id."""
+        """Requests that run or wait."""
         return self._scheduler.requests  # type: ignore[no-any-return]
 
     @property
@@ -169,7 +166,7 @@ class EngineView:
 
 
 def admissions(output: Any) -> Iterator[tuple[str, int]]:
-    """Yield the requests that got a slot in a step, with their tokens found in a cache."""
+    """Requests that got a slot in a step, with their tokens found in a cache."""
     for new in output.scheduled_new_reqs:
         yield new.req_id, new.num_computed_tokens
     cached = output.scheduled_cached_reqs
@@ -180,12 +177,11 @@ def admissions(output: Any) -> Iterator[tuple[str, int]]:
 
 
 def grown_by_one(results: Mapping[int, Any], scheduled: Mapping[str, int]) -> Set[str]:
-    """Return the requests that got exactly one token.
+    """Requests that got exactly one token.
 
     Args:
-        results: result of ``update_from_output``; it has each request at most once, and tokens only
-            for scheduled ones.
-        scheduled: number of tokens scheduled, by id.
+        results: of ``update_from_output``: each request at most once, tokens for scheduled ones.
+        scheduled: number of tokens, by id.
     """
     single = [
         one
@@ -207,13 +203,13 @@ def mark(request: Any, number: int) -> None:
 
 
 def end_tokens(params: Any) -> tuple[int, ...]:
-    """Return the tokens that end a request, the model's own first, unless it is ignored."""
+    """Tokens that end a request, the model's own first, unless it is ignored."""
     eos = () if params.ignore_eos or params.eos_token_id is None else (params.eos_token_id,)
     return tuple(dict.fromkeys((*eos, *(params.stop_token_ids or ()))))
 
 
 def engine_key(vllm_config: Any) -> tuple[str, int]:
-    """Return a key that the processes of one engine share, unique on the machine."""
+    """Key that the processes of one engine share, unique on the machine."""
     return vllm_config.instance_id, int(vllm_config.parallel_config.data_parallel_index)
 
 
@@ -250,7 +246,7 @@ def _gpus(parallel: Any, rank: int) -> RankGpus:
 
 
 def _kv_bytes(tensors: Sequence[Any]) -> int:
-    """Return the bytes of the KV cache.
+    """Bytes of the KV cache.
 
     Up to some version between 0.26 and 0.32 each tensor has memory of its own, unless several are
     packed block by block. Since then all are views of one allocation.
@@ -261,7 +257,7 @@ def _kv_bytes(tensors: Sequence[Any]) -> int:
 
 
 def preempted(output: Any) -> Collection[str]:
-    """Return the ids that lost their slot when a step was scheduled."""
+    """Ids that lost their slot when a step was scheduled."""
     return output.preempted_req_ids or ()
 
 
@@ -292,7 +288,7 @@ def watch_dummy_batches(began: Callable[[], None]) -> None:
 
 
 def version() -> str:
-    """Return vLLM's version; "unknown" if it has none."""
+    """Return vLLM's version, or "unknown"."""
     return str(getattr(import_module("vllm"), "__version__", "unknown"))
 
 
@@ -314,7 +310,7 @@ def check(scheduler: Any) -> None:
 
 
 def first_name(scheduler: Any, names: Iterable[str]) -> str:
-    """Return the first of these names, which vary between versions, that the scheduler has.
+    """First of these names, which vary between versions, that the scheduler has.
 
     Raises:
         PlugInError: it has none.
@@ -352,7 +348,7 @@ def _cannot_work(missing: Iterable[str]) -> str:
 
 
 def _missing_arguments(scheduler: type) -> Iterator[str]:
-    """Yield methods of vLLM's own classes whose arguments have changed."""
+    """Methods of vLLM's own classes whose arguments have changed."""
     own = [base for base in scheduler.__mro__ if base.__module__.startswith("vllm.")]
     for name, arguments in METHODS.items():
         method = next((vars(base)[name] for base in own if name in vars(base)), None)
@@ -363,7 +359,7 @@ def _missing_arguments(scheduler: type) -> Iterator[str]:
 
 
 def missing_fields(path: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield fields that a class neither declares nor sets in its constructor."""
+    """Fields that a class neither declares nor sets in its constructor."""
     module, _, name = path.rpartition(".")
     class_ = getattr(import_module(module), name, None)
     if class_ is None:

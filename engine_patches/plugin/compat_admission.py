@@ -38,7 +38,7 @@ def holds_memory(request: Any) -> bool:
 
 
 def size_tokens(request: Any) -> int:
-    """Prompt and output tokens of a request, including those of steps in progress."""
+    """Prompt and output tokens, including those of steps in progress."""
     known = request.num_prompt_tokens + request.num_output_tokens
     return int(known + request.num_output_placeholders)
 

@@ -41,11 +41,7 @@ def _arrays(file: int, rows: int) -> tuple[Ints, Floats]:
 
 
 class EndWriter:
-    """The workers' end.
-
-    Args:
-        path: path of the new table.
-        rows: maximum number of requests that run at once.
+    """The workers' end; ``rows``: maximum number of requests that run at once.
 
     Attributes:
         numbers: number of the request in each row; 0: free.
@@ -69,7 +65,6 @@ class EndWriter:
         return row
 
     def leave(self, row: int) -> None:
-        """Free the row of a request that left the batch."""
         self.numbers[row] = 0
         self._free.append(row)
 
@@ -93,9 +88,6 @@ class EndWriter:
 class EndReader:
     """The scheduler's end; it unlinks the table once it is open.
 
-    Args:
-        path: path of the table made by a worker.
-
     Raises:
         OSError: there is none.
     """
@@ -112,7 +104,7 @@ class EndReader:
         self._last = 0
 
     def number(self, id_: str) -> int:
-        """Return a new number by which the workers identify a request."""
+        """New number by which the workers identify a request."""
         self._last += 1
         self._ids[self._last] = id_
         self._numbers_of[id_] = self._last
@@ -123,7 +115,7 @@ class EndReader:
             self._ids.pop(self._numbers_of.pop(id_, 0), None)
 
     def changed(self) -> dict[str, float]:
-        """Return the probabilities, by request, that are new or changed by a step."""
+        """Probabilities, by request, that are new or changed by a step."""
         numbers, now = self._numbers.copy(), self._probabilities.copy()
         moved = np.abs(now - self._told) > np.maximum(STEP_RELATIVE * self._told, STEP_LEAST)
         news = (moved | (numbers != self._told_numbers)) & ~np.isnan(now) & (numbers > 0)

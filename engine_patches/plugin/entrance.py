@@ -1,5 +1,3 @@
-"""The queue of a vLLM engine: its order and the number of admissions."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -55,10 +53,8 @@ class Entrance:
     def admit(self, ids: Sequence[str], inside: int) -> None:
         """Let these requests enter in the next step, as far as vLLM finds tokens and memory.
 
-        Args:
-            ids: ids of the requests that may enter.
-            inside: number of requests that must not be held back: running ones, and those that wait
-                outside the queue and hold memory, or held it until their KV transfer failed.
+        ``inside``: number of requests that must not be held back: running ones, and those that wait
+        outside the queue and hold memory, or held it until their KV transfer failed.
         """
         if self.in_order:
             self._bring_forward(ids)

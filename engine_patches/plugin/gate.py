@@ -97,7 +97,6 @@ class AdmissionGate:
 
     @_ends_admission
     def open(self) -> None:
-        """Decide on admission for the step about to be scheduled."""
         for id_ in self._engine.ended:
             request = self._requests.pop(id_, None)
             if request is not None:
@@ -188,7 +187,7 @@ class AdmissionGate:
                 ledger.resized(ticket, size)
 
     def _still(self, scheduled: dict[str, int]) -> Iterable[str]:
-        """Return running requests that get no token in the step just scheduled."""
+        """Running requests that get no token in the step just scheduled."""
         running = self._ledger.running
         if not self._prefilling and len(scheduled) == len(running):
             return ()
@@ -198,13 +197,13 @@ class AdmissionGate:
         return [id_ for id_ in running if id_ not in scheduled or id_ in self._prefilling]
 
     def _prefill_left(self, id_: str) -> int:
-        """Return the prompt tokens that no step so far computes."""
+        """Prompt tokens that no step so far computes."""
         request = self._requests[id_]
         whole = request.num_prompt_tokens + request.num_output_tokens
         return int(whole - request.num_computed_tokens)
 
     def _memory(self) -> Memory:
-        """Return the memory for the next step; growth of running requests in it counts as used."""
+        """Memory for the next step; growth of running requests in it counts as used."""
         engine, block = self._engine, self._block_tokens
         used = int((engine.blocks_total - engine.blocks_free) * self._tokens_per_block)
         # Each computes a token, and one in ``block`` of them needs a new block for it.

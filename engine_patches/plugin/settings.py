@@ -28,13 +28,13 @@ class Settings:
 
     Attributes:
         snapshots: endpoint of rank 0's state stream, ``tcp://HOST:PORT`` or ``ipc://PATH``.
-        group: the worker's group, as in the router's ``--worker``.
+        group: as in the router's ``--worker``.
         worker: the worker's name; "": group and rank.
-        secret_key_file: file with the engine's CURVE key pair, as ``zmq.auth`` writes it.
+        secret_key_file: the engine's CURVE key pair, as ``zmq.auth`` writes it.
         allowed_keys: public CURVE keys of the routers that may read.
-        end_signal: whether to report each request's probability of ending; also needs the logits
-            processor ``engine_patches.end_signal:EndSignal``.
-        admission: admission policy under KV pressure; None: vLLM decides alone.
+        end_signal: report each request's probability of ending; also needs the logits processor
+            ``engine_patches.end_signal:EndSignal``.
+        admission: policy under KV pressure; None: vLLM decides alone.
     """
 
     snapshots: str

@@ -41,13 +41,12 @@ class Step(NamedTuple):
     """One step of the engine, with its results.
 
     Attributes:
-        running: requests that run now.
         grown: ids that got exactly one token.
-        alive: requests that have not ended, by id.
+        alive: requests that have not ended.
         ended: ids that ended lately; one may recur until ``flushed`` was called with it.
         scheduled: number of tokens that the step computed, by id.
         ahead: the same for steps scheduled since, whose results are still to come.
-        end_probabilities: changed end probabilities, by id.
+        end_probabilities: changed ones, by id.
     """
 
     running: Sequence[EngineRequest]
@@ -67,8 +66,7 @@ class Changes:
         rows: requests that are new or did not just grow by one; some may have finished.
         finished: ids that ended, whether they ran or only waited.
         preempted: ids that lost their slot and wait again.
-        prefill_tokens: number of the step's tokens that computed prompts, or recomputed tokens
-            after a preemption.
+        prefill_tokens: tokens of the step that computed prompts, or recomputed after a preemption.
     """
 
     rows: list[Row]
@@ -118,7 +116,7 @@ class EngineState:
         return len(self._offsets)
 
     def rows(self) -> list[Row]:
-        """Return all running requests, as a full snapshot lists them."""
+        """All running requests, as a full snapshot lists them."""
         deltas, told, ends = self._deltas, self._told, self._end_probabilities
         rows: list[Row] = []
         for id_, offset in self._offsets.items():
@@ -133,7 +131,7 @@ class EngineState:
         self._wait(request)
 
     def admitted(self, id_: str, cached_tokens: int) -> None:
-        """Note that a request got a slot, with this many tokens found in a cache."""
+        """Note a request that got a slot."""
         self._cached[id_] = cached_tokens
         self._entered.add(id_)
 
@@ -189,7 +187,7 @@ class EngineState:
         return Changes(rows, tuple(finished), tuple(preempted), prefill_tokens)
 
     def _odd(self, grown: Set[str]) -> set[str]:
-        """Return the requests that may not have grown by exactly one."""
+        """Requests that may not have grown by exactly one."""
         offsets = self._offsets.keys()
         odd = set() if offsets <= grown else offsets - grown
         odd |= self._prefilling

@@ -1,7 +1,4 @@
-"""Power and energy of one rank's GPUs, from NVML.
-
-At startup also the memory that the engine uses there: see ``memory``.
-"""
+"""Power and energy of one rank's GPUs, from NVML."""
 
 from __future__ import annotations
 
@@ -245,7 +242,7 @@ def _mend(error: Exception) -> str:
 
 
 def _pynvml() -> Any:
-    """Return the package nvidia-ml-py, or vLLM's copy of it."""
+    """The package nvidia-ml-py, or vLLM's copy of it."""
     for name in _MODULES:
         with contextlib.suppress(ImportError):
             return import_module(name)

@@ -74,7 +74,7 @@ class EnergySum:
         return UNKNOWN
 
     def _advance(self, device: str, now: _Told) -> float:
-        """Return the joules since the device's last reading."""
+        """Joules since the device's last reading."""
         before = self._last.get(device)
         if now.power_w is None and now.counter_j is None:
             # A counter continues while it is unreadable; power does not cover the gap.

@@ -33,7 +33,7 @@ class StepReport(msgspec.Struct, frozen=True):
 
     Attributes:
         step: number of the barrier step that has just ended; repeated if something else changed.
-        step_s: duration of the step; 0 if the number is repeated.
+        step_s: 0 if the number is repeated.
         finished: ids that ended since the last report, whether they ran or only waited.
         preempted: ids that lost their slot since the last report and wait again.
         waited_s, admission, waiting_routed: see ``Snapshot``.
@@ -98,7 +98,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def changed_rows(previous: Mapping[str, Row], rows: Iterable[Row]) -> list[Row]:
-    """Return the rows that a delta lists: new, or grown by other than one token."""
+    """Rows that a delta lists: new, or grown by other than one token."""
     changed = []
     for row in rows:
         old = previous.get(row[0])
@@ -113,7 +113,7 @@ def ended_ids(
     finished: Sequence[str],
     preempted: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return the ids that a delta lists as finished: reported, or no longer running."""
+    """Ids that a delta lists as finished: reported, or no longer running."""
     told = {*finished, *preempted}
     return (*finished, *(id_ for id_ in previous if id_ not in current and id_ not in told))
 
@@ -126,15 +126,15 @@ class SnapshotPublisher:
     """Publishes one worker's state; safe to ``publish`` in one thread and ``poll`` in another.
 
     Args:
-        endpoint: endpoint of the stream; full snapshots are served at its ``full_endpoint``.
-        initial: initial state, published at once as a full snapshot.
+        endpoint: of the stream; full snapshots are served at its ``full_endpoint``.
+        initial: published at once as a full snapshot.
         clock: wall clock, seconds since 1970.
-        rows: returns all running requests for a full snapshot; by default those last published.
+        rows: all running requests for a full snapshot; by default those last published.
         prepare: sets options of both sockets before they are bound.
 
     Attributes:
-        lock: held while a message is built; hold it to change ``message`` or the result of
-            ``rows``.
+        lock: held while a message is built; hold it to change ``message`` or what
+            ``rows`` returns.
         message: last message, heartbeats aside.
 
     Raises:
@@ -226,9 +226,7 @@ class SnapshotPublisher:
 
         Call it when ``request_fd`` becomes readable and also about four times a second, or in a
         loop in a thread. It waits up to ``timeout_s`` for a first request.
-
-        Returns:
-            Number of requests answered.
+        Returns the number of requests answered.
         """
         if timeout_s > 0:
             self._requests.poll(int(timeout_s * 1e3))
@@ -286,7 +284,7 @@ class SnapshotPublisher:
 
 
 def _repeated(message: SnapshotMessage, time_s: float) -> SnapshotMessage:
-    """Return the same state of an idle worker at a later time, with no step in between."""
+    """The same state of an idle worker at a later time, with no step in between."""
     return msgspec.structs.replace(
         message,
         time_s=time_s,
