@@ -41,8 +41,7 @@ class _Account:
         covered: true if its meter counts that time.
         open: true if it has reported a step that others have not finished.
         step: last reported step, of a worker that steps alone.
-        waited_s: its measured wait in the last step.
-        asked: tokens that metered requests held in that step.
+        waited_s, asked: in the last step, its measured wait, and tokens of metered requests.
     """
 
     shares: KvShares

@@ -137,7 +137,7 @@ class EnergyCounter:
         return self._counted_j is not None
 
     def since(self, counted_j: float | None, power_w: float | None, seconds: float) -> float | None:
-        """Joules since the last reading; None: unknown, as at a counter's first reading."""
+        """None: unknown, as at a counter's first reading."""
         if counted_j is None and power_w is None:
             return None
         before, self._counted_j = self._counted_j, counted_j

@@ -70,7 +70,7 @@ class LevelFit:
                 row[j] += weight * parts[j]
 
     def fitted(self) -> FittedLevels | None:
-        """The levels; None while they are too uncertain."""
+        """None while they are too uncertain."""
         if min(self.seconds) < LEAST_S or self._spans <= len(STATES):
             return None
         xx, xy = np.array(self._xx), np.array(self._xy)

@@ -47,7 +47,7 @@ class StepFit:
         self._yy = kept * self._yy + y * y
 
     def fitted(self) -> FittedStep | None:
-        """The line; None while loads were too few or too alike."""
+        """None while loads were too few or too alike."""
         if self._origin is None or self._steps < _LEAST_STEPS:
             return None
         n = self._steps

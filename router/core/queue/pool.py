@@ -23,9 +23,9 @@ _Key = tuple[int, float, int]
 # Places in the order; a range of them costs nothing.
 _Places = Sequence[int]
 
-# Fractions of ``starvation``: from _WILLING on a request takes a gap that it fits into; room for it
-# is made from _ROOM_FROM on, and in full at _ROOM_MADE. The reluctance is how slowly its need for a
-# gap shrinks. Found by simulation, at 16 workers with and without look-ahead.
+# Fractions of ``starvation``: from _WILLING on a request takes a gap that it fits into. Room for it
+# is made from _ROOM_FROM on, in full at _ROOM_MADE. With more reluctance its need for a gap
+# shrinks more slowly. Found by simulation, at 16 workers with and without look-ahead.
 _WILLING = 0.2
 _ROOM_FROM, _ROOM_MADE = 0.5, 0.9
 _RELUCTANCE = 16
@@ -75,7 +75,7 @@ class Pool:
 
     @property
     def full(self) -> bool:
-        """True if no newcomer may enter; a returning request still may."""
+        """A returning request may still enter."""
         return len(self) >= self.pool_size
 
     def add(self, request: Request) -> None:
@@ -97,7 +97,7 @@ class Pool:
         self._slots.insert(place, request.slots)
 
     def remove(self, request_id: str) -> Request | None:
-        """Remove a request; None if it does not wait here."""
+        """None if it does not wait here."""
         if (key := self._keys.pop(request_id, None)) is not None:
             place = bisect_left(self._order, key)
             del self._order[place], self._waiting[place]
@@ -195,7 +195,7 @@ class Pool:
         return [Tier.of(requests, avoid) for avoid, requests in avoiding.items()]
 
     def _peers(self, turns: Sequence[Offer] = ()) -> Iterator[_Places]:
-        """Places by turn and priority; usually that is a single range."""
+        """Places by turn and priority; usually a single range."""
         everyone = range(len(self._order))
         if not turns and everyone and self._order[0][0] == self._order[-1][0]:
             yield everyone
@@ -209,7 +209,6 @@ class Pool:
                 start = stop
 
     def _lines(self, turns: Sequence[Offer]) -> Iterator[_Places]:
-        """Places by turn, then the rest; none is empty."""
         lines: list[list[int]] = [[] for _ in range(len(turns) + 1)]
         line_of = {
             tenant: line for line, offer in zip(lines, turns, strict=False) for tenant in offer
@@ -244,7 +243,7 @@ class Pool:
         return peers[:0]
 
     def _rest(self, peers: _Places, urgent: _Places) -> Tier:
-        """Tier of the peers that are not urgent; usually the whole pool, without a copy."""
+        """Tier of the peers that are not urgent; usually the pool, without a copy."""
         if len(peers) < len(self._order):
             first = set(urgent)
             return Tier.of([self._waiting[place] for place in peers if place not in first])
@@ -264,6 +263,6 @@ class Pool:
         return (now - request.arrival_s) / self._starvation
 
     def _fits(self, request: Request, now: float, gap_tokens: int) -> bool:
-        """True if the gap suffices; the gap needed falls from a request's size to 0."""
+        """The gap needed falls from a request's size to 0."""
         needed = request.load_tokens * (1 - self._waited(request, now) ** _RELUCTANCE)
         return needed <= gap_tokens

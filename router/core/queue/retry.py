@@ -36,7 +36,7 @@ def rest_s(status: int, retry_after: bytes) -> float:
 
 
 class RetryBudget:
-    """Retries as a share of the requests of the last ten seconds, plus a fixed rate."""
+    """Retries as a share of requests in ``WINDOW_S``, plus a fixed rate."""
 
     def __init__(self, retry_budget: float, retry_min_per_s: float) -> None:
         self.configure(retry_budget, retry_min_per_s)

@@ -124,7 +124,7 @@ class _Round:
     def _choose(
         self, tier: Tier, workers: Sequence[WorkerView], share: float
     ) -> Sequence[Assignment]:
-        """The policy's assignments, checked; none without capacity."""
+        """Checked; none without capacity."""
         capacity = {worker.id: worker.capacity for worker in workers}
         if max(capacity.values(), default=0) <= 0:
             return ()

@@ -24,7 +24,7 @@ from router.core.types import Assignment, Dispatch, PoolState, Request, WorkerVi
 
 
 class Workers(Protocol):
-    """Workers of a group as rounds need them: a live ``Group``, or a simulated one.
+    """Workers of a group: a live ``Group``, or a simulated one.
 
     Attributes:
         departures: requests that stopped running; the reader clears it.

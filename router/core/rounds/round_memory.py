@@ -1,7 +1,7 @@
 """KV memory in a round: what each worker can receive, beside its slots.
 
 Policies know slots only. A worker whose memory admits no waiting request is shown without capacity;
-assignments beyond a worker's memory are repeated.
+assignments beyond it are repeated.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from router.core.types import PoolState, Snapshot
 
 # Ranks in a barrier miss a common step only when a message is lost.
 STEPPING_TOGETHER = 0.9
-# Number of recent contested steps that decide on a barrier: engines change.
+# Contested steps that decide on a barrier: engines change.
 _REMEMBERED_STEPS = 500
 
 
@@ -39,16 +39,16 @@ class StepTotals:
     """Running sums over the barrier steps of a group.
 
     Attributes:
-        imbalance_tokens, max_load_tokens, load_tokens, worker_steps: sums of G max L - sum L, max
-            L, sum L and G.
+        imbalance_tokens, max_load_tokens, load_tokens, worker_steps: G max L - sum L, max L, sum L
+            and G.
         step_s: in the engine's seconds.
         energy_j: power times step time, of workers that report power.
         free_slots: slots in which nothing ran.
-        entered: requests that had their first step.
+        entered: requests in their first step.
         waiting_s: wait for the fullest worker: measured by engines, else t_l (max L - L_g).
         timed_s: step times with a known wait; waiting_s over this is the idle share.
         measured_s: part of timed_s that engines measured.
-        contested_steps: steps in which two workers or more had work.
+        contested_steps: two workers or more had work.
         together_steps: contested steps that all busy workers made together.
     """
 
@@ -79,7 +79,7 @@ class StepTotals:
         return StepTotals(*map(sub, astuple(self), astuple(other)))
 
 
-# Contested steps that prove a barrier well enough to renumber a new engine's steps.
+# Contested steps that prove a barrier, to renumber a new engine's steps.
 _PROOF = 64
 
 
@@ -233,7 +233,7 @@ class StepLedger:
         rank.stranger = bool(others) and not busy
 
     def _furthest(self) -> int:
-        """The latest step of busy workers; an idle one stands still."""
+        """An idle worker stands still and does not count."""
         return max((rank.step for rank in self._ranks.values() if rank.held_tokens), default=-1)
 
     def _close(self, state: PoolState) -> None:

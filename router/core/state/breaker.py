@@ -137,8 +137,8 @@ class Breaker:
     def failed(self, attempt: str, now_s: float, *, suspect: bool, may_open: bool) -> bool:
         """Record a failed request; true if that ejects the worker.
 
-        ``suspect``: another worker failed the same request before, so this one may be innocent.
-        ``may_open``: enough others are left.
+        ``suspect``: another worker failed it before, so this one may be innocent. ``may_open``:
+        enough others are left.
         """
         trial = attempt in self._trials
         self._trials.discard(attempt)
@@ -163,7 +163,7 @@ class Breaker:
     # Health of the worker.
 
     def fell(self) -> None:
-        """Its engine failed its health checks: the statistics are out of date."""
+        """Its engine failed its health checks: the statistics are outdated."""
         self._fell = self._was_up
 
     def rose(self, now_s: float) -> None:

@@ -220,7 +220,7 @@ class Cluster:
                     worker.lose_kept()
 
     def _apply_answer(self, event: AnswerEvent) -> None:
-        """Record what an answer shows of its worker, unless it was removed."""
+        """That of a removed worker shows nothing."""
         group = self._group_of.get(event.worker_id)
         if group is None:
             return
@@ -310,7 +310,6 @@ class Cluster:
         del self._requests[tracked.request.id]
 
     def _served(self, spec: WorkerSpec) -> Group | None:
-        """The group that a prefill worker serves; None for another worker."""
         if spec.role != "prefill":
             return None
         if spec.group not in self.groups:
@@ -327,7 +326,6 @@ def in_order(specs: Iterable[WorkerSpec]) -> list[WorkerSpec]:
 
 
 def _keeper(worker: Worker | None, event: Prefilled) -> PrefillWorker | None:
-    """The worker that keeps a computed prompt's KV; None without a lease."""
     if event.kept_until_s is None or not isinstance(worker, PrefillWorker):
         return None
     worker.keep(event.ready.id, event.ready.prompt_tokens, event.kept_until_s)

@@ -61,9 +61,8 @@ class Feed:
         step_asked: KV tokens in it by metered request.
         waiting_routed: part of ``waiting`` that may be this router's.
         kv_usage: fraction in use, of the fullest group of blocks.
-        kv_tokens: capacity of the KV memory; 0 if unknown.
+        kv_tokens: KV capacity; 0 if unknown.
         admissible_tokens: KV tokens that it would admit with an empty queue.
-        admission: see ``Snapshot``.
         known: true after a full snapshot; deltas alone show only a part.
         full_wanted: true if only a full snapshot can repair a gap.
         departures: requests that stopped running; the reader clears it.

@@ -213,7 +213,7 @@ class Group:
         return True
 
     def failed(self, worker_id: str, attempt: str, now_s: float, *, suspect: bool) -> None:
-        """Record a failed request; failures of a worker that is down count as its outage."""
+        """Failures of a worker that is down count once, as its outage."""
         worker = self.workers[worker_id]
         if worker.live:
             others = [w.breaker for w in self.workers.values() if w.takes and w is not worker]
@@ -298,7 +298,7 @@ class Group:
         return self._ledger.complete(self._fed, state)
 
     def take_power(self, told: PowerTold) -> None:
-        """Record an agent's power; with a feed, the next snapshot carries it."""
+        """With a feed, the next snapshot carries it."""
         worker = self.workers[told.worker_id]
         worker.meter.told = told
         if worker.feed is None:
@@ -335,7 +335,7 @@ class Group:
         self._own_steps.leave(request.id)
 
     def own_steps(self, step_tokens: float) -> int:
-        """Steps since the last call by own counts; 0 if a live worker has a feed."""
+        """Steps since the last call; 0 if a live worker has a feed."""
         steps = self._own_steps.take(step_tokens)
         return 0 if steps and any(worker.feed for worker in self._live) else steps
 
@@ -347,7 +347,7 @@ class Group:
         self._settle_health(worker_id)
 
     def _settle_health(self, told_of: str | None = None) -> None:
-        """Recompute liveness; in lockstep one sick worker takes the group down."""
+        """In lockstep one sick worker takes the group down."""
         sick = [
             worker
             for worker_id, worker in self.workers.items()

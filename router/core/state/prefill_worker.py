@@ -80,7 +80,7 @@ class PrefillWorker(Worker):
             self._handed_out[request_id] = self._kept[request_id][0]
 
     def take_back(self, request_id: str) -> None:
-        """Record that the decode worker gave up; its KV may still be here."""
+        """The decode worker gave up; its KV may still be here."""
         if request_id in self._handed_out:
             self._left.add(request_id)
 
@@ -129,7 +129,7 @@ class PrefillWorker(Worker):
         return self._unseen_tokens() + (self.feed.prefill_left if self.feed else 0)
 
     def _has_memory(self) -> bool:
-        """True if another prompt fits; an empty worker takes one of any size."""
+        """An empty worker takes a prompt of any size."""
         if not self.kv_tokens or not (self.requests or self._kept):
             return True
         return self._used_tokens() < MEMORY_SHARE * self.kv_tokens

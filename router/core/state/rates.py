@@ -54,7 +54,7 @@ class GroupRates:
         self.version += 1
 
     def _settle(self) -> None:
-        """Recompute; workers without a plan are expected to match the mean plan."""
+        """Workers without a plan are expected to match the mean plan."""
         plans = [each.planned for each in self._members if each.planned is not None]
         self._worth = EVIDENCE if plans else 1.0
         mean = sum(plans) / len(plans) if plans else 1.0
@@ -71,8 +71,7 @@ class ServiceRate:
     Attributes:
         planned: requests per second and slot; None: not planned.
         expected: the same before any completion.
-        completions: completed engine requests, with decay.
-        busy_s: slot-seconds in use, with the same decay.
+        completions, busy_s: engine requests, and slot-seconds in use, with the same decay.
     """
 
     def __init__(self, group: GroupRates, planned: float | None) -> None:
@@ -106,7 +105,7 @@ class ServiceRate:
         return None if self.planned is None and not self.completions else self.per_s
 
     def sent(self, requests: int, slots: int, now_s: float | None) -> None:
-        """Count engine requests; ``slots``: the worker's own; ``now_s`` None: unknown."""
+        """Count engine requests; ``now_s`` None: unknown."""
         self._look(now_s)
         self._requests += requests
         self._slots = slots
@@ -121,7 +120,7 @@ class ServiceRate:
             self.group.add(self.expected * (self.busy_s - before_s), self.completions - before)
 
     def _look(self, now_s: float | None) -> None:
-        """Add slot time up to now; requests that queue in the engine hold no slot."""
+        """Add slot time; requests that queue in the engine hold no slot."""
         if now_s is not None and self._since_s is not None and self._requests:
             busy_s = min(self._requests, self._slots) * max(0.0, now_s - self._since_s)
             self.busy_s += busy_s
@@ -153,7 +152,7 @@ class TokenRate:
 
     @property
     def tokens_per_part(self) -> float:
-        """Tokens of an image or other media; 0 until one has been counted."""
+        """0 until an image or other media has been counted."""
         return self._part_tokens / self._parts if self._parts else 0.0
 
     def tokens(self, text_bytes: int, parts: int = 0) -> int:

@@ -46,7 +46,6 @@ class _InFlight:
         told_tokens: prompt length by the engine's count; 0 until known.
         ended_tokens: output of ended engine requests, by the feed.
         streamed_tokens: output of all, by its stream or whole answer.
-        refused: true if its answer is an error.
     """
 
     request: Request
@@ -175,7 +174,7 @@ class Worker:
         return feed.running + feed.waiting + max(0, unseen - feed.waiting_routed)
 
     def open_slots(self, running: int) -> int:
-        """Slots that were open to other requests in a step that ran so many."""
+        """Slots open to other requests in a step that ran so many."""
         return max(0, self.slots - running) if self.breaker.calm else 0
 
     @property
@@ -260,13 +259,13 @@ class Worker:
         return flight.generated_tokens - before
 
     def count(self, counted: PromptCounted) -> None:
-        """Record an answer's token counts; a feed may have shown them before."""
+        """A feed may have shown the prompt before."""
         flight = self._in_flight[counted.request_id]
         flight.streamed_tokens = max(flight.streamed_tokens, counted.output_tokens)
         self._learn(flight, counted.prompt_tokens)
 
     def served(self, request_id: str, *, complete: bool) -> tuple[int, int]:
-        """Known tokens of a request's prompt and output.
+        """Known tokens of prompt and output.
 
         A completed request has one token more than the last snapshot shows. A very short one is
         known from its answer only.
@@ -352,7 +351,7 @@ class Worker:
         return chain.from_iterable(map(self._unseen_parts, self.unseen))
 
     def _unseen_parts(self, token: str) -> list[tuple[int, int, int, int, int]]:
-        """Hidden parts of one request, with its tokens divided between them."""
+        """A request's tokens are divided between its hidden parts."""
         flight, parts = self._in_flight[token], self.unseen.get(token, 0)
         while len(flight.numbers) < parts:
             flight.numbers.append(self.rows.new_id())
