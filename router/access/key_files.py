@@ -1,5 +1,3 @@
-"""API keys from files and from the environment, with reload."""
-
 from __future__ import annotations
 
 import logging

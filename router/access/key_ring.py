@@ -33,13 +33,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key and its limits.
-
-    Attributes:
-        digest: SHA-256 of the key.
-        concurrency: requests at a time; None: unlimited.
-        rate: None: unlimited.
-    """
+    """``concurrency``: requests at a time; it and ``rate``: None: unlimited."""
 
     name: str
     digest: bytes

@@ -13,11 +13,11 @@ class DispatchPort(Protocol):
     """The dispatcher, as the proxy sees it."""
 
     def submit(self, request: Request) -> asyncio.Future[WorkerSpec]:
-        """Queue a request; it gets a worker, or NoWorker-, QueueTimeout- or DisplacedError.
+        """Queue a request; it gets a worker, or a NoWorker-, QueueTimeout- or DisplacedError.
 
         Raises:
             NoWorkerError: the group has had no live worker for a second.
-            PoolFullError: the queue is full.
+            PoolFullError: its pool is full.
         """
         ...
 

@@ -44,10 +44,8 @@ class BusyError(ConfigError):
 class Member:
     """A worker as its operator sees it.
 
-    Attributes:
-        state: ``up``, ``down``, ``draining``, ``drained`` (and empty), ``leaving`` (once it is
-            empty) or ``joining`` (once another has left).
-        worker: None until it has joined.
+    ``state``: ``up``, ``down``, ``draining``, ``drained`` (and empty), ``leaving`` (once empty) or
+    ``joining`` (once another has left). ``worker``: None until it has joined.
     """
 
     spec: WorkerSpec
@@ -61,7 +59,7 @@ class Fleet:
     Args:
         followers: updated after the dispatcher on joining; before it, in reverse, on leaving.
         break_off: callback (worker id, reason) that ends a worker's attempts.
-        configured: initial workers, known to all already.
+        configured: initial workers, already known to all.
     """
 
     def __init__(

@@ -189,7 +189,7 @@ def group_of(
     Raises:
         InvalidRequestError: no model is named.
         NoWorkerError: no group serves any.
-        UnknownModelError: no group serves this one.
+        UnknownModelError: no group serves it.
     """
     if not groups:
         raise NoWorkerError("no worker has answered yet; retry in a moment")

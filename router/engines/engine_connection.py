@@ -33,14 +33,13 @@ _SOCKET_OPTIONS = (
 class Connection(asyncio.Protocol):
     """One connection to an engine; serves one request at a time.
 
-    Args:
-        idle: list that holds it while it has no request.
+    ``idle`` holds it while it has no request.
 
     Attributes:
-        heard: whether bytes arrived since the last ``take_heard``.
-        unread: whether the engine closed it, certainly before reading the request.
+        heard: bytes arrived since the last ``take_heard``.
+        unread: the engine closed it, certainly before reading the request.
         status: 0 before the answer's head.
-        framed: whether the head marks the body's end.
+        framed: the head marks the body's end.
     """
 
     __slots__ = (

@@ -83,18 +83,17 @@ class HealthMonitor:
     """Polls every engine's ``/health``; ranks behind one URL are one engine.
 
     A worker is down until its engine's first answer, and while that is asleep or paused. Each check
-    also reads ``/v1/models`` before the workers come up, since adapters change.
+    also reads ``/v1/models`` before the workers come up: adapters change.
 
     Args:
         apply: gets ``WorkerUp``, and ``WorkerDown`` with a new reason.
         on_models: gets a worker and its models, when they change.
-        on_silent: called for each failed check of a worker from ``health_failures`` on, after
-            ``WorkerDown``.
+        on_silent: called for each failed check from ``health_failures`` on, after ``WorkerDown``.
         settings: the check's timeout is fixed at the start.
 
     Attributes:
         failed_checks: checks without success.
-        errors: checks with an unexpected exception.
+        errors: unexpected exceptions.
     """
 
     def __init__(

@@ -116,10 +116,7 @@ class _Origin:
 class HttpClient:
     """Connections to any number of engines.
 
-    Args:
-        connect_timeout_s: for opening a connection.
-        key: API key of the engines.
-        socket: one Unix socket for all engines; None: each has its own address.
+    ``key``: API key of the engines. ``socket``: one Unix socket for all; None: each has an address.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class Watches(Generic[E]):
             task.cancel()
 
     async def ask(self, url: str, path: str) -> bytes:
-        """The body of an engine's answer.
+        """An engine's answer.
 
         Raises:
             UnknownPathError: the path is unsupported.

@@ -63,10 +63,7 @@ class _Agent:
 class PowerAgents:
     """Subscribes to all agents; a failing one costs only the power figures.
 
-    Workers without a power endpoint are skipped.
-
-    Args:
-        keys: router's CURVE keys, for workers with a server key.
+    Workers without a power endpoint are skipped. ``keys``: for workers with a server key.
 
     Attributes:
         broken: messages that are invalid or match several workers.

@@ -57,14 +57,14 @@ class SnapshotClient:
     Requests a full snapshot at the start, and again while the cluster wants one.
 
     Args:
-        keys: router's CURVE keys, for workers with a server key.
+        keys: for workers with a server key.
         up: whether a worker's engine is up; otherwise silence is expected.
         awaited: whether requests wait for snapshots.
 
     Attributes:
         broken: invalid messages.
         refused: messages from another worker's stream.
-        handshakes_failed: handshakes that failed on keys.
+        handshakes_failed: on keys.
         failures: snapshots on which ``apply`` raised.
     """
 

@@ -53,11 +53,9 @@ def error_body(message: str, kind: str, code: int, param: str | None = None) -> 
 
 @dataclass(slots=True)
 class HttpCounts:
-    """Counts of one port's connections.
+    """Of one port.
 
-    Attributes:
-        body_bytes: of unanswered requests.
-        refused: requests and connections, by status.
+    ``body_bytes``: of unanswered requests. ``refused``: requests and connections, by status.
     """
 
     connections: int = 0

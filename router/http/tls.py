@@ -1,5 +1,3 @@
-"""The server's certificate, which can be replaced while it serves."""
-
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +10,7 @@ from router.core.errors import ConfigError
 
 
 def read(cert: str, key: str | None) -> tuple[bytes, bytes | None]:
-    """Read PEM files and check them; without ``key``, ``cert`` holds both.
+    """Read and check PEM files; without ``key``, ``cert`` holds both.
 
     Raises:
         ConfigError: a file is unreadable or no PEM, or the key does not match.

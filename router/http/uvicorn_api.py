@@ -1,7 +1,4 @@
-"""The complete list of uvicorn's internals that the router uses, checked once at start.
-
-uvicorn does not promise to keep them.
-"""
+"""The complete list of uvicorn's internals that the router uses, checked once at start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Requests and barrier costs derived from the engines' snapshots."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

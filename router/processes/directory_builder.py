@@ -1,5 +1,3 @@
-"""Builds the directory that the deciding process sends to proxies."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -10,10 +8,9 @@ from router.serve.router import Router
 
 
 class Teller:
-    """Returns the current directory when called.
+    """Builds the directory for proxies.
 
-    Args:
-        proxies: number of proxies that share the port's connections and the retry budget.
+    ``proxies`` share the port's connections and the retry budget.
     """
 
     def __init__(self, router: Router, proxies: int) -> None:

@@ -48,7 +48,7 @@ class DeciderParts:
 
     Attributes:
         keys: client keys now valid; None: no key is needed.
-        trouble: called with the id of an unreachable worker, and the reason.
+        trouble: called with an unreachable worker's id, and the reason.
         http: counters of the clients' port, over all proxies.
     """
 
@@ -68,7 +68,6 @@ class Link:
         changed: called when the proxy has connected, replied, or left all counts.
 
     Attributes:
-        here: whether the proxy is connected.
         slot: negative until it has sent ``Hello``.
         tried: its last reply about a certificate.
         follows: number of the directory that it has applied.

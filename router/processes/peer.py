@@ -30,11 +30,8 @@ class _Counts(Protocol):
 class Peer(asyncio.Protocol, Generic[M]):
     """Sends and receives messages; one write carries all messages of an event loop turn.
 
-    An error in a message ends the connection: what each end knows of the other is no longer
-    reliable. They connect anew.
-
-    Args:
-        counts: counts the connections that an error ends.
+    An error in a message ends the connection, and they connect anew: what each end knows of the
+    other is no longer reliable.
 
     Attributes:
         silent: own ticks since the last message; a suspended process does not tick.

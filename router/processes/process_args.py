@@ -1,5 +1,3 @@
-"""Arguments and environment of a router's processes."""
-
 from __future__ import annotations
 
 import asyncio

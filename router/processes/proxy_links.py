@@ -1,4 +1,4 @@
-"""The socket that proxies connect to, and the messages to all of them."""
+"""The socket that proxies connect to, and messages to all of them."""
 
 from __future__ import annotations
 

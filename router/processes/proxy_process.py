@@ -57,10 +57,8 @@ class _Keys:
 class Proxy:
     """Every part of a proxy; implements ``ServingContext``.
 
-    Attributes:
-        models: directory last received.
-        hot: takes over the requests that need no other process.
-        elsewhere: the deciding process, for split and metered requests.
+    ``hot`` takes over the requests that need no other process; ``elsewhere``, the deciding process,
+    serves split and metered ones.
     """
 
     def __init__(self, place: Place, directory: Directory) -> None:

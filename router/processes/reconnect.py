@@ -1,5 +1,3 @@
-"""A proxy's connection to the deciding process, reconnected whenever it breaks."""
-
 from __future__ import annotations
 
 import asyncio

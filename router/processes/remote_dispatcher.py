@@ -1,7 +1,7 @@
 """A proxy's end: the dispatcher's interface over a connection to the deciding process.
 
-The directory answers questions at once. Of workers' health it is some hundredths of a second old at
-most, of what is learned a second. Each proxy has a retry budget of its own.
+Of workers' health the directory is some hundredths of a second old at most, of what is learned a
+second. Each proxy has a retry budget of its own.
 
 While the deciding process is gone, streams go on. Waiting requests get 503 after ``GONE_S``, or
 when it is silent for ``SILENT_S``.
@@ -88,12 +88,8 @@ class Hearing:
 class RemoteDispatcher:
     """Implements ``DispatchPort``; not for split or metered requests.
 
-    Args:
-        seat: the proxy's slot and its number of restarts.
-
-    Attributes:
-        directory: last received.
-        hearing: set before the first connection.
+    ``seat``: the proxy's slot and its number of restarts. ``hearing``: set before the first
+    connection.
     """
 
     hearing: Hearing

@@ -1,4 +1,4 @@
-"""The router's own answers, which headers pass in either direction, and what an answer counts."""
+"""The router's own answers, headers in either direction, and what an answer counts."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def headers_up(
 
 
 def headers_on(headers: Iterable[Header], identity: Header) -> list[Header]:
-    """For another process of this router; ``identity`` names the request."""
+    """For another process of this router; ``identity``: the request's name."""
     return [*_without(headers, _NOT_SENT_ON), identity]
 
 

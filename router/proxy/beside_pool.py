@@ -59,7 +59,7 @@ class Aside:
         """The least busy untried worker that serves the model.
 
         Raises:
-            NoWorkerError: no such worker is up.
+            NoWorkerError: none is up.
         """
         closed = tried | lacks
         able = [worker for worker_id, worker in group.workers.items() if worker_id not in closed]

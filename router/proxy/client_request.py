@@ -44,7 +44,7 @@ class RequestHead:
         token: router's unique name for it, ``es-`` and 20 hexadecimal digits.
         client_id: empty if absent, malformed or repeated.
         name: the client's id, else the token.
-        metered: whether the client asks for the energy.
+        metered: the client asks for the energy.
     """
 
     __slots__ = ("_asked", "client_id", "metered", "name", "token")
@@ -119,7 +119,7 @@ def _whole(value: bytes) -> int | None:
 
 @dataclass(slots=True)
 class ClientRequest:
-    """A client's request in the form that engines receive.
+    """A client's request as engines receive it.
 
     Attributes:
         target: path and query, the query byte for byte.

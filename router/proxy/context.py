@@ -1,5 +1,3 @@
-"""What relays work with: their client, their shared state, and the process around them."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
@@ -78,7 +76,6 @@ class RelayContext:
     Attributes:
         trouble: called with worker id and reason when a connection fails.
         ranked: URLs behind which a header selects the rank.
-        settings: of new requests.
         transfer: None without prefill workers.
     """
 

@@ -1,5 +1,3 @@
-"""Differences between endpoints that generate: stream events and error formats."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

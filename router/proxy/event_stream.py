@@ -1,4 +1,4 @@
-"""Server-sent events: forwarded whole, counted if they bear tokens, and timed."""
+"""Server-sent events: forwarded whole, counted and timed."""
 
 from __future__ import annotations
 

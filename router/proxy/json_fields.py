@@ -69,7 +69,7 @@ def items(raw: Raw, most: int, kind: Any = Raw) -> list[Any]:
 
     Raises:
         TooManyError: more than ``most``.
-        msgspec.ValidationError: an element of another kind.
+        msgspec.ValidationError: another kind.
     """
     view = memoryview(raw)
     if view.nbytes // 2 < most or (view.nbytes <= _SAMPLE_BYTES and commas(raw) < most):
@@ -96,7 +96,7 @@ def commas(raw: Raw) -> int:
 
 
 def text_bytes(raw: Raw) -> int:
-    """UTF-8 length of a string; extrapolated if long, approximate for rare escapes."""
+    """UTF-8 length; extrapolated if long, approximate for rare escapes."""
     view = memoryview(raw)
     sample = bytes(view[:_SAMPLE_BYTES])
     size = len(sample)
@@ -139,7 +139,7 @@ def body_of(fields: dict[str, Any]) -> bytes:
 
 
 def with_field(body: bytes, name: str, value: str) -> bytes:
-    """Set a field by appending it: engines use the last of two equal keys."""
+    """Append a field: engines use the last of two equal keys."""
     end = body.rfind(b"}")
     bare = body[:end].rstrip().endswith(b"{") if end < _SHORT else False
     field = _encoder.encode({name: value})[1:]

@@ -1,6 +1,6 @@
 """Size of the prompt that a chat template builds: texts, tool calls and results, images.
 
-One walk covers all dialects, since clients mix them. Content that cannot be counted is flagged.
+One walk covers all dialects: clients mix them.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Recording:
 
     Attributes:
         header: with later workers, and the last report of each.
-        steps: their lists have an entry for every worker.
+        steps: with an entry for every worker.
         complete: false if it breaks off within a line.
         changes: of the policy; the header has the first.
     """
@@ -269,10 +269,9 @@ def read(lines: Iterable[bytes], name: str) -> Recording:
 
 
 class LineReader:
-    """Reads one recording line by line.
+    """Reads one recording.
 
-    Attributes:
-        complete: false if the source broke off within a line; that line is left out.
+    ``complete``: false if the source broke off within a line, which is left out.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,5 +1,3 @@
-"""All keys of a router, and the access that they give."""
-
 from __future__ import annotations
 
 import logging

@@ -39,7 +39,7 @@ class MainServer(uvicorn.Server):
     Args:
         reload: called at SIGHUP, one call at a time; None: SIGHUP is not handled.
         inherited: another process keeps the socket open.
-        others: true while other processes depend on this one.
+        others: other processes still depend on this one.
     """
 
     def __init__(

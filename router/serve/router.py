@@ -91,18 +91,18 @@ class _Runs(Protocol):
 
 
 class Router:
-    """Every part of a router that decides; its attributes are the parts.
+    """Every part of a router that decides.
 
     Args:
         read: reads the settings again.
         tls: certificate of the clients' port.
-        admin: listening socket of the admin port, if any.
+        admin: listening socket of the admin port.
         processes: counters of the router's processes; None: this is the only one.
 
     Attributes:
         app: application of the clients' port; its lifespan is ``running``.
         hot: takes requests over ahead of the application.
-        elsewhere: None, as every request is served here.
+        elsewhere: None: every request is served here.
     """
 
     elsewhere: None = None

@@ -1,5 +1,3 @@
-"""Listening sockets of the clients' port and of the admin port."""
-
 from __future__ import annotations
 
 import contextlib
