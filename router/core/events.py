@@ -1,6 +1,6 @@
-"""Events: all that changes the cluster's state, and what processes of one router send each other.
+"""Events: all that changes the cluster's state, and what a router's processes exchange.
 
-Times are in seconds (``_s``) of the caller's clock, as in ``types``.
+Times are in seconds (``_s``) of the caller's clock.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ class FairShare:
         """Turns of the tenants, in slots; what is left over comes after them.
 
         Four turns range from tenants with least of their share, now and recently, to those with all
-        of it or slightly more. Within a turn a policy chooses freely. A larger choice balances
-        better, so tenants that are about equal share a turn.
+        of it or slightly more. A larger choice balances better, so tenants that are about equal
+        share a turn.
         """
         wanted = {each: float(held.get(each, 0)) for each in held.keys() | waiting.keys()}
         slots = sum(wanted.values()) + capacity

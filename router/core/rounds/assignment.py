@@ -104,7 +104,7 @@ class _Round:
             tier = Tier.of(left, tier.avoid, tier.lacks)
 
     def offered(self, tier: Tier) -> Sequence[WorkerView]:
-        """The workers; those that the tier avoids, or that lack its model, have no capacity."""
+        """Workers that the tier avoids, or that lack its model, have no capacity."""
         if self._last:
             done, entered = self._last
             self._workers = _after(done, entered, self._workers)

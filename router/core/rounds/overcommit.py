@@ -1,10 +1,10 @@
 """Number of requests that may queue in an engine, chosen by the measured slot bubble.
 
 A slot is empty between a request's end and the next one's first step: snapshot, decision, dispatch.
-A request that queues in the engine fills it at once, but was chosen before its worker had one. In
-simulations (`make figures`, dispatch delay) a queue pays where outputs are short against the
-bubble, and costs balance where they are long. So the share of lost slot time decides. Where a
-number works, little is lost, which tells nothing of a lower one: that is tried now and then.
+A queued request fills it at once, but was chosen before its worker had one. In simulations (`make
+figures`, dispatch delay) a queue pays where outputs are short against the bubble, and costs balance
+where they are long. So the share of lost slot time decides. Where a number works, little is lost,
+which tells nothing of a lower one: that is tried now and then.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Room made in time for requests that fit nowhere, before their patience ends.
 
-A long prompt that must enter at its deadline lifts one worker far above the other G - 1, which then
-wait. A worker that is lowered beforehand costs only its own distance. So part of the request's work
-is counted on it ahead of time, as far as it stays below the fullest. This is not in the paper.
+A long prompt forced in at its deadline lifts one worker far above the other G - 1, which then wait.
+A worker lowered beforehand costs only its own distance. So part of the prompt's work counts on it
+ahead of time, up to the fullest. This is not in the paper.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class RoundMemory:
             self.keep_room(workers)
 
     def takers(self, tier: Tier, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
-        """The workers; those whose memory admits no request of the tier have no capacity."""
+        """Workers whose memory admits no request of the tier have no capacity."""
         least = int(_sizes(tier).min())
         closed = self._overfull | self._kept
         return [
@@ -53,7 +53,7 @@ class RoundMemory:
     def fitting(
         self, assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView]
     ) -> Sequence[Assignment]:
-        """Assignments that fit, in order; a worker given more is not offered again."""
+        """Assignments that fit; a worker given more is not offered again."""
         # Not by ``receive``: a round may assign hundreds.
         rooms = {w.id: w.admissible_tokens for w in workers if w.admissible_tokens is not None}
         idle = {worker.id for worker in workers if not worker.requests}

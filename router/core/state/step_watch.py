@@ -15,8 +15,7 @@ class StepPart(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         load_tokens: as in the step's imbalance: 0 for an idle worker; for a busy one that did not
             make this step, the load after its last step.
-        queued: requests queued in the engine at its last report.
-        power_w: its GPUs' power at its last report; None: unknown.
+        queued, power_w: at its last report; power None: unknown.
     """
 
     load_tokens: int
@@ -33,10 +32,10 @@ class ClosedStep(msgspec.Struct, frozen=True, gc=False):
         step_s: in the engine's seconds.
         parts: by worker, without those that are down or silent.
         together: true if all busy workers made it together.
-        waiting_s: modelled wait summed over workers, t_l (G max L - sum L); None: unknown, or no
+        waiting_s: modelled, summed over workers, t_l (G max L - sum L); None: unknown, or no
             barrier.
         preemptions: since the step before.
-        waited_s: measured wait summed over workers; None: not all engines measure it.
+        waited_s: measured, summed over workers; None: not all engines measure it.
     """
 
     step: int
@@ -49,11 +48,9 @@ class ClosedStep(msgspec.Struct, frozen=True, gc=False):
 
 
 class Said(msgspec.Struct, frozen=True, gc=False):
-    """Last report of a worker.
+    """Last report of a worker; ``running``: in its last step.
 
-    Attributes:
-        running: engine requests that ran in its last step.
-        preemptions: since its engine's start; None: unknown.
+    ``preemptions`` counts from its engine's start; None: unknown.
     """
 
     running: int

@@ -16,9 +16,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, gc=False):
         in_flight: this router's requests that were sent and have not ended.
         aside: requests under way that bypass the pool.
         foreign_requests: engine requests that are surely not this router's, by gauges.
-        kept_tokens: KV tokens kept for decode workers; None: it is no prefill worker.
+        kept_tokens: KV kept for decode workers; None: it is no prefill worker.
         service_rate: requests that each slot completes per second.
-        slots_reported: by its snapshots, as all that follow; None: there are no fresh ones.
+        slots_reported: by snapshots, as all that follow; None: there are no fresh ones.
         admissible_tokens: KV tokens that its engine would admit with an empty queue.
         age_s: time since the last snapshot.
     """
