@@ -123,7 +123,7 @@ class ChainsConfig:
 
     @property
     def planned_rate(self) -> float:
-        """Arrival rate in requests per second that the placement assumes."""
+        """Requests per second that the placement assumes."""
         return self.scenario.rate if self.rate is None else self.rate
 
     @property

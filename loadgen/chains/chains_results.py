@@ -38,11 +38,9 @@ class PolicyResult:
 
     @property
     def mean(self) -> Estimate:
-        """Mean response time with its interval."""
         return estimate(self.response)
 
     def report(self) -> Report:
-        """JSON-able form."""
         return {
             "response_mean_s": self.mean.mean,
             "response_mean_ci_s": self.mean.half_width,

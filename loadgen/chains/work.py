@@ -64,7 +64,7 @@ class Measured:
         return cls(gaps, sizes / sizes.mean())
 
     def drawn(self, rng: np.random.Generator, count: int) -> tuple[Floats, Floats]:
-        """Consecutive gaps and sizes from a random row on, cyclic."""
+        """Consecutive rows from a random one on, cyclic."""
         rows = (int(rng.integers(len(self.gaps))) + np.arange(count)) % len(self.gaps)
         return self.gaps[rows], self.sizes[rows]
 

@@ -50,7 +50,6 @@ class DemoRun:
 
     @classmethod
     def of(cls, outcome: Outcome, fleet: Fleet) -> DemoRun:
-        """Compute the figures of a run."""
         steady = step_figures(steady_steps(outcome), fleet)
         return cls(outcome, steady, step_figures(outcome.record, fleet))
 
@@ -60,7 +59,7 @@ class DemoRun:
 
     @property
     def throughput_tok_s(self) -> float:
-        """Throughput by the fleet's record, which a late machine does not distort."""
+        """By the fleet's record, which a late machine does not distort."""
         figures = self.steady or self.whole
         return 0.0 if figures is None else figures.throughput_tok_s
 

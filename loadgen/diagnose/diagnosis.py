@@ -36,14 +36,14 @@ class Diagnosis:
 
     @property
     def advice(self) -> Prospect | None:
-        """The policy to switch to; None if no switch would pay."""
+        """None if no switch would pay."""
         if self.prospects is None or self.verdict.word is not Word.BALANCING_PAYS:
             return None
         return self.prospects.best
 
     @property
     def extra_tok_s(self) -> float | None:
-        """Additional tokens per second with the advised policy; None without advice."""
+        """Of the advised policy; None without advice."""
         if self.advice is None:
             return None
         return self.advice.predicted.throughput_tok_s - self.found.waiting.throughput_tok_s

@@ -40,7 +40,7 @@ class Energy:
     price_per_kwh: float | None
 
     def money(self, joules: float | None) -> float | None:
-        """Cost of an energy; None: unknown."""
+        """None: unknown."""
         if joules is None or self.price_per_kwh is None:
             return None
         return joules / JOULES_PER_KWH * self.price_per_kwh

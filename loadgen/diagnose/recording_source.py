@@ -71,7 +71,6 @@ def earlier_report(file: Path) -> dict[str, Any]:
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines with their newlines; the last may lack one."""
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")

@@ -123,7 +123,7 @@ class Answer:
             self.wire.tear(b"%x\r\n%b\r\n" % (len(event), event))
 
     def confirm(self, choices: Iterable[Choice]) -> None:
-        """Record that the choices' text was written; it counts only while the connection stands."""
+        """The choices' text was written; it counts only while the connection stands."""
         if not self.wire.struck and not self.gone:
             for choice in choices:
                 choice.confirmed_tokens = choice.sent_tokens

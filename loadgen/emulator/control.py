@@ -25,13 +25,13 @@ class Controlled(Protocol):
     """The fleet, as the fault port needs it."""
 
     def describe(self) -> dict[str, object]:
-        """Return the fleet's state for ``GET /fleet``."""
+        """The fleet's state for ``GET /fleet``."""
         ...
 
     def has_rank(self, rank: int) -> bool: ...
 
     async def inject(self, rank: int, fault: Fault) -> None:
-        """Start a fault; it replaces the worker's current one."""
+        """Replaces the worker's current fault."""
         ...
 
     async def restore(self, rank: int) -> None: ...

@@ -85,7 +85,7 @@ class EmulatedFleet:
         await self.aclose()
 
     async def wait(self, stop: asyncio.Event) -> None:
-        """Wait until ``stop`` is set; re-raise the error of a failed step loop."""
+        """Until ``stop`` is set; re-raises the error of a failed step loop."""
         stopped = asyncio.ensure_future(stop.wait())
         done, _ = await asyncio.wait([stopped, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -93,7 +93,6 @@ class EmulatedFleet:
             task.result()
 
     async def aclose(self) -> None:
-        """Close every port, end every step loop, flush the record."""
         for listener in (*self.listeners, self.control):
             listener.cut()
         for worker in self.workers:
@@ -147,7 +146,7 @@ class EmulatedFleet:
         return rank < len(self.workers)
 
     async def inject(self, rank: int, fault: Fault) -> None:
-        """Start a fault; it replaces the worker's current one."""
+        """Replaces the worker's current fault."""
         await self.restore(rank)
         worker, listener = self.workers[rank], self.listeners[rank]
         if fault.kind in ("kill", "refuse"):
@@ -180,7 +179,6 @@ class EmulatedFleet:
 
     @property
     def _answering(self) -> list[EmulatedWorker]:
-        """Workers that do more than prefill."""
         return self.workers[: self.settings.workers]
 
     async def _beat(self) -> None:

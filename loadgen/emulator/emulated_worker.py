@@ -76,7 +76,7 @@ class EmulatedWorker:
         await self._answering.wait()
 
     def submit(self, generation: Generation, x_request_id: str, wire: Wire) -> Answer:
-        """Queue the engine requests of a client's request, named as in vLLM."""
+        """Queue the engine requests, named as in vLLM."""
         prefix = "chatcmpl" if generation.chat else "cmpl"
         answer_id = generation.name or f"{prefix}-{x_request_id}"
         answer = Answer(generation, self._shape(generation, answer_id), wire)
@@ -92,7 +92,7 @@ class EmulatedWorker:
         return answer
 
     def abandon(self, answer: Answer) -> None:
-        """Abort the rest of an answer whose client has disconnected."""
+        """The client of an answer has disconnected."""
         answer.abandon()
         for choice in answer.choices:
             request_id = choice.request.id
@@ -125,7 +125,6 @@ class EmulatedWorker:
             self.stream.report_step(part, step, (step_s, waited_s), finished)
 
     def report_rest(self) -> None:
-        """Publish that the engine is idle."""
         finished = self._take_ended()
         self._told_tokens = self.model.engine.used_tokens
         if self.stream is not None:

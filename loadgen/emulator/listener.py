@@ -79,7 +79,7 @@ class Listener:
 
     @property
     def url(self) -> str:
-        """Base URL on this machine; valid after ``open``."""
+        """Valid after ``open``."""
         return self.url_at(EVERY_ADDRESS.get(self.host, self.host))
 
     def url_at(self, host: str) -> str:
@@ -109,20 +109,18 @@ class Listener:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def refuse(self) -> None:
-        """Stop accepting; existing connections stay open."""
+        """Existing connections stay open."""
         if self._server is not None:
             self._server.close()
             self._server = None
 
     def reset(self) -> None:
-        """Cut every connection with a TCP reset."""
         for connection in list(self._state.connections):
             wire = connection.transport
             assert isinstance(wire, Wire)
             wire.reset()
 
     def cut(self) -> None:
-        """Stop accepting and close every connection."""
         self.refuse()
         for connection in list(self._state.connections):
             connection.transport.abort()

@@ -37,7 +37,7 @@ class Operated:
         self._stopped: set[str] = set()
 
     def said(self, what: str) -> bytes:
-        """Return the state in the form of vLLM's answer."""
+        """As vLLM answers."""
         return msgspec.json.encode({what: what in self._stopped})
 
     def do(self, path: str, body: bytes) -> None:

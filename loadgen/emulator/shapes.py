@@ -61,31 +61,27 @@ class Shape:
         self._head = b"data: " + _encode(self._fields)[:-1] + b',"choices":['
 
     def first(self, choices: int) -> bytes:
-        """Return the events before the first token."""
+        """Events before the first token."""
         event = self._phrasing.first
         if event is None:
             return b""
         return b"".join(self._head + event % index for index in range(choices))
 
     def delta(self, index: int, text: str) -> bytes:
-        """Return the event with more text of a choice."""
         return self._head + self._phrasing.delta % (index, _encode(text))
 
     def last(self, index: int, end: ChoiceEnd) -> bytes:
-        """Return the event with the last text of a choice."""
         return self._head + _encode(self._phrasing.last(index, end)) + b"]}\n\n"
 
     def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        """Return the event with the token counts."""
         counts = _encode(_usage(prompt_tokens, completion_tokens))
         return self._head + b'],"usage":' + counts + b"}\n\n"
 
     def close(self, prompt_tokens: int, completion_tokens: int, *, include_usage: bool) -> bytes:
-        """Return the events that end a stream, with token counts on request."""
+        """Events that end a stream, with token counts on request."""
         return (self.usage(prompt_tokens, completion_tokens) if include_usage else b"") + DONE
 
     def fail(self, rejected: RejectedError) -> bytes:
-        """Return the events that end a failed stream."""
         return b"data: " + error_body(rejected) + b"\n\n" + DONE
 
     def whole(
@@ -95,7 +91,7 @@ class Shape:
         completion_tokens: int,
         kv_transfer_params: dict[str, object] | None,
     ) -> bytes:
-        """Return the body of an unstreamed answer."""
+        """Body of an unstreamed answer."""
         usage = _usage(prompt_tokens, completion_tokens) | {"prompt_tokens_details": None}
         body = {
             **self._fields,

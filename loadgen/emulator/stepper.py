@@ -30,7 +30,7 @@ class Lateness:
         self.max = max(self.max, fraction)
 
     def quantile(self, q: float) -> float:
-        """Quantile over the latest 10,000 steps; 0 before the first."""
+        """Over the latest 10,000 steps; 0 before the first."""
         ranked = sorted(self._latest)
         return ranked[max(0, math.ceil(q * len(ranked)) - 1)] if ranked else 0.0
 
@@ -94,7 +94,6 @@ class Stepper:
         self.group.rest((time.monotonic() - held_s) / self._time_scale)
 
     def _rest(self) -> float:
-        """Begin a rest; return its start."""
         since_s = time.monotonic()
         self.group.rest(0.0)
         self._tell_rest()

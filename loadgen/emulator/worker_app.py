@@ -246,5 +246,5 @@ async def _whole(answer: Answer, send: Send) -> None:
 
 
 def _failure() -> RejectedError:
-    """Return the error that vLLM sends when a request fails in its engine."""
+    """As vLLM sends when a request fails in its engine."""
     return RejectedError("Internal server error", status=500)

@@ -203,7 +203,6 @@ def _flows(text: str, lengths: list[_Length], total_rate: float | None) -> tuple
 
 
 def _counts(option: str, text: str | None, what: str, most: int) -> Thresholds:
-    """Whole numbers from 1 up, one for each item."""
     if text is None:
         return ()
     counts = numbers(option, text)

@@ -39,7 +39,6 @@ class Answer:
 
     @property
     def memory(self) -> list[Memory]:
-        """Memory of each server in a chain, by chain and stage."""
         footing = self.plan.question.footing
         found = []
         for engine in self.engines:

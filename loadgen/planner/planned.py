@@ -72,7 +72,6 @@ class Plan:
 
     @property
     def stable(self) -> bool:
-        """Whether the engines keep up with the arrivals."""
         return self.question.rate < self.disjoint.unstable_above
 
 

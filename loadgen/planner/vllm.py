@@ -58,7 +58,6 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """URL for the router."""
         host = self.stages[0].host
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
@@ -144,7 +143,6 @@ def script(engine: Engine, launch: Launch) -> str:
 
 
 def _pairs(flags: Sequence[str]) -> Iterator[str]:
-    """Each flag with its value."""
     line: list[str] = []
     for part in flags:
         if part.startswith("--") and line:

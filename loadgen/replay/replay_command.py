@@ -230,7 +230,7 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that Ctrl-C or SIGTERM sets instead of ending the process."""
+    """Ctrl-C and SIGTERM set the event instead of ending the process."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:

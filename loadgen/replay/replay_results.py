@@ -265,7 +265,7 @@ def _steady(done: Sequence[RequestResult], window: Window | None, scale: float) 
 
 
 def _tokens_within(result: RequestResult, window: Window) -> float:
-    """Estimate the tokens in a window: the second to last token spread evenly over their span."""
+    """The second to last token are spread evenly over their span."""
     if result.first_s is None:
         return 0.0
     inside = float(window.start_s <= result.first_s < window.end_s)

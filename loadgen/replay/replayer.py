@@ -212,7 +212,7 @@ class Replayer:
 
 
 async def _unless(stop: asyncio.Event, work: Awaitable[None]) -> bool:
-    """Run ``work`` until ``stop`` is set; return whether it was stopped."""
+    """Return whether ``stop`` was set first."""
     working = asyncio.ensure_future(work)
     stopping = asyncio.create_task(stop.wait())
     try:

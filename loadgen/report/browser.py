@@ -98,7 +98,7 @@ class Page:
         return told
 
     def heard(self, *events: str) -> list[dict[str, Any]]:
-        """Return the parameters of these events received since the last ``open``."""
+        """Parameters of these events received since the last ``open``."""
         return [told["params"] for told in self._events if told.get("method") in events]
 
     def open(self, url: str) -> None:
@@ -116,7 +116,7 @@ class Page:
             self._events.append(self._next(deadline))
 
     def size(self, width: int, height: int, scale: float = 1.0) -> None:
-        """Set the size of the view in CSS pixels, and the device pixels per CSS pixel."""
+        """In CSS pixels, and device pixels per CSS pixel."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -126,7 +126,7 @@ class Page:
         )
 
     def prefer(self, **features: str) -> None:
-        """Set the system's preferences, as in ``prefers_color_scheme="dark"``."""
+        """As in ``prefers_color_scheme="dark"``."""
         asked = [{"name": n.replace("_", "-"), "value": v} for n, v in features.items()]
         self.call("Emulation.setEmulatedMedia", features=asked)
 
@@ -167,7 +167,7 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
-        """Write a screenshot as PNG; of the whole page, or of the part in view."""
+        """A PNG of the whole page, or of the part in view."""
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))
 

@@ -89,7 +89,7 @@ def draw_power(path: Path, panels: Sequence[Panel], caption: str) -> None:
 def _smooth_power(
     record: Sequence[StepRecord], interval_s: float
 ) -> tuple[list[float], list[float]]:
-    """Return the power averaged over consecutive intervals, at the middle of each."""
+    """Averages over consecutive intervals, at the middle of each."""
     ends_s = accumulate(row.step_s for row in record)
     buckets: dict[int, list[StepRecord]] = {}
     for end_s, row in zip(ends_s, record, strict=True):

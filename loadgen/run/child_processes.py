@@ -68,7 +68,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code; None while it runs."""
+        """None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def until(self, ready: Callable[[], T | None], timeout_s: float) -> T:
@@ -106,7 +106,7 @@ class Child:
         return process.wait()
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End it by a signal; kill it if it does not end in time."""
+        """End it by a signal, then kill it."""
         process = self._started
         try:
             if process.poll() is None:

@@ -52,7 +52,7 @@ def _seconds(field: object) -> float:
 
 
 def _date(field: object) -> float:
-    """Return seconds since 1970; the default zone is UTC, digits after microseconds are cut off."""
+    """Seconds since 1970; the default zone is UTC, digits after microseconds are cut off."""
     stamp = datetime.fromisoformat(str(field).strip())
     return (stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)).timestamp()
 
@@ -156,7 +156,6 @@ def _published(path: Path, file: Bytes) -> tuple[str, list[TraceRequest]]:
 def _table(
     path: Path, lines: Iterator[tuple[int, str]]
 ) -> tuple[Format, Iterable[tuple[int, Row]]]:
-    """Return the format and the numbered rows, from the numbered lines."""
     number, first = next(((n, line) for n, line in lines if line.strip()), (0, ""))
     if not first:
         raise InputError(f"{path}: is empty; give a CSV file with a header and rows, or JSON lines")

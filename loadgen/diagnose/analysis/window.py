@@ -141,7 +141,6 @@ class Window:
 
     @property
     def worker_seconds(self) -> float:
-        """Sum over steps of the workers that count times the step's time."""
         return float(self.counted.sum(axis=1) @ self.step_s)
 
 

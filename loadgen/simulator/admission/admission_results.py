@@ -79,12 +79,11 @@ class AdmissionRecorder:
         self._busy_s = 0.0
 
     def began(self, now_s: float, tokens: int, preemptions: int) -> None:
-        """Record the start of a step, with the tokens generated and the evictions so far."""
+        """Tokens generated and evictions so far, at the start of a step."""
         if self._at_warmup is None and now_s >= self.warmup_s:
             self._at_warmup = _Counts(tokens, preemptions)
 
     def step(self, seconds: float, used_tokens: int) -> None:
-        """Record the duration of a step and the memory held in it."""
         if self._at_warmup is None:
             return
         self._steps += 1
@@ -93,12 +92,12 @@ class AdmissionRecorder:
         self.hold(seconds, used_tokens)
 
     def hold(self, seconds: float, used_tokens: int) -> None:
-        """Record memory held for some time, with or without computation."""
+        """Memory held for some time, with or without computation."""
         if self._at_warmup is not None:
             self._held_token_s += seconds * used_tokens
 
     def first_token(self, request: int, now_s: float) -> None:
-        """Record a request's first token; repetitions after an eviction do not count."""
+        """Repetitions after an eviction do not count."""
         if np.isnan(self._first_s[request]):
             self._first_s[request] = now_s
 

@@ -56,7 +56,6 @@ class Prediction:
         )
 
     def __str__(self) -> str:
-        """Return the text for the command line."""
         return f"{self.kind}:{self.value}" if self.kind in ("quantile", "lognormal") else self.kind
 
     @property
@@ -67,7 +66,7 @@ class Prediction:
         return "cap" if self.kind == "cap" else "hint"
 
     def hints(self, output_tokens: Ints, cap_tokens: int, seed: int) -> list[int | None]:
-        """Return the clients' hints on their output lengths; None: no hint."""
+        """None: no hint."""
         if self.kind in ("cap", "quantile"):
             return [None] * len(output_tokens)
         errors = np.random.default_rng([seed, 2]).standard_normal(len(output_tokens))

@@ -41,7 +41,7 @@ class Source(Protocol):
         ...
 
     def draw(self, rate: float, count: int, seed: int) -> Requests:
-        """Draw requests: equal for equal arguments; lengths do not depend on the rate."""
+        """Equal for equal arguments; lengths do not depend on the rate."""
         ...
 
 
@@ -60,7 +60,7 @@ class Lognormal:
     limit: int
 
     def draw(self, rng: np.random.Generator, count: int) -> Ints:
-        """Draw lengths: draw again those above the limit, then scale all to the mean."""
+        """Lengths above the limit are drawn again, then all are scaled to the mean."""
         sigma = math.sqrt(2 * math.log(self.mean / self.median))
         drawn = rng.lognormal(math.log(self.median), sigma, count)
         for _ in range(_REDRAWS):
@@ -141,7 +141,7 @@ class EvenSource:
         return self.decode_steps + 1
 
     def draw(self, rate: float, count: int, seed: int) -> Requests:
-        """Return the requests; nothing is random."""
+        """Nothing is random."""
         first = np.repeat(np.arange(len(self.start)), self.start)[:count]
         later = np.arange(count - len(first)) // rate + len(self.start)
         arrival_s = np.concatenate([first, np.floor(later)]).astype(np.float64)

@@ -78,7 +78,7 @@ class _Simulation:
         )
 
     def _step(self, step: int) -> bool:
-        """Take one barrier step; return False when no work is left."""
+        """False: no work is left."""
         idle_s = self._rest()
         if idle_s is None:
             return False

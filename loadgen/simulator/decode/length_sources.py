@@ -28,7 +28,7 @@ class LengthSource(Protocol):
 
     @property
     def max_output_tokens(self) -> int | None:
-        """Smallest cap that cuts no output; None where lengths are unbounded."""
+        """None where lengths are unbounded."""
         ...
 
     def draw(self, rng: np.random.Generator, count: int) -> Lengths:

@@ -36,17 +36,17 @@ class Comparison:
         return list(self.runs)[1:]
 
     def mean(self, policy: str, key: str) -> Estimate | None:
-        """Return the mean of a figure over the seeds; None where a run has none."""
+        """None where a run has none."""
         values = self._each(policy, key)
         return estimate(values) if values else None
 
     def difference(self, policy: str, key: str) -> Estimate | None:
-        """Return the relative difference from the baseline, with paired seeds."""
+        """Relative to the baseline, with paired seeds."""
         one, other = self._each(policy, key), self._each(self.baseline, key)
         return paired(one, other) if one and other else None
 
     def notes(self) -> list[str]:
-        """Return warnings where a policy admitted shorter prompts, which flatters it."""
+        """Warnings where a policy admitted shorter prompts, which flatters it."""
         found = []
         for policy in self.others:
             prompt = self.difference(policy, _PROMPT)

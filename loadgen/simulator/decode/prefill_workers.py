@@ -138,7 +138,7 @@ class _Worker:
         return step if self.stepping else None
 
     def end(self, step: Step, now_s: float) -> list[EngineRequest]:
-        """End the step; return the requests whose prompt is computed."""
+        """Return the requests whose prompt is computed."""
         self.stepping = False
         self.left_tokens -= step.parts[0].schedule.prefill_tokens
         (ended,) = self._group.finish(step, now_s)
@@ -169,13 +169,13 @@ class Prefill:
         return self._coming + len(self._queue) + len(self._computing)
 
     def due(self, now_s: float, waiting: int, inside: int = 0) -> list[Job]:
-        """Return the requests whose prompts have been computed since, in that order."""
+        """Requests whose prompts have been computed since, in that order."""
         self._run(now_s, waiting)
         ready, self._ready = self._ready, []
         return ready
 
     def next_s(self) -> float:
-        """Return the time of the next computed prompt, if no further fetch begins until then."""
+        """Time of the next computed prompt, if no further fetch begins until then."""
         while not self._ready:
             at_s = self._source.next_s()
             if not self.inside:
@@ -198,7 +198,7 @@ class Prefill:
         return passage.fetched_s
 
     def first_token(self, job: Job, now_s: float, *, counts: bool) -> None:
-        """Record a request's first token; ``counts`` adds it to the averages."""
+        """``counts`` adds the first token to the averages."""
         passage = self._passages.pop(job.number)
         if counts:
             self._parts_s.append(passage.parts_s(now_s))
@@ -247,7 +247,6 @@ class Prefill:
         heapq.heappush(self._queue, (job.priority, job.number, job))
 
     def _give(self) -> None:
-        """Send waiting prompts to the workers that take more."""
         while self._queue:
             able = [worker for worker in self._workers if worker.takes_more]
             if not able:

@@ -68,7 +68,6 @@ class Arrivals:
         return cls("poisson", rate_per_s)
 
     def __str__(self) -> str:
-        """Return the text for the command line."""
         return f"poisson:{self.rate_per_s:g}" if self.kind == "poisson" else self.kind
 
 
@@ -83,7 +82,7 @@ class Stream(Protocol):
         ...
 
     def next_s(self) -> float:
-        """Return the next arrival time for an empty system; infinite: no more requests."""
+        """Next arrival for an empty system; infinite: no more requests."""
         ...
 
 

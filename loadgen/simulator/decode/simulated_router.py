@@ -166,7 +166,7 @@ class Front:
 
     @property
     def waiting(self) -> int:
-        """Number of requests that wait here, visible to the policy or not."""
+        """Visible to the policy or not."""
         return len(self._jobs)
 
     @property
@@ -187,7 +187,7 @@ class Front:
         }
 
     def arrive(self, job: Job, step: int, now_s: float) -> None:
-        """Add an arrival; requests that the policy cannot see yet keep their order."""
+        """Requests that the policy cannot see yet keep their order."""
         seen_tokens = seen_prompt_tokens(job, self._config.size_error, self._config.seed)
         request = Request(
             str(job.number),
@@ -218,23 +218,21 @@ class Front:
         self._recorder.left_waiting(len(self._jobs))
 
     def started(self, count: int) -> None:
-        """Record the number of first steps, which shows the empty slots."""
+        """The number of first steps shows the empty slots."""
         if self._jobs:
             self._workers.started(count)
 
     def learn(self, ended: Sequence[Residence]) -> None:
-        """Record the end of a step, and the requests that ended with it."""
         for job, *_ in ended:
             self._workers.ended(job)
         self._decider.learn(step_complete=True)
 
     def close(self, step: int) -> None:
-        """Record the waits of requests that still wait."""
         for _, arrived_step in self._jobs.values():
             self._recorder.waited(step, step - arrived_step)
 
     def _clocked(self, step: int, now_s: float) -> float:
-        """Return the time in the unit of the deadline."""
+        """In the unit of the deadline."""
         return now_s if self._config.deadline_steps is None else step
 
     def _round(self, step: int, now: float) -> None:

@@ -35,7 +35,7 @@ class Setting:
     lead_tokens: float | None = None
 
     def flags(self, lead_flag: str = "--lead") -> str:
-        """Return the options for ``simulate decode``; ``serve`` has another flag for the lead."""
+        """Options for ``simulate decode``; ``serve`` has another flag for the lead."""
         lead = "" if self.lead_tokens is None else f" {lead_flag} {self.lead_tokens:g}"
         return (
             f"--horizon {self.horizon} --discount {self.discount:g} "
