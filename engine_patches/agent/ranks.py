@@ -17,7 +17,7 @@ class Rank:
 
     Attributes:
         worker: its id in the router; "" if its number identifies it.
-        gpus: index or UUID of each of its GPUs.
+        gpus: index or UUID of each.
     """
 
     worker: str

@@ -1,8 +1,8 @@
 """Admission inside a vLLM scheduler: a policy chooses the requests, vLLM admits them.
 
-Before each step the policy chooses requests. vLLM's queue is reordered accordingly, and its bound
-on running requests is set so that no other enters. Running requests are never held up. A fault ends
-admission, never the engine: from then on vLLM decides alone.
+Before each step vLLM's queue is reordered by the policy's choice, and its bound on running requests
+is set so that no other enters. Running requests are never held up. A fault ends admission, never
+the engine: from then on vLLM decides alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AdmissionGate:
     Args:
         ahead: number of steps scheduled before the results of one are known; an ended request keeps
             its memory for as long.
-        clock: clock of the requests' arrival times, seconds.
+        clock: of the requests' arrival times, seconds.
 
     Raises:
         PlugInError: both the policy and vLLM order the queue.
@@ -160,7 +160,7 @@ class AdmissionGate:
         )
 
     def _enter(self, request: Any) -> None:
-        """Move a request to the ledger's running ones; it runs, or waits with memory."""
+        """The request runs, or waits with memory."""
         id_, ledger = request.request_id, self._ledger
         self._prefilling.add(id_)
         ticket = ledger.running.get(id_)

@@ -37,7 +37,7 @@ def cross_check(nvml: Any, handles: Iterable[Any], kv_bytes: int, blocks: int) -
 
 
 def _taken(nvml: Any, handle: Any) -> tuple[int, str]:
-    """Return the engine's bytes on a GPU; those of all processes if they are not told apart."""
+    """The engine's bytes on a GPU; those of all processes if they are not told apart."""
     processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     held = [one.usedGpuMemory for one in processes if is_ours(one.pid)]
     if held and None not in held:

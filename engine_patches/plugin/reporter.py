@@ -64,8 +64,8 @@ class Reporter:
     """One engine's state stream.
 
     Args:
-        admissible: source of the admission figures; None: vLLM's free memory.
-        clock: clock for step durations, seconds.
+        admissible: None: vLLM's free memory.
+        clock: for step durations, seconds.
 
     Raises:
         PlugInError: the endpoint cannot be bound, or the keys are unusable.
@@ -161,7 +161,7 @@ class Reporter:
         self._last_end_s = now_s if engine.alive else None
 
     def close(self) -> None:
-        """End the stream; no effect if it has ended."""
+        """No effect if the stream has ended."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -222,7 +222,7 @@ class Reporter:
         self._context.destroy(linger=0)
 
     def _began(self, output: Any, now_s: float) -> tuple[float, int]:
-        """Return the step's start time, and its number among the barrier's steps.
+        """The step's start time, and its number among the barrier's steps.
 
         It starts at the end of the step before, unless the engine was idle then.
         """

@@ -1,8 +1,8 @@
 """An engine's requests as reported to the router, and the changes of each step.
 
-Most running requests grow by one token a step, and a delta does not list them. The last report of a
-request is kept as an offset to the number of deltas. So a step costs work only for requests that
-did something else. Independent of vLLM, clocks and sockets.
+A delta does not list running requests that grew by one token, as most do. A request's last report
+is kept as an offset to the number of deltas, so a step costs work only for the others. Independent
+of vLLM, clocks and sockets.
 """
 
 from __future__ import annotations

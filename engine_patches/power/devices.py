@@ -15,10 +15,10 @@ class UnknownGpusError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankGpus:
-    """vLLM's facts on one data-parallel rank's GPUs.
+    """Facts of vLLM on one data-parallel rank's GPUs.
 
     Attributes:
-        count: number of the rank's GPUs, on all machines.
+        count: on all machines.
         local_rank: number of the rank among those of this machine.
         machines: number of machines with its GPUs.
         placed_by: component that chose its GPUs unknown to this process; None: vLLM itself, in the
@@ -34,7 +34,7 @@ class RankGpus:
 
 
 def rank_devices(rank: RankGpus, visible: str | None) -> tuple[str, ...]:
-    """Return index or UUID of each GPU of a rank: all or none, as a part would pass as the whole.
+    """Index or UUID of each GPU of a rank: all or none, as a part would pass as the whole.
 
     ``visible`` is the value of ``CUDA_VISIBLE_DEVICES``.
 
@@ -73,7 +73,7 @@ def rank_devices(rank: RankGpus, visible: str | None) -> tuple[str, ...]:
 
 
 def _shown(visible: str) -> tuple[list[str], bool]:
-    """Return the entries up to the first that is no GPU, such as -1; and whether others follow.
+    """Entries up to the first that is no GPU, such as -1; and whether others follow.
 
     Raises:
         UnknownGpusError: one is listed twice; CUDA then shows none.

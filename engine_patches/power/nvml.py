@@ -75,7 +75,7 @@ class Notices:
             )
 
     def taken(self, device: str, uuid: str, owner: object) -> None:
-        """Note that a rank has a GPU, and warn if another one has it too."""
+        """Warn if another rank has this GPU too."""
         if self._owners.setdefault(uuid, owner) is not owner and uuid not in self._shared:
             self._shared.add(uuid)
             log.warning(
@@ -85,7 +85,7 @@ class Notices:
             )
 
     def end(self, problem: str | None, *, known: bool) -> None:
-        """Close a problem; ``known``: power is known again."""
+        """``known``: power is known again."""
         if problem in self._said:
             self._said.remove(problem)
             if known:
@@ -137,9 +137,7 @@ class NvmlSource:
     def cross_check(self, kv_bytes: int, blocks: int) -> tuple[bool, str] | None:
         """Compare the engine's memory with a KV cache of this size; see ``memory.cross_check``.
 
-        Returns:
-            Whether enough memory is used, and a line for the log; None while the GPUs are
-            unreadable.
+        None while the GPUs are unreadable.
 
         Raises:
             Exception: NVML's own, if it has no data.
@@ -250,7 +248,7 @@ def _pynvml() -> Any:
 
 
 def open_source(rank: RankGpus) -> NvmlSource | None:
-    """Return the power source of a rank's GPUs; None, with a log line, if they are unknown."""
+    """Power source of a rank's GPUs; None, with a log line, if they are unknown."""
     try:
         devices = rank_devices(rank, os.environ.get(VISIBLE))
     except UnknownGpusError as error:

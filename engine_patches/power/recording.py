@@ -38,13 +38,9 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recording:
-    """Samples of some devices.
+    """Samples of some devices, each device's in the order of their times.
 
-    Args:
-        samples: samples, each device's in the order of their times.
-
-    Attributes:
-        begin_s, end_s: first and last time.
+    ``begin_s`` and ``end_s``: first and last time.
     """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
@@ -59,7 +55,7 @@ class Recording:
         return tuple(self._samples)
 
     def at(self, device: str, time_s: float) -> PowerReading:
-        """Return a device's latest reading; unknown before its first and after the last of all."""
+        """A device's latest reading; unknown before its first and after the last of all."""
         samples = self._samples[device]
         index = bisect_right(samples, time_s, key=attrgetter("time_s")) - 1
         if index < 0 or time_s > self.end_s:

@@ -11,9 +11,7 @@ from typing import Protocol
 class PowerReading:
     """Power and energy at one time; None if unknown.
 
-    Attributes:
-        power_w: watts now.
-        energy_j: joules since the source's start, which never fall.
+    ``energy_j``: since the source's start; it never falls.
     """
 
     power_w: float | None = None
@@ -27,10 +25,9 @@ class PowerSource(Protocol):
     """Source of the power of one rank's GPUs."""
 
     def read(self, now_s: float) -> PowerReading:
-        """Read the power; unreadable values are unknown, and nothing is raised.
+        """Unreadable values are unknown, and nothing is raised.
 
-        Args:
-            now_s: seconds on a clock that does not go back.
+        ``now_s``: seconds on a clock that does not go back.
         """
         ...
 

@@ -53,7 +53,7 @@ class CurveGate:
         socket.curve_secretkey = self._secret
 
     def close(self) -> None:
-        """Stop authenticating, which rejects every new peer."""
+        """Reject every new peer from now on."""
         self._authenticator.stop()
 
 
