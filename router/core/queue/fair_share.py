@@ -86,7 +86,7 @@ class FairShare:
     def turns(
         self, held: Mapping[str, int], waiting: Mapping[str, int], capacity: int
     ) -> Sequence[Offer]:
-        """Turns of the tenants, in slots; what is left over comes after them.
+        """Turns of the tenants, in slots like the arguments; what is left over comes after them.
 
         Four turns range from tenants with least of their share, now and recently, to those with all
         of it or slightly more. A larger choice balances better, so tenants that are about equal
