@@ -29,7 +29,7 @@ class KeySource:
         self.ring = self.read(file)
 
     def read(self, file: str | None) -> KeyRing:
-        """Read the keys again, perhaps from another file; ``ring`` is unchanged.
+        """Read the keys, perhaps from another file; ``ring`` stays.
 
         Raises:
             ConfigError: they cannot be read.

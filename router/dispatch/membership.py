@@ -91,7 +91,7 @@ class Fleet:
         return there + [Member(spec, "joining") for spec in coming]
 
     def add(self, spec: WorkerSpec) -> None:
-        """Add a worker; one that is leaving with the same spec stays.
+        """A worker that is leaving with the same spec stays.
 
         Raises:
             BusyError: another worker has its id.

@@ -23,7 +23,7 @@ FIRST_BACKOFF_S = 0.05
 # Owner of models from ``evenstep emulate``.
 _EMULATOR = "evenstep-emulator"
 
-# Paths that report a resting engine, with the reason to show. vLLM serves them if
+# Paths that report a resting engine, and the reason to show. vLLM serves them if
 # VLLM_SERVER_DEV_MODE=1; without it they are queried once in _RARELY checks.
 _RESTS = (("/is_sleeping", ASLEEP), ("/is_paused", PAUSED))
 _RARELY = 60

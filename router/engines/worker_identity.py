@@ -53,8 +53,7 @@ def _mismatch(what: str, wanted: object, told: object) -> str:
 class SharedUrls:
     """URLs shared by several ranks: requests there must name the rank.
 
-    Once shared, always shared: else the engine would choose among all its ranks, also those that
-    left.
+    Once shared, always shared: else the engine would choose among all ranks, also those that left.
     """
 
     def __init__(self, specs: Iterable[WorkerSpec]) -> None:

@@ -1,7 +1,7 @@
 """ZMQ sockets on the event loop, read several messages at a time.
 
 The loop watches one epoll of all their descriptors. A wake-up costs more than a message, futures of
-``zmq.asyncio`` more still. So reading is delayed, to batch messages: by a millisecond while
+``zmq.asyncio`` more still. So messages are batched: reading is delayed by a millisecond while
 requests wait, by more otherwise. A decision in between reads first.
 
 ZMQ signals a descriptor once, not per message, and any call on a socket may consume the signal. So
@@ -20,8 +20,7 @@ import zmq
 # Reads per socket before other callbacks run.
 _TURNS = 16
 _PAUSE_S = 0.001
-# Divided among the sockets, most of which are a worker's: about sixteen messages arrive in a pause,
-# half a millisecond of work.
+# Divided among the sockets: about sixteen messages arrive in a pause, half a millisecond of work.
 _LONG_PAUSE_S = 0.32
 _LONGEST_PAUSE_S = 0.05
 

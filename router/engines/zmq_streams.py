@@ -24,8 +24,7 @@ OPTIONS: Mapping[int, int] = {
     zmq.RECONNECT_IVL_MAX: 1000,
     zmq.MAXMSGSIZE: 4 * MOST_BYTES,
     # No ZMQ heartbeats: they abort the process if a full queue is read late ("Assertion failed:
-    # _input_stopped"). Engines and agents send about once a second; after a silence the router
-    # reconnects.
+    # _input_stopped"). After a silence the router reconnects.
 }
 
 
@@ -149,7 +148,6 @@ class Stream:
         return before is None and self.silence is not None
 
     def dial(self) -> None:
-        """Raises ConfigError if ZMQ rejects an endpoint."""
         for socket, endpoint in self._connections():
             try:
                 socket.connect(endpoint)

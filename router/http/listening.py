@@ -42,7 +42,7 @@ def listen(host: str, port: int, flag: str, *, shared: bool = False) -> socket.s
 
 
 def listen_together(host: str, port: int, flag: str, count: int) -> list[socket.socket]:
-    """Several sockets on one address; the kernel spreads connections over them.
+    """Sockets on one address; the kernel spreads connections over them.
 
     Raises:
         ConfigError: the address is unavailable, or already shared by others.

@@ -112,13 +112,13 @@ class Share:
     Attributes:
         step_s: mean duration in the engine's seconds; None without steps.
         imbalance_tokens: mean of G max L - sum L.
-        idle_share: part of the workers' step time that is waiting for the fullest one; None:
-            not known, or there is no barrier.
-        measured_share, modelled_share: parts of it in which the waiting is measured by engines,
-            and modelled.
+        idle_share: part of the workers' step time spent waiting for the fullest one; None: not
+            known, or no barrier.
+        measured_share, modelled_share: parts of the step time whose waiting engines measured, and
+            whose waiting is modelled.
         throughput_tok_s: output tokens per second of step time.
         together_share: of the steps with two or more busy workers, the share that all of them made
-            together; None: there was no such step.
+            together; None: no such step.
     """
 
     steps: int

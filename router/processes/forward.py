@@ -84,7 +84,6 @@ class Whole:
         return await self._request()
 
     async def _request(self) -> Response:
-        """Raise if the deciding process hangs."""
         asking = asyncio.create_task(self._asked())
         gone = asyncio.create_task(self._decider.gone())
         try:

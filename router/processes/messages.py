@@ -1,7 +1,6 @@
 """Messages between the proxies and the deciding process.
 
-Requests and answers travel as events of the core. Times are of the monotonic clock, which the
-processes of a machine share.
+Times are of the monotonic clock, which the processes of a machine share.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ class Told(Message, frozen=True):
     directory: Directory
 
 
-# ``Arrived`` and ``Returned`` get ``Given`` or ``Denied`` as a reply.
+# ``Arrived`` and ``Returned`` are answered by ``Given`` or ``Denied``.
 Answered = Began | Progressed | PromptCounted | Succeeded | Failed | Refused
 FromProxy = (
     Arrived

@@ -92,7 +92,6 @@ class Proxy:
 
     @property
     def app(self) -> ASGIApp:
-        """For requests that the hot path does not take over."""
         forward = Forward(self._inside, self._dispatcher)
         return Router(
             default=Identified(forward), lifespan=lambda _: self.running(), redirect_slashes=False
@@ -100,7 +99,6 @@ class Proxy:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Follow the deciding process until the block ends."""
         end_with_supervisor()
         dialing = asyncio.create_task(self._dial.run())
         gc.freeze()

@@ -164,7 +164,6 @@ class RemoteDispatcher:
 
     @property
     def deserted(self) -> bool:
-        """Whether the deciding process has been gone or silent for too long."""
         if self._peer is not None:
             return self._peer.silent * TICK_S >= SILENT_S
         return self._gone_s is not None and self._clock() - self._gone_s >= GONE_S

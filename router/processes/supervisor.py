@@ -1,4 +1,4 @@
-"""The parent of a router's processes: starts them, restarts those that fail, and ends them.
+"""The parent of a router's processes.
 
 It holds the listening sockets: connections queued in a dead proxy's socket wait for its
 successor. Processes report to it as to systemd (``NOTIFY_SOCKET``), and end with it.
@@ -80,7 +80,7 @@ class _Child:
 
 
 class Supervisor:
-    """Keeps the processes running until a signal ends them."""
+    """Starts the processes, restarts those that fail, and ends them at a signal."""
 
     def __init__(self, plan: Plan, flags: Sequence[str], folder: str) -> None:
         self._plan = plan

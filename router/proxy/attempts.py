@@ -169,9 +169,8 @@ def judge_answer(
 ) -> None:
     """Report an answer; ``status`` may be that of an error inside it.
 
-    A client's mistakes (4xx) and a busy worker (429, 408) are not faults.
-
-    ``attempt``: the request's id at the worker. ``suspect``: another worker failed it too.
+    A client's mistakes (4xx) and a busy worker (429, 408) are not faults. ``attempt``: the
+    request's id at the worker. ``suspect``: another worker failed it too.
     """
     if status >= HTTPStatus.BAD_REQUEST:
         port.apply(Refused(attempt, worker_id))

@@ -117,7 +117,6 @@ async def _serve(aside: Aside, request: Request) -> Response:
 
 
 async def _read(aside: Aside, request: Request) -> tuple[bytes, str | None]:
-    """The body with its model alias resolved, and that model."""
     body, resolve = await read_body(request), aside.context.models.resolve
     kind = header(request.headers.raw, b"content-type")
     if kind.lower().startswith(multipart.FORM):

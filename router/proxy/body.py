@@ -280,5 +280,4 @@ def _prompt(prompt: Raw) -> tuple[int, int]:
 
 
 def _first(raw: Raw) -> bytes:
-    """First character of a list's first element; ``]`` if empty."""
     return bytes(memoryview(raw)[1:64]).lstrip()[:1]

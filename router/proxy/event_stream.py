@@ -44,7 +44,6 @@ class EventStream:
         self._seam = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Add bytes; return those that can be forwarded now."""
         if self.held or not data.endswith(ENDS):
             data = self.cut(data)
         if data:
@@ -101,7 +100,7 @@ def _end_of_last_event(data: bytes) -> int:
 
 
 def check_end(stream: EventStream, framed: bool) -> None:
-    """Raise UpstreamError if an unframed answer ended before its last event."""
+    """Raises UpstreamError if an unframed answer ended before its last event."""
     if not (framed or stream.done or stream.end(stream.rest() + b"\n") is not None):
         raise UpstreamError("the engine closed the connection before its answer's last event")
 
@@ -159,7 +158,7 @@ class Passing:
     """Forwards events at once and counts several reads together.
 
     With many streams, a stream's data has left the processor's caches by its next event.
-    ``told`` gets the tokens so far, after each batch.
+    ``told`` gets the tokens so far.
     """
 
     __slots__ = (

@@ -1,7 +1,6 @@
 """Read single fields of a JSON body, and set one; other bytes stay as they are.
 
-Unread values become no objects: those take many times the memory of their text, and block the event
-loop as long.
+Unread values become no objects, which take many times the memory and block the event loop.
 """
 
 from __future__ import annotations

@@ -181,7 +181,6 @@ class Exchange:
         self._hot.requests.end(self._scope)
 
     def _cut_short(self) -> None:
-        """Refuse the request if the server ends, not if its client left."""
         if not (self.gone or self._cycle.response_started):
             self._refuse(_ending())
 

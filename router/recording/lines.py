@@ -81,12 +81,12 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
         step_s: duration, in the engine's seconds.
         loads: resident KV tokens as the imbalance counts them: 0 for an idle worker, the last load
             for a busy one that did not make this step, None for one that is down or silent.
-        running: engine requests that ran, with None as in ``loads``.
+        running: engine requests that ran, None as in ``loads``.
         pool, queued: requests waiting in the router, and in the engines.
-        together: whether all workers with something to run made this step together.
+        together: all workers with something to run made this step together.
         waiting_s: modelled time spent waiting for the fullest worker, summed over workers.
-        waited_s: the same as measured by the engines.
-        power_w: power of each worker's GPUs.
+        waited_s: the same, as engines measured it.
+        power_w: of each worker's GPUs.
         preemptions: since the step before.
     """
 
@@ -117,8 +117,8 @@ class RequestLine(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         request: number in the order of completion.
         arrival_s: arrival at the router, or an observer's first sight.
-        dispatched_s: dispatch to the worker that ended it; None: never, or not seen.
-        worker: worker that ended it; None: it never left the pool.
+        dispatched_s: to the worker that ended it; None: never, or not seen.
+        worker: the one that ended it; None: it never left the pool.
         prompt_tokens: of each of its prompts, preferably as the engine counted them.
         output_tokens: of all its engine requests together, as far as known.
         outcome: an ``Outcome``, or "lost" if an observer did not see its end.
@@ -279,7 +279,7 @@ class LineReader:
         self._name = name
 
     def read(self, lines: Iterable[bytes]) -> Iterator[Line]:
-        """Yield the decoded lines, the header first; the last one may be cut off.
+        """The decoded lines, the header first; the last one may be cut off.
 
         Raises:
             InputError: no recording, another schema, or a broken line; it names line and remedy.

@@ -56,7 +56,6 @@ class RecordFile:
             self._thread.shutdown()
 
     def _write(self, lines: bytes) -> bool:
-        """False if the file has failed."""
         if self._file.closed:
             return False
         try:

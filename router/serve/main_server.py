@@ -2,7 +2,7 @@
 
 From the first SIGTERM or SIGINT on, answers carry ``Connection: close`` and ``/health`` reports
 the drain. After the drain delay new requests are rejected (``front``). Open answers go on for the
-grace period, then they are cancelled. A second signal ends the grace period, a third the process.
+grace period, then are cancelled. A second signal ends that period, a third the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SAME_S = 0.2
 _LAST_WORD_S = 2.0
 # Other processes need as much for their own ends.
 _OTHERS_S = 8.0
-# A client that got a complete answer may already have sent the next request.
+# A client may already have sent the next request.
 _LINGER_S = 0.5
 
 
@@ -146,7 +146,7 @@ class MainServer(uvicorn.Server):
                 config=self.config, server_state=self.server_state, app_state=self.lifespan.state
             )
 
-        # Closing the socket would reset the connections that the kernel has already accepted.
+        # Closing the socket would reset connections that the kernel has accepted.
         for listener in () if self._inherited else sockets:
             with contextlib.suppress(BlockingIOError):
                 while True:

@@ -240,7 +240,6 @@ class Router:
         return msgspec.json.encode(self.status.read(footing))
 
     def _hot_path(self, plane: DataPlane) -> HotPath | None:
-        """None if it is not configured or uvicorn does not support it."""
         if plane is DataPlane.ASGI:
             return None
         if lacking := uvicorn_api.missing():
