@@ -63,7 +63,7 @@ async def send_events(send: Send, events: Iterable[bytes], *, more: bool = True)
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """Return a request header, or None when it is missing."""
+    """None when it is missing."""
     for key, value in scope["headers"]:
         if key == name:
             return str(value.decode("latin-1"))

@@ -232,7 +232,7 @@ class EmulatedWorker:
         self.model.engine.add(request)
 
     def _fetch(self, transfer: KvTransfer | None) -> Fetch | None:
-        """Create the fetch of a prompt's KV; a fleet without prefill settings has no connector."""
+        """A fleet without prefill settings has no connector."""
         prefill = self.settings.prefill
         if prefill is None or transfer is None or not transfer.fetches:
             return None

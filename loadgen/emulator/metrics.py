@@ -8,7 +8,7 @@ from loadgen.emulator.stepper import Lateness
 
 
 def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
-    """Return the Prometheus text of one worker; a kill resets its counters."""
+    """Prometheus text of one worker; a kill resets its counters."""
     engine = worker.model.engine
     model = worker.settings.model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     labels = f'engine="{worker.rank}",model_name="{model}"'

@@ -162,7 +162,7 @@ CHAT = Phrasing(
 
 
 def error_body(rejected: RejectedError) -> bytes:
-    """Return the error body that vLLM sends."""
+    """As vLLM sends it."""
     error = {
         "message": rejected.message,
         "type": _ERROR_TYPES.get(rejected.status) or HTTPStatus(rejected.status).phrase,

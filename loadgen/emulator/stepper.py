@@ -148,7 +148,7 @@ class Stepper:
 def step_record(
     step: Step, wall_s: float, late: float, *, workers: Sequence[EmulatedWorker], barrier: bool
 ) -> StepRecord:
-    """Return a row of the record: values at the step's start; current ones for other ranks."""
+    """A row of the record: values at the step's start; current ones for other ranks."""
     parts = {part.worker.rank: part for part in step.parts}
     loads, running, waiting, power_w = [], [], [], []
     for worker in workers:

@@ -59,7 +59,7 @@ def prompt_key(seed: int, prompt: str | Sequence[int], index: int) -> int:
 
 
 def drawn_output_tokens(key: int) -> int:
-    """Draw a length for a request without one: geometric-like, mean 128 tokens."""
+    """Length for a request without one: geometric-like, mean 128 tokens."""
     return 1 + int(random.Random(key).expovariate(1 / MEAN_OUTPUT_TOKENS))
 
 

@@ -16,7 +16,7 @@ _NANO = 1_000_000_000
 
 
 def engine_now_s(time_scale: float) -> float:
-    """Return the time in engine seconds; an engine second is ``time_scale`` wall seconds."""
+    """An engine second is ``time_scale`` wall seconds."""
     return time.monotonic() / time_scale
 
 

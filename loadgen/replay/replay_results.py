@@ -143,7 +143,7 @@ def parse_goodput(text: str | None) -> dict[str, float]:
 
 
 def summarize(run: Run, conditions: Conditions) -> Report:
-    """Return the report on one run, without the figures of the cluster."""
+    """Report on one run, without the figures of the cluster."""
     done = [result for result in run.results if result.error is None]
     scale = conditions.time_scale
     errors = Counter(result.error for result in run.results if result.error is not None)

@@ -21,7 +21,7 @@ LATENCIES = (
 
 
 def replay_table(report: Report) -> RenderableType:
-    """Return tables of the requests, the latencies and the cluster's figures, then notes."""
+    """Tables of the requests, the latencies and the cluster's figures, then notes."""
     steady = cast(Report, report["steady"] or {})
     table = plain_table("", "whole run", "steady")
     for label, key in (("requests", "num_prompts"), ("completed", "completed")):

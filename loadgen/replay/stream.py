@@ -95,7 +95,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def error_message(body: bytes) -> str:
-    """Return the message of an OpenAI error body, or the start of any other body."""
+    """The message of an OpenAI error body, or the start of any other body."""
     try:
         outer = msgspec.json.decode(body, type=_ErrorBody)
         if bytes(outer.error) not in ABSENT:

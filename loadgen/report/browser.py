@@ -43,7 +43,7 @@ class NavigatedError(BrowserError):
 
 
 def find() -> str | None:
-    """Return the path of a Chromium; None: not installed."""
+    """Path of a Chromium; None: not installed."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
 

@@ -28,7 +28,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return mean and interval by Student's t; needs independent values, at least one."""
+    """Mean and interval by Student's t; needs independent values, at least one."""
     count = len(values)
     if count < 2:
         return Estimate(fmean(values), None)

@@ -52,7 +52,7 @@ def require_matplotlib() -> None:
 
 
 def draw_loads(path: Path, panels: Sequence[Panel], caption: str) -> None:
-    """Draw the KV tokens of every worker over the steps, a panel per run, on one scale (PNG)."""
+    """KV tokens of every worker over the steps, a panel per run, on one scale (PNG)."""
     figure = _figure()
     every_axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, panel in zip(every_axes, panels, strict=True):
@@ -70,7 +70,7 @@ def draw_loads(path: Path, panels: Sequence[Panel], caption: str) -> None:
 
 
 def draw_power(path: Path, panels: Sequence[Panel], caption: str) -> None:
-    """Draw the mean power of a worker over engine seconds, one curve per run (PNG)."""
+    """Mean power of a worker over engine seconds, one curve per run (PNG)."""
     figure = _figure()
     axes = figure.subplots()
     longest_s = max(sum(row.step_s for row in panel.record) for panel in panels)

@@ -15,7 +15,7 @@ _LAW_FORMS = ", ".join(f"{law}:{form}" for law, (_, _, form) in LAWS.items())
 
 
 def flag(name: str, help_text: str, metavar: str | None = None, least: float | None = None) -> Any:
-    """Return an option with its help, the name of its value and its minimum."""
+    """An option with its help, the name of its value and its minimum."""
     return typer.Option(name, help=help_text, metavar=metavar, min=least)
 
 

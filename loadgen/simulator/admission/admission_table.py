@@ -26,7 +26,7 @@ _ROWS = (
 
 
 def admission_table(result: AdmissionResult) -> RenderableType:
-    """Return a table of the figures, with their conditions."""
+    """Figures with their conditions."""
     used = result.parameters
     table = plain_table("", str(used["policy"]))
     add_figures(table, _ROWS, result)

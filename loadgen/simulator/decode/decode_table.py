@@ -40,7 +40,7 @@ _PREFILL_ROWS = (
 
 
 def decode_table(result: DecodeResult) -> RenderableType:
-    """Return a table of the figures, with their conditions."""
+    """Figures with their conditions."""
     used = result.parameters
     table = plain_table("", str(used["policy"]))
     add_figures(table, ROWS, result)

@@ -32,7 +32,7 @@ class LengthSource(Protocol):
         ...
 
     def draw(self, rng: np.random.Generator, count: int) -> Lengths:
-        """Draw the prompt and output tokens of ``count`` requests, at least 1 each."""
+        """Prompt and output tokens of ``count`` requests, at least 1 each."""
         ...
 
 

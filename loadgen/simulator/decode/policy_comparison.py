@@ -83,7 +83,7 @@ class Comparison:
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
-    """Return a table of all policies side by side, with notes."""
+    """All policies side by side, with notes."""
     baseline, others = comparison.baseline, comparison.others
     against = [f"{policy} against {baseline}" for policy in others]
     table = plain_table("", *comparison.runs, *against)

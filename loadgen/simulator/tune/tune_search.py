@@ -126,7 +126,7 @@ class Search:
 
 
 def coarse(foresees: bool) -> list[Setting]:
-    """Return the first grid; without predictions every horizon above 0 loses, so only mu varies."""
+    """First grid; without predictions every horizon above 0 loses, so only mu varies."""
     blind = [Setting(0, 1.0, mu) for mu in _BLIND_TIE_WEIGHTS]
     if not foresees:
         return blind
@@ -139,7 +139,7 @@ def coarse(foresees: bool) -> list[Setting]:
 
 
 def near(setting: Setting, lead_tokens: float) -> list[Setting]:
-    """Return the settings one step away in each direction."""
+    """Settings one step away in each direction."""
     ratio = 2.0 if setting.horizon == 0 else 3.0
     found = [
         replace(setting, tie_weight=_rounded(setting.tie_weight * by)) for by in (1 / ratio, ratio)
