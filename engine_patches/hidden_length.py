@@ -2,10 +2,10 @@
 
     vllm serve MODEL --logits-processors engine_patches.hidden_length:HiddenLength
 
-If a request's ``vllm_xargs`` hold ``evenstep_output_tokens``, its end token comes as that token of
-its output, and none earlier. The router and the scheduler see its ``max_tokens`` alone. A request
-that ignores end tokens, or lacks the field, is unchanged. The emulated engine does the same. For
-vLLM's first model runner. Imported by vLLM only.
+A request's end token comes as token ``evenstep_output_tokens`` of its ``vllm_xargs``, none earlier.
+The router and the scheduler see its ``max_tokens`` alone. A request that ignores end tokens, or
+lacks the field, is unchanged. The emulated engine does the same. For vLLM's first model runner.
+Imported by vLLM only.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ class _Request:
 
 
 class HiddenLength(LogitsProcessor):  # type: ignore[misc]
-    """vLLM logits processor.
+    """Each step writes all its logits in one operation on the device, without synchronization.
 
-    Each step writes all its logits in one operation on the device, without synchronization. The
-    written values change only when requests enter, leave or reach their last token.
+    The written values change only when requests enter, leave or reach their last token.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:

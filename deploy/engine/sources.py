@@ -18,9 +18,7 @@ KEPT = (".py", ".json")
 def sources(version: str, python: Path) -> Path:
     """Folder with the package ``vllm`` of a version, for ``PYTHONPATH``.
 
-    Args:
-        version: version in the package index.
-        python: interpreter with pip; its platform selects the wheel.
+    ``python``: interpreter with pip; its platform selects the wheel.
 
     Raises:
         BuildError: the wheel cannot be downloaded.

@@ -202,7 +202,7 @@ class Ledger:
         self._follow(ticket)
 
     def preempted(self, id_: str, *, keeps_tokens: bool = True) -> None:
-        """Move a running request that lost its memory back to the waiting ones."""
+        """The request lost its memory; it waits again."""
         ticket = self._stop_running(id_)
         ticket.generated_tokens = self.generated_tokens(ticket) if keeps_tokens else 0
         self.preempted_total += 1
@@ -240,7 +240,7 @@ class Ledger:
         self._follow(ticket)
 
     def predict_again(self, ticket: Ticket) -> None:
-        """Renew the prediction of a running request that exceeded it."""
+        """The running request exceeded its prediction."""
         self._unfollow(ticket)
         self._predict(ticket, self.generated_tokens(ticket))
         self._follow(ticket)

@@ -14,13 +14,13 @@ class Entrance:
     """Admits only chosen requests; vLLM does the rest of scheduling.
 
     Args:
-        scheduler: vLLM's scheduler, after its own constructor.
+        scheduler: after its own constructor.
 
     Attributes:
-        step_tokens: maximum number of tokens that a step computes.
-        in_order: whether vLLM's queue is first come, first served, so that it can be reordered.
-        uneven: whether running requests may grow by other than one token a step: by speculative
-            tokens, or not at all if KV from elsewhere fails to arrive.
+        step_tokens: maximum of tokens that a step computes.
+        in_order: vLLM's queue is first come, first served, so that it can be reordered.
+        uneven: running requests may grow by other than one token a step: by speculative tokens, or
+            not at all if KV from elsewhere fails to arrive.
 
     Raises:
         PlugInError: this version of vLLM is incompatible.
@@ -69,7 +69,6 @@ class Entrance:
                 scheduler.waiting.add_request(queue.pop_request())
 
     def admit_all(self) -> None:
-        """Return admission to vLLM."""
         scheduler = self._scheduler
         setattr(scheduler, self._attribute, self._slots)
         if self._aside is not None:

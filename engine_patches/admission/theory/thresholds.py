@@ -95,7 +95,7 @@ class Condition:
 
     @property
     def edge(self) -> bool:
-        """Both are equal: queues grow as the square root of time, buffers without bound."""
+        """Queues grow as the square root of time, buffers without bound."""
         return math.isclose(self.value, self.limit, rel_tol=_SAME)
 
     @property
