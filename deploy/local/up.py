@@ -98,7 +98,7 @@ def _start_fleet(options: argparse.Namespace, stack: Stack) -> dict[str, Any]:
 
 
 def _start_prometheus(stack: Stack, router: str, engines: Sequence[str]) -> str | None:
-    """Start Prometheus and return its URL; None if there is no Prometheus."""
+    """None if there is no Prometheus."""
     program = lay("prometheus")
     if program is None:
         return None

@@ -29,7 +29,7 @@ def read_ranks(gpus: str | None, workers: Sequence[str]) -> tuple[Rank, ...]:
 
     Args:
         gpus: ``GPU[,GPU]...``; without workers, each is a rank of its own, numbered from 0.
-        workers: ``WORKER=GPU[+GPU]...`` each; if ``gpus`` is given too, it must list the same GPUs.
+        workers: ``WORKER=GPU[+GPU]...`` each; if ``gpus`` is given too, it lists the same GPUs.
 
     Raises:
         RanksError: neither is given, one is malformed, or they contradict each other.

@@ -262,7 +262,7 @@ def preempted(output: Any) -> Collection[str]:
 
 
 def watch_dummy_batches(began: Callable[[], None]) -> None:
-    """Hook the steps in which a rank in lockstep has nothing to compute, to call ``began``.
+    """Call ``began`` in the steps in which a rank in lockstep has nothing to compute.
 
     vLLM does not call the scheduler then; only the engine around it knows. A process has one
     engine.

@@ -75,7 +75,7 @@ class EndWriter:
             rows: rows of some requests; those now held by other requests are skipped.
             numbers: numbers of these requests.
             now: probabilities that the token sampled in this step ends them.
-            first: whether that is their first output token.
+            first: whether it is their first output token.
         """
         valid = self.numbers[rows] == numbers
         rows, now, first = rows[valid], now[valid], first[valid]

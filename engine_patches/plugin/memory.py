@@ -17,10 +17,8 @@ _GIB = 2**30
 def cross_check(nvml: Any, handles: Iterable[Any], kv_bytes: int, blocks: int) -> tuple[bool, str]:
     """Compare each GPU's part of the KV cache (``kv_bytes``) with the memory used there.
 
-    ``blocks`` includes the placeholder.
-
-    Returns:
-        Whether all of them have enough memory in use, and a line for the log.
+    ``blocks`` includes the placeholder. Returns whether all have enough in use, and a line for the
+    log.
 
     Raises:
         Exception: NVML's own, if it has no data.

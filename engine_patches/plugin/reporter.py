@@ -234,10 +234,7 @@ class Reporter:
         return scheduled_s if self._last_end_s is None else self._last_end_s, number
 
     def _moved(self, message: SnapshotMessage) -> bool:
-        """Whether the waiting requests or held blocks differ from ``message``.
-
-        During a KV transfer from or to another engine no step computes anything.
-        """
+        """During a KV transfer from or to another engine no step computes anything."""
         engine = self._engine
         return engine.blocks_free != self._blocks_free or engine.waiting != message.waiting
 

@@ -54,8 +54,7 @@ class EnergySum:
     def add(self, now_s: float, told: Mapping[str, PowerReading]) -> PowerReading:
         """Add each device's reading; ``energy_j`` is its counter, from any start.
 
-        Returns:
-            The sum; unknown if one device has no reading.
+        The sum is unknown if one device has no reading.
         """
         for device, one in told.items():
             self._energy_j += self._advance(device, _Told(now_s, one.power_w, one.energy_j))

@@ -4,9 +4,9 @@ A request enters while KV + growth + its tokens <= (1 - w) C; growth is what the
 compute in the step. A small w gains most: evictions are rare, and recomputation costs more than the
 memory kept free. The best w depends on the lengths, so w follows the preemptions.
 
-A constant w is the alpha-protection of arXiv 2502.07115, section 7 (``alpha_beta``). If the memory
-overflows nonetheless, each running request there is cleared with probability beta and restarts from
-its prompt. Simulated engines do that; vLLM preempts the request admitted last.
+A constant w is the alpha-protection of arXiv 2502.07115, section 7 (``alpha_beta``). On overflow
+each running request is cleared with probability beta and restarts from its prompt. Simulated
+engines do that; vLLM preempts the request admitted last.
 """
 
 from __future__ import annotations

@@ -14,12 +14,10 @@ from engine_patches.admission.theory.completions import Completions
 
 
 class MemoryChecked:
-    """Admits requests predicted to end within the memory, shortest first.
+    """``margin`` is kept free at every end, a share of the memory, for errors of the predictions.
 
-    Args:
-        margin: share of the memory kept free at every end, for errors of the predictions.
-        ageing: output tokens that one second of waiting offsets: no request that comes o / ageing
-            seconds after one of o tokens overtakes it.
+    ``ageing``: output tokens that one second of waiting offsets. No request that comes o / ageing
+    seconds after one of o tokens overtakes it.
     """
 
     name = "memory_checked"

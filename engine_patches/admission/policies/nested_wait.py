@@ -1,10 +1,10 @@
 """Nested WAIT, live: reserves memory for requests on their way through segments (arXiv 2504.11320).
 
-Output lengths are unknown; known is only the share of each length segment that passes to the next.
-As printed (``strict.py``), requests wait before a segment until n_k of them do, and the memory must
-hold full batches of every stage: at about one arrival per step, ten to a hundred times M*. Here
-running requests always go on, at most n_1 enter in a step, and a request enters if the running ones
-will then fit with their safety buffer (``outlook.py``).
+Known is only the share of each output length segment that passes to the next. As printed
+(``strict.py``), requests wait before a segment until n_k of them do, and the memory must hold full
+batches of every stage: at about one arrival per step, ten to a hundred times M*. Here running
+requests always go on, and a request enters if the running ones will then fit with their safety
+buffer (``outlook.py``).
 
 The buffer grows with the square root of the number of requests in memory. For few requests it needs
 about as much as if all went on; a larger delta then suits better.
