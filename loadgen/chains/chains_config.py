@@ -63,19 +63,18 @@ class ChainsConfig:
     """One simulation of requests on chains of servers.
 
     Attributes:
-        policies: names of ``POLICIES``, compared on the same requests.
-        rate: lambda, arrival rate in requests per second that the placement assumes; None: the
-            scenario's.
+        policies: compared on the same requests.
+        rate: lambda, requests per second that the placement assumes; None: the scenario's.
         load: arrival rate as a share of the rate of all chains; None: arrivals at ``rate``.
         target_load: rho, highest planned utilization of the chains.
-        allocation: allocation of memory to chains; None: the usual one of the placement.
+        allocation: None: the usual one of the placement.
         reserved: c, slots kept free for each block; None: tuned, or the placement's own.
         warmup: first requests left out of the averages.
         measured: gaps and work of a trace, for the laws that use one.
-        dispatch: form of dispatch; among several policies, those without this form keep the pool.
+        dispatch: among several policies, those without this form keep the pool.
 
     Raises:
-        ConfigError: an invalid setting; the message names the option.
+        ConfigError: an invalid setting; names the option.
     """
 
     scenario: Scenario
@@ -128,7 +127,6 @@ class ChainsConfig:
 
     @property
     def allocated(self) -> Allocation:
-        """How memory becomes slots."""
         return self.allocation or _USUAL[self.blocks]
 
     def dispatch_of(self, policy: str) -> Dispatch:
@@ -165,7 +163,7 @@ class Composed:
     """Servers that are ready to serve.
 
     Attributes:
-        chains: chains, fastest first; empty if each request chooses its own path.
+        chains: fastest first; empty if each request chooses its own path.
         reserved_slots: c, slots kept free for each block at the placement.
     """
 

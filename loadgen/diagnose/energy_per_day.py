@@ -74,7 +74,7 @@ def energy(
 
 
 def _power(window: Window, idle_share: float | None) -> tuple[float | None, str]:
-    """Mean power of all workers in steps, and whether it is measured, modelled or unknown."""
+    """Of all workers in steps; and whether it is measured, modelled or unknown."""
     # Measured only if nearly every worker reported it at nearly every step.
     known = ~np.isnan(window.power_w)
     if known.sum() >= MOSTLY * window.counted.sum():

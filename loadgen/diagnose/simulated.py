@@ -71,13 +71,13 @@ class _Setting:
 def prospects(
     window: Window, found: Findings, policies: Collection[str] = tuple(POLICIES), seed: int = 0
 ) -> Prospects:
-    """Simulate policies; the result is deterministic.
+    """Simulate policies; deterministic.
 
     Args:
-        window: window with completed requests.
+        window: with completed requests.
         found: its findings, with a fitted step time, known slots and a known idle share.
-        policies: names of ``POLICIES``, at least one; the one in force is always simulated.
-        seed: seed of policies that draw at random.
+        policies: at least one; the one in force is always simulated.
+        seed: of policies that draw at random.
     """
     setting, measured = _setting(window, found), found.waiting.figures
     assert measured is not None
@@ -184,7 +184,7 @@ def recorded_lengths(window: Window) -> TraceLengths:
 
 
 def _in_a_circle(window: Window) -> Iterator[Job]:
-    """The window's arrivals, repeated without end; those from before it come at its end."""
+    """Repeated without end; arrivals from before the window come at its end."""
     length_s = window.elapsed_s
     timed = sorted((at_s % length_s, lengths) for at_s, lengths in window.parts)
     numbers = count()

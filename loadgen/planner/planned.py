@@ -19,12 +19,7 @@ _ROUNDS = 6
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Input of the planner.
-
-    Attributes:
-        footing: model, lengths, engines, times.
-        rate: lambda, requests per second.
-    """
+    """Input of the planner; ``rate`` is lambda, requests per second."""
 
     footing: Footing
     machines: Sequence[Machine]
@@ -33,11 +28,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to use the servers.
-
-    Attributes:
-        reserved_slots: c.
-    """
+    """One way to use the servers; ``reserved_slots`` is c."""
 
     reserved_slots: int
     placement: Placement
@@ -46,7 +37,7 @@ class Option:
 
     @property
     def unstable_above(self) -> float:
-        """Arrival rate, in requests per second, from which on the queue grows without bound."""
+        """Requests per second from which on the queue grows without bound."""
         return total_rate(self.chains)
 
     @property
@@ -112,7 +103,6 @@ def most_sustained(question: Question) -> float:
 
 
 def _boundless(question: Question) -> Option:
-    """As many chains as possible."""
     return _option(replace(question, rate=math.inf), overlapping=False)
 
 

@@ -15,12 +15,7 @@ SAME_LOAD = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure.
-
-    Attributes:
-        before: value that the earlier diagnosis measured.
-        predicted: value that it predicted for the policy in force now.
-    """
+    """One figure: measured earlier, predicted for the policy in force now, and measured now."""
 
     before: float
     predicted: float
@@ -64,7 +59,7 @@ def compare(
     Args:
         earlier: report that ``evenstep diagnose --json`` wrote before the switch.
         found: present findings.
-        in_force: policy and dispatch in force; None: unknown, taken to be the advised ones.
+        in_force: policy and dispatch; None: unknown, taken to be the advised ones.
         name: file name of the earlier report.
 
     Raises:

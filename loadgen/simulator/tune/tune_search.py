@@ -20,14 +20,7 @@ LONGEST_HORIZON = 200
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Parameters of one simulation; see ``router.core.forecast.look_ahead.Parameters``.
-
-    Attributes:
-        horizon: H, in steps.
-        discount: gamma.
-        tie_weight: mu, in 1/tokens.
-        lead_tokens: lead; None: by the rule.
-    """
+    """As ``router.core.forecast.look_ahead.Parameters``; lead None: by the rule."""
 
     horizon: int
     discount: float
@@ -68,7 +61,7 @@ class Tuned:
     Attributes:
         best: setting of the least mean imbalance over the seeds of the search.
         tried: mean imbalance in tokens by setting, over its last set of seeds.
-        rule_trials, best_trials: trials with seeds outside the search, the same for both.
+        rule_trials, best_trials: with seeds outside the search, the same for both.
     """
 
     best: Setting
