@@ -68,7 +68,7 @@ class WorkProfile:
 
     @property
     def step_tokens(self) -> float:
-        """Output tokens of a decode step: more than one with accepted drafts."""
+        """More than one with accepted drafts."""
         return max(1.0, self.growth)
 
     def work(self, tokens: Ints, prefill_left: Ints, steps: int) -> Floats:
@@ -87,7 +87,7 @@ class WorkProfile:
         return self.work_at(tokens, prefill_left, np.arange(steps)[:, None]).T
 
     def work_at(self, tokens: Ints, prefill_left: Ints, ahead: Ints) -> Floats:
-        """Work at steps k + ahead; shape (K, n) for steps of shape (K, 1)."""
+        """Shape (K, n) for steps k + ahead of shape (K, 1)."""
         held: Floats = tokens + self.growth * self.decoded(prefill_left, ahead)
         if self.window is not None:
             seen = np.minimum(held, self.window)
@@ -101,7 +101,7 @@ class WorkProfile:
     def decoded(self, prefill_left: Ints, ahead: Ints) -> Ints:
         """Number of steps before k + ahead that yield tokens, a prefill's last step included.
 
-        Shape (K, n) for steps of shape (K, 1); the shape of the steps if nothing is prefilled.
+        Shapes as in ``work_at``; the shape of the steps if nothing is prefilled.
         """
         if self.prefill_beta == 0:
             return ahead
@@ -238,7 +238,7 @@ class Outlook:
     lead_tokens: float = 0.0
 
     def request_work(self, requests: Sequence[Request]) -> Floats:
-        """Work that each request adds to its worker; shape (R, H + 1)."""
+        """Shape (R, H + 1)."""
         pairs = np.array([(request.prompt_tokens, request.slots) for request in requests])
         prompts, slots = pairs.reshape(-1, 2).astype(np.int64, copy=False).T
         work = self.profile.work(prompts, prompts, self.work.shape[1])

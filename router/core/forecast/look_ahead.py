@@ -188,7 +188,7 @@ class LookAhead:
         return self._horizon is None and self._meter is not None and self._meter.due
 
     def outlook(self, running: Running, workers: int, slots: int) -> Outlook:
-        """Forecast from all running requests; G workers of B slots each."""
+        """G workers of B slots each."""
         self._settle(workers, slots)
         self._observe(running)
         return self._weighed(self._forecast(running, workers))
@@ -253,7 +253,7 @@ class LookAhead:
         return forecast(running, prediction, self.profile, workers, horizon)
 
     def _settle(self, workers: int, slots: int) -> None:
-        """Update the weights for another fleet at once; the horizon waits for the next review."""
+        """For another fleet the weights change at once; the horizon waits for the next review."""
         if self._fleet != (workers, slots):
             self._fleet = (workers, slots)
             self._parameters = self._choose(self._parameters.horizon)

@@ -62,8 +62,8 @@ class Layout:
         order: servers that hold blocks, in chain order.
         room: m(c), blocks on each of these.
         ends: end of each chain in ``order``; the rest is an incomplete chain.
-        scaled_rates: for each number of chains, the sum of 1 / T, with T as if each server computed
-            all its blocks; one more than ends.
+        scaled_rates: by number of chains from 0 up, the sum of 1 / T, with T as if each server
+            computed all its blocks.
         enough: true if the last of these times c can serve the arrivals.
     """
 
@@ -84,9 +84,9 @@ def gbp_cr(
 
     Args:
         model: model to place.
-        servers: in any order; one without room for a block and its slots stays empty.
+        servers: one without room for a block and its slots stays empty.
         reserved: c, slots kept free for each placed block; at least 1.
-        rate: lambda, arriving requests per second; math.inf: chain all servers; 0: one chain.
+        rate: lambda, requests per second; math.inf: chain all servers; 0: one chain.
         load: rho, highest share of the chains' rate that arrivals may take.
     """
     return placed(lay_out(model, Fleet.of(servers), reserved, rate, load))

@@ -134,7 +134,7 @@ class Rows:
         lower: float = -np.inf,
         upper: float = np.inf,
     ) -> None:
-        """Add ``lower <= sum of values times columns <= upper``; zeros are left out."""
+        """``lower <= sum of values times columns <= upper``; zeros are left out."""
         columns = np.concatenate([np.asarray(names, dtype=np.int64) for names, _ in terms])
         values = np.concatenate([np.broadcast_to(value, len(names)) for names, value in terms])
         self._columns.append(columns[values != 0])
