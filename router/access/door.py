@@ -79,7 +79,7 @@ class Door:
 
 
 def shown_key(headers: Iterable[Header]) -> bytes | None:
-    """None if there is none, or more than one."""
+    """The key in the headers; None if there is none, or more than one."""
     shown = [(name, value.strip()) for name, value in headers if name in _SHOWN_IN]
     if len(shown) != 1:
         return None

@@ -33,7 +33,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """``concurrency``: requests at a time; it and ``rate``: None: unlimited."""
+    """``concurrency``: requests at a time. It and ``rate`` are None if unlimited."""
 
     name: str
     digest: bytes
@@ -70,12 +70,12 @@ class KeyRing:
 
 
 def digest_of(key: bytes) -> bytes:
-    """SHA-256."""
+    """SHA-256 of a key."""
     return hashlib.sha256(key).digest()
 
 
 def parse_keys(text: str, source: str) -> Iterator[Key]:
-    """Parse keys, one a line; errors name the source, and quote no key.
+    """One key a line; errors name the source, and quote no key.
 
     Raises:
         ConfigError: a line is malformed.

@@ -58,10 +58,10 @@ class Dispatcher:
 
     Args:
         make_policy, make_look_ahead: factories, called once per group.
-        fallback: makes the policy of prefill workers, and of rounds that the main one failed.
+        fallback: for prefill workers, and for rounds that the main policy failed.
 
     Attributes:
-        on_change: called when workers come, go or fail, and while breakers hold any back.
+        on_change: called when workers come, go or fail.
     """
 
     def __init__(

@@ -180,7 +180,6 @@ class GroupQueue:
         return within
 
     def _make_place(self, newcomer: Request) -> None:
-        """Displace a request of the tenant with the most waiting ones, else raise PoolFullError."""
         limit = self._shared.settings.pool_size
         displaced = self.pool.displaced_by(newcomer.tenant, self.decider.fair.weight)
         if displaced is None:

@@ -250,7 +250,7 @@ class Fleet:
         return self._wanted.get(worker_id) != self._there[worker_id]
 
     def _in_the_way(self, spec: WorkerSpec) -> bool:
-        """A present worker uses the same state stream, or a prefill worker lacks a decode group."""
+        """Another worker has its state stream, or a prefill worker lacks a decode group."""
         ends = {other.snapshots for other in self._there.values() if other.snapshots is not None}
         alone = spec.role == "prefill" and spec.group not in self._cluster.groups
         return alone or spec.snapshots in ends

@@ -69,7 +69,6 @@ class ModelTable:
 
     @property
     def cards(self) -> Sequence[Card]:
-        """Cards of models and of their aliases."""
         models = [{**self._cards[name], "id": name} for name in self.names]
         aliases = [
             {**self._cards[model], "id": alias, "root": model}

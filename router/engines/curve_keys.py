@@ -53,7 +53,7 @@ def read_public_key(key_or_file: str) -> str:
 
 
 def write_key_pair(file: Path) -> str:
-    """Write a new pair to a file that only its owner can read; return the public key.
+    """Write a file that only its owner can read; return the public key.
 
     Raises:
         ConfigError: the file exists or cannot be written.

@@ -236,7 +236,6 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def release(self) -> None:
-        """Keep it if its answer was read whole, else abort it."""
         if self._reusable and not (self._chunks or self._unsent or self.closing):
             self.resume()
             self._idle.append(self)

@@ -33,7 +33,7 @@ def read_gauges(text: str) -> Mapping[int, Gauges]:
     Engines that do not report their running requests are left out.
 
     Raises:
-        ValueError: a sample is negative, too large, or not a number.
+        ValueError: a sample is negative, too large, or no number.
     """
     values: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for name, labels, value in _SAMPLE.findall(text):
@@ -58,7 +58,7 @@ def read_gauges(text: str) -> Mapping[int, Gauges]:
 
 
 def of_rank(ranks: Mapping[int, Gauges], rank: int | None) -> Gauges | None:
-    """Gauges of a rank, or of all together where one worker stands for all ranks."""
+    """Gauges of a rank, or of all together if one worker stands for all."""
     if rank is not None and (rank in ranks or len(ranks) > 1):
         return ranks.get(rank)
     if not ranks:

@@ -45,7 +45,7 @@ class Response:
     async def pour(self, sink: Sink) -> None:
         """Pass the body to a sink as it arrives, one call per read.
 
-        The sink runs in callbacks of the event loop; an exception from it ends the answer.
+        The sink runs in the event loop's callbacks; an exception from it ends the answer.
 
         Raises:
             UpstreamError: the answer broke off.

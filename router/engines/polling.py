@@ -16,10 +16,7 @@ E = TypeVar("E")
 class Watches(Generic[E]):
     """Polls engines over HTTP, each in its own task until it is removed.
 
-    Args:
-        watch: endless coroutine for one engine.
-        what: subject, for the tasks' names.
-        timeout_s: for one request.
+    ``watch``: endless coroutine for one engine. ``what``: subject, for the tasks' names.
     """
 
     def __init__(

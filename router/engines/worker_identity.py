@@ -29,7 +29,7 @@ def given_names(specs: Iterable[WorkerSpec]) -> Mapping[str, str | None]:
 def foreign_stream(spec: WorkerSpec, named: str | None, snapshot: Snapshot) -> str | None:
     """Why a snapshot cannot be this worker's, None if it may be.
 
-    Defaults prove nothing: no ``rank``, the group ``default``, or the plug-in's name of group and
+    Defaults prove nothing: no ``rank``, the group ``default``, the plug-in's name of group and
     rank. ``named``: the user's name of a worker with a URL of its own.
     """
     rank, group = spec.rank, spec.group

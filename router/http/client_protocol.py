@@ -114,7 +114,7 @@ class Deadline:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection of a client; uvicorn passes all arguments but the first three."""
+    """One client's connection; uvicorn passes all arguments but the first three."""
 
     def __init__(
         self,
@@ -362,7 +362,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Flush and close; a client that does not read is cut off."""
         unsent = self.transport.get_write_buffer_size() > 0
         self._reading.set(self._limits.write_timeout_s if unsent else _LINGER_S)
         if self._refusal is not None and self.transport.can_write_eof():

@@ -31,7 +31,7 @@ def check_line(
     """Refuse a request line that differs from what the parser read.
 
     The parser tolerates extra spaces, and accepts RTSP. With ``ahead`` earlier requests may
-    precede the line in ``raw``.
+    precede the line.
 
     Raises:
         Refused: 400, 405 or 505.
@@ -87,7 +87,7 @@ def check_fields(headers: Sequence[Header], version: str, limits: HttpLimits) ->
 
 
 def check_size(target: bytes, headers: Sequence[Header], limits: HttpLimits) -> None:
-    """Raises Refused, 431."""
+    """Refuse a head that is too long; 431."""
     # Each field adds ": " and a line end; method and "HTTP/1.1" are not counted.
     size = len(target) + sum(len(name) + len(value) + 4 for name, value in headers)
     if size > limits.max_header_bytes:
@@ -95,29 +95,29 @@ def check_size(target: bytes, headers: Sequence[Header], limits: HttpLimits) -> 
 
 
 def head_too_long(limits: HttpLimits) -> Refused:
-    """431, by total size."""
+    """Refusal by total size; 431."""
     return Refused(
         431, f"request line and header fields may have {limits.max_header_bytes:,} bytes together"
     )
 
 
 def too_many_headers(limits: HttpLimits) -> Refused:
-    """431, by number."""
+    """Refusal by number; 431."""
     return Refused(431, f"a request may have {limits.max_headers:,} header fields")
 
 
 def uri_too_long(limits: HttpLimits) -> Refused:
-    """414."""
+    """Refusal by length; 414."""
     return Refused(414, f"path and query may have {limits.max_uri_bytes:,} bytes together")
 
 
 def body_too_large(limits: HttpLimits) -> Refused:
-    """413."""
+    """Refusal by size; 413."""
     return Refused(413, f"a request's body may have {limits.max_body_bytes:,} bytes")
 
 
 def bodies_too_large(limits: HttpLimits) -> Refused:
-    """No room beside the others."""
+    """Refusal for want of room beside the others."""
     message = (
         f"the bodies of open requests may have {limits.max_bodies_bytes:,} bytes together, and "
         "there is no room for this one; retry later"

@@ -18,8 +18,8 @@ class HttpLimits:
         max_headers: 431.
         max_body_bytes: announced or chunked; 413.
         max_bodies_bytes: all bodies held at a time; 503.
-        header_timeout_s: from a request's first byte, or a connection's start; 408.
-        body_timeout_s: from the head's end; 408.
+        header_timeout_s: to the head's end, from its first byte or the connection's start; 408.
+        body_timeout_s: from there to the body's end; 408.
         keep_alive_timeout_s: between an answer and the next request.
         write_timeout_s: for a slow client to resume reading.
     """
@@ -58,9 +58,7 @@ class EndingSettings:
 class Lifecycle:
     """Stage of the shutdown.
 
-    Attributes:
-        draining: balancers are warned off; requests are still served.
-        closed: new requests are refused.
+    ``draining``: balancers are warned off, requests still served. ``closed``: new ones are refused.
     """
 
     settings: EndingSettings

@@ -53,7 +53,7 @@ def error_body(message: str, kind: str, code: int, param: str | None = None) -> 
 
 @dataclass(slots=True)
 class HttpCounts:
-    """Of one port.
+    """Counts of one port.
 
     ``body_bytes``: of unanswered requests. ``refused``: requests and connections, by status.
     """

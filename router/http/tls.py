@@ -38,7 +38,7 @@ def server_context(cert: bytes, key: bytes | None) -> ssl.SSLContext:
 
 
 def load(context: ssl.SSLContext, cert: bytes, key: bytes | None) -> None:
-    """From the next connection on.
+    """Replace the certificate, from the next connection on.
 
     Raises:
         ConfigError: the new one is unusable; the old one stays.

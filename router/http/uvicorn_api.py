@@ -1,4 +1,7 @@
-"""The complete list of uvicorn's internals that the router uses, checked once at start."""
+"""The complete list of uvicorn's internals that the router uses, checked once at start.
+
+uvicorn does not promise to keep them.
+"""
 
 from __future__ import annotations
 

@@ -44,10 +44,7 @@ Say = Callable[[str, Share], None]
 
 
 class Observer:
-    """Receives the snapshots of all workers and sums up their steps.
-
-    Routing settings are ignored.
-    """
+    """Receives the snapshots of all workers and sums up their steps."""
 
     def __init__(self, settings: ServeSettings) -> None:
         levels, keys = settings.levels, settings.keys
@@ -87,10 +84,7 @@ class Observer:
         say: Say,
         admin: socket.socket | None = None,
     ) -> None:
-        """Until ``stopped`` is set, measure each group every ``every_s`` seconds and call ``say``.
-
-        ``admin``: listening socket of the admin port, if any.
-        """
+        """Every ``every_s`` seconds ``say`` a measurement of each group, until ``stopped``."""
         self._snapshots.start()
         streams = Streams()
         app = create_admin(self._routes(streams), self._admin_keys)

@@ -57,7 +57,6 @@ def run(settings: ServeSettings, read: Callable[[], ServeSettings], place: Place
 
 
 def _inside(settings: ServeSettings) -> HttpLimits:
-    """What proxies may send: the clients' limits plus the added header fields."""
     limits = settings.http_limits
     head, fields = limits.max_header_bytes + _SAID_BYTES, limits.max_headers + _SAID_FIELDS
     return replace(limits, max_header_bytes=head, max_headers=fields)

@@ -124,7 +124,7 @@ class Link:
             case m.Followed():
                 self.follows = message.number
                 self._changed(self)
-            case _:  # the peer notes each message, a beat too, as a sign of life
+            case _:  # the peer notes each message as a sign of life
                 pass
 
     def _come(self) -> None:

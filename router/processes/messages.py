@@ -79,7 +79,7 @@ class GroupTally(msgspec.Struct, array_like=True):
 
 
 class Tally(Message, frozen=True):
-    """Counts since the last report; ``connections``: open now.
+    """A proxy's counts since the last report; ``connections``: open now.
 
     ``refused``: before routing, by status. ``broken``: connections that an error ended.
     """

@@ -43,7 +43,7 @@ SILENT_S = 10.0
 TICK_S = 0.25
 # A request that kills the connection must not be repeated for ever.
 _MOST_LOST = 3
-# Outcome by error, for requests that get no worker; other errors come before admission.
+# For requests that get no worker; other errors come before admission.
 _OUTCOMES: Mapping[type[EvenstepError], Outcome] = {
     QueueTimeoutError: Outcome.EXPIRED,
     DisplacedError: Outcome.DISPLACED,
@@ -214,7 +214,6 @@ class RemoteDispatcher:
         return [entry for entry in self._entries.values() if entry.worker_id is None]
 
     def _ask(self, event: Arrived | Returned, request: Request) -> None:
-        """Deny the request if the event cannot be sent."""
         if self._peer is not None and not self._peer.send(event):
             self._deny(
                 request.id,

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 # After so long a life a failure is not a repetition.
 _LONG_S = 10.0
-# A process silent for so long hangs; a starting one gets more time.
+# After such a silence a process hangs.
 _HUNG_S, _HUNG_STARTING_S = 30, 180
 _LOOK_S = 1
 _MOST_BYTES = 4096

@@ -51,7 +51,7 @@ _NOT_SENT_ON = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"x-request
 _KINDS_NOT_SENT_UP = (b"x-forwarded-", b"x-evenstep-")
 
 
-# Text cannot match: its quotation marks are escaped. Details of a count may stand between.
+# Text cannot match: its quotation marks are escaped. A count may have details.
 _USAGE = re.compile(rb'"usage": ?\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}')
 _DETAILS = re.compile(rb"\{[^{}]*\}")
 _PROMPT = re.compile(rb'"(?:prompt|input)_tokens": ?(\d{1,9})\b')
@@ -197,7 +197,7 @@ def tokens_of(body: bytes) -> tuple[int, int] | None:
 
     A message's ``input_tokens`` exclude cached tokens; other formats include them.
     """
-    # Bodies may be large: plain search is much faster than the expression's.
+    # Plain search is much faster than the expression's.
     at = body.find(b'"usage"')
     if at < 0 or (usage := _USAGE.search(body, at)) is None:
         return None

@@ -144,7 +144,6 @@ class Attempts:
         self._end(worker_id, reason, streams=False)
 
     def break_off(self, worker_id: str, reason: str) -> None:
-        """End all attempts, including streams that have begun."""
         self._end(worker_id, reason, streams=True)
 
     def _end(self, worker_id: str, reason: str, *, streams: bool) -> None:

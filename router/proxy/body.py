@@ -25,7 +25,7 @@ from router.proxy.json_fields import (
 )
 from router.proxy.rendered import Rendered
 
-# No engine accepts more, and sums stay within the range of floats.
+# No engine accepts more; sums stay within the range of floats.
 _MOST = 2**31 - 1
 # Messages between the router's processes use 64 bits.
 _PRIORITIES = -(2**63) + 1, 2**63 - 1

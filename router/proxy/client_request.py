@@ -71,7 +71,7 @@ class RequestHead:
         """Lower first; as in vLLM, a header overrides the body.
 
         Raises:
-            InvalidRequestError: the header is not a number.
+            InvalidRequestError: it is no number.
         """
         given = self._asked.get(PRIORITY.lower().encode())
         if given is not None:
@@ -86,11 +86,7 @@ class RequestHead:
         return of_body if wished is None else wished
 
     def timeout_s(self, name: str) -> float | None:
-        """None if the header is absent.
-
-        Raises:
-            InvalidRequestError: the value is malformed.
-        """
+        """None if the header is absent; InvalidRequestError if its value is malformed."""
         value = self._asked.get(name.lower().encode())
         if value is None:
             return None

@@ -50,8 +50,8 @@ class Dialect:
 
     Attributes:
         error_event: made from message, type, status and events before.
-        typed_errors: whether clients expect ``"type": "error"``.
-        names_response: whether the engine takes the request id from the body, not a header.
+        typed_errors: clients expect ``"type": "error"``.
+        names_response: the engine takes the request id from the body, not a header.
     """
 
     stream: Callable[[], EventStream]

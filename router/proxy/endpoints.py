@@ -22,7 +22,7 @@ from router.proxy.prefill_relay import SplitRelay
 from router.proxy.relay import Relay
 from router.proxy.request_log import follow
 
-# A larger body is parsed in a thread, in several passes, so that the event loop can run.
+# A larger body is parsed in a thread: the event loop can run.
 _LARGE_BYTES = 1024 * 1024
 
 

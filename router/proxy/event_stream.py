@@ -16,11 +16,11 @@ BLANK = (b"\n\n", b"\n\r", b"\r\r")
 ENDS = (b"\n\n", b"\r\r", b"\n\r\n", b"\r\r\n")
 # A whole answer with its token ids may have some MB.
 MOST_EVENT_BYTES = 16 * 1024 * 1024
-# A chat's first event and the one of include_usage, as vLLM writes them, bear no token.
+# vLLM's first event of a chat, and that of include_usage, bear no token.
 _ROLE = b'"delta":{"role":"assistant","content":""'
 _USAGE = b'"choices":[]'
 
-# Batch size; fewer reads if they are large and may hold many tokens.
+# Batch size; fewer reads if they are large.
 _READS = 16
 _BYTES = 2048
 
@@ -70,7 +70,7 @@ class EventStream:
 
     def cut(self, data: bytes) -> bytes:
         """Like ``feed``, without counting; raises UpstreamError if an event is too long."""
-        # An end may straddle the bytes held; only their last three are searched again.
+        # An end may straddle the held bytes: their last three are searched again.
         end = _end_of_last_event(self._seam + data)
         if not end:
             self._hold(data)

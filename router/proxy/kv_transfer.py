@@ -44,7 +44,7 @@ _REMOTE = {
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A prefill worker's answer; ``kv_transfer_params``: JSON; None: KV is found by content."""
+    """A prefill worker's answer; ``kv_transfer_params`` as JSON; None: KV is found by content."""
 
     prompt_tokens: int
     kv_transfer_params: bytes | None

@@ -27,7 +27,7 @@ class Field:
 
 
 def find_model(content_type: bytes, body: bytes) -> Field | None:
-    """The first field ``model``, None if absent; parsing stops there.
+    """The first field ``model``; parsing stops there.
 
     Raises:
         InvalidRequestError: the form is malformed.

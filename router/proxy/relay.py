@@ -127,7 +127,7 @@ class Relay:
         lost: dict[str, UpstreamError] = {}
         while waiter is not None:
             worker = await waiter
-            # A worker that may have failed because of this request does not get it again.
+            # It may have failed because of this request.
             if worker.id in lost:
                 raise lost[worker.id]
             self._attempts_left -= 1

@@ -13,9 +13,9 @@ from router.proxy.json_fields import ABSENT, Raw, given, items, json_bytes, star
 _BYTES_PER_MESSAGE = 16
 # No message is deeper: part of a tool result in a message.
 _DEEPEST = 6
-# A larger value inside a message is not parsed at every depth; it counts as an unread part.
+# A larger value inside a message counts as an unread part.
 _LARGE_BYTES = 4 * 1024 * 1024
-# Types of messages and parts that become text; the others are images and the like.
+# Types that become text; the others are images and the like.
 _TEXTS = frozenset(
     b'"' + kind + b'"'
     for kind in (
@@ -53,10 +53,7 @@ _FIELDS = _Said.__struct_fields__[1:]
 class Rendered:
     """A prompt's size, up to ``most`` messages and parts.
 
-    Attributes:
-        bytes: of text.
-        parts: images and the like.
-        whole: whether everything was counted.
+    ``parts``: images and the like. ``whole``: everything was counted.
     """
 
     def __init__(self, most: int) -> None:

@@ -317,7 +317,6 @@ class LineReader:
 
 
 def _decoded(raw: bytes, workers: dict[str, set[str]]) -> Line:
-    """Decode a line after the header; add new workers to ``workers``."""
     kind = _kind.decode(raw)
     decoder = next((_LINES[key] for key in _LINES if getattr(kind, key) is not None), None)
     if decoder is None:

@@ -20,9 +20,9 @@ _FLUSH_S = 0.5
 
 
 class RecordFile:
-    """Writes a recorder's lines to a file, gzipped if its name ends in .gz.
+    """Overwrites a file with a recorder's lines, gzipped if its name ends in .gz.
 
-    It overwrites the file. A write error ends the recording and nothing else.
+    A write error ends the recording and nothing else.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -90,8 +90,7 @@ class _Columns:
 class Recorder:
     """Makes lines of steps and requests while there are listeners.
 
-    Args:
-        clock: monotonic clock, seconds, the one of the requests' arrivals.
+    ``clock``: monotonic, the one of the requests' arrivals.
     """
 
     def __init__(
@@ -146,7 +145,6 @@ class Recorder:
                 group.watch(None)
 
     def change(self, setting: Setting) -> None:
-        """Apply new header data; listeners get a line if the policy changes."""
         before, self._setting = self._setting, setting
         decided = setting.policy, setting.dispatch
         if decided != (before.policy, before.dispatch):

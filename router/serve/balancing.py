@@ -73,7 +73,7 @@ class Deciding:
 
 
 def deciding(settings: ServeSettings) -> Deciding:
-    """Return the factories for the configured policy."""
+    """The factories for the configured policy."""
     choice = settings.of(DecidingSettings)
     chosen = PolicySettings(seed=choice.seed, moves=_moves(choice, settings.workers))
     row = POLICIES[choice.policy]

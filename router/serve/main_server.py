@@ -70,7 +70,6 @@ class MainServer(uvicorn.Server):
         yield
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, with signs of life to systemd or the parent process."""
         beating = asyncio.create_task(systemd.beat())
         try:
             await super().serve(sockets)

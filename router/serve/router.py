@@ -119,7 +119,7 @@ class Router:
         self._tls, self._admin, self.processes = tls, admin, processes
         self._start_s = settings.health_timeout_s
         self.lifecycle = Lifecycle(settings.of(EndingSettings))
-        # Who may enter, which workers there are, and who goes to which.
+        # Who may enter, and who goes to which worker.
         self.access = Access(settings, self.clock)
         self.door = self.access.door
         self.cluster = Cluster(
@@ -298,8 +298,8 @@ def make_dispatcher(
 def give_engine_up(dispatcher: Dispatcher, attempts: Attempts, worker_id: str) -> None:
     """End requests that have no hope left after an engine failed its checks.
 
-    A broken connection is too little for that: in lockstep all streams of a healthy group would
-    end, and the KV of a prefill worker would be lost.
+    A broken connection is too little: in lockstep all streams of a healthy group would end, and the
+    KV of a prefill worker would be lost.
     """
     dispatcher.apply(EngineFailed(worker_id))
     group = dispatcher.cluster.group_of(worker_id)
