@@ -84,7 +84,6 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
         self._batch = self._prepare()
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the logits unchanged."""
         batch = self._batch
         if batch is not None:
             # In chunks: a copy of all logits may exceed the free memory.
@@ -123,7 +122,7 @@ class EndSignal(LogitsProcessor):  # type: ignore[misc]
         )
 
     def _to_host(self, values: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Return the values on the host, and the event that makes them valid (None: at once)."""
+        """Values on the host, and the event that makes them valid (None: at once)."""
         if values.device.type == "cpu":
             return values, None
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._pinned)

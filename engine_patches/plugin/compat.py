@@ -153,7 +153,7 @@ class EngineView:
 
     @property
     def ended(self) -> Collection[str]:
-        """Ids that ended since the last call of ``schedule``."""
+        """Ids since the last call of ``schedule``."""
         return self._scheduler.finished_req_ids  # type: ignore[no-any-return]
 
     @property

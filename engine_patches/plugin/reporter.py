@@ -1,8 +1,7 @@
 """Reports a vLLM scheduler to the state stream; a fault ends the stream, never the engine.
 
-The engine's thread sends each step's changes without blocking. A second thread answers requests for
-full snapshots and sends an idle engine's heartbeats. A third reads power, because a driver may be
-slow.
+The engine's thread sends each step's changes without blocking. A second answers requests for full
+snapshots and sends an idle engine's heartbeats. A third reads power: a driver may be slow.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ class Reporter:
 
     @_ends_stream
     def stepped(self, output: Any, results: Mapping[int, Any]) -> None:
-        """Publish a step, given the scheduler's output and ``update_from_output``'s results."""
+        """``results`` are those of ``update_from_output``."""
         now_s = self._clock()
         began_s, number = self._began(output, now_s)
         engine = self._engine

@@ -179,7 +179,7 @@ class NvmlSource:
         return _Gpus(handles, whole)
 
     def _close(self) -> None:
-        """Release NVML, whose driver may have been reloaded since."""
+        """Release NVML; its driver may have been reloaded since."""
         if self._nvml is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()

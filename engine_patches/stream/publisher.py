@@ -1,8 +1,7 @@
 """The engine's side of the state stream: publishes each step's state as a small delta.
 
 Deltas leave on a PUB socket, which drops what a slow router does not take and never delays a step.
-Full snapshots are served on request by a ROUTER socket. The vLLM plug-in and the emulator both
-report through ``SnapshotPublisher``.
+A ROUTER socket serves full snapshots. The vLLM plug-in and the emulator both use it.
 """
 
 from __future__ import annotations
@@ -245,7 +244,7 @@ class SnapshotPublisher:
         return int(self._requests.getsockopt(zmq.FD))
 
     def close(self) -> None:
-        """Close both sockets, dropping unsent messages."""
+        """Unsent messages are dropped."""
         self._stream.close(0)
         self._requests.close(0)
 
