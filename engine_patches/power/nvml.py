@@ -137,7 +137,7 @@ class NvmlSource:
     def cross_check(self, kv_bytes: int, blocks: int) -> tuple[bool, str] | None:
         """Compare the engine's memory with a KV cache of this size; see ``memory.cross_check``.
 
-        None while the GPUs are unreadable.
+        Returns its result; None while the GPUs are unreadable.
 
         Raises:
             Exception: NVML's own, if it has no data.

@@ -1,7 +1,7 @@
 """The engine's side of the state stream: publishes each step's state as a small delta.
 
 Deltas leave on a PUB socket, which drops what a slow router does not take and never delays a step.
-A ROUTER socket serves full snapshots. The vLLM plug-in and the emulator both use it.
+A ROUTER socket serves full snapshots. The vLLM plug-in and the emulator use ``SnapshotPublisher``.
 """
 
 from __future__ import annotations

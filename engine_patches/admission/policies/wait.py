@@ -2,8 +2,8 @@
 
 Algorithm 1's thresholds without its pauses. At most n_j requests of a type enter in a step. n_j
 satisfies (11), d0 + d1 M <= n_j / lambda_j: a step's arrivals. So the stages of the decode fill
-evenly, and no wave of requests grows together. Paused as printed, until n_j new ones wait, each
-token would take a request's 1 / lambda_j.
+evenly, and no wave of requests grows together. Running requests always go on: paused as printed,
+until n_j new ones wait, each token would take a request's 1 / lambda_j.
 
 Rates and step times are measured as they change, as in (15). Memory is kept free as in
 ``headroom``.
