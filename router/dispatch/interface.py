@@ -70,7 +70,7 @@ class SplitPort(DispatchPort, Protocol):
     ) -> tuple[Request, asyncio.Future[WorkerSpec]]:
         """Ask a decode worker, once the prompt is computed.
 
-        ``kept_s``: the lease on the KV, if any; ``lost``: no worker can fetch the KV.
+        ``kept_s``: lease on the KV, if any; ``lost``: no worker can fetch the KV.
         """
         ...
 

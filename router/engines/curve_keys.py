@@ -42,7 +42,7 @@ def read_key_pair(file: str) -> KeyPair:
 
 
 def read_public_key(key_or_file: str) -> str:
-    """From its 40 characters or from a key file.
+    """A public key, from its 40 characters or from a key file.
 
     Raises:
         ConfigError: it is neither.

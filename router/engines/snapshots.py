@@ -114,7 +114,7 @@ class SnapshotClient:
         self.sockets.start()
 
     def join(self, spec: WorkerSpec) -> None:
-        """A worker that raises is not added.
+        """Add a worker, unless it raises.
 
         Raises:
             ConfigError: keys are missing, or ZMQ rejects the endpoint.

@@ -9,7 +9,7 @@ from router.processes.messages import GroupTally, Tally
 
 
 class Tallies:
-    """Reported as differences since the last report.
+    """Counters, reported as differences since the last report.
 
     ``unreturned``: failures for which no retry was left, by group. ``broken``: connections to the
     deciding process that an error ended.

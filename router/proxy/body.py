@@ -141,12 +141,12 @@ def parse_response(body: bytes, limits: RequestLimits = DEFAULT_LIMITS) -> Parse
 
 
 def model_in(body: bytes) -> str | None:
-    """None if absent; raises as ``parse``."""
+    """The model that a body names, None if absent; raises as ``parse``."""
     return model_of(_read(body).model)
 
 
 def model_of(raw: Raw) -> str | None:
-    """None if absent; InvalidRequestError: not a string, or too long."""
+    """The model in a field; InvalidRequestError: not a string, or too long."""
     if start(raw) != b'"':
         if not given(raw):
             return None

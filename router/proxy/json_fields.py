@@ -88,7 +88,7 @@ def items(raw: Raw, most: int, kind: Any = Raw) -> list[Any]:
 
 
 def commas(raw: Raw) -> int:
-    """A list of numbers has one element more."""
+    """Their number; a list of numbers has one element more."""
     view = memoryview(raw)
     slices = range(0, view.nbytes, _SAMPLE_BYTES)
     return sum(bytes(view[at : at + _SAMPLE_BYTES]).count(b",") for at in slices)

@@ -148,7 +148,7 @@ class SplitRelay(Relay):
         return waiter
 
     async def _compute(self, worker: WorkerSpec) -> Computed | Answer:
-        """The answer, if nothing was computed.
+        """Send the prefill request; returns the answer if nothing was computed.
 
         Raises:
             UpstreamError: it failed.

@@ -29,7 +29,7 @@ _MOST_AGAIN = 512
 
 @dataclass(slots=True)
 class RequestLine:
-    """None means unknown or not applicable.
+    """A request's line; None means unknown or not applicable.
 
     Attributes:
         began_s: when the head was read.
@@ -189,7 +189,7 @@ def take_back(scope: Scope) -> None:
 
 
 def note_sent(scope: Scope, group: str, worker_id: str) -> RequestLine | None:
-    """A request that skips the pool is dispatched."""
+    """Record the dispatch of a request that skips the pool."""
     line: RequestLine | None = scope.get(_LINE)
     if line is not None:
         line.group, line.worker = group, worker_id

@@ -48,7 +48,7 @@ class Access:
 
     @property
     def door(self) -> Door | None:
-        """None: no key is needed, and credentials are passed on."""
+        """The check of keys; None: no key is needed, and credentials are passed on."""
         if self.clients is None and not self._engines_keyed:
             return None
         return Door(self.clients, self.limits, self._clock)
