@@ -220,6 +220,7 @@ class Dispatcher:
     # Events.
 
     def apply(self, event: Event) -> None:
+        frees_kv = isinstance(event, Fetched) and self.cluster.keeps(event.request_id)
         step_complete = self.cluster.apply(event)
         match event:
             case SnapshotReceived():
@@ -235,7 +236,7 @@ class Dispatcher:
                 self._note_change(*self.queues.values())
             case Failed():  # its worker may be ejected
                 self.on_change()
-            case Fetched():  # a prefill worker has room
+            case Fetched() if frees_kv:  # a prefill worker has room
                 for queue in self.queues.values():
                     queue.schedule(hurry=True)
             case _:
