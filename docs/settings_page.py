@@ -25,10 +25,10 @@ workers as texts, `workers = ["http://127.0.0.1:8001,slots=64"]`, or as tables, 
 a setting takes several values, its flag is repeated, and its variable separates them by spaces.
 `evenstep serve --print-config` prints all settings as such a file.
 
-The column *live* says whether a setting changes while the router runs: it reads its settings again
-at SIGHUP, and takes most of them at `PATCH /settings` of the admin port too. *If given* means that
-it does so only if keys, or a certificate, were given at the start. All others wait for the next
-start.
+The column *live* says whether a setting changes while the router runs. The router reads its
+settings again at SIGHUP; most live ones change by `PATCH /settings` of the admin port too. *If
+given* means that it changes so only if keys, or a certificate, were given at the start. All others
+wait for the next start.
 
 """
 _COLUMNS = ("setting, flag, variable", "default", "values", "live", "advanced", "what")

@@ -53,7 +53,7 @@ class BalancingSettings(SettingGroup):
     )
     horizon: int | None = setting(
         None,
-        "Steps that bfio looks ahead; unset: by the rule.",
+        "Steps that bfio looks ahead; unset: by the rule of docs/policies.md.",
         metavar="H",
         ge=0,
         le=256,
@@ -61,7 +61,7 @@ class BalancingSettings(SettingGroup):
     )
     discount: float | None = setting(
         None,
-        "Weight gamma of a step against the one before; unset: by the rule.",
+        "Weight gamma of a step against the one before; unset: by the rule of docs/policies.md.",
         metavar="GAMMA",
         ge=1e-6,
         le=1,
@@ -69,7 +69,7 @@ class BalancingSettings(SettingGroup):
     )
     tie_weight: float | None = setting(
         None,
-        "Weight mu of bfio's quadratic term, per token; unset: by the rule.",
+        "Weight mu of bfio's quadratic term, per token; unset: by the rule of docs/policies.md.",
         metavar="MU",
         ge=0,
         le=1e6,
@@ -77,7 +77,8 @@ class BalancingSettings(SettingGroup):
     )
     lead_tokens: float | None = setting(
         None,
-        "How far below the others bfio leaves a worker that it can fill; unset: by the rule.",
+        "How far below the others bfio leaves a worker that it can fill; "
+        "unset: by the rule of docs/policies.md.",
         unit="tokens",
         ge=0,
         le=1e9,
@@ -94,7 +95,8 @@ class BalancingSettings(SettingGroup):
     )
     overcommit: int | None = setting(
         None,
-        "Requests that may queue in an engine; unset: as its slot bubble requires.",
+        "Requests that may queue in an engine; "
+        "unset: as the measured gap between two requests of a slot requires.",
         metavar="N",
         ge=0,
         le=64,

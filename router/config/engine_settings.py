@@ -36,7 +36,7 @@ class EngineSettings(SettingGroup):
     )
     lockstep: tuple[str, ...] = setting(
         (),
-        "A group, may be repeated, that is down as soon as one of its workers is.",
+        "Group whose workers go down together, as data-parallel ranks do; may be repeated.",
         metavar="GROUP",
         live=True,
     )

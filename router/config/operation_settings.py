@@ -90,7 +90,7 @@ class OperationSettings(SettingGroup):
     record: str | None = setting(
         None,
         "File for a recording of lengths and times, without text; --trace and diagnose read it. "
-        "Its end .gz compresses it. Each start replaces it.",
+        "A name that ends in .gz is compressed. Each start replaces the file.",
         metavar="FILE",
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
