@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -18,8 +17,8 @@ from pathlib import Path
 
 import httpx
 
-# Below the range from which the kernel takes the ports of outgoing connections.
-_BLOCKS = [range(first, first + 750) for first in range(20_000, 32_000, 750)]
+# Below the ports that the demo and `make up` choose from, and those of outgoing connections.
+_BLOCKS = [range(first, first + 1000) for first in range(6_000, 18_000, 1000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +134,18 @@ def free_port(count: int = 1) -> int:
 
     A rank's state stream takes two.
     """
+    global _handed_out
     ports = _own_ports()[1]
-    for _ in range(100):
-        first = secrets.choice(ports[: 1 - count or None])
-        if all(_is_free(port) for port in range(first, first + count)):
-            return first
+    # In turn: one that is handed out, but not listened on yet, comes again after all others.
+    for _ in ports:
+        at = _handed_out if _handed_out + count <= len(ports) else 0
+        _handed_out = at + count
+        if all(map(_is_free, ports[at : at + count])):
+            return ports[at]
     raise RuntimeError(f"no {count} free ports in a row in {ports}")
+
+
+_handed_out = 0
 
 
 @functools.cache
