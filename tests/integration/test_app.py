@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 
@@ -167,7 +168,8 @@ async def test_a_client_that_leaves_while_it_sends(
     await (await engine.next()).answer(b"{}")
     await soon(asked)
 
-    assert not caplog.records
+    # Lines of requests are no warnings; they come where an earlier test has lowered the level.
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
     assert router.outcomes == {Outcome.COMPLETED: 1}
 
 
