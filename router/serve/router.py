@@ -157,22 +157,24 @@ class Router:
 
     def _connect(self, settings: ServeSettings) -> None:
         specs, cluster, dispatcher = settings.workers, self.cluster, self.dispatcher
+        # Each is read from its file.
+        worker_key, keys = settings.worker_key, settings.keys
         self.attempts = Attempts()
-        self.client = HttpClient(settings.connect_timeout_s, settings.worker_key)
+        self.client = HttpClient(settings.connect_timeout_s, worker_key)
         self.health = HealthMonitor(
             specs,
             dispatcher.apply,
             self.models.learn,
             partial(give_engine_up, dispatcher, self.attempts),
             settings.of(HealthSettings),
-            key=settings.worker_key,
+            key=worker_key,
         )
         self.snapshots = SnapshotClient(
             specs,
             dispatcher.apply,
             lambda worker_id: cluster.worker(worker_id).full_wanted,
             self.clock,
-            settings.keys,
+            keys,
             lambda worker_id: cluster.worker(worker_id).live,
             lambda: dispatcher.waiting,
         )
@@ -184,7 +186,7 @@ class Router:
             self.clock,
             settings.of(GaugeSettings),
         )
-        self.agents = PowerAgents(specs, dispatcher.apply, self.clock, settings.keys)
+        self.agents = PowerAgents(specs, dispatcher.apply, self.clock, keys)
         self.urls = SharedUrls(specs)
         self.relay = RelayContext(
             port=dispatcher,
