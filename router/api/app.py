@@ -95,10 +95,7 @@ def _add_information(app: FastAPI, context: AppContext, aside: Aside) -> None:
     @app.get("/load")
     async def load() -> dict[str, int]:
         """Number of requests under way, including those that wait."""
-        waiting = sum(len(decider.pool) for decider in context.dispatcher.deciders.values())
-        groups = context.dispatcher.cluster.groups.values()
-        sent = sum(worker.in_flight for group in groups for worker in group.workers.values())
-        return {"server_load": waiting + sent + aside.in_flight}
+        return {"server_load": sum(context.dispatcher.under_way) + aside.in_flight}
 
     @app.get("/version")
     async def show_version() -> dict[str, str]:

@@ -97,6 +97,13 @@ class Dispatcher:
     def waiting(self) -> bool:
         return any(queue.waiters for queue in self.queues.values())
 
+    @property
+    def under_way(self) -> tuple[int, int]:
+        """Requests in the pools, and requests that were sent and have not ended."""
+        groups = self.cluster.groups.values()
+        sent = sum(worker.in_flight for group in groups for worker in group.workers.values())
+        return sum(len(decider.pool) for decider in self._deciders.values()), sent
+
     # Settings.
 
     @property

@@ -275,9 +275,7 @@ class Router:
         self.snapshots.close()
         await self.client.aclose()
         # After a clean end both are 0.
-        groups = self.cluster.groups.values()
-        flying = sum(worker.in_flight for group in groups for worker in group.workers.values())
-        waiting = sum(len(decider.pool) for decider in self.dispatcher.deciders.values())
+        waiting, flying = self.dispatcher.under_way
         log.info("ended; %d requests in flight, %d waiting", flying, waiting)
 
 
