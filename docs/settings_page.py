@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from docs.markdown import code, default, number, plain, table
 from router.config.serve_settings import GROUPS, PREFIX, title_of
-from router.config.setting import IF_GIVEN, SettingGroup, marks_of
+from router.config.setting import IF_GIVEN, SettingGroup, marks_of, range_of
 from router.config.setting_sources import CONFIG_VARIABLE, flag_name
 
 _HEAD = f"""# Settings
@@ -60,9 +60,8 @@ def _row(name: str, field: FieldInfo) -> Iterator[str]:
 
 def _values(field: FieldInfo) -> str:
     """Allowed values: choices, a range, or else the flag's placeholder."""
-    bounds = {type(each).__name__: each for each in field.metadata}
-    if {"Ge", "Le"} <= bounds.keys():
-        return f"{number(bounds['Ge'].ge)} to {number(bounds['Le'].le)}"
+    if limits := range_of(field):
+        return " to ".join(map(number, limits))
     if choices := _choices(field.annotation):
         return ", ".join(map(code, choices))
     return code(marks_of(field)["metavar"])

@@ -83,6 +83,12 @@ def marks_of(field: FieldInfo) -> Marks:
     return cast("Marks", field.json_schema_extra)
 
 
+def range_of(field: FieldInfo) -> tuple[float, float] | None:
+    """The least and the largest value of a setting; None: its declaration has no such limits."""
+    limits = {type(limit).__name__: limit for limit in field.metadata}
+    return (limits["Ge"].ge, limits["Le"].le) if {"Ge", "Le"} <= limits.keys() else None
+
+
 def checked(read: Callable[[T], U], value: T) -> U:
     """Call ``read``; convert its ConfigError to the ValueError that pydantic expects."""
     try:

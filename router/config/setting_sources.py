@@ -20,6 +20,7 @@ from pydantic_settings import EnvSettingsSource
 
 from router.access.key_files import KEYS_VARIABLE
 from router.config.serve_settings import PREFIX, SETTINGS, ServeSettings
+from router.config.setting import range_of
 from router.config.toml_file import read_toml
 from router.config.worker_notation import complaint, unknown
 from router.core.errors import ConfigError
@@ -115,11 +116,10 @@ def _explain(error: ErrorDetails, sources: Iterable[_Source]) -> str:
     where = next((f" (from {s.name(setting)})" for s in sources if setting in s.values), "")
     if error["type"] == "value_error":
         return f"{complaint(error)}{where}"
-    range_ = ""
-    limits = {type(limit).__name__: limit for limit in SETTINGS[setting].metadata}
-    if {"Ge", "Le"} <= limits.keys():
-        range_ = f"; {limits['Ge'].ge:,} to {limits['Le'].le:,} is allowed"
-    return f"{setting} = {error['input']!r} {complaint(error)}{where}{range_}"
+    allowed = ""
+    if limits := range_of(SETTINGS[setting]):
+        allowed = f"; {limits[0]:,} to {limits[1]:,} is allowed"
+    return f"{setting} = {error['input']!r} {complaint(error)}{where}{allowed}"
 
 
 def _from_environment() -> dict[str, object]:
