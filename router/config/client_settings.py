@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import field_validator
 
 from router.access.key_files import check_keys, read_key
-from router.config.setting import DAY_S, IF_GIVEN, MOMENT_S, SettingGroup, checked, setting
+from router.config.setting import DAY_S, IF_GIVEN, MOMENT_S, SettingGroup, Words, checked, setting
 from router.core.request_limits import DEFAULT_LIMITS
 from router.http.port import HttpLimits
 
@@ -17,7 +17,7 @@ _DEFAULTS = HttpLimits()
 class RequestSettings(SettingGroup):
     """Requests: model names, limits of each request, and extra answer headers."""
 
-    model_alias: tuple[str, ...] = setting(
+    model_alias: Words = setting(
         (), "A further name of a model, may be repeated.", metavar="NAME=MODEL"
     )
     worker_headers: bool = setting(
@@ -45,11 +45,6 @@ class RequestSettings(SettingGroup):
     @property
     def aliases(self) -> Mapping[str, str]:
         return dict(_split(entry) for entry in self.model_alias)
-
-    @field_validator("model_alias", mode="before")
-    @classmethod
-    def _split_aliases(cls, value: object) -> object:
-        return tuple(value.split()) if isinstance(value, str) else value
 
     @field_validator("model_alias")
     @classmethod

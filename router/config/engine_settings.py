@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from router.config.setting import DAY_S, HOUR_S, MOMENT_S, SettingGroup, checked, setting
+from router.config.setting import DAY_S, HOUR_S, MOMENT_S, SettingGroup, Words, checked, setting
 from router.config.worker_notation import parse_workers, unknown
 from router.core.energy.joules import PowerLevels
 from router.core.types import WorkerSpec
@@ -34,7 +34,7 @@ class EngineSettings(SettingGroup):
         metavar="SPEC",
         live=True,
     )
-    lockstep: tuple[str, ...] = setting(
+    lockstep: Words = setting(
         (),
         "Group whose workers go down together, as data-parallel ranks do; may be repeated.",
         metavar="GROUP",
@@ -164,11 +164,6 @@ class EngineSettings(SettingGroup):
                     f"got {max(value):g}"
                 )
         return value
-
-    @field_validator("lockstep", mode="before")
-    @classmethod
-    def _split_groups(cls, value: object) -> object:
-        return tuple(value.split()) if isinstance(value, str) else value
 
     @field_validator("lockstep")
     @classmethod

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 
@@ -76,6 +76,13 @@ def setting(
     marks = Marks(metavar=metavar or unit.upper(), unit=unit, live=live, advanced=advanced)
     extra = cast("dict[str, Any]", marks)
     return Field(default=default, description=help_text, json_schema_extra=extra, **limits)
+
+
+# Several values; a variable gives them as one text with spaces between.
+Words = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda given: tuple(given.split()) if isinstance(given, str) else given),
+]
 
 
 def marks_of(field: FieldInfo) -> Marks:
