@@ -140,8 +140,7 @@ class Reload:
 
     async def _apply(self, new: ServeSettings) -> None:
         old = self._last_read
-        values = {i: getattr(new, i) for i in type(new).model_fields}
-        news = {name: value for name, value in values.items() if getattr(old, name) != value}
+        news = {i: getattr(new, i) for i in SETTINGS if getattr(new, i) != getattr(old, i)}
         await self._take(changed(self.settings, news))
         self._last_read = new
         taken = news.keys() & self.names
