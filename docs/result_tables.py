@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import starmap
 from statistics import fmean
 from typing import Any
 
+from docs.stale_figures import DATA, kept_headers
 from loadgen.demo.demo_report import SUBJECT
 from loadgen.figures.figures_document import outcomes_of
 from loadgen.figures.studies import STUDIES
 from loadgen.figures.tables import Table
 from loadgen.report.intervals import paired
-from loadgen.report.origin import ROOT, origins, read_figures
+from loadgen.report.origin import read_figures
 
-DATA = ROOT / "tests/data"
 Row = Sequence[str]
 Figures = dict[str, Any]
 
@@ -25,8 +25,9 @@ def words_table(header: Row, rows: Sequence[Row]) -> Table:
     return Table(header, rows, text_columns=len(header))
 
 
+@cache
 def kept(name: str) -> Figures:
-    """Figures of a kept file."""
+    """Figures of a kept file, read once for all pages."""
     return read_figures(DATA / name)
 
 
@@ -361,12 +362,12 @@ def study_tables(name: str) -> Sequence[Table]:
 def kept_files() -> Table:
     """Every kept file with its origin; parts of one origin together."""
     parts: dict[tuple[str, ...], list[str]] = {}
-    for file in sorted(DATA.rglob("*.json")):
-        for part, header in origins(json.loads(file.read_text(encoding="utf-8"))):
+    for file, headers in kept_headers():
+        for part, header in headers.items():
             commit = header["commit"].partition(" ")[0][:7]
             later = " (header added later)" if "note" in header else ""
             made = (header["engines"], header["date"][:10], commit + later)
-            parts.setdefault((str(file.relative_to(DATA)), *made), []).append(part)
+            parts.setdefault((str(file), *made), []).append(part)
     rows = []
     for (name, *of), each in parts.items():
         names = ", ".join(part.removeprefix("studies/") for part in each)

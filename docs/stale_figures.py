@@ -15,11 +15,16 @@ DATA = ROOT / "tests/data"
 _MOST_PATHS = 4
 
 
+def kept_headers(folder: Path = DATA) -> Iterator[tuple[Path, dict[str, Document]]]:
+    """Every kept file, by its path in the folder, with the headers of its parts by their names."""
+    for file in sorted(folder.rglob("*.json")):
+        document = json.loads(file.read_text(encoding="utf-8"))
+        yield file.relative_to(folder), dict(origins(document))
+
+
 def stale_figures(folder: Path = DATA) -> Iterator[str]:
     """One line for each file with stale parts, or without a header."""
-    for file in sorted(folder.rglob("*.json")):
-        name = file.relative_to(folder)
-        headers = dict(origins(json.loads(file.read_text(encoding="utf-8"))))
+    for name, headers in kept_headers(folder):
         since = {part: changed(header) for part, header in headers.items()}
         stale = [part for part, paths in since.items() if paths]
         if not headers:
