@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from types import NoneType
 from typing import Any, get_args
@@ -126,11 +126,8 @@ def _settings(function: Callable[..., None]) -> str:
         return ""
     if len(names) == len(ServeSettings.model_fields):
         return "Each of the [settings](settings.md) is a flag too.\n"
-    return f"Flags of [settings](settings.md): {_flags(names)}.\n"
-
-
-def _flags(names: Iterable[str]) -> str:
-    return ", ".join(code(flag_name(name)) for name in names)
+    flags = ", ".join(code(flag_name(name)) for name in names)
+    return f"Flags of [settings](settings.md): {flags}.\n"
 
 
 def _is_setting(parameter: inspect.Parameter) -> bool:

@@ -224,15 +224,11 @@ def _lockstep_row(way: str, seeds: Sequence[Figures]) -> Row:
 def plugin_cost() -> Table:
     """The hook's time and bytes, for each of vLLM's schedulers."""
     found = kept("plugin/cost.json")["schedulers"]["rows"]
-    rows = [
-        (f"`{kind}`", *(_hook(found[f"{kind} {running}"]) for running in (32, 256)))
-        for kind in ("Scheduler", "AsyncScheduler")
-    ]
+    rows = []
+    for kind in ("Scheduler", "AsyncScheduler"):
+        sizes = (found[f"{kind} {running}"] for running in (32, 256))
+        rows.append((f"`{kind}`", *(f"{row['hook_us']:.0f}, {row['bytes']:.0f}" for row in sizes)))
     return words_table(("scheduler", "32 running: us, bytes a step", "256 running"), rows)
-
-
-def _hook(row: Figures) -> str:
-    return f"{row['hook_us']:.0f}, {row['bytes']:.0f}"
 
 
 _WAYS = {
