@@ -56,7 +56,7 @@ def metrics_text() -> str:
 def _all() -> Iterator[tuple[str, str, str, str]]:
     for names, rows in _TABLES:
         for row in rows:
-            kind = "counter" if row.name.endswith("_total") else "gauge"
+            kind = "counter" if row.is_counter else "gauge"
             labels = names if row.label is None else (*names, row.label)
             yield row.name, kind, ", ".join(labels), row.help
     for each in groups.HISTOGRAMS:

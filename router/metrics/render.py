@@ -206,7 +206,7 @@ def _families(
     rows: Sequence[Row[T]], names: Labels, subjects: Sequence[tuple[Labels, T]]
 ) -> Iterator[Metric]:
     for row in rows:
-        kind = CounterMetricFamily if row.name.endswith("_total") else GaugeMetricFamily
+        kind = CounterMetricFamily if row.is_counter else GaugeMetricFamily
         labels = names if row.label is None else (*names, row.label)
         family = kind(row.name, row.help, labels=labels)
         for values, subject in subjects:

@@ -27,6 +27,10 @@ class Row(Generic[T]):
     read: Callable[[T], float | Mapping[str, float] | None]
     label: str | None = None
 
+    @property
+    def is_counter(self) -> bool:
+        return self.name.endswith("_total")
+
 
 @dataclass(frozen=True, slots=True)
 class HistogramRow:
