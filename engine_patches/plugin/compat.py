@@ -95,7 +95,8 @@ class EngineView:
     Attributes:
         lockstep: whether its steps are those of a data-parallel group (mixture of experts).
         block_sizes: tokens per KV block, one for each KV group of the model.
-        blocks_total: KV blocks of the pool that all groups share.
+        blocks_total: KV blocks of the pool that all groups of a hybrid model share.
+        tokens_per_block: tokens whose KV takes one block of that pool, in all groups together.
         watermark: number of these blocks that admission leaves free.
         kv_bytes: bytes of the KV cache on each GPU.
 
@@ -115,6 +116,7 @@ class EngineView:
         self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
         groups = scheduler.kv_cache_config.kv_cache_groups
         self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in groups)
+        self.tokens_per_block = 1 / sum(1 / size for size in self.block_sizes or (1,))
         # One block is a placeholder that no request gets.
         self.blocks_total = int(self._pool.num_gpu_blocks) - 1
         self.watermark = int(scheduler.kv_cache_manager.watermark_blocks)

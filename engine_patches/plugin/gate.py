@@ -69,8 +69,6 @@ class AdmissionGate:
         self._prefilling: set[str] = set()
         sizes = engine.block_sizes
         self._block_tokens = sizes[0] if len(sizes) == 1 else 1
-        # The KV groups of a hybrid model share one pool of blocks.
-        self._tokens_per_block = 1 / sum(1 / size for size in sizes or (1,))
         if not (entrance.in_order or ADMISSIONS[settings.policy].in_order):
             raise PlugInError(
                 f"evenstep.admission: {settings.policy} orders the queue, and so does this "
@@ -205,13 +203,13 @@ class AdmissionGate:
     def _memory(self) -> Memory:
         """Memory for the next step; growth of running requests in it counts as used."""
         engine, block = self._engine, self._block_tokens
-        used = int((engine.blocks_total - engine.blocks_free) * self._tokens_per_block)
+        used = int((engine.blocks_total - engine.blocks_free) * engine.tokens_per_block)
         # Each computes a token, and one in ``block`` of them needs a new block for it.
         growing = len(self._ledger.running)
         promised = sum(map(self._prefill_left, self._prefilling))
         step = self._entrance.step_tokens
         return Memory(
-            capacity_tokens=int((engine.blocks_total - engine.watermark) * self._tokens_per_block),
+            capacity_tokens=int((engine.blocks_total - engine.watermark) * engine.tokens_per_block),
             used_tokens=used + -(-(growing + promised) // block) * block,
             slots_free=max(0, engine.slots - growing),
             block_tokens=block,

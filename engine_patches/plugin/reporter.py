@@ -92,7 +92,6 @@ class Reporter:
         self._blocks_free = -1
         self._last_end_s: float | None = None
         self._ahead: deque[tuple[Any, float, int]] = deque(maxlen=_STEPS_AHEAD)
-        self._tokens_per_block = 1 / sum(1 / size for size in engine.block_sizes or (1,))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate: CurveGate | None = None
         self._closing = threading.Event()
@@ -260,7 +259,8 @@ class Reporter:
         told = None if self._admissible is None else self._admissible.admissible_tokens
         if told is not None:
             return told
-        return int(max(0, blocks_free - self._engine.watermark) * self._tokens_per_block)
+        engine = self._engine
+        return int(max(0, blocks_free - engine.watermark) * engine.tokens_per_block)
 
     @_ends_stream
     def _answer(self) -> None:
