@@ -76,10 +76,10 @@ class AdmissionGate:
             )
 
     @property
+    @_ends_admission
     def admissible_tokens(self) -> int | None:
         """Prompt tokens that could enter with an empty queue; None: admission has ended."""
-        tokens: int | None = self._admissible_tokens()
-        return tokens
+        return max(0, self.policy.admissible_tokens(self._ledger, self._memory()))
 
     @property
     def admission(self) -> str:
@@ -169,10 +169,6 @@ class AdmissionGate:
             ledger.left(id_)
             self._wait(request)
         ledger.entered(id_)
-
-    @_ends_admission
-    def _admissible_tokens(self) -> int:
-        return max(0, self.policy.admissible_tokens(self._ledger, self._memory()))
 
     def _measure(self) -> None:
         """Enter the sizes of running requests that may have grown by other than one token."""

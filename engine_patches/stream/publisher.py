@@ -117,10 +117,6 @@ def ended_ids(
     return (*finished, *(id_ for id_ in previous if id_ not in current and id_ not in told))
 
 
-def _nothing(_socket: zmq.Socket[bytes]) -> None:
-    """Keep a socket's default options."""
-
-
 class SnapshotPublisher:
     """Publishes one worker's state; safe to ``publish`` in one thread and ``poll`` in another.
 
@@ -151,7 +147,7 @@ class SnapshotPublisher:
         clock: Callable[[], float] = time.time,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         rows: Callable[[], Iterable[Row]] | None = None,
-        prepare: Callable[[zmq.Socket[bytes]], None] = _nothing,
+        prepare: Callable[[zmq.Socket[bytes]], None] = lambda _: None,
     ) -> None:
         self.epoch = secrets.token_hex(8)
         self.sequence = 0
