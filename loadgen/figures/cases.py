@@ -19,14 +19,13 @@ from loadgen.simulator.decode.decode_results import StepRecords
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.prefill_results import PrefillResult
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
+from loadgen.simulator.decode.simulated_router import PARAMETERS
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.core.forecast.forecast import Outlook
-from router.core.forecast.look_ahead import Parameters
 from router.core.policies.policy_protocol import Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
-PARAMETERS = tuple(each.name for each in fields(Parameters))
 # Kept metrics of a run, with the look-ahead's parameters and skill.
 _KEPT = (
     *("avg_imbalance_tokens", "throughput_tok_s", "tpot_mean_s", "ttft_mean_s", "ttft_p99_s"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from loadgen.simulator.decode.oracle import Drift
 from loadgen.simulator.decode.request_streams import Job
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP, Outlook
-from router.core.forecast.look_ahead import LookAhead
+from router.core.forecast.look_ahead import LookAhead, Parameters
 from router.core.policies.policy_protocol import Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.queue.pool import Pool
@@ -28,6 +28,8 @@ from router.core.state.worker import UNBOUNDED
 from router.core.types import Dispatch, PoolState, Request, WorkerView
 
 GROUP = "default"
+# Of the look-ahead.
+PARAMETERS = tuple(each.name for each in fields(Parameters))
 
 
 class SimulatedWorkers:
@@ -175,16 +177,8 @@ class Front:
         chosen: Report = {"overcommit": self._decider.overcommit.requests}
         look_ahead = self._decider.look_ahead
         if look_ahead is None:
-            names = ("horizon", "discount", "tie_weight", "lead_tokens", "skill")
-            return chosen | dict.fromkeys(names)
-        used = look_ahead.parameters
-        return chosen | {
-            "horizon": used.horizon,
-            "discount": used.discount,
-            "tie_weight": used.tie_weight,
-            "lead_tokens": used.lead_tokens,
-            "skill": look_ahead.skill,
-        }
+            return chosen | dict.fromkeys((*PARAMETERS, "skill"))
+        return chosen | asdict(look_ahead.parameters) | {"skill": look_ahead.skill}
 
     def arrive(self, job: Job, step: int, now_s: float) -> None:
         """Requests that the policy cannot see yet keep their order."""
