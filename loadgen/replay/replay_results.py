@@ -205,11 +205,11 @@ def _rates(run: Run, done: Sequence[RequestResult], conditions: Conditions) -> R
         "duration": duration_s,
         "wall_duration_s": run.whole.length_s,
         "start_unix_s": run.start_unix_s,
-        "request_throughput": _ratio(len(done), duration_s),
-        "request_goodput": None if good is None else _ratio(good, duration_s),
+        "request_throughput": ratio(len(done), duration_s),
+        "request_goodput": None if good is None else ratio(good, duration_s),
         "goodput_ms": dict(conditions.goodput_ms),
-        "output_throughput": _ratio(output_tokens, duration_s),
-        "total_token_throughput": _ratio(total_tokens, duration_s),
+        "output_throughput": ratio(output_tokens, duration_s),
+        "total_token_throughput": ratio(total_tokens, duration_s),
     }
 
 
@@ -259,7 +259,7 @@ def _steady(done: Sequence[RequestResult], window: Window | None, scale: float) 
     return {
         "start_s": window.start_s / scale,
         "duration": window.length_s / scale,
-        "output_throughput": _ratio(tokens, window.length_s / scale),
+        "output_throughput": ratio(tokens, window.length_s / scale),
         "mean_admitted_prompt_tokens": _mean(admitted),
     }
 
@@ -281,5 +281,6 @@ def _mean(values: Iterable[int]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _ratio(amount: float, per: float) -> float | None:
+def ratio(amount: float, per: float) -> float | None:
+    """None without a divisor."""
     return amount / per if per > 0 else None

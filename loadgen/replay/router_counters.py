@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.replay.replay_results import Report
+from loadgen.replay.replay_results import Report, ratio
 from router.core.errors import ConfigError
 from router.core.state.barrier import StepTotals
 
@@ -154,16 +154,12 @@ def figures(totals: StepTotals, step_time: StepTime | None) -> Report:
         idle = step_time.per_token_s * totals.imbalance_tokens / (workers * totals.step_s)
     return {
         "steps": int(totals.steps),
-        "avg_imbalance_tokens": _per(totals.imbalance_tokens, totals.steps),
-        "mean_load_tokens": _per(totals.load_tokens, totals.worker_steps),
-        "max_load_tokens": _per(totals.max_load_tokens, totals.steps),
+        "avg_imbalance_tokens": ratio(totals.imbalance_tokens, totals.steps),
+        "mean_load_tokens": ratio(totals.load_tokens, totals.worker_steps),
+        "max_load_tokens": ratio(totals.max_load_tokens, totals.steps),
         "idle_share": idle,
-        "step_mean_s": _per(totals.step_s, totals.steps),
-        "throughput_tok_s": _per(totals.output_tokens, totals.step_s),
+        "step_mean_s": ratio(totals.step_s, totals.steps),
+        "throughput_tok_s": ratio(totals.output_tokens, totals.step_s),
         "energy_j": totals.energy_j or None,
-        "energy_j_per_output_token": _per(totals.energy_j, totals.output_tokens) or None,
+        "energy_j_per_output_token": ratio(totals.energy_j, totals.output_tokens) or None,
     }
-
-
-def _per(amount: float, count: float) -> float | None:
-    return amount / count if count > 0 else None
