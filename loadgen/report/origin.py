@@ -109,7 +109,9 @@ def commit() -> str:
 
 def command() -> str:
     """Command line of this process, without paths of this machine alone."""
-    words = sys.orig_argv[1:] if _is_script(sys.orig_argv[1:2]) else sys.orig_argv
+    words = sys.orig_argv
+    if words[1:] and Path(words[1]).name == "evenstep":
+        words = words[1:]  # An installed command; Python's own name before it says nothing.
     return shlex.join(map(_portable, words))
 
 
@@ -189,11 +191,6 @@ def _is_docstring(node: ast.AST) -> bool:
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     )
-
-
-def _is_script(words: Sequence[str]) -> bool:
-    """Whether an installed command runs, for which Python's own name says nothing."""
-    return bool(words) and Path(words[0]).name == "evenstep"
 
 
 def _portable(word: str) -> str:

@@ -104,8 +104,7 @@ class Engines:
         """Start the requests that have reached an engine with a free slot."""
         self._receive(step, now_s)
         started, residences = [], []
-        for worker in [worker for worker, queue in enumerate(self._queues) if queue]:
-            queue, free = self._queues[worker], self._free[worker]
+        for queue, free in zip(self._queues, self._free, strict=True):
             while queue and free:
                 job, slot = queue.popleft(), free.pop()
                 started.append(Start(job, self._free_since[slot]))
