@@ -20,7 +20,7 @@ from router.core.state.worker_status import WorkerStatus, status_of
 from router.recording.recorder import ROOM_BYTES, Listener, Recorder
 
 # These are changed elsewhere: in files, and at /workers.
-_ELSEWHERE = ("workers", "tls_cert", "tls_key", "api_key_file", "admin_key_file")
+_ELSEWHERE = frozenset({"workers", "tls_cert", "tls_key", "api_key_file", "admin_key_file"})
 
 # Of recordings.
 _LONGEST_S = 3600
@@ -49,7 +49,7 @@ def add_settings(app: FastAPI, reload: Reload) -> None:
             raise InvalidRequestError(f"not a JSON object of settings: {error}") from None
         try:
             with audited(request, f"change settings {values}"):
-                for name in sorted(values.keys() & set(_ELSEWHERE)):
+                for name in sorted(values.keys() & _ELSEWHERE):
                     raise ConfigError(f"{name} cannot be changed here, but where it is read")
                 await reload.change(values)
         except EvenstepError as error:
@@ -60,8 +60,7 @@ def add_settings(app: FastAPI, reload: Reload) -> None:
 
 
 def _shown(reload: Reload) -> dict[str, Any]:
-    names = reload.names - set(_ELSEWHERE)
-    return reload.settings.model_dump(mode="json", include=set(names))
+    return reload.settings.model_dump(mode="json", include=set(reload.names - _ELSEWHERE))
 
 
 def add_recording(
