@@ -15,15 +15,7 @@ from loadgen.demo.figures import LATENESS_LIMIT, StepFigures, steady_steps, step
 from loadgen.demo.run import STARVATION_S, Fleet, Outcome
 from loadgen.replay.replay_results import Report
 from loadgen.report.numbers import number
-from loadgen.report.origin import (
-    EMULATION,
-    KEY,
-    SERVING,
-    Engines,
-    installed_versions,
-    machine,
-    origin,
-)
+from loadgen.report.origin import EMULATION, KEY, SERVING, Engines, origin
 
 Columns = Mapping[str, "Callable[[DemoRun], object]"]
 
@@ -86,6 +78,7 @@ def summary(
 ) -> Report:
     """All conditions and results as JSON-able values."""
     warmup = runs[0].outcome.plan.warmup
+    header = origin(Engines.EMULATED, CODE)
     return {
         "emulated": True,
         "statement": STATEMENT,
@@ -103,13 +96,13 @@ def summary(
             f"A request that has waited {STARVATION_S:g} engine seconds goes before all others.",
         ],
         "calibration": [asdict(trial) for trial in trials],
-        KEY: origin(Engines.EMULATED, CODE),
+        KEY: header,
         "machine": {
-            **machine(),
+            **header["machine"],
             "platform": platform.platform(),
             "load_average": os.getloadavg(),
         },
-        "versions": installed_versions(),
+        "versions": header["versions"],
         "runs": [
             {
                 "policy": run.outcome.plan.policy,
