@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from loadgen.emulator.engine import EngineRequest
 from loadgen.emulator.faulty_connection import Wire
 from loadgen.emulator.generation import Generation
 from loadgen.emulator.named_shapes import MessageShape, ResponseShape
 from loadgen.emulator.shapes import ChoiceEnd, Shape
 from loadgen.emulator.text import OutputPlan
+from loadgen.engine.engine import EngineRequest
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from engine_patches.admission import ADMISSIONS
 from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.emulator_settings import EmulatorSettings, parse_speeds, snapshot_endpoints
 from loadgen.emulator.listener import EVERY_ADDRESS
-from loadgen.emulator.prefill_settings import (
+from loadgen.engine.prefill_settings import (
     DEFAULT_PREFILL,
     DEFAULT_TRANSFER,
     KvLoadFailure,

@@ -10,15 +10,15 @@ from loadgen.emulator.control import ControlApp
 from loadgen.emulator.emulated_worker import EmulatedWorker
 from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.emulator.injected_faults import Fault
-from loadgen.emulator.kv_handoff import KeptKv
 from loadgen.emulator.listener import Listener
 from loadgen.emulator.metrics import handoff_totals
 from loadgen.emulator.record import RecordWriter
 from loadgen.emulator.sent import SentLog
 from loadgen.emulator.state_stream import StateStream
 from loadgen.emulator.stepper import Lateness, Stepper, step_record
-from loadgen.emulator.stepping import Step
 from loadgen.emulator.worker_app import WorkerApp
+from loadgen.engine.kv_handoff import KeptKv
+from loadgen.engine.stepping import Step
 
 _HEARTBEAT_CHECK_S = 0.25
 _TEAR_S = 0.01

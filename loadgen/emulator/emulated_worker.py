@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 
 from loadgen.emulator.answer import Answer, Choice
 from loadgen.emulator.emulator_settings import EmulatorSettings
-from loadgen.emulator.engine import Engine, EngineRequest
 from loadgen.emulator.faulty_connection import Wire
 from loadgen.emulator.generation import Generation
 from loadgen.emulator.injected_faults import Fault
-from loadgen.emulator.kv_handoff import Fetch, KeptKv
 from loadgen.emulator.named_shapes import MessageShape, ResponseShape
 from loadgen.emulator.operated import Operated
 from loadgen.emulator.shapes import CHAT, COMPLETION, Shape
 from loadgen.emulator.state_stream import StateStream
-from loadgen.emulator.stepping import WorkerModel, WorkerStep
 from loadgen.emulator.timer import engine_now_s
 from loadgen.emulator.transfer_params import KvTransfer, kept_params
+from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.kv_handoff import Fetch, KeptKv
+from loadgen.engine.stepping import WorkerModel, WorkerStep
 
 
 class EmulatedWorker:

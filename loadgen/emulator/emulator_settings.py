@@ -11,11 +11,11 @@ import numpy as np
 
 from engine_patches.admission import clearing_of, make_admission
 from engine_patches.admission.settings import AdmissionSettings
-from loadgen.emulator.engine import Engine
 from loadgen.emulator.generation import Limits
-from loadgen.emulator.prefill_settings import PrefillSettings
-from loadgen.emulator.queues import Eviction, PolicyOrder
-from loadgen.emulator.stepping import StepGroup, WorkerModel
+from loadgen.engine.engine import Engine
+from loadgen.engine.prefill_settings import PrefillSettings
+from loadgen.engine.queues import Eviction, PolicyOrder
+from loadgen.engine.stepping import StepGroup, WorkerModel
 from loadgen.model.step_time import PowerModel, StepTime, numbers
 from router.core.errors import ConfigError
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loadgen.emulator.emulated_worker import EmulatedWorker
-from loadgen.emulator.engine import Engine
 from loadgen.emulator.stepper import Lateness
+from loadgen.engine.engine import Engine
 
 
 def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:

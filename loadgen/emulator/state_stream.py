@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
-from loadgen.emulator.stepping import WorkerModel, WorkerStep
+from loadgen.engine.stepping import WorkerModel, WorkerStep
 from router.core.errors import ConfigError
 from router.core.types import KvGroup
 

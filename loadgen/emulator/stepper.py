@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from engine_patches.stream.publisher import HEARTBEAT_S
 from loadgen.emulator.emulated_worker import EmulatedWorker
 from loadgen.emulator.record import StepRecord
-from loadgen.emulator.stepping import Step, StepGroup
 from loadgen.emulator.timer import StepTimer, engine_now_s
+from loadgen.engine.stepping import Step, StepGroup
 
 _LATENESS_WINDOW = 10_000
 

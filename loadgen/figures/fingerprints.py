@@ -29,7 +29,7 @@ _PREFILLING = (
         "loadgen.simulator.decode.prefill_workers",
         "router.core.state.prefill_worker",
     ),
-    *("loadgen.emulator.", "engine_patches."),
+    *("loadgen.engine.", "engine_patches."),
 )
 _COMPUTE = ("router.", "loadgen.simulator.", "loadgen.model.step_time", *_PREFILLING)
 # One engine and its admission, beside the emulated engine.
@@ -40,7 +40,7 @@ _ADMISSION = tuple(
 _OTHER_SIMULATIONS = ("loadgen.simulator.admission", "loadgen.simulator.tune")
 _ADMITTING = (
     *_ADMISSION,
-    *(f"loadgen.emulator.{name}" for name in ("engine", "kv_handoff", "queues", "schedule")),
+    *(f"loadgen.engine.{name}" for name in ("engine", "kv_handoff", "queues", "schedule")),
     "engine_patches.admission",
     "router.core.forecast.end_signals",
     "router.core.forecast.forecast",
@@ -96,9 +96,9 @@ def decode_code(policy: str, *, prefill_workers: bool) -> Code:
 ADMISSION_CODE = Code(_ADMITTING)
 # The same for whole studies, as files and folders (``loadgen.report.origin``).
 DECODE_FOLDERS = ("router/core", "loadgen/simulator/decode", "loadgen/model", "loadgen/traces")
-HANDOFF_FOLDERS = (*DECODE_FOLDERS, "loadgen/emulator")
+HANDOFF_FOLDERS = (*DECODE_FOLDERS, "loadgen/engine")
 ADMISSION_FOLDERS = (
-    *("engine_patches/admission", "loadgen/simulator/admission", "loadgen/emulator"),
+    *("engine_patches/admission", "loadgen/simulator/admission", "loadgen/engine"),
     *("loadgen/model", "router/core/forecast"),
 )
 CHAIN_FOLDERS = ("router/core/placement", "router/core/policies", "loadgen/chains")

@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from loadgen.demo.run import STARVATION_S
-from loadgen.emulator.prefill_settings import parse_prefill_time
+from loadgen.engine.prefill_settings import parse_prefill_time
 from loadgen.model.step_time import parse_step_time
 from loadgen.report.origin import Engines, origin, read_figures, write_part
 from loadgen.simulator.decode.barrier_decode import simulate

@@ -37,7 +37,7 @@ except ImportError as error:
 CODE = (
     "engine_patches/admission",
     "loadgen/simulator/admission",
-    "loadgen/emulator",
+    "loadgen/engine",
     "tests/bench/bench_hindsight.py",
 )
 

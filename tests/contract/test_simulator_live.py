@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.emulator.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine, EngineRequest
 from loadgen.simulator.decode import barrier_decode
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines

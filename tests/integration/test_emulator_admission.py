@@ -9,7 +9,7 @@ import pytest
 
 from engine_patches.admission import read_admission
 from loadgen.emulator.emulate_command import EmulateOptions
-from loadgen.emulator.queues import PolicyOrder
+from loadgen.engine.queues import PolicyOrder
 from router.core.errors import ConfigError
 from tests.support.emulated import TIMEOUT_S, client, emulated, eventually, reading
 

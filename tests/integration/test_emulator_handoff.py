@@ -15,9 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.emulator.emulated_fleet import EmulatedFleet
-from loadgen.emulator.engine import Engine
-from loadgen.emulator.kv_handoff import TransferTime
-from loadgen.emulator.prefill_settings import PrefillSettings, PrefillTime
+from loadgen.engine.engine import Engine
+from loadgen.engine.kv_handoff import TransferTime
+from loadgen.engine.prefill_settings import PrefillSettings, PrefillTime
 from loadgen.model.step_time import StepTime
 from tests.support.emulated import QUICK, client, control, emulated, eventually, reading
 

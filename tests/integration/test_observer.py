@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from loadgen.emulator.prefill_settings import PrefillSettings
+from loadgen.engine.prefill_settings import PrefillSettings
 from router.config.serve_settings import ServeSettings
 from router.core.events import SnapshotReceived
 from router.core.types import WorkerSpec

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.emulator.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine, EngineRequest
 
 KV_TOKENS = 60
 SLOTS = 4

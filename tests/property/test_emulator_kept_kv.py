@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.kv_handoff import Fetch, KeptKv, TransferTime
+from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.kv_handoff import Fetch, KeptKv, TransferTime
 
 KV_TOKENS = 60
 SLOTS = 3

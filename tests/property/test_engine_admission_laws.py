@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from engine_patches.admission import ADMISSIONS, make_admission, read_admission
 from engine_patches.admission.policies.strict import LONGEST_PAUSE_S
-from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.queues import Eviction, PolicyOrder
+from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.queues import Eviction, PolicyOrder
 
 KV_TOKENS = 60
 SLOTS = 4

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.emulator.kv_handoff import TransferTime
-from loadgen.emulator.prefill_settings import PrefillTime
+from loadgen.engine.kv_handoff import TransferTime
+from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_results import DecodeResult

@@ -13,8 +13,8 @@ from pathlib import Path
 from engine_patches.power.nvml import NvmlSource
 from engine_patches.power.recording import Recording, read_recording
 from engine_patches.power.source import PowerReading
-from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.stepping import StepGroup, WorkerModel
+from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.stepping import StepGroup, WorkerModel
 from loadgen.model.step_time import PowerModel, StepTime
 from router.core.types import RunningRequest, Snapshot
 from tests.support.core import part

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from loadgen.emulator.prefill_settings import PrefillTime
+from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.figures.cases import Case, trace_lengths
 from loadgen.figures.claims import Claim, at_most
 from loadgen.figures.fingerprints import HANDOFF_FOLDERS

@@ -1,7 +1,7 @@
 """One engine under KV pressure in virtual time: the emulated engine and an admission policy.
 
 Requests arrive at their times. vLLM's queue limits may refuse them; the others wait and run on
-``loadgen.emulator.engine`` until the last one ends. A step takes the time of the scenario's cost.
+``loadgen.engine.engine`` until the last one ends. A step takes the time of the scenario's cost.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from engine_patches.admission import clearing_of, make_admission
 from engine_patches.admission.settings import AdmissionSettings
 from engine_patches.admission.theory.fluid import Batch
-from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.queues import Eviction, PolicyOrder
-from loadgen.emulator.schedule import Schedule
+from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.queues import Eviction, PolicyOrder
+from loadgen.engine.schedule import Schedule
 from loadgen.simulator.admission.admission_results import AdmissionRecorder, AdmissionResult
 from loadgen.simulator.admission.predictions import Prediction
 from loadgen.simulator.admission.scenarios import Requests, Scenario

@@ -2,7 +2,7 @@
 
 Total latency is the sum of the steps from each request's arrival to its end, on an engine with
 little memory whose steps take one unit of time each. The program is that of arXiv 2502.07115,
-Appendix B.1. It counts as ``loadgen.emulator.engine`` does: a request of prompt s
+Appendix B.1. It counts as ``loadgen.engine.engine`` does: a request of prompt s
 and output o that begins with step p holds s, s + 1, …, s + o - 1 tokens in the steps p, …, p + o -
 1, without interruption. By (1) of that paper it holds s + o one step longer: that is a request of
 output o + 1 here, and its latency is one step less.
@@ -24,8 +24,8 @@ import numpy as np
 
 from engine_patches.admission import clearing_of, make_admission
 from engine_patches.admission.settings import AdmissionSettings
-from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.queues import Eviction, PolicyOrder
+from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.queues import Eviction, PolicyOrder
 from loadgen.simulator.admission.admission_simulation import EndlessError
 from router.core.forecast.forecast import Ints
 from router.core.policies.bfio.exact_model import Rows, run_highs

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from rich.console import Console
 
-from loadgen.emulator.prefill_settings import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFAULT_TRANSFER
+from loadgen.engine.prefill_settings import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFAULT_TRANSFER
 from loadgen.model.step_time import load_step_time, numbers
 from loadgen.run.options import command_of
 from loadgen.run.simulation_options import (

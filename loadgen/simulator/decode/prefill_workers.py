@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.kv_handoff import TransferTime
-from loadgen.emulator.prefill_settings import (
+from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.kv_handoff import TransferTime
+from loadgen.engine.prefill_settings import (
     DEFAULT_CHUNK,
     DEFAULT_PREFILL,
     DEFAULT_TRANSFER,
@@ -25,7 +25,7 @@ from loadgen.emulator.prefill_settings import (
     parse_transfer_time,
     refuse,
 )
-from loadgen.emulator.stepping import Step, StepGroup, WorkerModel
+from loadgen.engine.stepping import Step, StepGroup, WorkerModel
 from loadgen.model.step_time import PowerModel
 from loadgen.simulator.decode.prefill_results import KeptMeter, Passage, PrefillResult
 from loadgen.simulator.decode.request_streams import Job, Stream

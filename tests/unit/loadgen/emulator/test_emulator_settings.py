@@ -4,8 +4,8 @@ import pytest
 
 from loadgen.emulator.emulator_settings import EmulatorSettings, parse_speeds, snapshot_endpoints
 from loadgen.emulator.injected_faults import FAULT_KINDS, Fault
-from loadgen.emulator.kv_handoff import TransferTime
-from loadgen.emulator.prefill_settings import (
+from loadgen.engine.kv_handoff import TransferTime
+from loadgen.engine.prefill_settings import (
     KvLoadFailure,
     PrefillSettings,
     PrefillTime,

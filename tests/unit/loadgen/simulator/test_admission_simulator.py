@@ -7,7 +7,7 @@ import pytest
 
 from engine_patches.admission import read_admission
 from engine_patches.admission.theory.fluid import StepCost
-from loadgen.emulator.engine import EngineRequest
+from loadgen.engine.engine import EngineRequest
 from loadgen.simulator.admission.admission_results import AdmissionResult
 from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,

@@ -7,7 +7,7 @@ import pytest
 
 from engine_patches.admission import ADMISSIONS, read_admission
 from engine_patches.admission.theory.fluid import StepCost
-from loadgen.emulator.engine import Engine
+from loadgen.engine.engine import Engine
 from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,
     EndlessError,

@@ -9,8 +9,8 @@ from statistics import fmean, stdev
 
 import pytest
 
-from loadgen.emulator.kv_handoff import TransferTime
-from loadgen.emulator.prefill_settings import PrefillTime
+from loadgen.engine.kv_handoff import TransferTime
+from loadgen.engine.prefill_settings import PrefillTime
 from loadgen.model.step_time import StepTime
 from loadgen.report.origin import read_figures
 from loadgen.simulator.decode.barrier_decode import simulate

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.schedule import Schedule
+from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.schedule import Schedule
 from loadgen.model.step_time import PowerModel, StepTime
 
 

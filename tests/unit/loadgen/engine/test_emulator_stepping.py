@@ -1,9 +1,9 @@
 import pytest
 
 from engine_patches.admission import make_admission, read_admission
-from loadgen.emulator.engine import Engine, EngineRequest
-from loadgen.emulator.queues import PolicyOrder
-from loadgen.emulator.stepping import StepGroup, WorkerModel
+from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.queues import PolicyOrder
+from loadgen.engine.stepping import StepGroup, WorkerModel
 from loadgen.model.step_time import PowerModel, StepTime
 from tests.support.core import part
 

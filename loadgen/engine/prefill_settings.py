@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from loadgen.emulator.kv_handoff import TransferTime
+from loadgen.engine.kv_handoff import TransferTime
 from loadgen.model.step_time import StepTime, numbers
 from router.core.errors import ConfigError
 

@@ -13,7 +13,7 @@ from engine_patches.admission.ledger import Memory, Ticket
 from engine_patches.admission.protocol import Admission, ledger_of
 
 if TYPE_CHECKING:
-    from loadgen.emulator.engine import EngineRequest
+    from loadgen.engine.engine import EngineRequest
 
 
 class Queue(Protocol):

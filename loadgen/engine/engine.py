@@ -15,16 +15,17 @@ slot, and enters before all without memory.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from engine_patches.admission.ledger import Memory
-from loadgen.emulator.kv_handoff import Fetch, KeptKv
-from loadgen.emulator.queues import EngineOrder, Eviction, Queue
-from loadgen.emulator.schedule import Budget, Schedule
+from loadgen.engine.kv_handoff import Fetch, KeptKv
+from loadgen.engine.queues import EngineOrder, Eviction, Queue
+from loadgen.engine.schedule import Budget, Schedule
 from router.core.wire import request_token
+
+_UNBOUNDED = 1 << 62  # tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +117,7 @@ class Engine:
         self._block_tokens = block_tokens
         # Unused tokens in the last blocks of the running requests.
         self._slack_tokens = 0
-        self._chunk = sys.maxsize if chunk is None else chunk
+        self._chunk = _UNBOUNDED if chunk is None else chunk
         self._recompute = recompute
         self._watermark_tokens = int(watermark * (kv_tokens // block_tokens)) * block_tokens
         self._prefill_first = prefill_first
@@ -356,7 +357,7 @@ class Engine:
     def _memory(self) -> Memory:
         slots_free = max(0, self.slots - len(self.running) - len(self._ready))
         memory = Memory(self.kv_tokens, self.used_tokens, slots_free, self._block_tokens)
-        if self._chunk == sys.maxsize:
+        if self._chunk == _UNBOUNDED:
             return memory
         left = max(0, self._chunk - sum(request.prefill_left or 1 for request in self.running))
         return replace(memory, step_tokens=self._chunk, prompt_tokens_left=left)
