@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from itertools import accumulate, pairwise
 
-from engine_patches.admission.theory.fluid import Flow, StepCost
+from engine_patches.admission.theory.fluid import Flow
 from engine_patches.admission.theory.thresholds import segments_of
 from engine_patches.admission.theory.validity import Validity, nested_validity, wait_validity
+from router.core.step_time import StepTime
 
 MAX_HOLD_S = 1.0
 QUANTILE = "quantile:"
@@ -238,7 +239,7 @@ def _wait(settings: AdmissionSettings) -> Validity:
             f"{list(given[: len(flows)])}"
         )
     each = [*given, *[given[-1]] * (len(flows) - len(given))]
-    return wait_validity(each, flows, StepCost(*settings.step_time))
+    return wait_validity(each, flows, StepTime(*settings.step_time))
 
 
 def _nested(settings: AdmissionSettings) -> Validity:
@@ -249,7 +250,7 @@ def _nested(settings: AdmissionSettings) -> Validity:
         for rate, output in zip(settings.rates, (*segments, segments[-1] + 1), strict=True)
     ]
     last_stages = [*(end - 1 for end in segments), flows[-1].decode_steps]
-    cost = StepCost(*settings.step_time or (0.0,))
+    cost = StepTime(*settings.step_time or (0.0,))
     return nested_validity(settings.thresholds, segments_of(flows, last_stages), cost)
 
 

@@ -9,8 +9,8 @@ from typing import cast
 
 from loadgen.demo.run import Fleet, Outcome
 from loadgen.emulator.record import StepRecord
-from loadgen.model.step_time import parse_step_time
 from loadgen.replay.replay_results import Report, Window, percentile
+from router.core.step_time import StepTime
 
 # Lateness of a step's end, as a fraction of its length, up to which a fleet counts as in time.
 LATENESS_LIMIT = 0.1
@@ -50,7 +50,7 @@ def step_figures(record: Sequence[StepRecord], fleet: Fleet) -> StepFigures | No
     imbalance = [
         len(row.load_tokens) * max(row.load_tokens) - sum(row.load_tokens) for row in record
     ]
-    per_token_s = parse_step_time(fleet.step_time).per_token_s
+    per_token_s = StepTime.parse(fleet.step_time).per_token_s
     energy_j = sum(sum(row.power_w) * row.step_s for row in record)
     late = sorted(row.lateness for row in record)
     return StepFigures(

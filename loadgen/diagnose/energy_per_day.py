@@ -9,7 +9,7 @@ import numpy as np
 from loadgen.diagnose.analysis.findings import MOSTLY, Findings
 from loadgen.diagnose.analysis.prospects import Prospects
 from loadgen.diagnose.analysis.window import Window
-from loadgen.model.step_time import PowerModel
+from loadgen.model.power_model import PowerModel
 from router.core.energy.joules import PowerLevels
 
 DAY_S = 86400.0

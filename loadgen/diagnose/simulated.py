@@ -17,7 +17,7 @@ import numpy as np
 from loadgen.diagnose.analysis.findings import Figures, Findings
 from loadgen.diagnose.analysis.prospects import Mode, Prospect, Prospects
 from loadgen.diagnose.analysis.window import Window
-from loadgen.model.step_time import PowerModel, StepTime
+from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
@@ -25,6 +25,7 @@ from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import ClosedStream, Job, Stream, TimedStream
 from loadgen.traces.trace import Trace, TraceRequest
 from router.core.policies.policy_table import POLICIES
+from router.core.step_time import StepTime
 from router.core.types import Dispatch
 
 # Defaults of ``evenstep serve``: forecast, and waiting time after which a request goes first.

@@ -24,9 +24,9 @@ from loadgen.engine.prefill_settings import (
     KvLoadFailure,
     parse_prefill,
 )
-from loadgen.model.step_time import parse_step_time
+from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.admission_options import parse_admission, told_warnings
-from loadgen.run.options import command_of
+from loadgen.run.options import StepTimeFlag, command_of
 from router.commands.json_output import STDOUT, json_option
 from router.core.errors import InputError
 from router.core.wire import is_local
@@ -42,9 +42,6 @@ _Slots = Annotated[int, _flag("--slots", "Requests that a worker runs at once.",
 _KvTokens = Annotated[int, _flag("--kv-tokens", "KV memory of a worker.", "N")]
 _MaxModelLen = Annotated[
     int | None, _flag("--max-model-len", "Longest prompt plus output [KV memory].", "N")
-]
-_StepTime = Annotated[
-    str, _flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]")
 ]
 _TimeScale = Annotated[
     float, _flag("--time-scale", "Wall seconds per engine second; above 1 is slower.", "X")
@@ -79,8 +76,9 @@ _PrefillStepTime = Annotated[
     str | None,
     _flag(
         "--prefill-step-time",
-        "Seconds: a prefill worker's step, and each prompt token that a step of any worker "
-        f"computes [{DEFAULT_PREFILL} with prefill workers; without, prompts cost nothing].",
+        "Seconds: a prefill worker's step, and each prompt token that a step computes, also at "
+        f"workers whose --step-time has no t_p [{DEFAULT_PREFILL} with prefill workers; without "
+        "and with no t_p, prompts cost nothing].",
         "C,t_p",
     ),
 ]
@@ -141,7 +139,7 @@ class EmulateOptions:
     slots: _Slots = 72
     kv_tokens: _KvTokens = 400_000
     max_model_len: _MaxModelLen = None
-    step_time: _StepTime = "4.95e-3,9.5e-8"
+    step_time: StepTimeFlag = "4.95e-3,9.5e-8"
     time_scale: _TimeScale = 1.0
     barrier: _Barrier = True
     speed: _Speed = "1"
@@ -175,6 +173,7 @@ class EmulateOptions:
         ranks = self.workers + self.prefill_workers
         first = self.snapshot_port or (self.control_port or self.port + ranks) + 1
         admission = self.admission
+        step_time = load_step_time(self.step_time)
         settings = EmulatorSettings(
             workers=self.workers,
             host=self.host,
@@ -182,7 +181,7 @@ class EmulateOptions:
             slots=self.slots,
             kv_tokens=self.kv_tokens,
             max_model_len=self.max_model_len,
-            step_time=parse_step_time(self.step_time),
+            step_time=step_time,
             time_scale=self.time_scale,
             barrier=self.barrier,
             speeds=parse_speeds(self.speed),
@@ -196,6 +195,7 @@ class EmulateOptions:
             prefill=parse_prefill(
                 self.prefill_workers,
                 self.prefill_step_time,
+                prompts_cost=step_time.per_prompt_token_s > 0,
                 chunk=self.prefill_chunk,
                 kv_tokens=self.prefill_kv_tokens,
                 transfer_time=self.kv_transfer_time,
@@ -214,8 +214,8 @@ class EmulateOptions:
 def emulate(options: EmulateOptions) -> None:
     """Run emulated engines: vLLM's API in front of modelled steps, no model and no GPU.
 
-    With --prefill-workers or --prefill-step-time prompts take time, and KV moves between workers as
-    with vLLM's NIXL connector.
+    With a t_p in --step-time, --prefill-workers or --prefill-step-time prompts take time, and KV
+    moves between workers as with vLLM's NIXL connector.
     """
     with told_warnings():
         uvloop.run(_run(options.settings(), options.json))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,9 @@ from loadgen.engine.engine import Engine
 from loadgen.engine.prefill_settings import PrefillSettings
 from loadgen.engine.queues import Eviction, PolicyOrder
 from loadgen.engine.stepping import StepGroup, WorkerModel
-from loadgen.model.step_time import PowerModel, StepTime, numbers
+from loadgen.model.power_model import PowerModel
 from router.core.errors import ConfigError
+from router.core.step_time import PAPER_STEP_TIME, StepTime, numbers
 
 _HIGHEST_PORT = 65535
 
@@ -50,7 +51,7 @@ class EmulatorSettings:
     slots: int = 72
     kv_tokens: int = 400_000
     max_model_len: int | None = None
-    step_time: StepTime = field(default_factory=StepTime)
+    step_time: StepTime = PAPER_STEP_TIME
     power: PowerModel = field(default_factory=PowerModel)
     time_scale: float = 1.0
     barrier: bool = True
@@ -149,9 +150,12 @@ class EmulatorSettings:
         prefill = self.prefill
         if prefill is None:
             return StepGroup(workers, self.step_time, self.power)
-        only = self.prefills(workers[0].rank)
-        step_time = prefill.time.step_time if only else self.step_time
-        return StepGroup(workers, step_time, self.power, prefill.time.per_token_s)
+        if self.prefills(workers[0].rank):
+            return StepGroup(workers, prefill.time.step_time, self.power)
+        step_time = self.step_time
+        if not step_time.per_prompt_token_s:
+            step_time = replace(step_time, per_prompt_token_s=prefill.time.per_token_s)
+        return StepGroup(workers, step_time, self.power)
 
     def worker_port(self, rank: int) -> int:
         """0: any."""

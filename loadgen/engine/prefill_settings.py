@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from loadgen.engine.kv_handoff import TransferTime
-from loadgen.model.step_time import StepTime, numbers
 from router.core.errors import ConfigError
+from router.core.step_time import StepTime, numbers
 
 DEFAULT_PREFILL = "4.95e-3,5e-5"
 DEFAULT_TRANSFER = "1e-3,2.6e-6"
@@ -26,11 +26,11 @@ class KvLoadFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """Time that prompts cost.
+    """Time that prompts cost where a worker does nothing else.
 
     Attributes:
         base_s: fixed time of a prefill worker's step, seconds.
-        per_token_s: time per prompt token computed in a step, at any worker, seconds; 5e-5 is
+        per_token_s: time per prompt token computed in a step, seconds; 5e-5 is
             20,000 tokens a second, an assumption for 8 billion parameters on one large GPU.
     """
 
@@ -39,8 +39,8 @@ class PrefillTime:
 
     @property
     def step_time(self) -> StepTime:
-        """Of a prefill worker, without its prompts."""
-        return StepTime(self.base_s, 0.0)
+        """Of a prefill worker."""
+        return StepTime(self.base_s, per_prompt_token_s=self.per_token_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,7 @@ def parse_prefill(
     workers: int,
     step_time: str | None,
     *,
+    prompts_cost: bool = False,
     chunk: int | None = None,
     kv_tokens: int | None = None,
     transfer_time: str | None = None,
@@ -103,6 +104,8 @@ def parse_prefill(
     load_failure: KvLoadFailure | None = None,
 ) -> PrefillSettings | None:
     """Parse the prefill options; None: prompts cost nothing.
+
+    ``prompts_cost``: whether ``--step-time`` has a t_p.
 
     Raises:
         ConfigError: an invalid option, or one without effect.
@@ -114,11 +117,11 @@ def parse_prefill(
         "--kv-expiry": kv_expiry_s,
         "--kv-load-failure": load_failure,
     }
-    if workers == 0 and step_time is None:
+    if workers == 0 and step_time is None and not prompts_cost:
         refuse(
             given,
             "does nothing where prompts cost nothing: "
-            "give --prefill-workers or --prefill-step-time",
+            "give --step-time a t_p, --prefill-workers or --prefill-step-time",
         )
         return None
     return PrefillSettings(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from loadgen.engine.engine import Engine, EngineRequest
 from loadgen.engine.schedule import Schedule
-from loadgen.model.step_time import PowerModel, StepTime
+from loadgen.model.power_model import PowerModel
+from router.core.step_time import StepTime
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +69,6 @@ class StepGroup:
     Args:
         step_time: duration of a step; the slowest worker decides.
         power: power model; utilization is relative to the fullest worker of the group.
-        prefill_token_s: time that each computed prompt token adds to a step, seconds.
     """
 
     def __init__(
@@ -76,13 +76,11 @@ class StepGroup:
         workers: Sequence[WorkerModel],
         step_time: StepTime,
         power: PowerModel,
-        prefill_token_s: float = 0.0,
     ) -> None:
         self.workers = tuple(workers)
         self.steps = 0
         self._step_time = step_time
         self._power = power
-        self._prefill_token_s = prefill_token_s
         self.rest(0.0)
 
     @property
@@ -99,9 +97,11 @@ class StepGroup:
             worker.power_w = self._power.watts(utilization)
         # Each worker's own time; the slowest decides for all.
         needed_s = [
-            self._prefill_token_s * schedule.prefill_tokens / worker.speed
-            + self._step_time.seconds(
-                worker.engine.batch_tokens, len(worker.engine.batch), worker.speed
+            self._step_time.seconds(
+                worker.engine.batch_tokens,
+                len(worker.engine.batch),
+                schedule.prefill_tokens,
+                worker.speed,
             )
             for worker, schedule in zip(live, schedules, strict=True)
         ]

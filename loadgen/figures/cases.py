@@ -191,7 +191,7 @@ def _composed_flags(config: DecodeConfig, default: DecodeConfig) -> Iterator[str
     if profile.prefill_beta:
         yield f"--prefill-cost {profile.prefill_beta:g},{profile.prefill_chunk}"
     if time != default.step_time:
-        yield f"--step-time {time.base_s:g},{time.per_token_s:g},{time.per_request_s:g}"
+        yield f"--step-time {time}"
     if config.prefill is not None:
         yield from _prefill_flags(config.prefill)
 

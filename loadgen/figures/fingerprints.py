@@ -31,7 +31,7 @@ _PREFILLING = (
     ),
     *("loadgen.engine.", "engine_patches."),
 )
-_COMPUTE = ("router.", "loadgen.simulator.", "loadgen.model.step_time", *_PREFILLING)
+_COMPUTE = ("router.", "loadgen.simulator.", "loadgen.model.power_model", *_PREFILLING)
 # One engine and its admission, beside the emulated engine.
 _ADMISSION = tuple(
     f"loadgen.simulator.admission.{name}"

@@ -10,7 +10,6 @@ from engine_patches.admission.theory.buffers import NestedPlan, best_nested, nes
 from engine_patches.admission.theory.fluid import (
     Equilibrium,
     Flow,
-    StepCost,
     combined,
     equilibrium,
     sustainable_share,
@@ -25,6 +24,7 @@ from engine_patches.admission.theory.thresholds import (
 )
 from engine_patches.admission.theory.validity import Validity, nested_validity, wait_validity
 from router.commands.json_output import finite
+from router.core.step_time import StepTime
 
 # Relative tolerance of sums that should be whole.
 ROUNDING = 1e-12
@@ -41,7 +41,7 @@ class Question:
     """
 
     periods: tuple[tuple[Flow, ...], ...]
-    cost: StepCost
+    cost: StepTime
     capacity_tokens: int | None
     thresholds: Thresholds
     nested_thresholds: Thresholds

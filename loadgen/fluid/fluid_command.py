@@ -12,11 +12,12 @@ from engine_patches.admission.theory.fluid import Flow
 from engine_patches.admission.theory.thresholds import Thresholds
 from loadgen.fluid.fluid_answer import Question, answered, report
 from loadgen.fluid.fluid_table import answer_table
-from loadgen.model.step_time import load_step_cost, numbers
-from loadgen.run.options import command_of
+from loadgen.model.measured_step_time import load_step_time
+from loadgen.run.options import StepTimeFlag, command_of
 from loadgen.run.simulation_options import JsonFlag, flag
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
+from router.core.step_time import numbers
 
 # Limits within which sums stay exact and the answer takes seconds.
 _MAX_LENGTH = 1_000_000
@@ -43,14 +44,6 @@ _Lengths = Annotated[
 ]
 _TotalRate = Annotated[
     float | None, flag("--total-rate", "Scale the rates to this sum [as they are].", "R")
-]
-_StepTime = Annotated[
-    str,
-    flag(
-        "--step-time",
-        "Seconds: fixed, per KV token, per request, per prompt token.",
-        "d0,d1[,db[,dp]]|FILE",
-    ),
 ]
 _Capacity = Annotated[
     int | None,
@@ -87,7 +80,7 @@ class FluidOptions:
     rates: _Rates
     lengths: _Lengths
     total_rate: _TotalRate = None
-    step_time: _StepTime = "4.95e-3,9.5e-8"
+    step_time: StepTimeFlag = "4.95e-3,9.5e-8"
     capacity: _Capacity = None
     thresholds: _Thresholds = None
     nested_thresholds: _NestedThresholds = None
@@ -110,7 +103,7 @@ class FluidOptions:
         lengths = [_length(text) for text in self.lengths.split(",")]
         periods = tuple(_flows(text, lengths, self.total_rate) for text in self.rates)
         different = len({flow.decode_steps for flow in periods[0]})
-        cost = load_step_cost(self.step_time)
+        cost = load_step_time(self.step_time)
         if max(astuple(cost)) > _MAX_STEP_S:
             raise ConfigError(
                 f"--step-time: no cost may be above {_MAX_STEP_S:g} s, got {self.step_time!r}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.replay.replay_results import Report, ratio
-from router.core.errors import ConfigError
 from router.core.state.barrier import StepTotals
+from router.core.step_time import StepTime
 
 # Counter -> field of StepTotals; each has the labels group and pool ("empty" or "waiting").
 COUNTERS = {
@@ -26,36 +26,6 @@ COUNTERS = {
 POOL_WAITING = "waiting"
 
 Totals = Mapping[str, StepTotals]
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Parameters of the paper's step time, ``C + t_l * max load``.
-
-    Attributes:
-        base_s: C.
-        per_token_s: t_l, per KV token of the most loaded worker.
-    """
-
-    base_s: float
-    per_token_s: float
-
-    @classmethod
-    def parse(cls, text: str) -> StepTime:
-        """Parse ``C,t_l``; a third value, t_r, does not affect the idle share.
-
-        Raises:
-            ConfigError: not two or three numbers.
-        """
-        try:
-            values = [float(part) for part in text.split(",")]
-        except ValueError:
-            values = []
-        if len(values) not in (2, 3) or min(values) < 0:
-            raise ConfigError(
-                f"--step-time: {text!r} is not C,t_l; write for example 4.95e-3,9.5e-8"
-            )
-        return cls(values[0], values[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import typer
 
 Command = Callable[..., None]
 Options = TypeVar("Options")
+
+
+def step_time_option(default: str = "") -> Any:
+    """``--step-time``, with the default that its command has in place of a value."""
+    return typer.Option(
+        "--step-time",
+        help="Seconds: fixed, per KV token, per request, per computed prompt token"
+        f"{default and f' [{default}]'}.",
+        metavar="C,t_l[,t_r[,t_p]]|FILE",
+    )
+
+
+StepTimeFlag = Annotated[str, step_time_option()]
 
 
 def command_of(options: type[Options]) -> Callable[[Callable[[Options], None]], Command]:

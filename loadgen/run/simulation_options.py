@@ -32,9 +32,6 @@ LookaheadFlag = Annotated[
     str,
     flag("--lookahead", "What is known of coming ends.", "auto|none|cap|survival|oracle|miss:P"),
 ]
-StepTimeFlag = Annotated[
-    str, flag("--step-time", "Seconds: fixed, per KV token, per request.", "C,t_l[,t_r]|FILE")
-]
 JsonFlag = Annotated[str | None, json_option("Write the result; - is stdout.")]
 
 

@@ -21,7 +21,6 @@ from typing import Any
 
 from loadgen.demo.run import STARVATION_S
 from loadgen.engine.prefill_settings import parse_prefill_time
-from loadgen.model.step_time import parse_step_time
 from loadgen.report.origin import Engines, origin, read_figures, write_part
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
@@ -30,6 +29,7 @@ from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.simulator.decode.request_streams import FullStream
 from loadgen.traces.trace import Trace, load_trace
+from router.core.step_time import StepTime
 from router.core.types import Dispatch
 from tests.bench.bench_disaggregated import (
     CAP_TOKENS,
@@ -123,7 +123,7 @@ def config_of(run: dict[str, Any], trace: Trace) -> DecodeConfig:
         overcommit=int(run["overcommit"]) if pool else 0,
         deadline_steps=round(STARVATION_S / steady["step_mean_s"]) if pool else 0,
         knowledge=Knowledge.parse("survival"),
-        step_time=parse_step_time(STEP_TIME),
+        step_time=StepTime.parse(STEP_TIME),
         prefill=PrefillConfig(PREFILLS, prefill_time, int(PREFILL_CHUNK), KV_TOKENS),
     )
 

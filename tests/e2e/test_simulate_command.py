@@ -50,7 +50,12 @@ def test_every_flag_arrives(tmp_path: Path) -> None:
     assert (used["horizon"], used["discount"], used["tie_weight"]) == (4, 0.9, 0.01)
     assert (used["deadline_steps"], used["lookahead"], used["seed"]) == (50, "miss:0.3", 3)
     assert (used["dispatch_delay"], used["overcommit"], used["kv_tokens"]) == (1, 1, 9000)
-    assert used["step_time"] == {"base_s": 0.01, "per_token_s": 1e-7, "per_request_s": 1e-5}
+    assert used["step_time"] == {
+        "base_s": 0.01,
+        "per_token_s": 1e-7,
+        "per_request_s": 1e-5,
+        "per_prompt_token_s": 0,
+    }
     profile = used["profile"]
     assert (profile["growth"], profile["request_tokens"]) == (2, pytest.approx(100))
     assert (profile["prefill_beta"], profile["prefill_chunk"]) == (3, 256)

@@ -18,7 +18,7 @@ from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import PrefillSettings, PrefillTime
-from loadgen.model.step_time import StepTime
+from router.core.step_time import StepTime
 from tests.support.emulated import QUICK, client, control, emulated, eventually, reading
 
 DECODE, PREFILL = 0, 1

@@ -16,7 +16,7 @@ from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.sent import SentLog
 from loadgen.emulator.stepper import Lateness
 from loadgen.emulator.worker_app import WorkerApp
-from loadgen.model.step_time import StepTime
+from router.core.step_time import StepTime
 from tests.support.emulated import (
     TIMEOUT_S,
     client,

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.emulator.record import read_record
-from loadgen.model.step_time import StepTime
+from router.core.step_time import StepTime
 from router.core.types import RunningRequest, Snapshot
 from tests.support.emulated import client, emulated, eventually, reading
 

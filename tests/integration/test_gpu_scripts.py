@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.model.step_time import load_step_cost, load_step_time
+from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.origin import commit
 from tests.gpu.fit import fit_decode, fit_prompts
 from tests.gpu.measure import COSTS, DECODE, IDLE, PROMPTS, ROUNDS, SMALL, names, points
@@ -53,7 +53,7 @@ def test_a_measurement_that_was_ended_goes_on(
     # What the simulator reads is what is fitted to the points that are kept.
     decode = fit_decode(points(parts, DECODE))
     prompts = fit_prompts(points(parts, PROMPTS), decode)
-    cost = load_step_cost(str(file))
+    cost = load_step_time(str(file))
     assert [cost.base_s, cost.per_token_s, cost.per_request_s] == [decode[key] for key in COSTS]
     assert cost.per_prompt_token_s == prompts["per_prompt_token_s"]
     assert load_step_time(str(file)).base_s > 0

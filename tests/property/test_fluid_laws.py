@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from engine_patches.admission.theory.buffers import best_nested, decay_rate, nested_memory
 from engine_patches.admission.theory.fluid import (
     Flow,
-    StepCost,
     combined,
     equilibrium,
     sustainable_share,
@@ -24,6 +23,7 @@ from engine_patches.admission.theory.thresholds import (
     nested_conditions,
     wait_conditions,
 )
+from router.core.step_time import StepTime
 
 flows = st.lists(
     st.builds(Flow, st.floats(0.01, 50), st.integers(1, 200), st.integers(0, 60)),
@@ -31,13 +31,13 @@ flows = st.lists(
     max_size=6,
 )
 costs = st.builds(
-    StepCost, st.floats(1e-3, 1), st.floats(0, 1e-4), st.floats(0, 1e-3), st.floats(0, 1e-4)
+    StepTime, st.floats(1e-3, 1), st.floats(0, 1e-4), st.floats(0, 1e-3), st.floats(0, 1e-4)
 )
 tokens = st.integers(1, 10**6)
 
 
 @given(types=flows, cost=costs, capacity=tokens)
-def test_the_equilibrium_is_a_fixed_point(types: list[Flow], cost: StepCost, capacity: int) -> None:
+def test_the_equilibrium_is_a_fixed_point(types: list[Flow], cost: StepTime, capacity: int) -> None:
     found = equilibrium(types, cost)
     columns = [flow.everywhere for flow in types]
 
@@ -45,7 +45,7 @@ def test_the_equilibrium_is_a_fixed_point(types: list[Flow], cost: StepCost, cap
         assert math.isinf(found.memory_tokens)
         return
     batch = combined([flow.rate * found.step_s for flow in types], columns)
-    assert cost.step_s(batch) == pytest.approx(found.step_s)
+    assert cost.base_s + batch.work_s(cost) == pytest.approx(found.step_s)
     assert batch.kv_tokens == pytest.approx(found.memory_tokens)
     assert batch.requests == pytest.approx(sum(found.requests))
     share = sustainable_share(types, cost, capacity)
@@ -56,7 +56,7 @@ def test_the_equilibrium_is_a_fixed_point(types: list[Flow], cost: StepCost, cap
 
 @given(types=flows, cost=costs, data=st.data())
 def test_wait_thresholds_are_valid_and_none_is_too_high(
-    types: list[Flow], cost: StepCost, data: st.DataObject
+    types: list[Flow], cost: StepTime, data: st.DataObject
 ) -> None:
     floor = data.draw(st.lists(st.integers(1, 20), min_size=len(types), max_size=len(types)))
     assume(not 0.99 < equilibrium(types, cost).load < 1)
@@ -75,7 +75,7 @@ def test_wait_thresholds_are_valid_and_none_is_too_high(
 
 @given(types=flows, cost=costs, count=st.integers(1, 6), slack=st.floats(0, 1))
 def test_nested_thresholds_are_valid(
-    types: list[Flow], cost: StepCost, count: int, slack: float
+    types: list[Flow], cost: StepTime, count: int, slack: float
 ) -> None:
     segments = equal_segments(types, count)
 
@@ -91,7 +91,7 @@ def test_nested_thresholds_are_valid(
 
 @given(types=flows, prompt=st.integers(1, 200), cost=costs, count=st.integers(1, 6))
 def test_a_plan_needs_more_than_the_equilibrium(
-    types: list[Flow], prompt: int, cost: StepCost, count: int
+    types: list[Flow], prompt: int, cost: StepTime, count: int
 ) -> None:
     """Of one length of prompts: a segment counts them with their mean."""
     alike = [replace(flow, prompt_tokens=prompt) for flow in types]

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.model.step_time import StepTime
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines
@@ -23,6 +22,7 @@ from loadgen.simulator.decode.request_streams import Job, TimedStream
 from router.core.forecast.forecast import NO_CAP, Outlook, WorkProfile, forecast
 from router.core.policies.policy_protocol import Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.step_time import StepTime
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
 PROFILES = st.sampled_from(

@@ -16,7 +16,7 @@ import zmq.asyncio
 from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.engine.prefill_settings import PrefillSettings
-from loadgen.model.step_time import StepTime
+from router.core.step_time import StepTime
 from router.core.types import Snapshot
 from router.core.wire import decode, full_endpoint
 

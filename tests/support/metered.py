@@ -15,7 +15,8 @@ from engine_patches.power.recording import Recording, read_recording
 from engine_patches.power.source import PowerReading
 from loadgen.engine.engine import Engine, EngineRequest
 from loadgen.engine.stepping import StepGroup, WorkerModel
-from loadgen.model.step_time import PowerModel, StepTime
+from loadgen.model.power_model import PowerModel
+from router.core.step_time import StepTime
 from router.core.types import RunningRequest, Snapshot
 from tests.support.core import part
 from tests.support.nvml import FakeNvml, Gpu

@@ -8,12 +8,12 @@ from itertools import accumulate
 
 import numpy as np
 
-from loadgen.model.step_time import StepTime
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_results import StepRecords
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.request_streams import ClosedStream, Job
+from router.core.step_time import StepTime
 from router.core.types import Dispatch
 from router.recording.lines import (
     Header,

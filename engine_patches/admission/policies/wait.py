@@ -22,7 +22,7 @@ RATE_MEMORY_S = 10.0
 STEP_MEMORY = 32
 
 
-class StepTime:
+class MeanStepTime:
     """Mean over about ``STEP_MEMORY`` steps, in seconds; 0 before the first."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._step_time = StepTime()
+        self._step_time = MeanStepTime()
         self._arrivals = Rates()
         self._ends = Rates()
 

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from engine_patches.admission.theory.fluid import StepCost, combined
+from engine_patches.admission.theory.fluid import combined
 from engine_patches.admission.theory.thresholds import Segment, Thresholds, least_nested
+from router.core.step_time import StepTime
 
 # Enough bisections for an interval of 53-bit numbers.
 _HALVINGS = 200
@@ -94,7 +95,7 @@ class NestedPlan:
 
 
 def best_nested(
-    segments: Sequence[Segment], cost: StepCost, steps: float, delta: float
+    segments: Sequence[Segment], cost: StepTime, steps: float, delta: float
 ) -> NestedPlan | None:
     """Valid thresholds with the least memory, with one slack for all segments."""
     plans = []

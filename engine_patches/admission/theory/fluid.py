@@ -1,4 +1,4 @@
-"""Cost of an engine's step, and the equilibrium of its fluid model.
+"""The equilibrium of an engine's fluid model.
 
 Section 3 of arXiv 2504.11320, extended by costs per request and per prompt token. A type (l, l') of
 the paper takes l' + 1 steps and holds l + s tokens in stage s = 0 … l'. On an engine it is a
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from router.core.step_time import StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,10 @@ class Batch:
     requests: float
     prompt_tokens: float
 
+    def work_s(self, cost: StepTime) -> float:
+        """Seconds that the work adds to a step."""
+        return cost.work_s(self.kv_tokens, self.requests, self.prompt_tokens)
+
 
 def combined(counts: Iterable[float], batches: Iterable[Batch]) -> Batch:
     """Sum of batches with these multiplicities."""
@@ -32,33 +38,6 @@ def combined(counts: Iterable[float], batches: Iterable[Batch]) -> Batch:
         requests += count * batch.requests
         prompt_tokens += count * batch.prompt_tokens
     return Batch(kv_tokens, requests, prompt_tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Time of a step, linear in its work.
-
-    Attributes:
-        base_s: d0, seconds of any step; above 0.
-        per_token_s: d1, seconds per KV token held.
-    """
-
-    base_s: float
-    per_token_s: float = 0.0
-    per_request_s: float = 0.0
-    per_prompt_token_s: float = 0.0
-
-    def of(self, batch: Batch) -> float:
-        """Seconds of the work, without the base."""
-        return (
-            self.per_token_s * batch.kv_tokens
-            + self.per_request_s * batch.requests
-            + self.per_prompt_token_s * batch.prompt_tokens
-        )
-
-    def step_s(self, batch: Batch) -> float:
-        """(1) in the paper."""
-        return self.base_s + self.of(batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +87,10 @@ class Equilibrium:
         return self.load < 1
 
 
-def equilibrium(flows: Sequence[Flow], cost: StepCost) -> Equilibrium:
+def equilibrium(flows: Sequence[Flow], cost: StepTime) -> Equilibrium:
     """Solve (7) and (8)."""
     a_second = combined([flow.rate for flow in flows], [flow.everywhere for flow in flows])
-    load = cost.of(a_second)
+    load = a_second.work_s(cost)
     step_s = cost.base_s / (1 - load) if load < 1 else math.inf
     return Equilibrium(
         load=load,
@@ -122,8 +101,8 @@ def equilibrium(flows: Sequence[Flow], cost: StepCost) -> Equilibrium:
     )
 
 
-def sustainable_share(flows: Sequence[Flow], cost: StepCost, capacity_tokens: float) -> float:
+def sustainable_share(flows: Sequence[Flow], cost: StepTime, capacity_tokens: float) -> float:
     """Multiple of all rates for which M* equals the capacity (Proposition 2)."""
     a_second = combined([flow.rate for flow in flows], [flow.everywhere for flow in flows])
-    needed = cost.base_s * a_second.kv_tokens + cost.of(a_second) * capacity_tokens
+    needed = cost.base_s * a_second.kv_tokens + a_second.work_s(cost) * capacity_tokens
     return capacity_tokens / needed

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import le
 
-from engine_patches.admission.theory.fluid import Batch, Flow, StepCost, combined
+from engine_patches.admission.theory.fluid import Batch, Flow, combined
+from router.core.step_time import StepTime
 
 # Tolerance for ratios of printed integers that are meant to be equal.
 _SAME = 1e-9
@@ -107,10 +108,11 @@ class Condition:
 
 
 def wait_conditions(
-    thresholds: Sequence[float], flows: Sequence[Flow], cost: StepCost
+    thresholds: Sequence[float], flows: Sequence[Flow], cost: StepTime
 ) -> list[Condition]:
     """(11) for each flow; on the edge it still holds there, with growing latencies."""
-    step_s = cost.step_s(combined(thresholds, [flow.everywhere for flow in flows]))
+    batch = combined(thresholds, [flow.everywhere for flow in flows])
+    step_s = cost.base_s + batch.work_s(cost)
     return [
         Condition(f"(11) step of full batch < n_{j} / lambda_{j}", step_s, threshold / flow.rate)
         for j, (threshold, flow) in enumerate(zip(thresholds, flows, strict=True), 1)
@@ -118,10 +120,11 @@ def wait_conditions(
 
 
 def nested_conditions(
-    thresholds: Sequence[float], segments: Sequence[Segment], cost: StepCost
+    thresholds: Sequence[float], segments: Sequence[Segment], cost: StepTime
 ) -> list[Condition]:
     """(12), or (16) if types share segments; (15) for the segments of ``worst_of``."""
-    step_s = cost.step_s(combined(thresholds, [segment.everywhere for segment in segments]))
+    batch = combined(thresholds, [segment.everywhere for segment in segments])
+    step_s = cost.base_s + batch.work_s(cost)
     found = [
         Condition(
             "(12) step of full batch < n_1 / lambda", step_s, thresholds[0] / segments[0].rate
@@ -135,7 +138,7 @@ def nested_conditions(
 
 
 def least_wait(
-    flows: Sequence[Flow], cost: StepCost, at_least: Sequence[int] | None = None
+    flows: Sequence[Flow], cost: StepTime, at_least: Sequence[int] | None = None
 ) -> Thresholds | None:
     """Least integer thresholds, none below ``at_least``, for which (11) holds strictly.
 
@@ -147,13 +150,13 @@ def least_wait(
     def needed(step_s: float) -> Thresholds:
         return tuple(max(n, _above(f.rate * step_s)) for n, f in zip(least, flows, strict=True))
 
-    load = cost.of(combined([flow.rate for flow in flows], columns))
+    load = combined([flow.rate for flow in flows], columns).work_s(cost)
     return _settled(needed, columns, cost, load)
 
 
 def least_nested(
     segments: Sequence[Segment],
-    cost: StepCost,
+    cost: StepTime,
     at_least: Sequence[int] | None = None,
     slack: float = 0.0,
 ) -> Thresholds | None:
@@ -178,7 +181,7 @@ def least_nested(
     sizes = [segments[0].rate]
     for share in shares:
         sizes.append(share * sizes[-1])
-    load = cost.of(combined(sizes, columns))
+    load = combined(sizes, columns).work_s(cost)
     return _settled(needed, columns, cost, load)
 
 
@@ -188,7 +191,7 @@ def _above(value: float) -> int:
 
 
 def _settled(
-    needed: Callable[[float], Thresholds], columns: Sequence[Batch], cost: StepCost, load: float
+    needed: Callable[[float], Thresholds], columns: Sequence[Batch], cost: StepTime, load: float
 ) -> Thresholds | None:
     """Least thresholds that satisfy the step time which they cause.
 
@@ -200,7 +203,7 @@ def _settled(
     step_s, rounds = cost.base_s, 0
     while True:
         thresholds = needed(step_s)
-        then_s = cost.step_s(combined(thresholds, columns))
+        then_s = cost.base_s + combined(thresholds, columns).work_s(cost)
         if all(map(le, needed(then_s), thresholds)):
             return thresholds
         rounds += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine_patches.admission.theory.fluid import Flow, StepCost
+from engine_patches.admission.theory.fluid import Flow
 from engine_patches.admission.theory.thresholds import (
     Condition,
     Segment,
@@ -15,6 +15,7 @@ from engine_patches.admission.theory.thresholds import (
     nested_conditions,
     wait_conditions,
 )
+from router.core.step_time import StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Validity:
         return f"thresholds {list(self.thresholds)} are {verdict}: {missed}; {nearest}"
 
 
-def wait_validity(thresholds: Sequence[int], flows: Sequence[Flow], cost: StepCost) -> Validity:
+def wait_validity(thresholds: Sequence[int], flows: Sequence[Flow], cost: StepTime) -> Validity:
     """Evaluate (11), for as many thresholds as types."""
     given = tuple(thresholds)
     conditions = tuple(wait_conditions(given, flows, cost))
@@ -55,7 +56,7 @@ def wait_validity(thresholds: Sequence[int], flows: Sequence[Flow], cost: StepCo
 
 
 def nested_validity(
-    thresholds: Sequence[int], segments: Sequence[Segment], cost: StepCost
+    thresholds: Sequence[int], segments: Sequence[Segment], cost: StepTime
 ) -> Validity:
     """Evaluate (12) or (16), for as many thresholds as segments."""
     given = tuple(thresholds)

@@ -10,13 +10,13 @@ from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, TRACE_NAMES, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, Table
-from loadgen.model.step_time import StepTime
 from router.core.forecast.forecast import WorkProfile
+from router.core.step_time import PAPER_STEP_TIME
 
 REQUEST_TOKENS = 800
-FITTED = replace(StepTime(), per_request_s=REQUEST_TOKENS * StepTime().per_token_s)
+FITTED = replace(PAPER_STEP_TIME, per_request_s=REQUEST_TOKENS * PAPER_STEP_TIME.per_token_s)
 _WAYS = ("fcfs", NONE, ORACLE)
-_COSTS = {"t_r = 0": StepTime(), "t_r fitted": FITTED}
+_COSTS = {"t_r = 0": PAPER_STEP_TIME, "t_r fitted": FITTED}
 UNAWARE = f"{NONE}, not knowing t_r"
 
 

@@ -11,7 +11,7 @@ from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.study import NONE, ORACLE, Study, config
 from loadgen.figures.tables import ENERGY, IMBALANCE, THROUGHPUT, Table, metric_table
-from loadgen.model.step_time import PowerModel
+from loadgen.model.power_model import PowerModel
 from loadgen.report.charts import COLOURS, DASHES, finish, legend, panels, save
 from loadgen.simulator.decode.decode_results import StepRecords
 from router.core.forecast.forecast import Floats

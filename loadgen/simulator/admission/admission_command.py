@@ -10,9 +10,9 @@ from rich.console import Console
 
 from engine_patches.admission import ADMISSIONS, DEFAULT, AdmissionRow
 from engine_patches.admission.settings import AdmissionSettings, known_names
-from loadgen.model.step_time import parse_step_cost
+from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.admission_options import admission_settings, parse_object, told_warnings
-from loadgen.run.options import command_of
+from loadgen.run.options import command_of, step_time_option
 from loadgen.run.simulation_options import JsonFlag, flag
 from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,
@@ -75,14 +75,7 @@ _Chunk = Annotated[
     int | None,
     flag("--max-num-batched-tokens", "Tokens that a step computes [the scenario's].", "N", 1),
 ]
-_StepTime = Annotated[
-    str | None,
-    flag(
-        "--step-time",
-        "Seconds: fixed, per KV token, per request, per prompt token [the scenario's].",
-        "d0,d1[,db[,dp]]",
-    ),
-]
+_StepTime = Annotated[str | None, step_time_option("the scenario's")]
 _FreeTokens = Annotated[
     int, flag("--free-tokens", "KV tokens that cost no time: piecewise linear steps.", "N")
 ]
@@ -129,7 +122,7 @@ class AdmissionOptions:
                 kv_tokens=self.kv_tokens or scenario.kv_tokens,
                 slots=self.max_num_seqs or scenario.slots,
                 chunk=self.max_num_batched_tokens or chunk,
-                cost=scenario.cost if self.step_time is None else parse_step_cost(self.step_time),
+                cost=scenario.cost if self.step_time is None else load_step_time(self.step_time),
             ),
             rate=self.rate,
             requests=self.requests,

@@ -128,7 +128,7 @@ class AdmissionConfig:
 
     def step_s(self, batch: Batch) -> float:
         costly = max(0.0, batch.kv_tokens - self.free_tokens)
-        return self.scenario.cost.step_s(Batch(costly, batch.requests, batch.prompt_tokens))
+        return self.scenario.cost.seconds(costly, batch.requests, batch.prompt_tokens)
 
     @property
     def effective_eviction(self) -> EvictionKind:

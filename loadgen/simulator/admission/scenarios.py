@@ -15,9 +15,9 @@ from typing import Protocol
 import numpy as np
 
 from engine_patches.admission.settings import known_names
-from engine_patches.admission.theory.fluid import StepCost
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import Floats, Ints
+from router.core.step_time import StepTime
 
 _REDRAWS = 1000
 
@@ -162,7 +162,7 @@ class Scenario:
     name: str
     summary: str
     kv_tokens: int
-    cost: StepCost
+    cost: StepTime
     source: Source
     rate: float
     requests: int
@@ -171,7 +171,7 @@ class Scenario:
 
 
 def _vidur(name: str, what: str, rate: float, types: Sequence[Kind]) -> Scenario:
-    cost = StepCost(6.97e-3, 0.093e-6, 75.7e-6)
+    cost = StepTime(6.97e-3, 0.093e-6, 75.7e-6)
     summary = f"Llama-3-8B on an A100, arXiv 2504.11320, section 6: {what}"
     source = TypedSource(tuple(types))
     return Scenario(f"vidur8b_{name}", summary, 427_000, cost, source, rate, requests=10_000)
@@ -184,7 +184,7 @@ _SCENARIOS = (
         "chat70b",
         "chat on a 70B model with little memory, arXiv 2502.07115, section 8",
         kv_tokens=16_492,
-        cost=StepCost(0.075, 0.65e-6, 0.0, 0.37e-3),
+        cost=StepTime(0.075, 0.65e-6, 0.0, 0.37e-3),
         source=LognormalSource(Lognormal(40.6, 11, 2000), Lognormal(85.3, 45, 1000)),
         rate=11,
         requests=8000,
@@ -193,7 +193,7 @@ _SCENARIOS = (
         "reason32b",
         "long reasoning on a 32B model",
         kv_tokens=120_000,
-        cost=StepCost(0.022, 0.13e-6, 0.03e-3, 0.11e-3),
+        cost=StepTime(0.022, 0.13e-6, 0.03e-3, 0.11e-3),
         source=LognormalSource(Lognormal(320, 200, 3000), Lognormal(1300, 650, 8000)),
         rate=1.5,
         requests=3000,
@@ -211,7 +211,7 @@ _SCENARIOS = (
         "example2",
         "arXiv 2504.11320, Example 2; a step takes a second",
         kv_tokens=12,
-        cost=StepCost(1.0),
+        cost=StepTime(1.0),
         source=EvenSource(),
         rate=4,
         requests=100_000,

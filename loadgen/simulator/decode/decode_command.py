@@ -9,14 +9,13 @@ from typing import Annotated
 from rich.console import Console
 
 from loadgen.engine.prefill_settings import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFAULT_TRANSFER
-from loadgen.model.step_time import load_step_time, numbers
-from loadgen.run.options import command_of
+from loadgen.model.measured_step_time import load_step_time
+from loadgen.run.options import StepTimeFlag, command_of
 from loadgen.run.simulation_options import (
     JsonFlag,
     LengthsFlag,
     LookaheadFlag,
     SlotsFlag,
-    StepTimeFlag,
     TraceFlag,
     WorkersFlag,
     flag,
@@ -34,6 +33,7 @@ from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
 from router.core.policies.policy_table import POLICIES
+from router.core.step_time import numbers
 from router.core.types import Dispatch
 
 # Within these bounds, sums of tokens stay far below the limits of 64 bits.

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from loadgen.model.step_time import PowerModel, StepTime
+from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.length_sources import LengthSource
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
@@ -18,6 +18,7 @@ from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
 from router.core.forecast.look_ahead import WINDOW_STEPS, WINDOWS_SEEN
 from router.core.policies.policy_table import POLICIES
+from router.core.step_time import PAPER_STEP_TIME, StepTime
 from router.core.types import Dispatch
 
 # The defaults of ``evenstep serve``; simulations share them.
@@ -71,7 +72,7 @@ class DecodeConfig:
         starvation_s: patience of a waiting request, in simulated seconds.
         deadline_steps: patience in steps, in place of ``starvation_s``; 0: endless.
         horizon, discount, tie_weight, lead_tokens: H, gamma, mu and the lead; None: by the rule.
-        profile: cost of requests; the cost per running request comes from ``step_time``.
+        profile: cost of requests; ``step_time`` adds its t_r and its t_p.
         known_profile: cost that the policy assumes; None: the true one.
         kv_tokens: KV memory of a worker, for the usage in views; 0: no usage in views.
         prefill: prefill workers for these; None: prompts are free, or the workers compute them.
@@ -103,7 +104,7 @@ class DecodeConfig:
     tie_weight: float | None = SERVE["tie_weight"]
     lead_tokens: float | None = SERVE["lead_tokens"]
     knowledge: Knowledge = field(default_factory=lambda: Knowledge(SERVE["lookahead"]))
-    step_time: StepTime = field(default_factory=StepTime)
+    step_time: StepTime = PAPER_STEP_TIME
     power: PowerModel = field(default_factory=PowerModel)
     profile: WorkProfile = field(default_factory=WorkProfile)
     known_profile: WorkProfile | None = None
@@ -146,11 +147,13 @@ class DecodeConfig:
 
     @property
     def true_profile(self) -> WorkProfile:
-        """Cost in KV tokens' worth, including ``step_time``'s cost per request."""
-        if self.step_time.per_request_s == 0:
-            return self.profile
-        request_tokens = self.step_time.per_request_s / self.step_time.per_token_s
-        return replace(self.profile, request_tokens=request_tokens)
+        """Cost in KV tokens' worth, including ``step_time``'s of requests and prompts."""
+        time, profile = self.step_time, self.profile
+        if time.per_request_s > 0:
+            profile = replace(profile, request_tokens=time.per_request_s / time.per_token_s)
+        if time.per_prompt_token_s > 0:
+            profile = replace(profile, prefill_beta=time.per_prompt_token_s / time.per_token_s)
+        return profile
 
     def described(self) -> dict[str, object]:
         """Everything that a result depends on, except the parameters that the rule chose."""
@@ -175,17 +178,20 @@ class DecodeConfig:
         _check_most("--workers times --slots", self.workers * self.slots, _MOST_AT_ONCE)
         time = self.step_time
         _check_most("--step-time: any of its seconds", max(asdict(time).values()), _MOST_SECONDS)
-        if time.per_request_s > 0:
-            if time.per_token_s == 0:
-                raise ConfigError("--step-time: t_r needs a t_l above 0")
-            ratio = time.per_request_s / time.per_token_s
-            _check_most("--step-time: t_r / t_l", ratio, _MOST_REQUEST_TOKENS)
+        for name, seconds in (("t_r", time.per_request_s), ("t_p", time.per_prompt_token_s)):
+            if seconds > 0 and time.per_token_s == 0:
+                raise ConfigError(f"--step-time: {name} needs a t_l above 0")
+            if seconds > 0:
+                ratio = seconds / time.per_token_s
+                _check_most(f"--step-time: {name} / t_l", ratio, _MOST_REQUEST_TOKENS)
+        if time.per_prompt_token_s and self.profile.prefill_beta:
+            raise ConfigError("--prefill-cost and a t_p in --step-time: give one of them")
         if self.prefill is None:
             return
-        if self.profile.prefill_beta:
+        if self.true_profile.prefill_beta:
             raise ConfigError(
-                "--prefill-cost is of workers that compute their own prompts: leave it out where "
-                "--prefill-workers do"
+                "--prefill-cost and t_p are of workers that compute their own prompts: leave them "
+                "out where --prefill-workers do"
             )
         parts = (self.prefill.time, self.prefill.transfer)
         _check_most(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from loadgen.model.step_time import PowerModel
+from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.decode_engines import Residence, Start
 from loadgen.simulator.decode.prefill_results import PrefillResult
 from router.core.errors import InputError

@@ -26,7 +26,7 @@ from loadgen.engine.prefill_settings import (
     refuse,
 )
 from loadgen.engine.stepping import Step, StepGroup, WorkerModel
-from loadgen.model.step_time import PowerModel
+from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.prefill_results import KeptMeter, Passage, PrefillResult
 from loadgen.simulator.decode.request_streams import Job, Stream
 from router.core.errors import ConfigError
@@ -108,12 +108,7 @@ class _Worker:
         self.engine = Engine(config.chunk, memory, chunk=config.chunk, lease_s=math.inf)
         self.left_tokens = 0
         self.stepping = False
-        self._group = StepGroup(
-            [WorkerModel(0, self.engine)],
-            config.time.step_time,
-            PowerModel(),
-            config.time.per_token_s,
-        )
+        self._group = StepGroup([WorkerModel(0, self.engine)], config.time.step_time, PowerModel())
         self._backlog_tokens = CHUNKS_AHEAD * config.chunk
         self._share_tokens = MEMORY_SHARE * memory
 

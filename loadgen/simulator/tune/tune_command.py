@@ -10,15 +10,15 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.model.step_time import load_step_time
+from loadgen.model.measured_step_time import load_step_time
 from loadgen.report.intervals import Estimate, paired
 from loadgen.report.numbers import number, plain_table
+from loadgen.run.options import StepTimeFlag
 from loadgen.run.simulation_options import (
     JsonFlag,
     LengthsFlag,
     LookaheadFlag,
     SlotsFlag,
-    StepTimeFlag,
     TraceFlag,
     WorkersFlag,
     flag,

@@ -9,7 +9,7 @@ import pytest
 from engine_patches.admission import make_admission, read_admission
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.policies.headroom import WINDOW_ENTRIES, Reserve
-from engine_patches.admission.policies.wait import RATE_MEMORY_S, Rates, StepTime
+from engine_patches.admission.policies.wait import RATE_MEMORY_S, MeanStepTime, Rates
 from engine_patches.admission.protocol import Admission, Verdict, ledger_of
 from engine_patches.admission.theory.completions import Completions
 from tests.support.admission import STEP_S, Job, Small
@@ -190,7 +190,7 @@ def test_rates_are_those_of_late() -> None:
 
 
 def test_a_step_is_timed_only_while_somebody_runs() -> None:
-    time, ledger = StepTime(), Ledger()
+    time, ledger = MeanStepTime(), Ledger()
     time.see(ledger, 0.0)
     run(ledger, 1)
     for now_s in (0.1, 0.2):

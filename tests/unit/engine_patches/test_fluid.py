@@ -9,19 +9,19 @@ import pytest
 from engine_patches.admission.theory.fluid import (
     Batch,
     Flow,
-    StepCost,
     combined,
     equilibrium,
     sustainable_share,
 )
+from router.core.step_time import StepTime
 
 # Low and high demand of section 6.1, in requests per second as its engine would see them.
 TWO = (Flow(10.0, 10, 10), Flow(10.0, 10, 20))
-COST = StepCost(6.97e-3, 0.093e-6, 75.7e-6, 2e-5)
+COST = StepTime(6.97e-3, 0.093e-6, 75.7e-6, 2e-5)
 
 
 def test_example_2_of_the_paper() -> None:
-    found = equilibrium([Flow(4, 1, 1)], StepCost(1))
+    found = equilibrium([Flow(4, 1, 1)], StepTime(1))
 
     assert (found.memory_tokens, found.requests, found.decode_tok_s) == (12, (8,), 4)
     assert found.stable
@@ -29,7 +29,7 @@ def test_example_2_of_the_paper() -> None:
 
 
 def test_one_type_is_equation_5() -> None:
-    flow, cost = Flow(3.0, 20, 100), StepCost(0.01, 1e-5)
+    flow, cost = Flow(3.0, 20, 100), StepTime(0.01, 1e-5)
     work = cost.per_token_s * flow.rate * 101 * (20 + 50)
 
     found = equilibrium([flow], cost)
@@ -58,7 +58,7 @@ def test_requests_settle_at_the_equilibrium() -> None:
             for stage, count in enumerate(counts)
         )
         prompts = sum(f.prompt_tokens * counts[0] for f, counts in zip(TWO, stages, strict=True))
-        step_s = COST.step_s(Batch(held, sum(map(sum, stages)), prompts))
+        step_s = COST.seconds(held, sum(map(sum, stages)), prompts)
 
     found = equilibrium(TWO, COST)
 
@@ -70,7 +70,7 @@ def test_requests_settle_at_the_equilibrium() -> None:
 @pytest.mark.parametrize("share", [1.0, 1.5])
 def test_unstable_from_a_load_of_one(share: float) -> None:
     flow = Flow(2.0, 10, 9)
-    cost = StepCost(0.01, share / (flow.rate * flow.everywhere.kv_tokens))
+    cost = StepTime(0.01, share / (flow.rate * flow.everywhere.kv_tokens))
 
     found = equilibrium([flow], cost)
 

@@ -13,8 +13,9 @@ from engine_patches.admission.theory.buffers import (
     decay_rate,
     nested_memory,
 )
-from engine_patches.admission.theory.fluid import Flow, StepCost, equilibrium
+from engine_patches.admission.theory.fluid import Flow, equilibrium
 from engine_patches.admission.theory.thresholds import equal_segments, nested_conditions
+from router.core.step_time import StepTime
 
 SETTINGS = [(40, 21, 0.5), (100, 62, 0.6), (15, 15 - 1, 14 / 15 - 0.05), (66, 44, 43 / 66)]
 LMSYS_RATES = (23, 11, 8, 7, 6, 4, 3, 2, 1, 1)
@@ -129,7 +130,7 @@ def test_one_segment_needs_no_buffer() -> None:
 
 def test_the_best_thresholds_are_valid_and_need_less_than_the_least() -> None:
     flows = [Flow(r, 60, 50 * k) for k, r in enumerate(LMSYS_RATES, 1)]
-    segments, cost = equal_segments(flows, 10), StepCost(10.0)
+    segments, cost = equal_segments(flows, 10), StepTime(10.0)
 
     best = best_nested(segments, cost, steps=1e6, delta=1e-3)
 
@@ -144,14 +145,14 @@ def test_the_best_thresholds_are_valid_and_need_less_than_the_least() -> None:
 def test_unstable_flows_have_no_plan() -> None:
     segments = equal_segments([Flow(30.0, 10, 4)], 1)
 
-    assert best_nested(segments, StepCost(1.0, 1.0), 1e6, 1e-3) is None
+    assert best_nested(segments, StepTime(1.0, 1.0), 1e6, 1e-3) is None
 
 
 def memory_of(count: int, per_step: float, steps: float, delta: float) -> NestedMemory:
     """Figures 16 to 18: 500 lengths, prompts of 62 tokens, rates as LMSYS has them per 50."""
     share = per_step / sum(LMSYS_RATES) / 50
     flows = [Flow(share * LMSYS_RATES[k // 50], 62, k + 1) for k in range(500)]
-    best = best_nested(equal_segments(flows, count), StepCost(1.0), steps, delta)
+    best = best_nested(equal_segments(flows, count), StepTime(1.0), steps, delta)
     assert best is not None
     return best.memory
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from engine_patches.admission.theory.fluid import Flow, StepCost, combined
+from engine_patches.admission.theory.fluid import Flow, combined
 from engine_patches.admission.theory.thresholds import (
     equal_segments,
     least_nested,
@@ -16,9 +16,10 @@ from engine_patches.admission.theory.thresholds import (
     wait_conditions,
     worst_of,
 )
+from router.core.step_time import StepTime
 
 FLOWS = (Flow(3.0, 2, 1), Flow(2.0, 4, 3), Flow(1.0, 2, 6))
-COST = StepCost(0.3, 0.004)
+COST = StepTime(0.3, 0.004)
 
 # Section 6.2, as printed: rates, output lengths, thresholds.
 NESTED_4 = ((20, 40, 80, 160), (20, 40, 80, 160), (15, 14, 12, 8))
@@ -86,7 +87,7 @@ def test_no_smaller_thresholds_satisfy_12(least: tuple[int, ...] | None) -> None
 
 
 def test_unstable_flows_have_no_thresholds() -> None:
-    cost = StepCost(0.3, 1.0)
+    cost = StepTime(0.3, 1.0)
 
     assert least_wait(FLOWS, cost) is None
     assert least_nested(equal_segments(FLOWS, 3), cost) is None
@@ -94,7 +95,7 @@ def test_unstable_flows_have_no_thresholds() -> None:
 
 def test_a_load_near_one_takes_large_thresholds_soon() -> None:
     work = sum(flow.rate * flow.everywhere.kv_tokens for flow in FLOWS)
-    cost = StepCost(0.3, 0.99999 / work)
+    cost = StepTime(0.3, 0.99999 / work)
 
     found = least_wait(FLOWS, cost)
 
@@ -106,7 +107,7 @@ def test_a_load_near_one_takes_large_thresholds_soon() -> None:
 def test_with_many_types_a_load_near_one_takes_hardly_more_than_the_fluid() -> None:
     flows = [Flow(1.0, 10, steps) for steps in range(1, 101)]
     work = sum(flow.everywhere.kv_tokens for flow in flows)
-    cost = StepCost(1e-3, (1 - 1e-6) / work)
+    cost = StepTime(1e-3, (1 - 1e-6) / work)
 
     found = least_wait(flows, cost)
 
@@ -119,13 +120,13 @@ def test_with_many_types_a_load_near_one_takes_hardly_more_than_the_fluid() -> N
 def test_a_load_that_no_number_tells_from_one_has_no_thresholds(spare: float) -> None:
     flows = [Flow(1.0, 1, 0)]
 
-    assert least_wait(flows, StepCost(1.0, 1 - spare)) is None
-    assert least_nested(equal_segments(flows, 1), StepCost(1.0, 1 - spare)) is None
+    assert least_wait(flows, StepTime(1.0, 1 - spare)) is None
+    assert least_nested(equal_segments(flows, 1), StepTime(1.0, 1 - spare)) is None
 
 
 def test_slack_puts_thresholds_above_their_ratio() -> None:
     segments = equal_segments(FLOWS, 3)
-    cost = StepCost(100.0)
+    cost = StepTime(100.0)
 
     tight, loose = (least_nested(segments, cost, slack=slack) for slack in (0.0, 0.5))
 
@@ -146,7 +147,7 @@ def test_slack_puts_thresholds_above_their_ratio() -> None:
 def test_the_printed_thresholds_are_on_the_edge(setting: Printed, nearest: tuple[int, ...]) -> None:
     flows = printed_flows(setting, 60)
     segments = equal_segments(flows, len(flows))
-    cost = StepCost(0.1 * setting[2][0] / sum(setting[0]))
+    cost = StepTime(0.1 * setting[2][0] / sum(setting[0]))
 
     entry, *ratios = nested_conditions(setting[2], segments, cost)
 
@@ -190,7 +191,7 @@ def test_rates_that_change_are_judged_by_their_worst() -> None:
     """(15): by day more requests, by night longer ones."""
     day = equal_segments([Flow(9.0, 2, 1), Flow(3.0, 2, 5)], 2)
     night = equal_segments([Flow(2.0, 2, 1), Flow(4.0, 2, 5)], 2)
-    cost = StepCost(1.0)
+    cost = StepTime(1.0)
 
     worst = worst_of([day, night])
 
@@ -203,7 +204,7 @@ def test_rates_that_change_are_judged_by_their_worst() -> None:
 
 
 def test_on_the_edge_a_condition_does_not_hold_strictly() -> None:
-    (condition,) = wait_conditions([4], [Flow(4.0, 1, 1)], StepCost(1.0))
+    (condition,) = wait_conditions([4], [Flow(4.0, 1, 1)], StepTime(1.0))
 
     assert condition.edge
     assert not condition.holds

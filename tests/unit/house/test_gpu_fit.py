@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from loadgen.model.step_time import PowerModel, StepTime
+from loadgen.model.power_model import PowerModel
+from router.core.step_time import PAPER_STEP_TIME, StepTime
 from tests.gpu.fit import Point, fit_decode, fit_power, fit_prompts
 
 DECODE = {"base_s": 5e-3, "per_token_s": 9e-8, "per_request_s": 2e-5}
@@ -70,7 +71,7 @@ def test_a_residual_is_what_the_fit_is_too_high_by() -> None:
 
 
 def test_too_few_points() -> None:
-    few = dict(list(points(StepTime()).items())[:2])
+    few = dict(list(points(PAPER_STEP_TIME).items())[:2])
     with pytest.raises(ValueError, match="to 2 points"):
         fit_decode(few)
 

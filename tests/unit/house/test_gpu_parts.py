@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.model.step_time import load_step_cost, load_step_time
+from loadgen.model.measured_step_time import load_step_time
 from router.core.errors import InputError
 from tests.gpu.measure import DECODE, IDLE, PROMPTS, ROUNDS, SHARES, figures, known_parts
 from tests.gpu.parts import CODE, LIMIT_S, Budget, OtherConditionsError, Parts, Values
@@ -121,7 +121,7 @@ def test_a_step_time_is_there_with_the_third_point(file: Path) -> None:
             with pytest.raises(InputError, match=r"base_s in .* got null"):
                 load_step_time(str(file))
     assert load_step_time(str(file)).seconds(40, 4) == pytest.approx(0.14)
-    assert load_step_cost(str(file)).per_prompt_token_s == 0
+    assert load_step_time(str(file)).per_prompt_token_s == 0
     found = kept(file)["measured"]["fits"]
     assert found["decode"]["r_squared"] == pytest.approx(1)
     assert (found["power"], found["plug_in"], "prompts" in found) == (None, None, False)
@@ -138,7 +138,7 @@ def test_every_fit_is_in_the_file_with_its_residuals(file: Path) -> None:
     parts.keep(IDLE, "power_w", 100.0)
     parts.keep(ROUNDS, "1", {"on_step_s": 3.0, "off_step_s": 2.0})
     assert load_step_time(str(file)).base_s == pytest.approx(0.1)
-    assert load_step_cost(str(file)).per_prompt_token_s == pytest.approx(1e-4)
+    assert load_step_time(str(file)).per_prompt_token_s == pytest.approx(1e-4)
     found = kept(file)["measured"]["fits"]
     assert found["power"]["exponent"] == pytest.approx(1)
     assert found["plug_in"]["ratio"] == 1.5

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.model.step_time import StepTime, load_step_time
+from loadgen.model.measured_step_time import load_step_time
 from router.core.errors import ConfigError, InputError
+from router.core.step_time import StepTime
 
 
 @pytest.fixture
@@ -17,6 +18,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_numbers() -> None:
     assert load_step_time("0.01,1e-7,1e-5") == StepTime(0.01, 1e-7, 1e-5)
+    assert load_step_time("0.01,1e-7,1e-5,2e-5") == StepTime(0.01, 1e-7, 1e-5, 2e-5)
 
 
 def test_a_measurement_with_its_conditions(file: Path) -> None:
@@ -27,6 +29,11 @@ def test_a_measurement_with_its_conditions(file: Path) -> None:
 def test_a_measurement_without_a_cost_per_request(file: Path) -> None:
     file.write_text('{"base_s": 1, "per_token_s": 0}')
     assert load_step_time(str(file)) == StepTime(1.0, 0.0, 0.0)
+
+
+def test_a_measurement_with_a_cost_per_prompt_token(file: Path) -> None:
+    file.write_text('{"base_s": 1, "per_token_s": 0, "per_prompt_token_s": 2e-5}')
+    assert load_step_time(str(file)) == StepTime(1.0, per_prompt_token_s=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         load_step_time(str(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["1", "0,1", "1,2,3,4", "1,t_l"])
+@pytest.mark.parametrize("text", ["1", "0,1", "1,2,3,4,5", "1,t_l"])
 def test_numbers_that_are_not_those(text: str) -> None:
     with pytest.raises(ConfigError, match="takes") as error:
         load_step_time(text)

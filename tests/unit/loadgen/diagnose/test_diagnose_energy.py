@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from loadgen.diagnose.analysis.window import Span, window_of
 from loadgen.diagnose.diagnosis import Diagnosis, diagnose_window, report
-from loadgen.model.step_time import PowerModel
+from loadgen.model.power_model import PowerModel
 from router.recording.lines import Recording
 from tests.support.recorded import Cluster, recording
 

@@ -11,8 +11,8 @@ from loadgen.engine.prefill_settings import (
     PrefillTime,
     parse_prefill,
 )
-from loadgen.model.step_time import StepTime, parse_step_time
 from router.core.errors import ConfigError, InputError
+from router.core.step_time import PAPER_STEP_TIME, StepTime
 
 
 def test_ports_follow_the_first() -> None:
@@ -32,8 +32,8 @@ def test_a_speed_for_each_worker_or_for_all(given: str, speeds: list[float]) -> 
 
 
 def test_step_times() -> None:
-    assert parse_step_time("4.95e-3,9.5e-8") == StepTime()
-    assert parse_step_time("0.01,0,1e-4") == StepTime(0.01, 0.0, 1e-4)
+    assert StepTime.parse("4.95e-3,9.5e-8") == PAPER_STEP_TIME
+    assert StepTime.parse("0.01,0,1e-4") == StepTime(0.01, 0.0, 1e-4)
 
 
 def test_snapshot_streams_take_two_ports_each() -> None:
@@ -42,10 +42,10 @@ def test_snapshot_streams_take_two_ports_each() -> None:
         snapshot_endpoints(65_534, 2)
 
 
-@pytest.mark.parametrize("text", ["", "1", "1,2,3,4", "a,b", "0,1e-7", "-1,0", "1,inf", "nan,0"])
+@pytest.mark.parametrize("text", ["", "1", "1,2,3,4,5", "a,b", "0,1e-7", "-1,0", "1,inf", "nan,0"])
 def test_step_times_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--step-time"):
-        parse_step_time(text)
+        StepTime.parse(text)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +89,7 @@ def test_prefill_workers_have_memory_of_their_own() -> None:
 def test_prompts_cost_time_where_the_options_say_so() -> None:
     assert parse_prefill(0, None) is None
     assert parse_prefill(2, None) == PrefillSettings(workers=2)
+    assert parse_prefill(0, None, prompts_cost=True) == PrefillSettings()
     assert parse_prefill(0, "0.01,1e-4") == PrefillSettings(time=PrefillTime(0.01, 1e-4))
     assert parse_prefill(
         1,

@@ -1,10 +1,13 @@
+from dataclasses import replace
+
 import pytest
 
 from engine_patches.admission import make_admission, read_admission
 from loadgen.engine.engine import Engine, EngineRequest
 from loadgen.engine.queues import PolicyOrder
 from loadgen.engine.stepping import StepGroup, WorkerModel
-from loadgen.model.step_time import PowerModel, StepTime
+from loadgen.model.power_model import PowerModel
+from router.core.step_time import PAPER_STEP_TIME, StepTime
 from tests.support.core import part
 
 TIME = StepTime(base_s=0.005, per_token_s=1e-6, per_request_s=1e-4)
@@ -21,7 +24,7 @@ def worker(
 
 
 def test_the_paper_s_step_time() -> None:
-    group = StepGroup([worker(0, [1000, 500]), worker(1, [200])], StepTime(), POWER)
+    group = StepGroup([worker(0, [1000, 500]), worker(1, [200])], PAPER_STEP_TIME, POWER)
     step = group.begin()
     assert step.seconds == pytest.approx(4.95e-3 + 9.5e-8 * 1500)
     group.finish(step)
@@ -36,7 +39,9 @@ def test_a_cost_per_request_can_decide() -> None:
 def test_prompts_cost_what_a_step_computes_of_them() -> None:
     engine = Engine(slots=8, kv_tokens=100_000, chunk=600)
     engine.add(EngineRequest("a", 1000, 2))
-    group = StepGroup([WorkerModel(0, engine), worker(1, [10])], TIME, POWER, 1e-5)
+    group = StepGroup(
+        [WorkerModel(0, engine), worker(1, [10])], replace(TIME, per_prompt_token_s=1e-5), POWER
+    )
     lengths = []
     while group.unfinished:
         step = group.begin()

@@ -36,7 +36,7 @@ from loadgen.figures.studies.trajectories import smooth_power
 from loadgen.figures.study import Study, config
 from loadgen.figures.tables import IMBALANCE, TTFT, Table, metric_table
 from loadgen.figures.trials import Trial
-from loadgen.model.step_time import PowerModel
+from loadgen.model.power_model import PowerModel
 from loadgen.simulator.admission import admission_command
 from loadgen.simulator.admission.admission_command import AdmissionOptions
 from loadgen.simulator.admission.admission_simulation import AdmissionConfig

@@ -5,13 +5,12 @@ import pytest
 from loadgen.replay.router_counters import (
     Scrape,
     Scrapes,
-    StepTime,
     cluster_report,
     figures,
     parse_metrics,
 )
-from router.core.errors import ConfigError
 from router.core.state.barrier import StepTotals
+from router.core.step_time import StepTime
 
 EXPOSITION = """\
 # HELP evenstep_barrier_steps_total Steps.
@@ -80,11 +79,3 @@ def test_figures_of_nothing_are_none() -> None:
 
 def test_idle_share_needs_the_step_time() -> None:
     assert figures(StepTotals(1, 1, 1, 1, 1, 1.0), None)["idle_share"] is None
-
-
-def test_step_time() -> None:
-    assert StepTime.parse("4.95e-3,9.5e-8") == StepTime(4.95e-3, 9.5e-8)
-    assert StepTime.parse("1,2,3") == StepTime(1, 2)
-    for text in ("1", "a,b", "1,-2"):
-        with pytest.raises(ConfigError, match="write for example"):
-            StepTime.parse(text)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from engine_patches.admission import read_admission
-from engine_patches.admission.theory.fluid import StepCost
 from loadgen.engine.engine import EngineRequest
 from loadgen.simulator.admission.admission_results import AdmissionResult
 from loadgen.simulator.admission.admission_simulation import (
@@ -26,9 +25,10 @@ from loadgen.simulator.admission.scenarios import (
     scenario_of,
 )
 from router.core.errors import ConfigError
+from router.core.step_time import StepTime
 
 OFF = read_admission({"policy": "off"})
-SECOND = StepCost(1.0)
+SECOND = StepTime(1.0)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Listed:
 
 
 def scenario(
-    *rows: tuple[float, int, int], kv_tokens: int = 100, cost: StepCost = SECOND
+    *rows: tuple[float, int, int], kv_tokens: int = 100, cost: StepTime = SECOND
 ) -> Scenario:
     return Scenario("listed", "", kv_tokens, cost, Listed(rows), 1.0, len(rows))
 
@@ -52,7 +52,7 @@ def scenario(
 def run(*rows: tuple[float, int, int], **options: object) -> AdmissionResult:
     kv_tokens, cost = options.pop("kv_tokens", 100), options.pop("cost", SECOND)
     assert isinstance(kv_tokens, int)
-    assert isinstance(cost, StepCost)
+    assert isinstance(cost, StepTime)
     listed = scenario((0, 1, 1), *rows, kv_tokens=kv_tokens, cost=cost)
     return simulate_admission(AdmissionConfig(OFF, listed, **options))  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ def test_who_is_evicted_keeps_its_tokens_or_begins_anew(
     """4 and 4, 5 and 5 > 9: the second, with a token, waits until the first has ended, at 14 s."""
     rows, pressed = ((10, 4, 4), (10, 4, 4)), {"kv_tokens": 9, "eviction": kind}
     result = run(*rows, **pressed)
-    costly = run(*rows, **pressed, cost=StepCost(1.0, per_prompt_token_s=0.5))
+    costly = run(*rows, **pressed, cost=StepTime(1.0, per_prompt_token_s=0.5))
 
     assert result.preemptions == 1
     assert result.evictions_per_1k == 500
@@ -129,7 +129,7 @@ def test_memory_is_held_in_blocks() -> None:
 
 def test_prompts_first_pauses_those_that_decode() -> None:
     rows = ((10, 4, 3), (11, 4, 3))
-    cost = StepCost(1.0, per_request_s=0.1, per_prompt_token_s=0.5)
+    cost = StepTime(1.0, per_request_s=0.1, per_prompt_token_s=0.5)
 
     together = run(*rows, cost=cost)
     apart = run(*rows, cost=cost, order=Order.PREFILL_FIRST)
@@ -141,7 +141,7 @@ def test_prompts_first_pauses_those_that_decode() -> None:
 
 def test_a_prompt_in_chunks_holds_all_its_memory_from_the_first_on() -> None:
     """Chunks of 4, 4 and 2 of a prompt; then one token beside a chunk of 3, and one of 1."""
-    cost = StepCost(1.0, per_prompt_token_s=0.5)
+    cost = StepTime(1.0, per_prompt_token_s=0.5)
     listed = scenario((0, 10, 2), (8, 4, 1), cost=cost)
     result = simulate_admission(AdmissionConfig(OFF, replace(listed, slots=3, chunk=4)))
 
@@ -151,7 +151,7 @@ def test_a_prompt_in_chunks_holds_all_its_memory_from_the_first_on() -> None:
 
 
 def test_steps_cost_nothing_for_the_first_kv_tokens_where_it_is_piecewise() -> None:
-    cost = StepCost(1.0, per_token_s=0.1)
+    cost = StepTime(1.0, per_token_s=0.1)
 
     assert run((10, 20, 1), cost=cost).end_s == pytest.approx(13)
     assert run((10, 20, 1), cost=cost, free_tokens=15).end_s == pytest.approx(11.5)

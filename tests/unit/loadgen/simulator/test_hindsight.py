@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from engine_patches.admission import ADMISSIONS, read_admission
-from engine_patches.admission.theory.fluid import StepCost
 from loadgen.engine.engine import Engine
 from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,
@@ -16,6 +15,7 @@ from loadgen.simulator.admission.admission_simulation import (
 )
 from loadgen.simulator.admission.hindsight import Job, optimum, policy_engine, total_steps
 from loadgen.simulator.admission.scenarios import Requests, Scenario
+from router.core.step_time import StepTime
 
 MC_SF = {"policy": "memory_checked", "ageing": 0.0}
 
@@ -37,7 +37,7 @@ class Listed:
 def config(
     jobs: Sequence[Job], kv_tokens: int, eviction: EvictionKind, **settings: object
 ) -> AdmissionConfig:
-    listed = Scenario("listed", "", kv_tokens, StepCost(1.0), Listed(jobs), 1.0, len(jobs))
+    listed = Scenario("listed", "", kv_tokens, StepTime(1.0), Listed(jobs), 1.0, len(jobs))
     return AdmissionConfig(read_admission(settings), listed, eviction=eviction)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.model.step_time import PowerModel, StepTime
+from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_results import DecodeResult
@@ -20,6 +20,7 @@ from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.forecast.look_ahead import choose
 from router.core.policies.policy_protocol import Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.step_time import StepTime
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
 TINY = DecodeConfig(
@@ -140,6 +141,10 @@ def test_prefill_chunks_are_work_and_the_last_one_yields_the_first_token() -> No
     assert result.tpot_mean_s == pytest.approx((1.30 + 1.30 + 1.275 + 1.26) / 2)
     assert result.records is not None
     assert result.records.tokens.tolist() == [0, 0, 1, 1]
+
+    time = replace(TINY.step_time, per_prompt_token_s=0.5 * TINY.step_time.per_token_s)
+    same = replace(TINY, profile=WorkProfile(prefill_chunk=10), step_time=time)
+    assert steps_s(simulate(same, stream=jobs((25, 2)), keep_records=True)) == steps_s(result)
 
 
 def test_a_dispatch_on_its_way_is_seen_and_leaves_a_bubble() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadgen.model.step_time import StepTime
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_command import DecodeOptions
 from loadgen.simulator.decode.decode_config import DecodeConfig
@@ -19,6 +18,7 @@ from loadgen.simulator.decode.policy_comparison import Comparison, comparison_ta
 from loadgen.simulator.decode.request_streams import Arrivals
 from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError
+from router.core.step_time import StepTime
 from tests.conftest import Run
 
 CONFIG = DecodeConfig(

@@ -75,7 +75,11 @@ def run(evenstep: Callable[..., tuple[int, str, str]]) -> Run:
         ("--prefill-workers 1 --prefill-step-time 0,1", "--prefill-step-time takes C,t_p"),
         ("--prefill-workers 1 --kv-transfer-time 1", "--kv-transfer-time takes L,t"),
         ("--prefill-workers 1 --kv-transfer-time 1e9,0", "any of their seconds must be at most"),
-        ("--prefill-workers 1 --prefill-cost 3,9", "--prefill-cost is of workers that compute"),
+        ("--prefill-workers 1 --prefill-cost 3,9", "--prefill-cost and t_p are of workers that"),
+        (
+            "--step-time 1,1,0,9 --prefill-cost 3,9",
+            "--prefill-cost and a t_p in --step-time: give one",
+        ),
         ("--trace none --json /nonexistent/r.json", "--json: cannot write /nonexistent/r.json"),
     ],
 )

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.model.step_time import StepTime
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines
 from loadgen.simulator.decode.length_sources import LawLengths, TraceLengths
@@ -27,6 +26,7 @@ from loadgen.traces.trace import load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.forecast.end_signals import CapSignal, NoSignal, SurvivalSignal
 from router.core.forecast.forecast import NO_CAP, Ends, Running, WorkProfile
+from router.core.step_time import StepTime
 from router.core.types import Dispatch
 
 CONSTANT = LawLengths.parse("constant:10,5")

@@ -11,7 +11,6 @@ import pytest
 
 from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import PrefillTime
-from loadgen.model.step_time import StepTime
 from loadgen.report.origin import read_figures
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
@@ -21,6 +20,7 @@ from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.simulator.decode.request_streams import Arrivals, Job, TimedStream
 from router.core.errors import ConfigError
 from router.core.forecast.forecast import WorkProfile
+from router.core.step_time import StepTime
 from router.core.types import Dispatch
 
 KEPT_REPORT = Path(__file__).parents[3] / "data/simulator/without_prefill.json"
@@ -168,7 +168,7 @@ def test_without_prefill_workers_the_report_is_as_it_was() -> None:
 
 
 def test_prefill_on_both_sides_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--prefill-cost is of workers that compute their own"):
+    with pytest.raises(ConfigError, match="--prefill-cost and t_p are of workers that compute"):
         replace(TINY, profile=WorkProfile(prefill_beta=1.0))
 
 

@@ -1,0 +1,85 @@
+"""Time of a step: linear in what the slowest worker holds, runs and computes.
+
+A step of workers that wait for each other takes ``C + max_g (t_l L_g + t_r n_g + t_p P_g)``. With
+C and t_l alone it is the barrier model of arXiv 2601.17855, section 2; (1) of arXiv 2504.11320 is
+the same for one engine.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+from typing import Self
+
+from router.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Time of a worker's step.
+
+    Attributes:
+        base_s: C, fixed time of any step, seconds.
+        per_token_s: t_l, seconds per resident KV token.
+        per_request_s: t_r, seconds per running request.
+        per_prompt_token_s: t_p, seconds per prompt token that the step computes.
+    """
+
+    base_s: float
+    per_token_s: float = 0.0
+    per_request_s: float = 0.0
+    per_prompt_token_s: float = 0.0
+
+    def work_s(self, load_tokens: float, requests: float, prompt_tokens: float = 0.0) -> float:
+        """Seconds of the work, without the base."""
+        return (
+            self.per_token_s * load_tokens
+            + self.per_request_s * requests
+            + self.per_prompt_token_s * prompt_tokens
+        )
+
+    def seconds(
+        self, load_tokens: float, requests: float, prompt_tokens: float = 0.0, speed: float = 1.0
+    ) -> float:
+        """Time that one worker needs; half the speed takes twice as long."""
+        return (self.base_s + self.work_s(load_tokens, requests, prompt_tokens)) / speed
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``C,t_l[,t_r[,t_p]]`` in seconds.
+
+        Raises:
+            ConfigError: not two to four numbers, or a step that takes no time.
+        """
+        values = numbers("--step-time", text)
+        if not 2 <= len(values) <= 4 or min(values) < 0 or values[0] == 0:
+            raise ConfigError(
+                f"--step-time takes C,t_l[,t_r[,t_p]] in seconds with C above 0, got {text!r}"
+            )
+        return cls(*values)
+
+    def __str__(self) -> str:
+        """As ``parse`` takes it, without zeros at the end."""
+        values = list(astuple(self))
+        while len(values) > 2 and values[-1] == 0:
+            values.pop()
+        return ",".join(f"{value:g}" for value in values)
+
+
+# Of arXiv 2601.17855: its Table 1 follows from these numbers.
+PAPER_STEP_TIME = StepTime(4.95e-3, 9.5e-8)
+
+
+def numbers(option: str, text: str) -> list[float]:
+    """Parse finite numbers separated by commas.
+
+    Raises:
+        ConfigError: other text; names the option.
+    """
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{option} takes numbers separated by commas, got {text!r}") from error
+    if not all(map(math.isfinite, values)):
+        raise ConfigError(f"{option} takes finite numbers, got {text!r}")
+    return values
