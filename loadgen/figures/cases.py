@@ -21,8 +21,7 @@ from loadgen.simulator.decode.prefill_results import PrefillResult
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
 from loadgen.simulator.decode.simulated_router import PARAMETERS
 from loadgen.traces.trace import BUNDLED, load_trace
-from router.core.forecast.forecast import Outlook
-from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.types import Assignment, Dispatch, Request, WorkerView
 
@@ -129,11 +128,11 @@ class BeforeRefill(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         loads = [worker.load_tokens for worker in workers]
         self.imbalances.append(len(loads) * max(loads) - sum(loads))
-        return self._policy.assign(waiting, workers, outlook)
+        return self._policy.assign(waiting, workers, known)
 
 
 @cache

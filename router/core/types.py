@@ -7,7 +7,7 @@ differences of one clock are taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple
@@ -187,6 +187,8 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
         admissible_tokens: KV tokens that it can take on if it is not idle; None: unknown.
         service_rate: mu, requests per second that each slot completes; equal for all if unknown.
         rate_error: relative standard error of ``service_rate``; 0 for a planned rate.
+        pending_prompt_tokens: prompt tokens not computed yet, of requests running, queued or on
+            their way.
     """
 
     id: str
@@ -199,6 +201,11 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
     slots: int = DEFAULT_SLOTS
     service_rate: float = 1.0
     rate_error: float = 0.0
+    pending_prompt_tokens: int = 0
+
+
+Hits = Callable[[Request], Sequence[int]]
+"""Prompt tokens of a request that each worker of a group has cached, in the workers' order."""
 
 
 class Assignment(NamedTuple):

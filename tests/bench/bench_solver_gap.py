@@ -29,12 +29,11 @@ from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.traces.trace import load_trace
-from router.core.forecast.forecast import Outlook
 from router.core.policies.bfio.exact import TOLERANCE, solve_exact
 from router.core.policies.bfio.instances import from_json, to_json
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
-from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.types import Assignment, Request, WorkerView
 
 CODE = (
@@ -101,9 +100,9 @@ class Tap(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
-        done = self._bfio.assign(waiting, workers, outlook)
+        done = self._bfio.assign(waiting, workers, known)
         self._rounds += 1
         if self._rounds > FIRST_STEP and self._rounds % EVERY == 0 and self._bfio.last:
             instance = replace(self._bfio.last.instance, tie_weight=0.0)

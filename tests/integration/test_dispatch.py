@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from router.core.events import WorkerDown, WorkerUp
-from router.core.forecast.forecast import Outlook
-from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.types import Assignment, Dispatch, Outcome, Request, WorkerView
 from tests.support.dispatching import Rig, sent_to, settle
 
@@ -134,7 +133,7 @@ class Newest(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         free = [worker.id for worker in workers for _ in range(worker.capacity)]
         return [Assignment(r.id, i) for r, i in zip(reversed(waiting), free, strict=False)]
@@ -228,7 +227,7 @@ class Raises(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         raise ZeroDivisionError
 
@@ -238,7 +237,7 @@ class HoldsBack(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         return []
 
@@ -248,7 +247,7 @@ class Crowds(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         return [Assignment(request.id, workers[0].id) for request in waiting]
 

@@ -13,6 +13,7 @@ from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.policies.balance_route import BalanceRoute, _Loads
 from router.core.policies.bfio import subsets
 from router.core.policies.bfio.subsets import Shelf
+from router.core.policies.policy_protocol import Known
 from router.core.rounds import assignment
 from tests.support.core import request, views
 
@@ -99,5 +100,5 @@ def test_rounds_agree_with_an_outlook(
     steps = np.stack([loads, loads * fall[: len(rows)], loads * fall[-len(rows) :]], axis=1)
     seen = Outlook(steps, WorkProfile(), discount=0.8, tie_weight=0.1)
     pool = [request(i, size, slots=slots) for i, (size, slots) in enumerate(waiting)]
-    assignment.assign(BalanceRoute(exact=exact), [pool[:7], pool[7:]], workers, seen)
+    assignment.assign(BalanceRoute(exact=exact), [pool[:7], pool[7:]], workers, Known(seen))
     assert seen.work.tolist() == steps.tolist(), "the outlook is the caller's"

@@ -19,8 +19,8 @@ from loadgen.simulator.decode.decode_results import DecodeResult
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.oracle import OracleSignal
 from loadgen.simulator.decode.request_streams import Job, TimedStream
-from router.core.forecast.forecast import NO_CAP, Outlook, WorkProfile, forecast
-from router.core.policies.policy_protocol import Policy
+from router.core.forecast.forecast import NO_CAP, WorkProfile, forecast
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.step_time import StepTime
 from router.core.types import Assignment, Dispatch, Request, WorkerView
@@ -77,9 +77,9 @@ class Witness(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
-        assignments = self._policy.assign(waiting, workers, outlook)
+        assignments = self._policy.assign(waiting, workers, known)
         self.asked.append(list(waiting))
         self.assigned += assignments
         return assignments

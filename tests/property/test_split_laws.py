@@ -55,7 +55,7 @@ class OnlyExact(Policy):
         self.whole: set[str] = set()
 
     def assign(
-        self, waiting: Sequence[Request], workers: Sequence[WorkerView], outlook: object = None
+        self, waiting: Sequence[Request], workers: Sequence[WorkerView], known: object = None
     ) -> Sequence[Assignment]:
         for each in waiting:
             assert each.exact == (each.prompt_tokens == PROMPT_TOKENS)

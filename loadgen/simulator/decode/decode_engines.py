@@ -138,6 +138,13 @@ class Engines:
         """``tokens`` plus the prompts of requests queued or in transit, shape (G,)."""
         return self.tokens(step) + self._queued_tokens
 
+    def pending_prompts(self, step: int) -> Ints:
+        """Prompt tokens not computed yet, running, queued or in transit, shape (G,)."""
+        if self._profile.prefill_beta == 0:
+            return np.zeros_like(self.running)
+        left: Ints = self._prefill_left(step).reshape(self._shape).sum(axis=1)
+        return left + self._queued_tokens
+
     def admissible_tokens(self, step: int) -> Sequence[int | None]:
         """KV tokens that each worker can take on; None: its memory is not limited."""
         return [None] * self._shape[0]

@@ -25,6 +25,7 @@ from router.core.rounds.decider import RoundDecider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.barrier import StepTotals
 from router.core.state.worker import UNBOUNDED
+from router.core.step_time import StepTime
 from router.core.types import Dispatch, PoolState, Request, WorkerView
 
 GROUP = "default"
@@ -69,6 +70,21 @@ class SimulatedWorkers:
         return self._config.workers * self._config.slots
 
     @property
+    def step_time(self) -> StepTime | None:
+        """With the work that the profile adds, in seconds."""
+        cost, profile = self._config.step_time, self._config.true_profile
+        return StepTime(
+            cost.base_s,
+            cost.per_token_s,
+            cost.per_token_s * profile.request_tokens,
+            cost.per_token_s * profile.prefill_beta,
+        )
+
+    @property
+    def hits(self) -> None:
+        """No prompt is cached."""
+
+    @property
     def askable(self) -> Set[str]:
         return set(self.ids)
 
@@ -92,7 +108,11 @@ class SimulatedWorkers:
         capacity = [max(0, room - here) if pooled else UNBOUNDED for here in requests]
         admissible, slots = engines.admissible_tokens(self.step), [config.slots] * config.workers
         columns = (self.ids, tokens, requests, capacity, engines.waiting, usage, admissible, slots)
-        views = [WorkerView(*row) for row in zip(*columns, strict=True)]
+        pending = engines.pending_prompts(self.step).tolist()
+        views = [
+            WorkerView(*row, pending_prompt_tokens=left)
+            for *row, left in zip(*columns, pending, strict=True)
+        ]
         if self._clock and any(capacity):
             self.begun_s = self._clock()
         return views

@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from router.core.forecast.forecast import Floats, Outlook
+from router.core.forecast.forecast import Floats
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.subsets import Shelf
-from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.room import Room
 from router.core.types import Assignment, Request, WorkerView
 
@@ -60,12 +60,12 @@ class BalanceRoute(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         # A single worker has nothing to balance, and serves by age.
         if len(workers) < 2:
             return PerRequest(fcfs).assign(waiting, workers)
-        room = Room(workers)
+        room, outlook = Room(workers, known), known.outlook
         if outlook is None:
             work = np.array([[float(load)] for load in room.load_tokens])
             sizes = [request.load_tokens for request in waiting]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from router.core.forecast.forecast import Outlook
-from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.room import Room
 from router.core.types import Assignment, Request, WorkerView
 
@@ -23,9 +22,9 @@ class PerRequest(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
-        room = Room(workers)
+        room = Room(workers, known)
         for request in waiting:
             open_ = room.open_to(request)
             if not open_:

@@ -4,11 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from router.core.types import Assignment, Request, WorkerView
+from router.core.types import Assignment, Hits, Request, WorkerView
 
 if TYPE_CHECKING:
     from router.core.forecast.forecast import Outlook
     from router.core.policies.bfio.solver import Instance, Solution
+    from router.core.step_time import StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a policy may know of a round beyond the views.
+
+    Attributes:
+        outlook: predicted loads of the workers; None without look-ahead.
+        step_time: cost of the group's steps, learned or configured; None while unknown.
+        hits: cached part of each prompt by worker; None: unknown, which counts as 0.
+    """
+
+    outlook: Outlook | None = None
+    step_time: StepTime | None = None
+    hits: Hits | None = None
+
+
+NOTHING = Known()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +59,7 @@ class Policy(Protocol):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         """Assign requests of one round, in the order of choice.
 
@@ -50,6 +69,6 @@ class Policy(Protocol):
         Args:
             waiting: candidates of one priority, oldest first.
             workers: live workers of one group, in a fixed order.
-            outlook: predicted loads of these workers; None: only the views are known.
+            known: what is known beyond the views; its rows are in the workers' order.
         """
         ...

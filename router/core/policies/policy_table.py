@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from router.core.policies import baselines, unequal
+from router.core.policies import baselines, prompts, unequal
 from router.core.policies.balance_route import BalanceRoute
 from router.core.policies.baselines import PerRequest
 from router.core.policies.bfio.policy import BfIo
@@ -50,10 +50,18 @@ POLICIES: Mapping[str, PolicyRow] = MappingProxyType(
             dispatch=POOL_ONLY,
             looks_ahead=True,
         ),
+        "barrier_time": PolicyRow(
+            lambda _: PerRequest(prompts.barrier_time()),
+            "least time added at the barrier, by prompt to compute and load, at their learned cost",
+        ),
         "bfio": PolicyRow(
             lambda settings: BfIo(settings.tie_weight, settings.moves),
             "the whole pool at once, so that the most loaded worker waits least for the others",
             looks_ahead=True,
+        ),
+        "cache_aware": PolicyRow(
+            lambda _: PerRequest(prompts.cache_aware()),
+            "longest cached prefix while requests are balanced, as in SGLang's gateway",
         ),
         "fcfs": PolicyRow(
             lambda _: PerRequest(baselines.fcfs),
@@ -69,10 +77,26 @@ POLICIES: Mapping[str, PolicyRow] = MappingProxyType(
             lambda settings: unequal.jiq(settings.seed), "drawn among those with a free slot"
         ),
         "jsq": PolicyRow(lambda _: PerRequest(baselines.jsq), "fewest requests"),
+        "kv_cost": PolicyRow(
+            lambda _: PerRequest(prompts.kv_cost()),
+            "fewest prompt tokens to compute plus resident tokens, as in NVIDIA Dynamo",
+        ),
+        "least_prefill": PolicyRow(
+            lambda _: PerRequest(prompts.least_prefill),
+            "fewest prompt tokens to compute, as in vLLM on TPU",
+        ),
         "least_tokens": PolicyRow(lambda _: PerRequest(baselines.least_tokens), "fewest KV tokens"),
+        "lmetric": PolicyRow(
+            lambda _: PerRequest(prompts.lmetric),
+            "least product of prompt tokens to compute and batch size",
+        ),
         "power_of_two": PolicyRow(
             lambda settings: baselines.power_of_two(settings.seed),
             "fewest requests of two drawn at random",
+        ),
+        "prefix_score": PolicyRow(
+            lambda settings: PerRequest(prompts.prefix_score(settings.seed)),
+            "highest score of cached prefix, queue and free KV memory, as in llm-d",
         ),
         "random": PolicyRow(lambda settings: baselines.uniform(settings.seed), "drawn uniformly"),
         "round_robin": PolicyRow(lambda _: baselines.round_robin(), "each worker in turn"),

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from router.core.errors import PolicyError
-from router.core.forecast.forecast import Outlook
-from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.queue.tier import Tier
 from router.core.rounds.round_memory import RoundMemory, receive
-from router.core.types import Assignment, Request, WorkerView
+from router.core.types import Assignment, Hits, Request, WorkerView
 
 
 def assign(
     policy: Policy,
     tiers: Iterable[Sequence[Request]],
     workers: Sequence[WorkerView],
-    outlook: Outlook | None = None,
+    known: Known = NOTHING,
     overdue: Request | None = None,
     askable: Set[str] = frozenset(),
 ) -> list[Assignment]:
@@ -33,7 +33,7 @@ def assign(
         policy: if it solves a program, its ``share`` is set for each call.
         tiers: groups of waiting requests, most urgent first.
         workers: live workers of one group.
-        outlook: their predicted loads; None without look-ahead.
+        known: what the policy may know beyond these views.
         overdue: request without patience; a worker's memory is kept until it fits, else smaller
             requests would take all that becomes free.
         askable: ids of workers that take requests, now or soon. A failed request waits for those
@@ -43,7 +43,7 @@ def assign(
         PolicyError: the policy broke its contract (see ``Policy.assign``).
     """
     in_turn = [tier if isinstance(tier, Tier) else Tier.of(tier) for tier in tiers]
-    round_ = _Round(policy, workers, outlook, askable)
+    round_ = _Round(policy, workers, known, askable)
     if overdue is not None and round_.memory is not None:
         round_.memory.reserve(overdue, round_.offered(in_turn[0]))
     shares = [1.0] if len(in_turn) == 1 else _shares(in_turn, workers)
@@ -54,7 +54,7 @@ def assign(
 
 
 class _Round:
-    """The workers and their outlook, as assignments change them.
+    """The workers and what is known of them, as assignments change them.
 
     ``memory`` is None if no worker's KV memory is known to be limited.
     """
@@ -63,13 +63,13 @@ class _Round:
         self,
         policy: Policy,
         workers: Sequence[WorkerView],
-        outlook: Outlook | None,
+        known: Known,
         askable: Set[str],
     ) -> None:
         self._policy = policy
         self._askable = askable
         self._workers = workers
-        self._outlook = outlook
+        self._known = known
         self._last: tuple[Sequence[Assignment], Tier] | None = None
         limited = [one.id for one in workers if one.admissible_tokens is not None]
         self.memory = RoundMemory() if limited else None
@@ -107,9 +107,10 @@ class _Round:
         """Workers that the tier avoids, or that lack its model, have no capacity."""
         if self._last:
             done, entered = self._last
-            self._workers = _after(done, entered, self._workers)
-            if self._outlook is not None:
-                self._outlook = self._outlook.after(done, entered.by_id, self._workers)
+            self._workers = _after(done, entered, self._workers, self._known.hits)
+            if (outlook := self._known.outlook) is not None:
+                outlook = outlook.after(done, entered.by_id, self._workers)
+                self._known = replace(self._known, outlook=outlook)
             self._last = None
         closed = tier.lacks
         if tier.avoid and self._askable - tier.avoid - closed:
@@ -117,7 +118,7 @@ class _Round:
         if not closed:
             return self._workers
         return [
-            replace(one, capacity=min(0, one.capacity)) if one.id in closed else one
+            structs.replace(one, capacity=min(0, one.capacity)) if one.id in closed else one
             for one in self._workers
         ]
 
@@ -130,7 +131,7 @@ class _Round:
             return ()
         if self._policy.solves:
             self._policy.share = share
-        assignments = self._policy.assign(tier, workers, self._outlook)
+        assignments = self._policy.assign(tier, workers, self._known)
         entered: set[str] = set()
         by_id, others = tier.by_id, tier.others
         for request_id, worker_id in assignments:
@@ -161,12 +162,20 @@ def _shares(tiers: Sequence[Tier], workers: Sequence[WorkerView]) -> list[float]
 
 
 def _after(
-    assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView]
+    assignments: Sequence[Assignment],
+    tier: Tier,
+    workers: Sequence[WorkerView],
+    hits: Hits | None,
 ) -> list[WorkerView]:
     received: dict[str, list[Request]] = {}
     for request_id, worker_id in assignments:
         received.setdefault(worker_id, []).append(tier.by_id[request_id])
-    return [receive(worker, received.get(worker.id, ())) for worker in workers]
+    after = []
+    for index, worker in enumerate(workers):
+        requests = received.get(worker.id, ())
+        cached = sum(hits(one)[index] * one.slots for one in requests) if hits else 0
+        after.append(receive(worker, requests, cached))
+    return after
 
 
 def gap_tokens(workers: Sequence[WorkerView]) -> int:

@@ -10,7 +10,7 @@ from router.core.clock import Clock
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import Outlook
 from router.core.forecast.look_ahead import LookAhead
-from router.core.policies.policy_protocol import Decision, Policy
+from router.core.policies.policy_protocol import NOTHING, Decision, Known, Policy
 from router.core.queue.fair_share import ANONYMOUS, FairShare, Offer
 from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
@@ -20,7 +20,8 @@ from router.core.rounds.reservations import Reservations
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
 from router.core.stats import GroupStats
-from router.core.types import Assignment, Dispatch, PoolState, Request, WorkerView
+from router.core.step_time import StepTime
+from router.core.types import Assignment, Dispatch, Hits, PoolState, Request, WorkerView
 
 
 class Workers(Protocol):
@@ -45,6 +46,14 @@ class Workers(Protocol):
 
     @property
     def totals(self) -> Mapping[PoolState, StepTotals]: ...
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """Cost of its steps, as learned so far."""
+        ...
+
+    @property
+    def hits(self) -> Hits | None: ...
 
     def own_steps(self, step_tokens: float) -> int:
         """Steps since the last call that no ``learn`` reports."""
@@ -175,14 +184,15 @@ class RoundDecider(Generic[W]):
                 wanted = self.pool.room_wanted(given.now, given.gap_tokens)
                 if wanted or self.reservations.lowered:
                     outlook = self.reservations.make_room(wanted, given.views, outlook)
-            assignments = assignment.assign(self.policy, given.tiers, given.views, outlook, *rest)
+            known = Known(outlook, self.group.step_time, self.group.hits)
+            assignments = assignment.assign(self.policy, given.tiers, given.views, known, *rest)
             if assignments:
                 self.solved = self.policy.last
             return assignments
         except Exception as error:  # noqa: BLE001 - a policy's bug must not stop the service
             self.on_policy_error(error)
         self.stats.policy_errors += 1
-        return assignment.assign(self.fallback, given.tiers, given.views, None, *rest)
+        return assignment.assign(self.fallback, given.tiers, given.views, NOTHING, *rest)
 
 
 Decider = RoundDecider[Group]

@@ -112,8 +112,8 @@ def _room(worker: WorkerView) -> float:
     return math.inf if room is None or not worker.requests else room
 
 
-def receive(worker: WorkerView, requests: Sequence[Request]) -> WorkerView:
-    """The worker with these requests added."""
+def receive(worker: WorkerView, requests: Sequence[Request], cached_tokens: int = 0) -> WorkerView:
+    """The worker with these requests added, of whose prompts it has so many tokens cached."""
     if not requests:
         return worker
     slots = sum(request.slots for request in requests)
@@ -125,4 +125,5 @@ def receive(worker: WorkerView, requests: Sequence[Request]) -> WorkerView:
         requests=worker.requests + slots,
         capacity=worker.capacity - slots,
         admissible_tokens=None if room is None else max(0, room - tokens),
+        pending_prompt_tokens=worker.pending_prompt_tokens + tokens - cached_tokens,
     )

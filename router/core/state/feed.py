@@ -60,6 +60,7 @@ class Feed:
         step_entered: requests that began in it.
         step_asked: KV tokens in it by metered request.
         waiting_routed: part of ``waiting`` that may be this router's.
+        waiting_tokens: KV tokens that the queued requests will hold at first.
         kv_usage: fraction in use, of the fullest group of blocks.
         kv_tokens: KV capacity; 0 if unknown.
         admissible_tokens: KV tokens that it would admit with an empty queue.
@@ -103,6 +104,7 @@ class Feed:
         "step_running",
         "waiting",
         "waiting_routed",
+        "waiting_tokens",
     )
 
     def __init__(
@@ -116,7 +118,7 @@ class Feed:
         self.step = 0
         self.received_s = 0.0
         self.slots = 0
-        self.waiting = self.waiting_routed = 0
+        self.waiting = self.waiting_routed = self.waiting_tokens = 0
         self.power_w: float | None = None
         self.load_tokens = 0
         self.step_load_tokens = 0
@@ -242,6 +244,7 @@ class Feed:
         self.received_s = received_s
         self.slots = snapshot.slots
         self.waiting = snapshot.waiting
+        self.waiting_tokens = snapshot.waiting_tokens
         routed = snapshot.waiting_routed  # an older plug-in does not tell; it may be all
         self.waiting_routed = self.waiting if routed is None else min(routed, self.waiting)
         self.power_w = snapshot.power_w

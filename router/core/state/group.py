@@ -21,7 +21,8 @@ from router.core.state.rates import GroupRates, TokenRate
 from router.core.state.running_table import RunningTable, joined
 from router.core.state.step_watch import ClosedStep, Said
 from router.core.state.worker import Worker
-from router.core.types import PAUSED, Dispatch, PoolState, Request, WorkerSpec, WorkerView
+from router.core.step_time import StepTime
+from router.core.types import PAUSED, Dispatch, Hits, PoolState, Request, WorkerSpec, WorkerView
 
 
 class OwnSteps:
@@ -134,6 +135,17 @@ class Group:
     @property
     def level_fit(self) -> LevelFit:
         return self._ledger.energy.level_fit
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """None: not learned yet."""
+        return None
+
+    @property
+    def hits(self) -> Hits | None:
+        """A decode worker has every prompt, from a prefill worker; None: nothing is known."""
+        here = [worker.spec.role == "decode" for worker in self._live]
+        return (lambda one: [one.prompt_tokens * has for has in here]) if any(here) else None
 
     @property
     def prefill_workers(self) -> list[PrefillWorker]:

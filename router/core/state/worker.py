@@ -157,6 +157,25 @@ class Worker:
     def _known_tokens(self) -> int:
         return self._unseen_tokens() + (self.feed.load_tokens if self.feed else 0)
 
+    def _pending_prompt_tokens(self) -> int:
+        """Prompt tokens to compute here; a request that no snapshot shows has all of its own.
+
+        Without snapshots a prompt counts until its first output token.
+        """
+        feed, pending = self.feed, 0
+        if self.spec.role == "decode":
+            return 0
+        for token, parts in self.unseen.items():
+            flight = self._in_flight[token]
+            if feed is not None or not flight.generated_tokens:
+                pending += parts * flight.request.prompt_tokens
+        if feed is not None:
+            pending += feed.prefill_left
+            if feed.waiting:  # routers' requests in the queue are among those not shown
+                others = feed.waiting - feed.waiting_routed
+                pending += feed.waiting_tokens * others // feed.waiting
+        return pending
+
     def _unseen_tokens(self) -> int:
         tokens = 0
         for token, parts in self.unseen.items():
@@ -344,6 +363,7 @@ class Worker:
             slots=slots,
             service_rate=per_s,
             rate_error=error,
+            pending_prompt_tokens=self._pending_prompt_tokens(),
         )
 
     def foreseen(self) -> Iterator[tuple[int, int, int, int, int]]:

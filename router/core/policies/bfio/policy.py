@@ -16,7 +16,7 @@ import numpy as np
 from router.core.forecast.forecast import Floats, Ints, Outlook, WorkProfile
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
-from router.core.policies.policy_protocol import Decision, Policy
+from router.core.policies.policy_protocol import NOTHING, Decision, Known, Policy
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
 
@@ -39,9 +39,9 @@ class BfIo(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
-        self.last = None
+        self.last, outlook = None, known.outlook
         # A single worker has nothing to balance, and serves by age.
         if len(workers) < 2:
             return PerRequest(fcfs).assign(waiting, workers)

@@ -9,6 +9,7 @@ import pytest
 
 from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.policies.balance_route import BalanceRoute
+from router.core.policies.policy_protocol import Known
 from router.core.types import WorkerView
 from tests.support.core import pairs, request, requests, views
 
@@ -27,7 +28,7 @@ def choose(
 ) -> dict[str, list[int]]:
     """Sizes that each worker takes, in the order of choosing."""
     waiting = requests(sizes)
-    done = (policy or BalanceRoute()).assign(waiting, workers, seen)
+    done = (policy or BalanceRoute()).assign(waiting, workers, Known(seen))
     taken: dict[str, list[int]] = {}
     for index, worker in pairs(done, waiting):
         taken.setdefault(worker, []).append(sizes[index])

@@ -11,6 +11,7 @@ import pytest
 
 from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.policies.bfio.policy import BfIo
+from router.core.policies.policy_protocol import Known
 from router.core.rounds import assignment as rounds
 from router.core.types import Assignment, Request, WorkerView
 from tests.support.core import pairs, request, requests, views
@@ -30,7 +31,7 @@ def choices(
     ahead: Outlook | None = None,
 ) -> dict[int, str]:
     """Worker by the request's index in the pool."""
-    return dict(pairs(BfIo(mu).assign(waiting, workers, ahead), waiting))
+    return dict(pairs(BfIo(mu).assign(waiting, workers, Known(ahead)), waiting))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,8 @@ def test_without_an_outlook_the_present_loads_count() -> None:
 def test_an_outlook_weighs_steps_and_ties() -> None:
     policy = BfIo(0.1)
     work = np.array([[7.0, 8.0], [5.0, 6.0]])
-    policy.assign(requests([50]), views([100, 60], [0, 2]), Outlook(work, WorkProfile(), 0.5, 3.0))
+    ahead = Outlook(work, WorkProfile(), 0.5, 3.0)
+    policy.assign(requests([50]), views([100, 60], [0, 2]), Known(ahead))
     assert policy.last is not None
     instance = policy.last.instance
     assert instance.loads.tolist() == [[7, 8], [5, 6]]

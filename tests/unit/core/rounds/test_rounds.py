@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from router.core.errors import PolicyError
-from router.core.forecast.forecast import Outlook
 from router.core.policies.baselines import PerRequest, fcfs
-from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
 from router.core.rounds import assignment
@@ -29,7 +28,7 @@ class Scripted(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         self.asked.append((len(waiting), list(workers)))
         return [Assignment(token(number), worker) for number, worker in next(self._answers)]
@@ -37,8 +36,12 @@ class Scripted(Policy):
 
 def test_requests_change_the_worker_that_receives_them() -> None:
     worker = WorkerView("a", 1000, 4, 3)
-    assert receive(worker, [request(1, 50, slots=2)]) == WorkerView("a", 1100, 6, 1)
-    assert receive(worker, requests([5, 6])) == WorkerView("a", 1011, 6, 1)
+    assert receive(worker, [request(1, 50, slots=2)]) == WorkerView(
+        "a", 1100, 6, 1, pending_prompt_tokens=100
+    )
+    assert receive(worker, requests([5, 6]), cached_tokens=4) == WorkerView(
+        "a", 1011, 6, 1, pending_prompt_tokens=7
+    )
     assert receive(worker, []) is worker
     limited = msgspec.structs.replace(worker, admissible_tokens=60)
     assert receive(limited, requests([50])).admissible_tokens == 10
@@ -50,9 +53,10 @@ def test_tiers_are_served_one_after_the_other_from_what_the_last_left() -> None:
     policy = Scripted([(0, "b")], [(2, "a"), (1, "b")])
     done = assignment.assign(policy, [waiting[:1], waiting[1:]], views([0, 5], 2))
     assert pairs(done, waiting) == [(0, "b"), (2, "a"), (1, "b")]
+    first, second = views([0, 15], [2, 1], [0, 1])
     assert policy.asked == [
         (1, views([0, 5], 2, [0, 0])),
-        (2, views([0, 15], [2, 1], [0, 1])),
+        (2, [first, msgspec.structs.replace(second, pending_prompt_tokens=10)]),
     ]
 
 
@@ -69,10 +73,10 @@ class Budgeted(PerRequest):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         self.shares.append(self.share)
-        return super().assign(waiting, workers, outlook)
+        return super().assign(waiting, workers, known)
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,16 @@ def test_what_a_policy_sees() -> None:
     cluster = cluster_of(WorkerSpec("a", "", slots=4))
     send(cluster, request(1, 100, slots=3))
     group = cluster.groups["default"]
-    assert group.views(Dispatch.POOL) == [WorkerView("a", 300, 3, 1, slots=4)]
-    assert group.views(Dispatch.INSTANT) == [WorkerView("a", 300, 3, UNBOUNDED, slots=4)]
+    assert group.views(Dispatch.POOL) == [
+        WorkerView("a", 300, 3, 1, slots=4, pending_prompt_tokens=300)
+    ]
+    assert group.views(Dispatch.INSTANT) == [
+        WorkerView("a", 300, 3, UNBOUNDED, slots=4, pending_prompt_tokens=300)
+    ]
     send(cluster, request(2, 100, slots=3))
-    assert group.views(Dispatch.POOL) == [WorkerView("a", 600, 6, 0, slots=4)]
+    assert group.views(Dispatch.POOL) == [
+        WorkerView("a", 600, 6, 0, slots=4, pending_prompt_tokens=600)
+    ]
     assert cluster.worker("a").free_slots == 0
 
 

@@ -1,9 +1,11 @@
 """The cluster's figures, from snapshots and without them."""
 
 import pytest
+from msgspec import structs
 
 from router.core.events import Arrived, Ended, Event, FeedStale, Progressed, WorkerDown
-from router.core.types import Outcome, PoolState, WorkerSpec
+from router.core.state.cluster import Cluster
+from router.core.types import Dispatch, Outcome, PoolState, WorkerSpec
 from tests.support.clusters import cluster_of, figures, send, show
 from tests.support.core import part, request, running, snapshot, token
 
@@ -79,6 +81,49 @@ def test_a_queue_in_the_engine_counts_as_requests() -> None:
     for number in range(2, 6):
         send(cluster, request(number, 100))
     assert (worker.requests, worker.free_slots) == (6, 2)
+
+
+def pending(cluster: Cluster) -> list[int]:
+    views = cluster.groups["default"].views(Dispatch.POOL)
+    return [view.pending_prompt_tokens for view in views]
+
+
+def test_prompt_tokens_are_pending_until_they_are_computed() -> None:
+    cluster = cluster_of()
+    show(cluster, snapshot("full", 1, running("theirs", 50, 0, prefill_left=20)))
+    send(cluster, request(1, 100, slots=2))
+    assert pending(cluster) == [20 + 200]
+    show(cluster, snapshot("delta", 2, running("theirs", 50, 1), running(part(1), 98, 0, 90)))
+    assert pending(cluster) == [90 + 100]
+    show(cluster, snapshot("delta", 3, running(part(1), 98, 1), running(part(1, 1), 98, 1)))
+    assert pending(cluster) == [0]
+
+
+def test_of_an_engines_queue_the_prompts_of_others_are_pending_beside_the_own() -> None:
+    cluster = cluster_of()
+    send(cluster, request(1, 100))
+    queue = structs.replace(snapshot("full", 1, waiting=3), waiting_tokens=330, waiting_routed=1)
+    show(cluster, queue)
+    assert pending(cluster) == [100 + 220]
+
+
+def test_without_a_feed_a_prompt_is_pending_until_its_first_token() -> None:
+    cluster = cluster_of()
+    send(cluster, request(1, 100))
+    send(cluster, request(2, 30))
+    assert pending(cluster) == [130]
+    cluster.apply(Progressed(token(1), 1))
+    assert pending(cluster) == [30]
+
+
+def test_a_decode_worker_computes_no_prompt() -> None:
+    cluster = cluster_of(WorkerSpec("a", "", role="decode"), WorkerSpec("b", ""))
+    group = cluster.groups["default"]
+    send(cluster, request(1, 100))
+    assert pending(cluster) == [0, 0]
+    assert group.hits is not None
+    assert group.hits(request(2, 70)) == [70, 0]
+    assert cluster_of().groups["default"].hits is None
 
 
 @pytest.mark.parametrize("outcome", Outcome)

@@ -18,7 +18,7 @@ from loadgen.simulator.decode.request_streams import Arrivals, Job, TimedStream
 from router.core.errors import InputError
 from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.forecast.look_ahead import choose
-from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.step_time import StepTime
 from router.core.types import Assignment, Dispatch, Request, WorkerView
@@ -73,12 +73,12 @@ class Witness(Policy):
         self,
         waiting: Sequence[Request],
         workers: Sequence[WorkerView],
-        outlook: Outlook | None = None,
+        known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         self.waiting.append([request.id for request in waiting])
         self.views.append(list(workers))
-        self.outlooks.append(outlook)
-        assignments = self._policy.assign(waiting, workers, outlook)
+        self.outlooks.append(known.outlook)
+        assignments = self._policy.assign(waiting, workers, known)
         self.assigned += assignments
         return assignments
 

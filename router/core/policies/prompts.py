@@ -1,0 +1,127 @@
+"""Per-request rules for engines that compute prompts and cache prefixes themselves.
+
+They weigh the prompt tokens that a worker still has to compute, and those of a request that it has
+cached. Where nothing tells what is cached, nothing is.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from router.core.policies.baselines import Choose
+from router.core.policies.room import Room
+from router.core.step_time import StepTime
+from router.core.types import Request
+
+# Before any step is known, a prompt token costs as much as 200 resident ones: the measured ratios
+# lie between 50 and 530. Only the ratio counts.
+UNKNOWN = StepTime(base_s=0.0, per_token_s=1.0, per_prompt_token_s=200.0)
+
+EXCESS_STEPS = 50
+"""D of ``barrier_time``; 25 to 100 give nearly the same."""
+
+
+def barrier_time(steps: float = EXCESS_STEPS) -> Choose:
+    """The least time that a placement adds at the barrier; the smallest load among equals.
+
+    That is t_p (pending_g + s_i - hit_ig) + D t_l max(0, L_g + s_i - max L). The first term is the
+    worker's prompt work with this request. The second is what its load lengthens each of the next D
+    steps of all workers. Costs are the learned ones; this rule is our own.
+    """
+
+    def choose(request: Request, room: Room, open_: Sequence[int]) -> int:
+        cost = room.known.step_time or UNKNOWN
+        fullest = max(room.load_tokens)
+
+        def added_s(i: int) -> tuple[float, int]:
+            prompts_s = cost.per_prompt_token_s * room.prompt_work(i, request)
+            excess = max(0, room.load_tokens[i] + request.load_tokens - fullest)
+            return prompts_s + steps * cost.per_token_s * excess, room.load_tokens[i]
+
+        return min(open_, key=added_s)
+
+    return choose
+
+
+def least_prefill(request: Request, room: Room, open_: Sequence[int]) -> int:
+    """The fewest prompt tokens to compute with this request, then the fewest requests.
+
+    vLLM's router of data-parallel ranks on TPU (vllm-project/tpu-inference #3315), without its last
+    key: the fewest output tokens left, which a router does not know.
+    """
+    return min(open_, key=lambda i: (room.prompt_work(i, request), room.requests[i]))
+
+
+def kv_cost(prompt_weight: float = 1.0) -> Choose:
+    """The least w * (prompt tokens to compute with this request) + resident tokens.
+
+    NVIDIA Dynamo's KV router with its defaults: weight 1, temperature 0. Dynamo counts in blocks.
+    """
+
+    def choose(request: Request, room: Room, open_: Sequence[int]) -> int:
+        def cost(i: int) -> float:
+            return prompt_weight * room.prompt_work(i, request) + room.load_tokens[i]
+
+        return min(open_, key=cost)
+
+    return choose
+
+
+def lmetric(request: Request, room: Room, open_: Sequence[int]) -> int:
+    """The least (prompt tokens to compute) * (batch size), both with this request.
+
+    LMetric (arXiv 2603.15202): the product has no weight to tune.
+    """
+
+    def product(i: int) -> int:
+        return room.prompt_work(i, request) * (room.requests[i] + request.slots)
+
+    return min(open_, key=product)
+
+
+def prefix_score(seed: int, prefix: float = 3.0, queue: float = 2.0, memory: float = 2.0) -> Choose:
+    """The highest weighted sum of three scores from 0 to 1; drawn among equals.
+
+    llm-d's endpoint picker with its defaults: share of the prompt cached (weight 3), queue length
+    between the longest and the shortest (2), share of KV memory free (2).
+    """
+    rng = random.Random(seed)
+
+    def choose(request: Request, room: Room, open_: Sequence[int]) -> int:
+        queues = [room.waiting[i] for i in open_]
+        longest, spread = max(queues), max(queues) - min(queues)
+
+        def score(i: int) -> tuple[float, float]:
+            shorter = (longest - room.waiting[i]) / spread if spread else 1.0
+            cached = room.cached(i, request) / max(1, request.prompt_tokens)
+            free = 1.0 - room.kv_usage[i]
+            return prefix * cached + queue * shorter + memory * free, rng.random()
+
+        return max(open_, key=score)
+
+    return choose
+
+
+def cache_aware(
+    cache_threshold: float = 0.3, balance_abs: int = 64, balance_rel: float = 1.5
+) -> Choose:
+    """The longest cached prefix while requests are balanced, else the fewest requests.
+
+    ``cache_aware`` of the SGLang model gateway (lightseekorg/smg) with its defaults. Requests are
+    out of balance if the most exceed the least by more than ``balance_abs`` and by more than
+    the factor ``balance_rel``. A prefix counts if its share of the prompt exceeds
+    ``cache_threshold``. The gateway guesses what is cached from what it has sent; here it is known.
+    """
+
+    def choose(request: Request, room: Room, open_: Sequence[int]) -> int:
+        counts = [room.requests[i] for i in open_]
+        least, most = min(counts), max(counts)
+        among = open_
+        if most - least <= balance_abs or most <= balance_rel * least:
+            longest = max(room.cached(i, request) for i in open_)
+            if longest > cache_threshold * request.prompt_tokens:
+                among = [i for i in open_ if room.cached(i, request) == longest]
+        return min(among, key=room.requests.__getitem__)
+
+    return choose
