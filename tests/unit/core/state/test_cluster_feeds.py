@@ -92,11 +92,11 @@ def test_prompt_tokens_are_pending_until_they_are_computed() -> None:
     cluster = cluster_of()
     show(cluster, snapshot("full", 1, running("theirs", 50, 0, prefill_left=20)))
     send(cluster, request(1, 100, slots=2))
-    assert pending(cluster) == [20 + 200]
+    assert pending(cluster) == [20 + 200, 0]
     show(cluster, snapshot("delta", 2, running("theirs", 50, 1), running(part(1), 98, 0, 90)))
-    assert pending(cluster) == [90 + 100]
+    assert pending(cluster) == [90 + 100, 0]
     show(cluster, snapshot("delta", 3, running(part(1), 98, 1), running(part(1, 1), 98, 1)))
-    assert pending(cluster) == [0]
+    assert pending(cluster) == [0, 0]
 
 
 def test_of_an_engines_queue_the_prompts_of_others_are_pending_beside_the_own() -> None:
@@ -104,16 +104,16 @@ def test_of_an_engines_queue_the_prompts_of_others_are_pending_beside_the_own() 
     send(cluster, request(1, 100))
     queue = structs.replace(snapshot("full", 1, waiting=3), waiting_tokens=330, waiting_routed=1)
     show(cluster, queue)
-    assert pending(cluster) == [100 + 220]
+    assert pending(cluster) == [100 + 220, 0]
 
 
 def test_without_a_feed_a_prompt_is_pending_until_its_first_token() -> None:
     cluster = cluster_of()
     send(cluster, request(1, 100))
     send(cluster, request(2, 30))
-    assert pending(cluster) == [130]
+    assert pending(cluster) == [130, 0]
     cluster.apply(Progressed(token(1), 1))
-    assert pending(cluster) == [30]
+    assert pending(cluster) == [30, 0]
 
 
 def test_a_decode_worker_computes_no_prompt() -> None:
