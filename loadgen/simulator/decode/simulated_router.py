@@ -106,13 +106,19 @@ class SimulatedWorkers:
         requests = (engines.running + engines.queued).tolist()
         pooled = dispatch is Dispatch.POOL
         capacity = [max(0, room - here) if pooled else UNBOUNDED for here in requests]
-        admissible, slots = engines.admissible_tokens(self.step), [config.slots] * config.workers
-        columns = (self.ids, tokens, requests, capacity, engines.waiting, usage, admissible, slots)
-        pending = engines.pending_prompts(self.step).tolist()
-        views = [
-            WorkerView(*row, pending_prompt_tokens=left)
-            for *row, left in zip(*columns, pending, strict=True)
-        ]
+        columns = {
+            "id": self.ids,
+            "load_tokens": tokens,
+            "requests": requests,
+            "capacity": capacity,
+            "waiting": engines.waiting,
+            "kv_usage": usage,
+            "admissible_tokens": engines.admissible_tokens(self.step),
+            "slots": [config.slots] * config.workers,
+            "pending_prompt_tokens": engines.pending_prompts(self.step).tolist(),
+        }
+        rows = zip(*columns.values(), strict=True)
+        views = [WorkerView(**dict(zip(columns, row, strict=True))) for row in rows]
         if self._clock and any(capacity):
             self.begun_s = self._clock()
         return views
