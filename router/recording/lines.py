@@ -88,6 +88,8 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
         waited_s: the same, as engines measured it.
         power_w: of each worker's GPUs.
         preemptions: since the step before.
+        prompts: prompt tokens computed in this step, None as in ``loads``; None in recordings that
+            do not have them.
     """
 
     step: int
@@ -103,6 +105,7 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
     waited_s: float | None = None
     power_w: list[float | None] | None = None
     preemptions: Count = 0
+    prompts: list[Count | None] | None = None
 
     @property
     def imbalance_tokens(self) -> int:
@@ -231,6 +234,7 @@ def step_line(
         waiting_s=None if closed.waiting_s is None else round(closed.waiting_s, 9),
         power_w=None if power_w.count(None) == len(power_w) else power_w,
         preemptions=closed.preemptions,
+        prompts=[None if part is None else part.prompt_tokens for part in parts],
     )
 
 
@@ -327,7 +331,7 @@ def _decoded(raw: bytes, workers: dict[str, set[str]]) -> Line:
     elif isinstance(line, StepLine | RequestLine) and line.group not in workers:
         raise ValueError(f"group {line.group!r} is not in the header")
     if isinstance(line, StepLine):
-        for values in (line.loads, line.running, line.power_w):
+        for values in (line.loads, line.running, line.power_w, line.prompts):
             if values is not None and len(values) != (number := len(workers[line.group])):
                 raise ValueError(f"{len(values)} values for {number} workers")
     return line
@@ -348,6 +352,10 @@ def _widened(step: StepLine, workers: int) -> StepLine:
     later = [None] * (workers - len(step.loads))
     if not later:
         return step
-    loads, running = [*step.loads, *later], [*step.running, *later]
-    power_w = None if step.power_w is None else [*step.power_w, *later]
-    return msgspec.structs.replace(step, loads=loads, running=running, power_w=power_w)
+    return msgspec.structs.replace(
+        step,
+        loads=[*step.loads, *later],
+        running=[*step.running, *later],
+        power_w=None if step.power_w is None else [*step.power_w, *later],
+        prompts=None if step.prompts is None else [*step.prompts, *later],
+    )

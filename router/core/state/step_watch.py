@@ -16,12 +16,14 @@ class StepPart(msgspec.Struct, frozen=True, gc=False):
         load_tokens: as in the step's imbalance: 0 for an idle worker; for a busy one that did not
             make this step, the load after its last step.
         queued, power_w: at its last report; power None: unknown.
+        prompt_tokens: computed in this step.
     """
 
     load_tokens: int
     running: int
     queued: int
     power_w: float | None
+    prompt_tokens: int = 0
 
 
 class ClosedStep(msgspec.Struct, frozen=True, gc=False):
@@ -50,13 +52,15 @@ class ClosedStep(msgspec.Struct, frozen=True, gc=False):
 class Said(msgspec.Struct, frozen=True, gc=False):
     """Last report of a worker; ``running``: in its last step.
 
-    ``preemptions`` counts from its engine's start; None: unknown.
+    ``preemptions`` counts from its engine's start; None: unknown. ``prompt_tokens``: computed in
+    the step that is still open.
     """
 
     running: int
     queued: int
     power_w: float | None
     preemptions: int | None = None
+    prompt_tokens: int = 0
 
 
 class StepWatch:
@@ -73,8 +77,11 @@ class StepWatch:
             running = running if stepped else before.running
             if before.preemptions is not None:
                 self._preemptions += max(0, snapshot.preemptions_total - before.preemptions)
+        prompts = snapshot.scheduled_prefill_tokens if stepped else 0
+        if before is not None and not stepped:
+            prompts = before.prompt_tokens
         self._said[worker_id] = Said(
-            running, snapshot.waiting, snapshot.power_w, snapshot.preemptions_total
+            running, snapshot.waiting, snapshot.power_w, snapshot.preemptions_total, prompts
         )
 
     def leave(self, worker_id: str) -> None:
@@ -85,7 +92,11 @@ class StepWatch:
         for worker_id, load in loads.items():
             said = self._said[worker_id]
             running = said.running if load else 0
-            parts[worker_id] = StepPart(load, running, said.queued, said.power_w)
+            parts[worker_id] = StepPart(
+                load, running, said.queued, said.power_w, said.prompt_tokens
+            )
+            if said.prompt_tokens:
+                self._said[worker_id] = msgspec.structs.replace(said, prompt_tokens=0)
         told = {"parts": parts, "preemptions": self._preemptions}
         self._tell(msgspec.structs.replace(step, **told))
         self._preemptions = 0

@@ -219,7 +219,9 @@ def test_steps_go_to_all_who_listen_and_to_nobody_else() -> None:
         message = snapshot("delta", 2, step_s=0.5, waiting=2)
         show(recorded.cluster, message, worker_id=worker)
     step = recorded.read().steps[-1]
-    assert step == StepLine(2, "default", 0.0, 0.5, [100, 42], [1, 1], pool=1, queued=4)
+    assert step == StepLine(
+        2, "default", 0.0, 0.5, [100, 42], [1, 1], pool=1, queued=4, prompts=[0, 0]
+    )
     assert other.take()
     recorded.recorder.leave(other)
     recorded.recorder.leave(recorded.listener)

@@ -48,7 +48,7 @@ def test_the_keys_of_the_lines_are_the_documented_ones() -> None:
         b'"slots":1}\n'
     )
     keys = "step group time_s step_s loads running pool queued together waiting_s"
-    others = "waited_s power_w preemptions"
+    others = "waited_s power_w preemptions prompts"
     assert " ".join(msgspec.json.decode(encode(STEP))) == f"{keys} {others}"
     assert encode(HEADER).startswith(b'{"recording":1,"evenstep":"0.1.0","source":"serve",')
 
@@ -133,7 +133,7 @@ def test_imbalance_counts_idle_workers_and_leaves_out_the_dead() -> None:
 
 
 def test_a_step_lists_its_workers_in_the_order_of_the_header() -> None:
-    parts = {"b": StepPart(7, 1, 2, 300.0), "c": StepPart(5, 3, 1, None)}
+    parts = {"b": StepPart(7, 1, 2, 300.0, 512), "c": StepPart(5, 3, 1, None)}
     closed = ClosedStep(4, 0.25, parts, True, 0.5, 1)
     line = step_line("g", ("a", "b", "c"), closed, 1.23456789, pool=6)
     assert line == StepLine(
@@ -149,6 +149,7 @@ def test_a_step_lists_its_workers_in_the_order_of_the_header() -> None:
         waiting_s=0.5,
         power_w=[None, 300.0, None],
         preemptions=1,
+        prompts=[None, 512, 0],
     )
     unmetered = ClosedStep(4, 0.25, {"c": parts["c"]}, True, None, 0)
     assert step_line("g", ("a", "c"), unmetered, 1.0, pool=0).power_w is None
@@ -159,7 +160,7 @@ def test_who_comes_later_is_listed_after_the_others() -> None:
         STEP, loads=[1, 2, 3], running=[1, 1, 1], power_w=[1.0, 2.0, 3.0]
     )
     narrow = msgspec.structs.replace(STEP, loads=[1, 2], running=[1, 1], power_w=[1.0, 2.0])
-    unmetered = msgspec.structs.replace(narrow, power_w=None)
+    unmetered = msgspec.structs.replace(narrow, power_w=None, prompts=[0, 5])
     other = msgspec.structs.replace(STEP, group="h", loads=[5], running=[1], power_w=None)
     came = WorkerLine("c", "g", 8, None, 2), WorkerLine("x", "h", None, None, None, False)
 
@@ -174,5 +175,6 @@ def test_who_comes_later_is_listed_after_the_others() -> None:
         [1.0, 2.0, None],
     )
     assert (second.loads, second.power_w) == ([1, 2, None], None)
+    assert (first.prompts, second.prompts) == (None, [0, 5, None])
     assert (third, last) == (wide, other)
     assert "2 values for 3 workers" in fault(recorded(HEADER, came[0], narrow))

@@ -49,6 +49,20 @@ def test_a_rank_that_has_not_made_the_step_counts_with_what_it_holds() -> None:
     assert not watched.told[1].together
 
 
+def test_prompt_tokens_are_those_of_the_step() -> None:
+    watched = Watched()
+    prompts = structs.replace(snapshot("delta", 1, step=1), scheduled_prefill_tokens=512)
+    watched.tell("a", 100, prompts)
+    watched.report("b", 1, 60)
+    watched.report("a", 2, 110)
+    watched.report("b", 2, 70)
+    watched.tell("b", 80, structs.replace(prompts, step=3))
+    watched.tell("b", 90, structs.replace(prompts, step=3))  # repeats it
+    watched.report("a", 3, 120)
+    told = [[part.prompt_tokens for part in step.parts.values()] for step in watched.told]
+    assert told == [[512, 0], [0, 0], [0, 512]]
+
+
 def test_an_idle_rank_runs_nothing() -> None:
     watched = Watched()
     watched.report("b", 1, 60, left=0)
