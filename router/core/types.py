@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
+
+if TYPE_CHECKING:
+    from router.core.kv_blocks import KvBlocks
 
 SCHEMA_VERSION = 1
 DEFAULT_SLOTS = 256
@@ -185,6 +188,8 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
         waiting: part of ``requests`` that is queued in the engine.
         kv_usage: fraction of its KV memory in use; 0 if unknown.
         admissible_tokens: KV tokens that it can take on if it is not idle; None: unknown.
+        admissible_blocks: the same in blocks, exact, where its engine tells it.
+        kv: blocks that requests take on it; None: it counts KV tokens.
         service_rate: mu, requests per second that each slot completes; equal for all if unknown.
         rate_error: relative standard error of ``service_rate``; 0 for a planned rate.
         pending_prompt_tokens: prompt tokens not computed yet, of requests running, queued or on
@@ -202,6 +207,24 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
     service_rate: float = 1.0
     rate_error: float = 0.0
     pending_prompt_tokens: int = 0
+    admissible_blocks: int | None = None
+    kv: KvBlocks | None = None
+
+    @property
+    def room(self) -> int | None:
+        """Memory for requests, in units of ``need``; None: no limit is known.
+
+        An idle worker admits whatever its memory holds at all.
+        """
+        if not self.requests:
+            return None
+        return self.admissible_tokens if self.kv is None else self.admissible_blocks
+
+    def need(self, request: Request) -> int:
+        """Part of ``room`` that a request takes: blocks, or KV tokens if it counts those."""
+        if self.kv is None:
+            return request.load_tokens
+        return request.slots * self.kv.entering(request.prompt_tokens)
 
 
 Hits = Callable[[Request], Sequence[int]]
@@ -226,12 +249,27 @@ class RunningRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     end_probability: Share | None = None
 
 
-class KvGroup(msgspec.Struct, frozen=True, gc=False):
-    """Block pool of one KV group; hybrid models have several."""
+class KvGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One KV group of a model; hybrid models have several, which share one pool of blocks.
+
+    Attributes:
+        block_size: tokens of a block, on all GPUs that share it (decode context parallelism).
+        blocks_used: of the pool, as ``blocks_total``.
+        kind: ``full``, ``sliding``, ``chunked`` or ``mamba``; any other keeps every token.
+        window: tokens that attention reads at most; 0: all.
+        ahead_tokens: tokens beyond its own for which a request takes blocks: speculative ones.
+        most_entering: most blocks that a request needs to enter; 0: no bound.
+        most_held: most blocks that it holds while it decodes; 0: no bound.
+    """
 
     block_size: Count
     blocks_used: Count
     blocks_total: Count
+    kind: Name = "full"
+    window: Count = 0
+    ahead_tokens: Count = 0
+    most_entering: Count = 0
+    most_held: Count = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):
@@ -248,6 +286,8 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
         waited_s: part of ``step_s`` spent waiting for other ranks; None: not measured.
         admission: the plug-in's policy; ``ADMISSION_ENDED`` after a fault; None: the engine's own.
         waiting_routed: part of ``waiting`` that routers have sent; None: unknown.
+        admissible_kv_tokens: longest prompt that admission would let in with an empty queue.
+        admissible_blocks: KV blocks for which it would let requests in; None: unknown.
     """
 
     kind: Literal["full", "delta"]
@@ -276,3 +316,4 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     power_w: Amount | None = None
     energy_j: Amount | None = None
     waiting_routed: Count | None = None
+    admissible_blocks: Number | None = None

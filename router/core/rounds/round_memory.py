@@ -118,7 +118,9 @@ def receive(worker: WorkerView, requests: Sequence[Request], cached_tokens: int 
         return worker
     slots = sum(request.slots for request in requests)
     tokens = sum(request.load_tokens for request in requests)
-    room = worker.admissible_tokens
+    room, blocks = worker.admissible_tokens, worker.admissible_blocks
+    if blocks is not None:
+        blocks = max(0, blocks - sum(worker.need(request) for request in requests))
     return replace(
         worker,
         load_tokens=worker.load_tokens + tokens,
@@ -126,4 +128,5 @@ def receive(worker: WorkerView, requests: Sequence[Request], cached_tokens: int 
         capacity=worker.capacity - slots,
         admissible_tokens=None if room is None else max(0, room - tokens),
         pending_prompt_tokens=worker.pending_prompt_tokens + tokens - cached_tokens,
+        admissible_blocks=blocks,
     )

@@ -13,6 +13,7 @@ import msgspec
 
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP
+from router.core.kv_blocks import KvBlocks
 from router.core.state.running_table import RunningTable, WorkerRows
 from router.core.types import RunningRequest, Snapshot
 from router.core.wire import request_token
@@ -62,8 +63,10 @@ class Feed:
         waiting_routed: part of ``waiting`` that may be this router's.
         waiting_tokens: KV tokens that the queued requests will hold at first.
         kv_usage: fraction in use, of the fullest group of blocks.
-        kv_tokens: KV capacity; 0 if unknown.
-        admissible_tokens: KV tokens that it would admit with an empty queue.
+        kv_tokens: longest request that the whole KV memory holds; 0 if unknown.
+        admissible_tokens: longest prompt that it would admit with an empty queue.
+        admissible_blocks: KV blocks of prompts that it would admit so; None: it does not tell.
+        kv: blocks that requests take there; None until ``known``.
         known: true after a full snapshot; deltas alone show only a part.
         full_wanted: true if only a full snapshot can repair a gap.
         departures: requests that stopped running; the reader clears it.
@@ -81,6 +84,7 @@ class Feed:
         "_rows",
         "_running",
         "_tick",
+        "admissible_blocks",
         "admissible_tokens",
         "admission",
         "changed",
@@ -89,6 +93,7 @@ class Feed:
         "full_wanted",
         "gaps",
         "known",
+        "kv",
         "kv_tokens",
         "kv_usage",
         "load_tokens",
@@ -128,6 +133,8 @@ class Feed:
         self.kv_usage = 0.0
         self.kv_tokens = 0
         self.admissible_tokens: int | None = None
+        self.admissible_blocks: int | None = None
+        self.kv: KvBlocks | None = None
         self.admission: str | None = None
         self.preemptions = 0
         self._preemptions_told: int | None = None
@@ -234,8 +241,10 @@ class Feed:
     def _note(self, snapshot: Snapshot, received_s: float) -> None:
         if snapshot.kind == "full":
             self.known, self.full_wanted = True, False
-            sizes = (group.block_size * group.blocks_total for group in snapshot.kv_groups)
-            self.kv_tokens = min(sizes, default=0)
+            # Constant while the engine runs; all groups share one pool.
+            self.kv = KvBlocks.of(snapshot.kv_groups)
+            total = min((group.blocks_total for group in snapshot.kv_groups), default=0)
+            self.kv_tokens = self.kv.tokens(total)
         elif snapshot.sequence > self.sequence + 1 and not self.full_wanted:
             self.gaps += snapshot.sequence - self.sequence - 1
             self.full_wanted = True
@@ -249,6 +258,7 @@ class Feed:
         self.waiting_routed = self.waiting if routed is None else min(routed, self.waiting)
         self.power_w = snapshot.power_w
         self.admissible_tokens = snapshot.admissible_kv_tokens
+        self.admissible_blocks = snapshot.admissible_blocks
         self.admission = snapshot.admission
         if snapshot.preemptions_total != self._preemptions_told:
             if self._preemptions_told is not None:

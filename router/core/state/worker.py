@@ -15,6 +15,7 @@ from router.core.energy.joules import AgentMeter
 from router.core.events import PromptCounted
 from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP
+from router.core.kv_blocks import KvBlocks
 from router.core.state.breaker import Breaker
 from router.core.state.feed import Feed
 from router.core.state.foreign_load import ForeignLoad, Gauges
@@ -183,6 +184,13 @@ class Worker:
             tokens += parts * flight.request.prompt_tokens + flight.generated_tokens
         return tokens
 
+    def _unseen_blocks(self, kv: KvBlocks) -> int:
+        flights = ((parts, self._in_flight[token]) for token, parts in self.unseen.items())
+        return sum(
+            parts * kv.entering(flight.request.prompt_tokens + flight.generated_tokens // parts)
+            for parts, flight in flights
+        )
+
     @property
     def requests(self) -> int:
         """Engine requests running, queued in the engine, or on their way."""
@@ -343,13 +351,16 @@ class Worker:
     def fresh_view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
         """The view as if no request were held back."""
         feed, foreign, pooled = self.feed, self.foreign, dispatch is Dispatch.POOL
-        requests, slots, admissible_tokens = self.requests, self.slots, None
+        requests, slots, tokens, blocks, kv = self.requests, self.slots, None, None, None
         unseen_tokens = self._unseen_tokens() if self.unseen else 0
         load_tokens = unseen_tokens + foreign.load_tokens
         if feed is not None:
             load_tokens += feed.load_tokens
             if pooled and feed.admissible_tokens is not None:
-                admissible_tokens = max(0, feed.admissible_tokens - unseen_tokens)
+                tokens = max(0, feed.admissible_tokens - unseen_tokens)
+            if pooled and feed.admissible_blocks is not None and feed.kv is not None:
+                kv = feed.kv
+                blocks = max(0, feed.admissible_blocks - self._unseen_blocks(kv))
         shown = feed or foreign.gauges
         per_s, error = self.service.estimate()
         return WorkerView(
@@ -359,11 +370,13 @@ class Worker:
             capacity=max(0, slots + overcommit - requests) if pooled else UNBOUNDED,
             waiting=shown.waiting if shown else 0,
             kv_usage=shown.kv_usage if shown else 0.0,
-            admissible_tokens=admissible_tokens,
+            admissible_tokens=tokens,
             slots=slots,
             service_rate=per_s,
             rate_error=error,
             pending_prompt_tokens=self._pending_prompt_tokens(),
+            admissible_blocks=blocks,
+            kv=kv,
         )
 
     def foreseen(self) -> Iterator[tuple[int, int, int, int, int]]:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from router.core.errors import PolicyError
+from router.core.kv_blocks import KvBlocks
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.queue.pool import Pool
@@ -46,6 +47,9 @@ def test_requests_change_the_worker_that_receives_them() -> None:
     limited = msgspec.structs.replace(worker, admissible_tokens=60)
     assert receive(limited, requests([50])).admissible_tokens == 10
     assert receive(limited, requests([70])).admissible_tokens == 0
+    in_blocks = msgspec.structs.replace(worker, admissible_blocks=5, kv=KvBlocks.plain(16))
+    assert receive(in_blocks, requests([40])).room == 2
+    assert receive(in_blocks, requests([90])).room == 0
 
 
 def test_tiers_are_served_one_after_the_other_from_what_the_last_left() -> None:

@@ -216,3 +216,19 @@ def test_a_view_tells_what_memory_still_lets_in() -> None:
     assert [view.admissible_tokens for view in group.views(Dispatch.INSTANT)] == [None, None]
     send(cluster, request(3, 90))
     assert [view.admissible_tokens for view in group.views(Dispatch.POOL)] == [0, None]
+
+
+def test_a_view_tells_what_memory_still_lets_in_in_blocks() -> None:
+    cluster = cluster_of()
+    send(cluster, request(1, 30))
+    send(cluster, request(2, 20, slots=2))
+    groups = KvGroup(16, 10, 90), KvGroup(16, 10, 90, "sliding", 8, most_entering=2, most_held=2)
+    seen = structs.replace(snapshot("full", 1, running(part(1), 30, 5)), kv_groups=groups)
+    show(cluster, structs.replace(seen, admissible_kv_tokens=900, admissible_blocks=50))
+    view, other = cluster.groups["default"].views(Dispatch.POOL)
+    assert (view.room, other.room) == (50 - 2 * (2 + 2), None)
+    assert view.need(request(3, 160)) == 10 + 2
+    assert view.need(request(3, 160, slots=3)) == 3 * (10 + 2)
+    assert other.need(request(3, 160, slots=3)) == 480
+    view, _ = cluster.groups["default"].views(Dispatch.INSTANT)
+    assert (view.room, view.kv) == (None, None)

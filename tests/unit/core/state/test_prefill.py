@@ -237,7 +237,7 @@ def test_a_request_may_go_whole_from_the_queue_or_back_to_it() -> None:
 def test_memory_bounds_what_is_computed_and_kept(source: str) -> None:
     made = cluster(chunk=1000)
     if source == "snapshots":
-        groups = KvGroup(10, 0, 20), KvGroup(16, 0, 100)
+        groups = KvGroup(10, 0, 40), KvGroup(10, 0, 40)  # two groups share them
         empty = msgspec.structs.replace(snapshot("full", 1), kv_groups=groups)
         made.apply(SnapshotReceived("p", empty, 0.0))
     else:
