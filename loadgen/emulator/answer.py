@@ -11,7 +11,7 @@ from loadgen.emulator.generation import Generation
 from loadgen.emulator.named_shapes import MessageShape, ResponseShape
 from loadgen.emulator.shapes import ChoiceEnd, Shape
 from loadgen.emulator.text import OutputPlan
-from loadgen.engine.engine import EngineRequest
+from loadgen.engine.request import EngineRequest
 
 
 @dataclass(slots=True, eq=False)

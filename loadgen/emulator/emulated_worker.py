@@ -18,8 +18,9 @@ from loadgen.emulator.shapes import CHAT, COMPLETION, Shape
 from loadgen.emulator.state_stream import StateStream
 from loadgen.emulator.timer import engine_now_s
 from loadgen.emulator.transfer_params import KvTransfer, kept_params
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import Fetch, KeptKv
+from loadgen.engine.request import EngineRequest
 from loadgen.engine.stepping import WorkerModel, WorkerStep
 
 

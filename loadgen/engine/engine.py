@@ -8,67 +8,32 @@ With a chunk, a step computes at most that many tokens: one for each decoding re
 prompts, which hold memory for all their tokens from the start. The step that computes a prompt's
 last token yields the first output token.
 
+With a prefix cache, a request computes only what it does not find there, and always its last token.
+Blocks that several requests hold count once. The cache keeps what memory is left over.
+
 The KV of a prompt on another engine (``EngineRequest.fetch``) is fetched as in vLLM 0.32: once the
 request is first in the queue and a slot and memory are free. It waits with its memory but without a
 slot, and enters before all without memory.
+
+A step costs per event (an entry, an end, a computed prompt), not per running request, except with
+drafts or paused requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence, Set
 from itertools import chain, count
 
 from engine_patches.admission.ledger import Memory
-from loadgen.engine.kv_handoff import Fetch, KeptKv
+from loadgen.engine.kv_handoff import KeptKv
+from loadgen.engine.kv_layers import KvLayers
+from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.queues import EngineOrder, Eviction, Queue
-from loadgen.engine.schedule import Budget, Schedule
+from loadgen.engine.request import EngineRequest, Growth
+from loadgen.engine.schedule import Budget, Drafts, Schedule
 from router.core.wire import request_token
 
 _UNBOUNDED = 1 << 62  # tokens
-
-
-@dataclass(slots=True, eq=False)
-class EngineRequest:
-    """One sequence; the model knows its length in advance.
-
-    Attributes:
-        output_tokens: at least 1.
-        priority: lower goes first.
-        arrival: position in the order of arrival; ``Engine.add`` sets it.
-        keeps_kv: whether its KV stays for another engine after its end.
-        fetch: transfer of its prompt's KV from another engine; None: no transfer, or ended.
-        fetched_s: end of the running transfer, engine seconds.
-        prefill_left: tokens to compute, or recompute, before its next output token.
-        cap_tokens: output bound for admission, which cannot see ``output_tokens``; 0: memory only.
-        hint_tokens: output length that its client predicts, for admission.
-        arrived_s: time of arrival, engine seconds, for admission.
-    """
-
-    id: str
-    prompt_tokens: int
-    output_tokens: int
-    priority: int = 0
-    arrival: int = 0
-    generated_tokens: int = 0
-    keeps_kv: bool = False
-    fetch: Fetch | None = None
-    fetched_s: float = 0.0
-    prefill_left: int = 0
-    cap_tokens: int = 0
-    hint_tokens: int | None = None
-    kind: int = 0
-    arrived_s: float = 0.0
-
-    @property
-    def load_tokens(self) -> int:
-        """KV tokens that it holds while it runs."""
-        return self.prompt_tokens + self.generated_tokens
-
-    @property
-    def peak_tokens(self) -> int:
-        """Most KV tokens that it ever holds."""
-        return self.prompt_tokens + self.output_tokens - 1
 
 
 class Engine:
@@ -76,8 +41,10 @@ class Engine:
 
     Args:
         slots: requests that may run at once.
+        kv_tokens: memory, if every layer kept every token.
         block_tokens: size of the blocks in which a running request takes memory.
         chunk: upper bound on the tokens of a step, above ``slots``; None: no bound.
+        prompt_budget: upper bound on the prompt tokens of a step; None: ``chunk`` alone.
         lease_s: time for which unfetched KV stays, engine seconds.
         recompute: whether a prompt is computed here when its fetch fails; else the request fails.
         watermark: share of the blocks kept free when a request joins others, as in vLLM.
@@ -85,12 +52,16 @@ class Engine:
             running requests go first and prompts fill the step.
         eviction: rule that selects victims when memory overflows, and what they lose.
         queue: in place of vLLM's order; each engine needs its own.
+        prefix_cache: None: nothing is shared or found again; each engine needs its own.
+        drafts: speculative decoding; None: a token per request and step.
+        layers: kinds of layers, with the same ``block_tokens``; None: all keep every token.
 
     Attributes:
         fetching_tokens: memory of requests in transfer, or with KV but without a slot.
         admission: name of the admission policy; None: the engine's own order.
         lost_total: generated tokens that evictions discarded.
         failed_loads_total: requests whose KV could not be fetched.
+        prompt_budget: may change between steps.
     """
 
     def __init__(
@@ -100,32 +71,50 @@ class Engine:
         *,
         block_tokens: int = 1,
         chunk: int | None = None,
+        prompt_budget: int | None = None,
         lease_s: float = 0.0,
         recompute: bool = False,
         watermark: float = 0.0,
         prefill_first: bool = False,
         eviction: Eviction | None = None,
         queue: Queue | None = None,
+        prefix_cache: PrefixCache | None = None,
+        drafts: Drafts | None = None,
+        layers: KvLayers | None = None,
     ) -> None:
         self.slots = slots
+        self.layers = layers or KvLayers(block_tokens, drafts=drafts.count if drafts else 0)
         self.kv_tokens = kv_tokens // block_tokens * block_tokens
+        self.prefix_cache = prefix_cache
         self.running: list[EngineRequest] = []
         self.kept = KeptKv(lease_s)
         self.load_tokens = self.fetching_tokens = self.waiting_tokens = 0
         self.preemptions_total = self.failed_loads_total = 0
         self.generated_total = self.lost_total = 0
+        self.prompt_budget = prompt_budget
         self._block_tokens = block_tokens
-        # Unused tokens in the last blocks of the running requests.
-        self._slack_tokens = 0
+        self._blocks = kv_tokens // block_tokens * self.layers.groups
+        # Blocks without content; below 0 when memory overflows.
+        self._free_blocks = self._blocks
         self._chunk = _UNBOUNDED if chunk is None else chunk
         self._recompute = recompute
-        self._watermark_tokens = int(watermark * (kv_tokens // block_tokens)) * block_tokens
+        self._watermark_blocks = int(watermark * (kv_tokens // block_tokens)) * self.layers.groups
         self._prefill_first = prefill_first
         self._eviction = eviction or Eviction()
         self._queue = queue or EngineOrder()
         self.admission = self._queue.admission
+        self._drafts = drafts
+        self._growth = Growth(self.layers, caches=prefix_cache is not None)
+        # Running requests whose prompts are being computed, in the order of entry.
+        self._prefilling: dict[EngineRequest, None] = {}
+        self._prefill_tokens = 0
+        self._read_tokens = 0
         self._paused: Set[str] = frozenset()
+        self._still: list[EngineRequest] = []
+        self._here: dict[str, EngineRequest] = {}
         self._waiting: dict[str, EngineRequest] = {}
+        self._waiting_routed = 0
+        self._capacity_bound = False
         self._fetching: list[EngineRequest] = []
         self._ready: list[EngineRequest] = []
         self._arrivals = count()
@@ -137,12 +126,21 @@ class Engine:
 
     @property
     def waiting_routed(self) -> int:
-        return sum(request_token(id_) is not None for id_ in self._waiting)
+        return self._waiting_routed
 
     @property
     def used_tokens(self) -> int:
-        running_tokens = self.load_tokens + self._slack_tokens
-        return running_tokens + self.fetching_tokens + self.kept.tokens
+        return self.kv_tokens - self._available() * self._block_tokens // self.layers.groups
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prefix cache that nobody holds."""
+        return self.prefix_cache.free_blocks * self._block_tokens if self.prefix_cache else 0
+
+    @property
+    def pending_prompt_tokens(self) -> int:
+        """Tokens of prompts, running and waiting, that are not computed; hits to come count."""
+        return self._prefill_tokens + self.waiting_tokens
 
     @property
     def batch(self) -> Sequence[EngineRequest]:
@@ -152,20 +150,39 @@ class Engine:
         return [request for request in self.running if request.id not in self._paused]
 
     @property
-    def batch_tokens(self) -> int:
+    def batch_tokens(self) -> float:
+        """KV tokens that the current step's attention reads."""
         if not self._paused:
-            return self.load_tokens
-        return sum(request.load_tokens for request in self.batch)
+            tokens = self._read_tokens
+        else:
+            tokens = sum(self.layers.read(request.load_tokens) for request in self.batch)
+        return tokens if self.layers.groups == 1 else tokens / self.layers.groups
 
     @property
     def admissible_tokens(self) -> int:
         """Prompt tokens that would still be admitted."""
-        return max(0, min(self._queue.admissible_tokens(self._memory()), self._free_tokens()))
+        free = (self._available() - self._watermark()) * self._block_tokens // self.layers.groups
+        return max(0, min(self._queue.admissible_tokens(self._memory()), free))
 
     @property
     def unfinished(self) -> bool:
         """Whether there is work; a running transfer counts, as vLLM's engines poll it."""
         return bool(self.running or self._waiting or self._fetching)
+
+    @property
+    def may_defer_prefills(self) -> bool:
+        """Whether a step without prompts makes sense, by vLLM's rule for its prefill interval.
+
+        It does while requests decode, unless the last step with prompts left requests waiting.
+        """
+        return bool(self._growth.requests) and not self._capacity_bound
+
+    def hit_tokens(self, ids: Sequence[Hashable], prompt_tokens: int) -> int:
+        """Prompt tokens that a request with this chain would find computed, if it entered now."""
+        if self.prefix_cache is None:
+            return 0
+        limit = (prompt_tokens - 1) // self._block_tokens
+        return len(self.prefix_cache.find(ids, limit)) * self._block_tokens
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.
@@ -173,9 +190,9 @@ class Engine:
         Raises:
             ValueError: it could never fit, or its id is already known.
         """
-        if request.output_tokens < 1 or self._rounded(request.peak_tokens) > self.kv_tokens:
+        if request.output_tokens < 1 or self.layers.blocks(request.peak_tokens) > self._blocks:
             raise ValueError(f"request {request.id} can never fit in {self.kv_tokens} KV tokens")
-        if request.id in self._waiting or any(r.id == request.id for r in self.running):
+        if request.id in self._waiting or request.id in self._here:
             raise ValueError(f"request {request.id} is already here")
         request.arrival = next(self._arrivals)
         request.cap_tokens = request.cap_tokens or self.kv_tokens - request.prompt_tokens + 1
@@ -187,21 +204,22 @@ class Engine:
 
         Memory that a transfer writes to becomes free when the transfer ends.
         """
-        waiting = self._waiting.pop(request_id, None)
+        waiting = self._waiting.get(request_id)
         if waiting is not None:
+            self._stop_waiting(waiting)
             self._queue.left(waiting)
-            self.waiting_tokens -= waiting.load_tokens
             if waiting in self._ready:
                 self._ready.remove(waiting)
-                self.fetching_tokens -= waiting.load_tokens
+                self._end_fetching(waiting)
             elif waiting.fetch is not None and waiting not in self._fetching:
                 waiting.fetch.cancel()
             return True
-        for request in self.running:
-            if request.id == request_id:
-                self._remove(request)
-                return True
-        return False
+        running = self._here.get(request_id)
+        if running is None:
+            return False
+        self._release(running)
+        self._queue.left(running)
+        return True
 
     def die(self, now_s: float) -> None:
         """Lose all state; leases on other engines' KV are no longer renewed."""
@@ -210,25 +228,36 @@ class Engine:
             if request.fetch is not None:
                 request.fetch.die(now_s)
 
-    def schedule(self, now_s: float = 0.0) -> Schedule:
-        """Begin a step: preempt until the running requests fit, else admit waiting ones."""
+    def schedule(self, now_s: float = 0.0, *, prefill: bool = True) -> Schedule:
+        """Begin a step: preempt until the running requests fit, else admit waiting ones.
+
+        Args:
+            now_s: engine seconds.
+            prefill: whether the step may compute prompts.
+        """
         self.kept.expire(now_s)
-        failed = self._end_fetches(now_s)
+        failed = self._end_fetches(now_s) if self._fetching else []
+        self._settle()
         preempted = self._preempt()
+        for request in self._growth.full_blocks():
+            self._store(request)
+            self._growth.expect_full_block(request)
         self._queue.open(self._memory(), now_s)
-        budget = Budget(self._chunk)
-        go_on = self._queue.run
-        self._paused = frozenset() if go_on is None else {r.id for r in self.running} - go_on
-        prefilling = [request for request in self.batch if request.prefill_left]
-        decoding = len(self.batch) - len(prefilling)
+        prompts = 0 if not prefill else self.prompt_budget
+        budget = Budget(self._chunk, prompts, self._drafts.count if self._drafts else 0)
+        self._pause(self._queue.run)
+        prefilling = [r for r in self._prefilling if r.id not in self._paused]
+        decoding = len(self._growth.requests)
         if not self._prefill_first:
             budget.decode(decoding)
         for request in prefilling:
-            request.prefill_left = budget.prefill(request.prefill_left)
+            self._compute(request, budget)
         admitted = [] if preempted else self._admit(now_s, budget)
+        if prefill:
+            self._capacity_bound = bool(self._waiting)
         if self._prefill_first and budget.prefill_tokens:
             computed = {request.id for request in (*prefilling, *admitted)}
-            self._paused = {request.id for request in self.running} - computed
+            self._pause(computed)
         elif self._prefill_first:
             budget.decode(decoding)
         return Schedule(
@@ -242,80 +271,164 @@ class Engine:
 
     def advance(self, now_s: float = 0.0) -> list[EngineRequest]:
         """End the step: each computed prompt gains a token; return the ended requests."""
-        finished, generated, paused = [], 0, self._paused
-        for request in self.running:
-            if request.prefill_left or (paused and request.id in paused):
-                continue
-            generated += 1
-            request.generated_tokens += 1
-            if request.generated_tokens >= request.output_tokens:
-                finished.append(request)
-        self.load_tokens += generated
-        self.generated_total += generated
+        further = self._accept() if self._drafts is not None else ()
+        grown = len(self._growth.requests)
+        finished, blocks, read_tokens = self._growth.step()
+        self.load_tokens += grown
+        self.generated_total += grown
+        self._read_tokens += read_tokens
         # Requests that hold memory but do not grow in this step.
         holding = (r.id for r in (*self._fetching, *self._ready) if self._waiting.get(r.id) is r)
         idle = (r.id for r in self.running if r.prefill_left or r.id in self._paused)
         self._queue.stepped(chain(holding, idle))
-        if self._block_tokens > 1:
-            self._slack_tokens = sum(self._slack(request) for request in self.running)
+        for request in further:
+            self._queue.resized(request)
+        if len(finished) > 1:
+            finished.sort(key=self.running.index)
         for request in finished:
-            self._remove(request)
+            self._release(request, request.peak_tokens)
+            self._queue.left(request)
             if request.keeps_kv:
                 self.kept.keep(request.id, request.peak_tokens, now_s)
+        self._take(blocks)
         return finished
+
+    def _accept(self) -> list[EngineRequest]:
+        """Add accepted drafts; the token of the step itself comes after them."""
+        assert self._drafts is not None
+        further, layers = [], self.layers
+        requests = list(self._growth.requests)
+        for request, accepted in zip(requests, self._drafts.accepted(len(requests)), strict=True):
+            more = min(accepted, request.output_tokens - request.generated_tokens - 1)
+            if not more:
+                continue
+            before = request.load_tokens
+            self._growth.leave(request)
+            request.generated_tokens += more
+            self._growth.join(request)
+            self.load_tokens += more
+            self.generated_total += more
+            self._read_tokens += layers.read(before + more) - layers.read(before)
+            self._free_blocks -= layers.blocks(before + more) - layers.blocks(before)
+            further.append(request)
+        return further
+
+    def _pause(self, go_on: Set[str] | None) -> None:
+        """Let only these running requests take part in the step; None: all."""
+        for request in self._still:
+            if request.id in self._here and request.growth is None:
+                self._growth.join(request)
+        self._still = []
+        self._paused = frozenset() if go_on is None else self._here.keys() - go_on
+        if self._paused:
+            growing = self._growth.requests
+            self._still = [request for request in growing if request.id in self._paused]
+            for request in self._still:
+                self._growth.leave(request)
+
+    def _compute(self, request: EngineRequest, budget: Budget) -> None:
+        """Compute as much of a running request's prompt as fits."""
+        left = budget.prefill(request.prefill_left)
+        self._prefill_tokens -= request.prefill_left - left
+        request.prefill_left = left
+        self._store(request)
+        if not left:
+            self._prefilling.pop(request, None)
+            self._growth.join(request)
+
+    def _store(self, request: EngineRequest) -> None:
+        """Cache the blocks of known content that are computed by the end of the step."""
+        if self.prefix_cache is None:
+            return
+        full = (request.load_tokens - request.prefill_left) // self._block_tokens
+        ids = request.chain[len(request.blocks) : full]
+        if ids:
+            self.prefix_cache.store(request.id, request.blocks, ids)
 
     def _preempt(self) -> list[EngineRequest]:
         preempted = []
-        while self.used_tokens > self.kv_tokens:
+        while self._available() < 0:
             for request in self._eviction.victims(self.running):
                 self._release(request)
+                request.preemptions += 1
                 if self._eviction.restart:
                     self.lost_total += request.generated_tokens
                     request.generated_tokens = 0
                 self._wait(request)
                 self._queue.preempted(request)
                 preempted.append(request)
+            self._settle()
         self.preemptions_total += len(preempted)
         return preempted
 
     def _admit(self, now_s: float, budget: Budget) -> list[EngineRequest]:
-        admitted = []
-        while len(self.running) < self.slots and budget.left:
-            request = self._next(now_s)
+        admitted: list[EngineRequest] = []
+        while self._waiting and len(self.running) < self.slots and budget.left:
+            request = self._next(now_s, budget)
             if request is None:
                 break
-            del self._waiting[request.id]
-            self.waiting_tokens -= request.load_tokens
+            self._stop_waiting(request)
             self.load_tokens += request.load_tokens
-            self._slack_tokens += self._slack(request)
+            self._read_tokens += self.layers.read(request.load_tokens)
             self.running.append(request)
+            self._here[request.id] = request
             if request.prefill_left:
-                request.prefill_left = budget.prefill(request.prefill_left)
+                self._prefill_tokens += request.prefill_left
+                self._prefilling[request] = None
+                self._compute(request, budget)
             else:
                 budget.decode(1)
+                self._store(request)
+                self._growth.join(request)
             admitted.append(request)
         return admitted
 
-    def _next(self, now_s: float) -> EngineRequest | None:
+    def _next(self, now_s: float, budget: Budget) -> EngineRequest | None:
         """The next request to run; those that hold memory go first.
 
         Transfers of requests ahead of it begin here.
         """
         if self._ready:
+            if self._ready[0].prefill_left and not budget.prompts_left:
+                return None
             request = self._ready.pop(0)
             self.fetching_tokens -= request.load_tokens
             return request
-        while (head := self._queue.head()) is not None and (
-            self._rounded(head.load_tokens) <= self._free_tokens()
-        ):
+        while (head := self._queue.head()) is not None:
+            if head.fetch is None and not budget.prompts_left:
+                return None
+            if not self._place(head):
+                return None
             self._queue.entered(head)
             if head.fetch is None:
-                head.prefill_left = head.load_tokens
                 return head
             head.fetched_s = now_s + head.fetch.seconds
             self.fetching_tokens += head.load_tokens
             self._fetching.append(head)
         return None
+
+    def _place(self, request: EngineRequest) -> bool:
+        """Give a waiting request its memory, with what the prefix cache has of it; if it fits."""
+        cache, tokens = self.prefix_cache, request.load_tokens
+        blocks, found = self.layers.blocks(tokens), []
+        room = self._available() - self._watermark()
+        if cache is not None and request.fetch is None:
+            found = cache.find(request.chain, (tokens - 1) // self._block_tokens)
+            room += self.layers.full * sum(block.holders > 0 for block in found)
+        if blocks > room:
+            return False
+        hits = len(found) * self._block_tokens
+        if cache is not None and request.fetch is None:
+            cache.hold(found)
+            request.blocks += found
+            if not request.preemptions:
+                cache.queried_tokens += tokens
+                cache.hit_tokens += hits
+                request.cached_tokens = hits
+        self._take(blocks - len(found) * self.layers.full)
+        if request.fetch is None:
+            request.prefill_left = tokens - hits
+        return True
 
     def _end_fetches(self, now_s: float) -> list[str]:
         """End the transfers that are due; return the ids of requests that fail with them."""
@@ -326,7 +439,7 @@ class Engine:
             assert fetch is not None
             if self._waiting.get(request.id) is not request:
                 fetch.cancel()
-                self.fetching_tokens -= request.load_tokens
+                self._end_fetching(request)
                 continue
             arrived = fetch.end()
             self.failed_loads_total += not arrived
@@ -336,37 +449,80 @@ class Engine:
             else:
                 failed.append(request.id)
                 self._queue.left(request)
-                del self._waiting[request.id]
-                self.waiting_tokens -= request.load_tokens
-                self.fetching_tokens -= request.load_tokens
+                self._stop_waiting(request)
+                self._end_fetching(request)
         return failed
+
+    def _end_fetching(self, request: EngineRequest) -> None:
+        """Free the memory of a transfer."""
+        self.fetching_tokens -= request.load_tokens
+        self._free_blocks += self.layers.blocks(request.load_tokens)
 
     def _wait(self, request: EngineRequest) -> None:
         self._waiting[request.id] = request
+        self._waiting_routed += request_token(request.id) is not None
         self.waiting_tokens += request.load_tokens
 
-    def _remove(self, request: EngineRequest) -> None:
-        self._release(request)
-        self._queue.left(request)
+    def _stop_waiting(self, request: EngineRequest) -> None:
+        del self._waiting[request.id]
+        self._waiting_routed -= request_token(request.id) is not None
+        self.waiting_tokens -= request.load_tokens
 
-    def _release(self, request: EngineRequest) -> None:
+    def _release(self, request: EngineRequest, held_tokens: int | None = None) -> None:
+        """Stop a request and free its memory: that of ``held_tokens``, or of all its tokens."""
         self.running.remove(request)
-        self.load_tokens -= request.load_tokens
-        self._slack_tokens -= self._slack(request)
+        del self._here[request.id]
+        if request.growth is not None:
+            self._growth.leave(request)
+        self._prefilling.pop(request, None)
+        self._prefill_tokens -= request.prefill_left
+        request.prefill_left = 0
+        tokens = request.load_tokens
+        self.load_tokens -= tokens
+        self._read_tokens -= self.layers.read(tokens)
+        blocks = self.layers.blocks(tokens if held_tokens is None else held_tokens)
+        self._free_blocks += blocks - len(request.blocks) * self.layers.full
+        if request.blocks:
+            assert self.prefix_cache is not None
+            self.prefix_cache.release(request.blocks)
+            request.blocks = []
+
+    def _take(self, blocks: int) -> None:
+        self._free_blocks -= blocks
+        self._settle()
+
+    def _settle(self) -> None:
+        """Evict from the cache what memory now needs."""
+        cache = self.prefix_cache
+        if cache is not None:
+            while self._free_blocks < self._kept_blocks() and cache.free_blocks:
+                cache.evict()
+                self._free_blocks += self.layers.full
+
+    def _available(self) -> int:
+        """Blocks that may be taken; below 0 when memory overflows."""
+        free = self._free_blocks - self._kept_blocks()
+        if self.prefix_cache is not None:
+            free += self.prefix_cache.free_blocks * self.layers.full
+        return free
+
+    def _kept_blocks(self) -> int:
+        return -(-self.kept.tokens // self._block_tokens) * self.layers.groups
+
+    def _watermark(self) -> int:
+        return self._watermark_blocks if self.running else 0
 
     def _memory(self) -> Memory:
         slots_free = max(0, self.slots - len(self.running) - len(self._ready))
-        memory = Memory(self.kv_tokens, self.used_tokens, slots_free, self._block_tokens)
+        used = self.used_tokens
         if self._chunk == _UNBOUNDED:
-            return memory
-        left = max(0, self._chunk - sum(request.prefill_left or 1 for request in self.running))
-        return replace(memory, step_tokens=self._chunk, prompt_tokens_left=left)
-
-    def _slack(self, request: EngineRequest) -> int:
-        return -request.load_tokens % self._block_tokens
-
-    def _rounded(self, tokens: int) -> int:
-        return tokens + -tokens % self._block_tokens
-
-    def _free_tokens(self) -> int:
-        return self.kv_tokens - self.used_tokens - bool(self.running) * self._watermark_tokens
+            return Memory(self.kv_tokens, used, slots_free, self._block_tokens)
+        busy = self._prefill_tokens + len(self.running) - len(self._prefilling)
+        return Memory(
+            self.kv_tokens,
+            used,
+            slots_free,
+            self._block_tokens,
+            self._chunk,
+            max(0, self._chunk - busy),
+        )

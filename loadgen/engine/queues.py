@@ -13,7 +13,7 @@ from engine_patches.admission.ledger import Memory, Ticket
 from engine_patches.admission.protocol import Admission, ledger_of
 
 if TYPE_CHECKING:
-    from loadgen.engine.engine import EngineRequest
+    from loadgen.engine.request import EngineRequest
 
 
 class Queue(Protocol):
@@ -59,6 +59,10 @@ class Queue(Protocol):
         """All requests with memory grew by a token, except those in ``still``."""
         ...
 
+    def resized(self, request: EngineRequest) -> None:
+        """A running request grew by more than a token in the step."""
+        ...
+
     def admissible_tokens(self, memory: Memory) -> int:
         """Prompt tokens that would still be admitted."""
         ...
@@ -101,6 +105,9 @@ class EngineOrder:
             del self._waiting[request.id]
 
     def stepped(self, still: Iterable[str]) -> None:
+        """No-op: this order keeps no ledger."""
+
+    def resized(self, request: EngineRequest) -> None:
         """No-op: this order keeps no ledger."""
 
     def admissible_tokens(self, memory: Memory) -> int:
@@ -159,6 +166,9 @@ class PolicyOrder:
 
     def stepped(self, still: Iterable[str]) -> None:
         self.ledger.stepped(still)
+
+    def resized(self, request: EngineRequest) -> None:
+        self.ledger.resized(self.ledger.running[request.id], request.load_tokens)
 
     def admissible_tokens(self, memory: Memory) -> int:
         return self.policy.admissible_tokens(self.ledger, memory)

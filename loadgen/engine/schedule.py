@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,7 +14,7 @@ class Schedule:
 
     Attributes:
         prefill_tokens: tokens computed for prompts and for requests that return.
-        decode_tokens: decoding requests, one token each.
+        decode_tokens: one for each decoding request, and its drafts.
         failed: ids of requests that ended because their fetch failed.
         wake_s: time of the next schedule if there is nothing to compute; None: at the next event.
     """
@@ -31,20 +34,56 @@ class Schedule:
 
 
 class Budget:
-    """Token budget of a step, and what the step computes."""
+    """Token budget of a step, and what the step computes.
 
-    def __init__(self, tokens: int) -> None:
+    Args:
+        tokens: of decoding requests and prompts together.
+        prompts: of prompts; None: what the others leave.
+        drafts: tokens that each decoding request computes besides its own.
+    """
+
+    def __init__(self, tokens: int, prompts: int | None = None, drafts: int = 0) -> None:
         self.left = tokens
         self.prefill_tokens = 0
         self.decode_tokens = 0
+        self._prompts = prompts
+        self._drafts = drafts
+
+    @property
+    def prompts_left(self) -> int:
+        """Tokens left for prompts."""
+        left = max(0, self.left)
+        return left if self._prompts is None else min(left, self._prompts - self.prefill_tokens)
 
     def decode(self, requests: int) -> None:
-        self.decode_tokens += requests
-        self.left -= requests
+        tokens = requests * (1 + self._drafts)
+        self.decode_tokens += tokens
+        self.left -= tokens
 
     def prefill(self, prompt_tokens: int) -> int:
         """Compute as much of a prompt as fits; return the tokens left."""
-        tokens = min(self.left, prompt_tokens)
+        tokens = min(self.prompts_left, prompt_tokens)
         self.prefill_tokens += tokens
         self.left -= tokens
         return prompt_tokens - tokens
+
+
+class Drafts:
+    """Speculative decoding: each position of a draft is accepted if those before it are.
+
+    Args:
+        acceptance: probability of each position; the first has none before it.
+    """
+
+    def __init__(self, acceptance: Sequence[float], rng: np.random.Generator) -> None:
+        self.count = len(acceptance)
+        # Probability that at least so many are accepted, from one on.
+        self._at_least = np.cumprod(np.array(acceptance, dtype=np.float64))
+        self._rng = rng
+
+    def accepted(self, requests: int) -> list[int]:
+        """Accepted drafts of each request in one step."""
+        drawn = self._rng.random(requests)
+        below = self._at_least[None, :] > drawn[:, None]
+        accepted: list[int] = below.sum(axis=1).tolist()
+        return accepted

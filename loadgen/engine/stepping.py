@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
+from loadgen.engine.request import EngineRequest
 from loadgen.engine.schedule import Schedule
 from loadgen.model.power_model import PowerModel
 from router.core.step_time import StepTime
@@ -69,6 +70,9 @@ class StepGroup:
     Args:
         step_time: duration of a step; the slowest worker decides.
         power: power model; utilization is relative to the fullest worker of the group.
+        prefill_every: prompts are computed in every Nth step, the same one on all workers, as with
+            vLLM's prefill schedule interval; a worker that nothing decodes on, or whose last such
+            step left requests waiting, does not hold back.
     """
 
     def __init__(
@@ -76,9 +80,11 @@ class StepGroup:
         workers: Sequence[WorkerModel],
         step_time: StepTime,
         power: PowerModel,
+        prefill_every: int = 1,
     ) -> None:
         self.workers = tuple(workers)
         self.steps = 0
+        self._prefill_every = prefill_every
         self._step_time = step_time
         self._power = power
         self.rest(0.0)
@@ -90,7 +96,11 @@ class StepGroup:
     def begin(self, now_s: float = 0.0) -> Step:
         """Schedule every live worker and compute the length of the step."""
         live = [worker for worker in self.workers if worker.live]
-        schedules = [worker.engine.schedule(now_s) for worker in live]
+        prefill = self.steps % self._prefill_every == 0
+        schedules = [
+            worker.engine.schedule(now_s, prefill=prefill or not worker.engine.may_defer_prefills)
+            for worker in live
+        ]
         peak_tokens = max((worker.engine.load_tokens for worker in live), default=0)
         for worker in live:
             utilization = worker.engine.load_tokens / peak_tokens if peak_tokens else 0.0

@@ -13,8 +13,9 @@ from itertools import product
 import pytest
 
 from engine_patches.admission import ADMISSIONS, clearing_of, make_admission, read_admission
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
 from loadgen.engine.queues import Eviction, PolicyOrder
+from loadgen.engine.request import EngineRequest
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.queue.pool import Pool
 from router.core.rounds import assignment

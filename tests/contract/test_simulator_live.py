@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
+from loadgen.engine.request import EngineRequest
 from loadgen.simulator.decode import barrier_decode
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.decode_engines import Engines

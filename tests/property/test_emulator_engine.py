@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
+from loadgen.engine.request import EngineRequest
 
 KV_TOKENS = 60
 SLOTS = 4

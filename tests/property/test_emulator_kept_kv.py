@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import Fetch, KeptKv, TransferTime
+from loadgen.engine.request import EngineRequest
 
 KV_TOKENS = 60
 SLOTS = 3

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from engine_patches.admission import ADMISSIONS, make_admission, read_admission
 from engine_patches.admission.policies.strict import LONGEST_PAUSE_S
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
 from loadgen.engine.queues import Eviction, PolicyOrder
+from loadgen.engine.request import EngineRequest
 
 KV_TOKENS = 60
 SLOTS = 4

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from engine_patches.admission.policies.strict import StrictNestedWait, StrictWait
 from engine_patches.admission.protocol import Admission
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
 from loadgen.engine.queues import Eviction, PolicyOrder
+from loadgen.engine.request import EngineRequest
 
 CAPACITY = 60
 STEP_S = 0.1

@@ -13,7 +13,8 @@ from pathlib import Path
 from engine_patches.power.nvml import NvmlSource
 from engine_patches.power.recording import Recording, read_recording
 from engine_patches.power.source import PowerReading
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
+from loadgen.engine.request import EngineRequest
 from loadgen.engine.stepping import StepGroup, WorkerModel
 from loadgen.model.power_model import PowerModel
 from router.core.step_time import StepTime

@@ -16,8 +16,9 @@ import numpy as np
 from engine_patches.admission import clearing_of, make_admission
 from engine_patches.admission.settings import AdmissionSettings
 from engine_patches.admission.theory.fluid import Batch
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
 from loadgen.engine.queues import Eviction, PolicyOrder
+from loadgen.engine.request import EngineRequest
 from loadgen.engine.schedule import Schedule
 from loadgen.simulator.admission.admission_results import AdmissionRecorder, AdmissionResult
 from loadgen.simulator.admission.predictions import Prediction

@@ -24,8 +24,9 @@ import numpy as np
 
 from engine_patches.admission import clearing_of, make_admission
 from engine_patches.admission.settings import AdmissionSettings
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
 from loadgen.engine.queues import Eviction, PolicyOrder
+from loadgen.engine.request import EngineRequest
 from loadgen.simulator.admission.admission_simulation import EndlessError
 from router.core.forecast.forecast import Ints
 from router.core.policies.bfio.exact_model import Rows, run_highs

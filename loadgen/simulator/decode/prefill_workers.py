@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import (
     DEFAULT_CHUNK,
@@ -25,6 +25,7 @@ from loadgen.engine.prefill_settings import (
     parse_transfer_time,
     refuse,
 )
+from loadgen.engine.request import EngineRequest
 from loadgen.engine.stepping import Step, StepGroup, WorkerModel
 from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.prefill_results import KeptMeter, Passage, PrefillResult

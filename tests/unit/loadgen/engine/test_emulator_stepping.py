@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 
 from engine_patches.admission import make_admission, read_admission
-from loadgen.engine.engine import Engine, EngineRequest
+from loadgen.engine.engine import Engine
 from loadgen.engine.queues import PolicyOrder
+from loadgen.engine.request import EngineRequest
 from loadgen.engine.stepping import StepGroup, WorkerModel
 from loadgen.model.power_model import PowerModel
 from router.core.step_time import PAPER_STEP_TIME, StepTime

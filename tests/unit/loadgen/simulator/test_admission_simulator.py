@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine_patches.admission import read_admission
-from loadgen.engine.engine import EngineRequest
+from loadgen.engine.request import EngineRequest
 from loadgen.simulator.admission.admission_results import AdmissionResult
 from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,

@@ -1,0 +1,186 @@
+"""One sequence in an engine, and the sequences that grow by a token a step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from loadgen.engine.kv_handoff import Fetch
+from loadgen.engine.kv_layers import KvLayers
+from loadgen.engine.prefix_cache import Block
+
+
+@dataclass(slots=True, eq=False)
+class EngineRequest:
+    """One sequence; the model knows its length in advance.
+
+    Attributes:
+        output_tokens: at least 1.
+        priority: lower goes first.
+        arrival: position in the order of arrival; ``Engine.add`` sets it.
+        keeps_kv: whether its KV stays for another engine after its end.
+        fetch: transfer of its prompt's KV from another engine; None: no transfer, or ended.
+        fetched_s: end of the running transfer, engine seconds.
+        prefill_left: tokens to compute, or recompute, before its next output token.
+        cap_tokens: output bound for admission, which cannot see ``output_tokens``; 0: memory only.
+        hint_tokens: output length that its client predicts, for admission.
+        arrived_s: time of arrival, engine seconds, for admission.
+        chain: an id for each of its full blocks, of the prompt and then of as much of the output as
+            is known; equal ids mean equal tokens up to the block's end.
+        cached_tokens: prompt tokens that it found computed when it entered first.
+        preemptions: number of times that it lost its memory.
+        blocks: its leading blocks that are in the prefix cache, while it holds memory.
+        growth: the set that it grows with; None: it does not decode.
+    """
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    priority: int = 0
+    arrival: int = 0
+    keeps_kv: bool = False
+    fetch: Fetch | None = None
+    fetched_s: float = 0.0
+    prefill_left: int = 0
+    cap_tokens: int = 0
+    hint_tokens: int | None = None
+    kind: int = 0
+    arrived_s: float = 0.0
+    chain: Sequence[Hashable] = ()
+    cached_tokens: int = 0
+    preemptions: int = 0
+    blocks: list[Block] = field(default_factory=list, init=False, repr=False)
+    growth: Growth | None = field(default=None, init=False, repr=False)
+    _generated: int = field(default=0, init=False, repr=False)
+
+    @property
+    def generated_tokens(self) -> int:
+        growth = self.growth
+        return self._generated if growth is None else self._generated + growth.steps
+
+    @generated_tokens.setter
+    def generated_tokens(self, tokens: int) -> None:
+        self._generated = tokens if self.growth is None else tokens - self.growth.steps
+
+    @property
+    def load_tokens(self) -> int:
+        """KV tokens that it holds while it runs."""
+        return self.prompt_tokens + self.generated_tokens
+
+    @property
+    def peak_tokens(self) -> int:
+        """Most KV tokens that it ever holds."""
+        return self.prompt_tokens + self.output_tokens - 1
+
+
+_Bucket = dict[int, dict[EngineRequest, None]]
+
+
+class Growth:
+    """Requests that decode: each grows by a token a step, at a cost per event, not per request.
+
+    A request's end is known when it joins. Requests that take a new block in the same step, modulo
+    the size of a block, are only counted.
+
+    Args:
+        layers: the blocks that a sequence takes.
+        caches: whether full blocks of known content are asked for.
+
+    Attributes:
+        requests: in the order of joining.
+        steps: steps so far.
+    """
+
+    def __init__(self, layers: KvLayers, *, caches: bool = False) -> None:
+        self.requests: dict[EngineRequest, None] = {}
+        self.steps = 0
+        self._layers = layers
+        self._caches = caches
+        # Requests by the step in which they take a block; far ones are longer than the window.
+        self._near, self._far = [0] * layers.block_tokens, [0] * layers.block_tokens
+        self._far_requests = 0
+        self._ends: _Bucket = {}
+        self._turns: _Bucket = {}
+        self._fills: _Bucket = {}
+
+    def join(self, request: EngineRequest) -> None:
+        """From the next step on it grows."""
+        generated, window = request.generated_tokens, self._layers.window_tokens
+        request.growth = self
+        request.generated_tokens = generated
+        self.requests[request] = None
+        self._count(request, 1)
+        _put(self._ends, self.steps + request.output_tokens - generated, request)
+        if window and request.load_tokens <= window:
+            _put(self._turns, self.steps + window + 1 - request.load_tokens, request)
+        self.expect_full_block(request)
+
+    def leave(self, request: EngineRequest) -> None:
+        self._count(request, -1)
+        del self.requests[request]
+        generated = request.generated_tokens
+        request.growth = None
+        request.generated_tokens = generated
+
+    def expect_full_block(self, request: EngineRequest) -> None:
+        """Note when its next block of known content is full."""
+        if self._caches and len(request.blocks) < len(request.chain):
+            missing = (len(request.blocks) + 1) * self._layers.block_tokens - request.load_tokens
+            _put(self._fills, self.steps + max(1, missing), request)
+
+    def full_blocks(self) -> list[EngineRequest]:
+        """Requests whose next block of known content is full in the step about to begin."""
+        size = self._layers.block_tokens
+        return [
+            request
+            for request in self._fills.pop(self.steps, ())
+            if request.growth is self and request.load_tokens >= (len(request.blocks) + 1) * size
+        ]
+
+    def step(self) -> tuple[list[EngineRequest], int, int]:
+        """Grow by a token each.
+
+        Returns:
+            Requests at their end, which have left; new blocks of the others; tokens that attention
+            reads more, summed over the groups of layers.
+        """
+        layers = self._layers
+        self.steps += 1
+        window = layers.window_tokens
+        turned = [
+            request
+            for request in self._turns.pop(self.steps, ())
+            if request.growth is self and request.load_tokens == window + 1
+        ]
+        for request in turned:
+            self._near[self._phase(request)] -= 1
+            self._far[self._phase(request)] += 1
+        self._far_requests += len(turned)
+        read = len(self.requests) * layers.groups - self._far_requests * layers.sliding
+        ended = [
+            request
+            for request in self._ends.pop(self.steps, ())
+            if request.growth is self and request.generated_tokens == request.output_tokens
+        ]
+        for request in ended:
+            self.leave(request)
+        phase = (1 - self.steps) % layers.block_tokens
+        blocks = self._near[phase] * layers.groups + self._far[phase] * layers.full
+        blocks += layers.sliding * sum(request.growth is self for request in turned)
+        return ended, blocks, read
+
+    def _count(self, request: EngineRequest, by: int) -> None:
+        window = self._layers.window_tokens
+        if window and request.load_tokens > window:
+            self._far[self._phase(request)] += by
+            self._far_requests += by
+        else:
+            self._near[self._phase(request)] += by
+
+    def _phase(self, request: EngineRequest) -> int:
+        layers = self._layers
+        return (request.load_tokens + layers.drafts - self.steps) % layers.block_tokens
+
+
+def _put(bucket: _Bucket, step: int, request: EngineRequest) -> None:
+    bucket.setdefault(step, {})[request] = None
