@@ -40,7 +40,13 @@ _ADMISSION = tuple(
 _OTHER_SIMULATIONS = ("loadgen.simulator.admission", "loadgen.simulator.tune")
 _ADMITTING = (
     *_ADMISSION,
-    *(f"loadgen.engine.{name}" for name in ("engine", "kv_handoff", "queues", "schedule")),
+    *(
+        f"loadgen.engine.{name}"
+        for name in (
+            *("engine", "kv_handoff", "kv_layers", "prefix_cache"),
+            *("queues", "request", "schedule"),
+        )
+    ),
     "engine_patches.admission",
     "router.core.forecast.end_signals",
     "router.core.forecast.forecast",
