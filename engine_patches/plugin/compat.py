@@ -6,7 +6,7 @@ differences are in ``SLOTS`` and ``_kv_bytes``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import wraps
 from importlib import import_module
@@ -178,21 +178,18 @@ def admissions(output: Any) -> Iterator[tuple[str, int]]:
                 yield id_, tokens
 
 
-def grown_by_one(results: Mapping[int, Any], scheduled: Mapping[str, int]) -> Set[str]:
-    """Requests that got exactly one token.
+def gained(results: Mapping[int, Any], scheduled: Mapping[str, int]) -> Mapping[str, int] | None:
+    """Tokens that requests got, by id; None if each scheduled one got exactly one.
 
     Args:
         results: of ``update_from_output``: each request at most once, tokens for scheduled ones.
         scheduled: number of tokens, by id.
     """
-    single = [
-        one
-        for outputs in results.values()
-        for one in outputs.outputs
-        if len(one.new_token_ids) == 1
-    ]
-    # No set is built in steps that only decode, which are nearly all.
-    return scheduled.keys() if len(single) == len(scheduled) else {one.request_id for one in single}
+    outputs = [one for some in results.values() for one in some.outputs]
+    counts = [len(one.new_token_ids) for one in outputs]
+    if counts.count(1) == len(scheduled):  # in nearly all steps, without drafts
+        return None
+    return dict(zip([one.request_id for one in outputs], counts, strict=True))
 
 
 def mark(request: Any, number: int) -> None:

@@ -136,9 +136,9 @@ class Reporter:
         began_s, number = self._began(output, now_s)
         engine = self._engine
         scheduled = output.num_scheduled_tokens
-        grown = compat.grown_by_one(results, scheduled)
+        gained = compat.gained(results, scheduled)
         ahead = [later.num_scheduled_tokens for later, *_ in self._ahead]
-        step = Step(engine.running, grown, engine.alive, engine.ended, scheduled, ahead)
+        step = Step(engine.running, gained, engine.alive, engine.ended, scheduled, ahead)
         tokens = output.total_num_scheduled_tokens
         publisher = self._publisher
         with publisher.lock:
@@ -150,9 +150,13 @@ class Reporter:
                 self._describe(publisher.message)
                 publisher.message.step_s = now_s - began_s if tokens else 0.0
                 publisher.message.scheduled_prefill_tokens = changes.prefill_tokens
-                publisher.message.scheduled_decode_tokens = tokens - changes.prefill_tokens
+                publisher.message.scheduled_decode_tokens = changes.decode_tokens
                 publisher.publish_changes(
-                    changes.rows, changes.finished, changes.preempted, idle=not step.running
+                    changes.rows,
+                    changes.finished,
+                    changes.preempted,
+                    idle=not step.running,
+                    growths=changes.growths,
                 )
                 if self._ends is not None:
                     self._ends.forget(changes.finished)

@@ -1,8 +1,8 @@
 """An engine's requests as reported to the router, and the changes of each step.
 
-A delta does not list running requests that grew by one token, as most do. A request's last report
-is kept as an offset to the number of deltas, so a step costs work only for the others. Independent
-of vLLM, clocks and sockets.
+A message lists requests that are new, in prefill or otherwise changed. The others have grown by one
+token, which costs nothing, or by several, which costs a byte each. Independent of vLLM, clocks and
+sockets.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from engine_patches.stream.publisher import Row
+import numpy as np
+
+from engine_patches.stream.rows import PlacedRow, Places
 from router.core.wire import request_token
+
+_FIRST_PLACES = 64
 
 
 class EngineRequest(Protocol):
@@ -41,7 +45,7 @@ class Step(NamedTuple):
     """One step of the engine, with its results.
 
     Attributes:
-        grown: ids that got exactly one token.
+        gained: tokens that requests got, by id; None: each scheduled one got exactly one.
         alive: requests that have not ended.
         ended: ids that ended lately; one may recur until ``flushed`` was called with it.
         scheduled: number of tokens that the step computed, by id.
@@ -50,45 +54,52 @@ class Step(NamedTuple):
     """
 
     running: Sequence[EngineRequest]
-    grown: Set[str]
+    gained: Mapping[str, int] | None
     alive: Mapping[str, EngineRequest]
     ended: Collection[str]
     scheduled: Mapping[str, int]
     ahead: Sequence[Mapping[str, int]] = ()
     end_probabilities: Mapping[str, float] = {}
 
+    @property
+    def output_tokens(self) -> int:
+        return len(self.scheduled) if self.gained is None else sum(self.gained.values())
+
+    def output_of(self, id_: str) -> int:
+        return id_ in self.scheduled if self.gained is None else self.gained.get(id_, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Content of a step's delta.
+    """Content of a step's message.
 
     Attributes:
-        rows: requests that are new or did not just grow by one; some may have finished.
+        rows: requests that are new or did not just grow; some may have finished.
         finished: ids that ended, whether they ran or only waited.
         preempted: ids that lost their slot and wait again.
         prefill_tokens: tokens of the step that computed prompts, or recomputed after a preemption.
+        decode_tokens: output tokens of the others; rejected drafts do not count.
+        growths: tokens of the others, by place; empty: one each.
     """
 
-    rows: list[Row]
+    rows: list[PlacedRow]
     finished: tuple[str, ...]
     preempted: tuple[str, ...]
     prefill_tokens: int
-
-
-_NOTHING = Changes([], (), (), 0)
+    decode_tokens: int
+    growths: bytes
 
 
 class _Told(NamedTuple):
-    """Data that is constant while a request grows by one token a step."""
+    """Data that is constant while a request just grows."""
 
     prompt_tokens: int
     cached_tokens: int
     prefill_left: int
-    generated_tokens: int
 
 
 class EngineState:
-    """The running requests as known to a router that has read every delta.
+    """The running requests as known to a router that has read every message.
 
     Attributes:
         waiting_tokens: prompt and generated tokens of the waiting requests.
@@ -98,9 +109,10 @@ class EngineState:
     def __init__(self) -> None:
         self.waiting_tokens = 0
         self.waiting_routed = 0
-        self._deltas = 0
-        # Generated tokens less deltas so far; None while a request is in prefill.
-        self._offsets: dict[str, int | None] = {}
+        self._places = Places()
+        self._ticks = 0  # steps in which all grew by one
+        # Generated tokens less ticks, by place.
+        self._generated = np.zeros(_FIRST_PLACES, dtype=np.int64)
         self._told: dict[str, _Told] = {}
         self._prefilling: set[str] = set()
         self._entered: set[str] = set()
@@ -113,16 +125,17 @@ class EngineState:
 
     @property
     def running(self) -> int:
-        return len(self._offsets)
+        return len(self._told)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[PlacedRow]:
         """All running requests, as a full snapshot lists them."""
-        deltas, told, ends = self._deltas, self._told, self._end_probabilities
-        rows: list[Row] = []
-        for id_, offset in self._offsets.items():
-            prompt, cached, left, generated = told[id_]
-            grown = generated if offset is None else offset + deltas
-            rows.append((id_, prompt, grown, cached, left, ends.get(id_) if grown else None))
+        places, ends = self._places, self._end_probabilities
+        generated = (self._generated + self._ticks).tolist()
+        rows: list[PlacedRow] = []
+        for id_, (prompt, cached, left) in self._told.items():
+            place = places[id_]
+            grown = generated[place]
+            rows.append((id_, prompt, grown, cached, left, ends.get(id_) if grown else None, place))
         return rows
 
     def arrived(self, request: EngineRequest) -> None:
@@ -149,25 +162,29 @@ class EngineState:
             self._unseen
             or self._entered
             or not self._ended.issuperset(step.ended)
-            or len(step.running) != len(self._offsets)
+            or len(step.running) != len(self._told)
         )
 
     def advance(self, step: Step) -> Changes:
-        """Apply a step; it counts as one more delta."""
-        self._deltas += 1
-        odd = self._odd(step.grown)
+        """Apply a step; it counts as one more message."""
+        self._places.settle()
+        odd = self._prefilling | self._entered
+        self._entered.clear()
         if step.end_probabilities:
             self._end_probabilities.update(step.end_probabilities)
-            odd |= self._offsets.keys() & step.end_probabilities.keys()
-        same = len(self._offsets) == len(step.running)
+            odd |= self._told.keys() & step.end_probabilities.keys()
+        growths = self._grow(step, odd)
+        same = len(self._told) == len(step.running)
         if same and not (odd or step.ended or self._unseen):
-            return _NOTHING
-        prefilled = (id_ for id_ in odd if self._offsets.get(id_) is None)
+            return Changes([], (), (), 0, step.output_tokens, growths)
+        in_prefill = self._prefilling
+        prefilled = [id_ for id_ in odd if id_ in in_prefill or id_ not in self._told]
         prefill_tokens = sum(step.scheduled.get(id_, 0) for id_ in prefilled)
+        decode_tokens = step.output_tokens - sum(map(step.output_of, prefilled))
         finished = [*self._unseen, *(id_ for id_ in step.ended if id_ not in self._ended)]
         self._unseen.clear()
         self._ended.update(step.ended)
-        rows: list[Row] = []
+        rows: list[PlacedRow] = []
         if finished:
             rows = [
                 self._row(self._requests[id_], step.ahead)
@@ -178,24 +195,28 @@ class EngineState:
                 self._forget(id_)
             odd.difference_update(finished)
         preempted: list[str] = []
-        if len(self._offsets) + len(odd - self._offsets.keys()) != len(step.running):
+        if len(self._told) + len(odd - self._told.keys()) != len(step.running):
             running = {request.request_id for request in step.running}
             lost, preempted = self._drop_gone(running, step.alive)
             finished += lost
-            odd = (odd & running) | (running - self._offsets.keys())
+            odd = (odd & running) | (running - self._told.keys())
         rows += [self._tell(step.alive[id_], step.ahead) for id_ in sorted(odd)]
-        return Changes(rows, tuple(finished), tuple(preempted), prefill_tokens)
+        gone = tuple(finished), tuple(preempted)
+        return Changes(rows, *gone, prefill_tokens, decode_tokens, growths)
 
-    def _odd(self, grown: Set[str]) -> set[str]:
-        """Requests that may not have grown by exactly one."""
-        offsets = self._offsets.keys()
-        odd = set() if offsets <= grown else offsets - grown
-        odd |= self._prefilling
-        odd |= self._entered
-        self._entered.clear()
-        return odd
+    def _grow(self, step: Step, listed: set[str]) -> bytes:
+        """Let all grow; see ``Places.growths``."""
+        gained, growths = step.gained, b""
+        if gained is not None or not self._told.keys() <= step.scheduled.keys():
+            gained = dict.fromkeys(step.scheduled, 1) if gained is None else gained
+            growths = self._places.growths(gained, listed)
+        if growths:
+            self._generated[: len(growths)] += np.frombuffer(growths, dtype=np.uint8)
+        else:
+            self._ticks += 1
+        return growths
 
-    def _row(self, request: EngineRequest, ahead: Sequence[Mapping[str, int]]) -> Row:
+    def _row(self, request: EngineRequest, ahead: Sequence[Mapping[str, int]]) -> PlacedRow:
         id_ = request.request_id
         prompt, generated = request.num_prompt_tokens, request.num_output_tokens
         left = prompt + generated - request.num_computed_tokens
@@ -206,20 +227,21 @@ class EngineState:
         cached = self._cached.get(id_, 0)
         # Within a prompt the model's output does not give an end probability.
         end = self._end_probabilities.get(id_) if generated else None
-        return (id_, prompt, generated, cached, left, end)
+        return (id_, prompt, generated, cached, left, end, self._places.take(id_))
 
-    def _tell(self, request: EngineRequest, ahead: Sequence[Mapping[str, int]]) -> Row:
+    def _tell(self, request: EngineRequest, ahead: Sequence[Mapping[str, int]]) -> PlacedRow:
         row = self._row(request, ahead)
-        id_, prompt, generated, cached, left, _ = row
-        if id_ not in self._offsets:
+        id_, prompt, generated, cached, left, _, place = row
+        if id_ not in self._told:
             self._leave_waiting(id_)
         if left:
-            self._offsets[id_] = None
             self._prefilling.add(id_)
         else:
-            self._offsets[id_] = generated - self._deltas
             self._prefilling.discard(id_)
-        self._told[id_] = _Told(prompt, cached, left, generated)
+        self._told[id_] = _Told(prompt, cached, left)
+        while place >= len(self._generated):
+            self._generated = np.concatenate((self._generated, np.zeros_like(self._generated)))
+        self._generated[place] = generated - self._ticks
         return row
 
     def _drop_gone(
@@ -231,7 +253,7 @@ class EngineState:
             Ids that ended though the engine did not report it, and ids that wait again.
         """
         lost, preempted = [], []
-        for id_ in self._offsets.keys() - running:
+        for id_ in self._told.keys() - running:
             self._leave(id_)
             request = alive.get(id_)
             if request is None:
@@ -250,8 +272,8 @@ class EngineState:
         self._end_probabilities.pop(id_, None)
 
     def _leave(self, id_: str) -> None:
-        self._offsets.pop(id_, None)
         self._told.pop(id_, None)
+        self._places.leave(id_)
         self._prefilling.discard(id_)
 
     def _wait(self, request: EngineRequest) -> None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 import zmq
 
+from engine_patches.stream.rows import PlacedRow, ReportedRows, Row
 from router.core.types import DEFAULT_SLOTS, SCHEMA_VERSION, KvGroup, RunningRequest
 from router.core.wire import full_endpoint
-
-Row = tuple[str, int, int, int, int, float | None]
-"""The fields of ``RunningRequest``, in its order: one is made per running request and step."""
 
 HEARTBEAT_S = 1.0
 
@@ -33,6 +31,7 @@ class StepReport(msgspec.Struct, frozen=True):
     Attributes:
         step: number of the barrier step that has just ended; repeated if something else changed.
         step_s: 0 if the number is repeated.
+        rows: running requests; also those that ended with this step, unless they gained one token.
         finished: ids that ended since the last report, whether they ran or only waited.
         preempted: ids that lost their slot since the last report and wait again.
         waited_s, admission, waiting_routed: see ``Snapshot``.
@@ -72,7 +71,7 @@ class SnapshotMessage(msgspec.Struct, omit_defaults=True):
     slots: int
     version: int
     sequence: int
-    kind: Literal["full", "delta"]
+    kind: Literal["full", "delta", "growth"]
     running: Sequence[RunningRequest] = ()
     finished: Sequence[str] = ()
     preempted: Sequence[str] = ()
@@ -88,33 +87,13 @@ class SnapshotMessage(msgspec.Struct, omit_defaults=True):
     power_w: float | None = None
     energy_j: float | None = None
     waiting_routed: int | None = None
+    growths: bytes = b""
 
 
 _REPORTED = tuple(
     field for field in StepReport.__struct_fields__ if field in SnapshotMessage.__struct_fields__
 )
 _encode = msgspec.msgpack.Encoder().encode
-
-
-def changed_rows(previous: Mapping[str, Row], rows: Iterable[Row]) -> list[Row]:
-    """Rows that a delta lists: new, or grown by other than one token."""
-    changed = []
-    for row in rows:
-        old = previous.get(row[0])
-        if old is None or row[2] != old[2] + 1 or row[3:] != old[3:] or row[1] != old[1]:
-            changed.append(row)
-    return changed
-
-
-def ended_ids(
-    previous: Mapping[str, Row],
-    current: Mapping[str, Row],
-    finished: Sequence[str],
-    preempted: Sequence[str],
-) -> tuple[str, ...]:
-    """Ids that a delta lists as finished: reported, or no longer running."""
-    told = {*finished, *preempted}
-    return (*finished, *(id_ for id_ in previous if id_ not in current and id_ not in told))
 
 
 class SnapshotPublisher:
@@ -146,7 +125,7 @@ class SnapshotPublisher:
         initial: StepReport,
         clock: Callable[[], float] = time.time,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
-        rows: Callable[[], Iterable[Row]] | None = None,
+        rows: Callable[[], Iterable[Row | PlacedRow]] | None = None,
         prepare: Callable[[zmq.Socket[bytes]], None] = lambda _: None,
     ) -> None:
         self.epoch = secrets.token_hex(8)
@@ -167,8 +146,8 @@ class SnapshotPublisher:
         )
         self._note(initial)
         self._clock = clock
-        self._rows = {row[0]: row for row in initial.rows}
-        self._all_rows = rows or (lambda: self._rows.values())
+        self._reported = ReportedRows(initial.rows)
+        self._all_rows = rows or self._reported.placed
         self._idle = not initial.rows
         self._sent_s = clock()
         context = context or zmq.Context.instance()
@@ -191,27 +170,29 @@ class SnapshotPublisher:
     def publish(self, report: StepReport) -> None:
         """Send the changes since the last report; never blocks."""
         with self.lock:
-            rows = {row[0]: row for row in report.rows}
-            ended = ended_ids(self._rows, rows, report.finished, report.preempted)
-            changed = changed_rows(self._rows, report.rows)
+            told = report.rows, report.finished, report.preempted
+            placed, ended, growths = self._reported.change(*told)
             self._note(report)
-            self._rows = rows
-            self.publish_changes(changed, ended, report.preempted, idle=not rows)
+            idle = self._reported.idle
+            self.publish_changes(placed, ended, report.preempted, idle=idle, growths=growths)
 
     def publish_changes(
         self,
-        rows: Iterable[Row],
+        rows: Iterable[Row | PlacedRow],
         finished: Sequence[str],
         preempted: Sequence[str],
         *,
         idle: bool,
+        growths: bytes = b"",
     ) -> None:
         """Send ``message``, updated by the caller, as a delta; never blocks.
 
-        For a publisher with its own ``rows``. The caller holds ``lock``.
+        For a publisher with its own ``rows``. The caller holds ``lock``. ``growths`` are those of
+        ``Places``, empty if all that are not in ``rows`` gained one token.
         """
         self._idle = idle
         message = self.message
+        message.kind, message.growths = "growth" if growths else "delta", growths
         message.running = [RunningRequest(*row) for row in rows]
         message.finished, message.preempted = finished, preempted
         self._send_delta(message)
@@ -264,6 +245,7 @@ class SnapshotPublisher:
             running=rows,
             finished=(),
             preempted=(),
+            growths=b"",
         )
         return _encode(full)
 
@@ -282,6 +264,7 @@ def _repeated(message: SnapshotMessage, time_s: float) -> SnapshotMessage:
     """The same state of an idle worker at a later time, with no step in between."""
     return msgspec.structs.replace(
         message,
+        kind="delta",
         time_s=time_s,
         step_s=0.0,
         running=(),
@@ -289,4 +272,5 @@ def _repeated(message: SnapshotMessage, time_s: float) -> SnapshotMessage:
         preempted=(),
         scheduled_prefill_tokens=0,
         scheduled_decode_tokens=0,
+        growths=b"",
     )

@@ -31,6 +31,9 @@ ASLEEP, PAUSED = "its engine is asleep", "its engine is paused"
 MOST_RUNNING = 16_384
 """Most running requests in a snapshot: this many are processed within a tenth of a second."""
 
+FREE_PLACE = 255
+"""In ``Snapshot.growths``: no request has this place."""
+
 MOST_ENDED = 65_536
 """Most finished ids in a snapshot, and most preempted ones."""
 
@@ -41,6 +44,8 @@ Amount = Annotated[float, Meta(ge=0, le=1e15)]
 Name = Annotated[str, Meta(max_length=1024)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Ids = Annotated[tuple[str, ...], Meta(max_length=MOST_ENDED)]
+# A place that a step leaves is free only in the next one.
+Place = Annotated[int, Meta(ge=0, lt=2 * MOST_RUNNING)]
 
 Role = Literal["both", "prefill", "decode"]
 
@@ -239,7 +244,11 @@ class Assignment(NamedTuple):
 
 
 class RunningRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One running engine request in a snapshot; ``id`` is the engine's own."""
+    """One running engine request in a snapshot; ``id`` is the engine's own.
+
+    ``place`` is its number among the running ones, for as long as it runs; None: growth is not sent
+    by place.
+    """
 
     id: str
     prompt_tokens: Count
@@ -247,6 +256,7 @@ class RunningRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     cached_tokens: Count = 0
     prefill_left: Count = 0
     end_probability: Share | None = None
+    place: Place | None = None
 
 
 class KvGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -275,22 +285,26 @@ class KvGroup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Snapshot(msgspec.Struct, frozen=True, gc=False):
     """State of one worker after one step, schema 1.
 
-    A ``full`` snapshot lists all running requests. A ``delta`` lists those that are new or did not
-    grow by exactly one token; every other running request grew by one.
+    A ``full`` snapshot lists all running requests. A ``delta`` lists those that are new, in prefill
+    or otherwise changed; every other running request grew by exactly one token. A ``growth`` is a
+    delta whose other requests grew as ``growths`` tells.
 
     Attributes:
         epoch: id of the engine's run, new at every start.
         sequence: grows by one per message of an epoch; a full one repeats the latest.
         step: number of the barrier step that has just ended, equal on all ranks of a barrier.
         time_s: wall clock (seconds since 1970) at the end of the step.
+        scheduled_decode_tokens: without drafts that were rejected.
         waited_s: part of ``step_s`` spent waiting for other ranks; None: not measured.
         admission: the plug-in's policy; ``ADMISSION_ENDED`` after a fault; None: the engine's own.
         waiting_routed: part of ``waiting`` that routers have sent; None: unknown.
         admissible_kv_tokens: longest prompt that admission would let in with an empty queue.
         admissible_blocks: KV blocks for which it would let requests in; None: unknown.
+        growths: tokens that each request of the message before gained, by place; ``FREE_PLACE``
+            where there was none, 1 for those that ``running`` lists.
     """
 
-    kind: Literal["full", "delta"]
+    kind: Literal["full", "delta", "growth"]
     group: Name
     worker: Name
     rank: Count
@@ -317,3 +331,4 @@ class Snapshot(msgspec.Struct, frozen=True, gc=False):
     energy_j: Amount | None = None
     waiting_routed: Count | None = None
     admissible_blocks: Number | None = None
+    growths: Annotated[bytes, Meta(max_length=2 * MOST_RUNNING)] = b""

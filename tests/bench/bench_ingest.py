@@ -26,7 +26,8 @@ from pathlib import Path
 import uvloop
 import zmq
 
-from engine_patches.stream.publisher import Row, SnapshotPublisher, StepReport
+from engine_patches.stream.publisher import SnapshotPublisher, StepReport
+from engine_patches.stream.rows import Row
 from loadgen.report.origin import Engines, origin, write_figures
 from router.config.serve_settings import ServeSettings
 from router.core.events import Arrived, Dispatched, WorkerUp

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine_patches.stream.publisher import HEARTBEAT_S, Row, SnapshotPublisher, StepReport
+from engine_patches.stream.publisher import HEARTBEAT_S, SnapshotPublisher, StepReport
+from engine_patches.stream.rows import Row
 from router.core.types import KvGroup, RunningRequest, Snapshot
 from router.core.wire import decode, full_endpoint
 
@@ -88,12 +89,13 @@ def wire(tmp_path: Path) -> Iterator[Wire]:
     wire.close()
 
 
-def test_deltas_list_what_is_new_or_did_not_grow_by_one(wire: Wire) -> None:
+def test_deltas_list_what_is_new_and_tell_how_the_others_grew(wire: Wire) -> None:
     first = wire.publish(1, row("a", 1), row("b", 1))
     assert (first.kind, first.group, first.worker, first.rank) == ("delta", "g", "w", 3)
     assert [r.id for r in first.running] == ["a", "b"]
     second = wire.publish(2, row("a", 2), row("b", 3), row("c", 1))
-    assert second.running == (RunningRequest("b", 10, 3), RunningRequest("c", 10, 1))
+    assert (second.kind, second.growths) == ("growth", b"\1\2")
+    assert second.running == (RunningRequest("c", 10, 1, place=2),)
     third = wire.publish(3, row("a", 3), finished=("c",), preempted=("b",))
     assert (third.running, third.finished, third.preempted) == ((), ("c",), ("b",))
     assert [s.sequence - first.sequence for s in (first, second, third)] == [0, 1, 2]
@@ -115,7 +117,7 @@ def test_a_full_one_says_all_and_repeats_the_latest_sequence(wire: Wire) -> None
         7,
         told.epoch,
     )
-    assert full.running == (RunningRequest("a", 10, 1),)
+    assert full.running == (RunningRequest("a", 10, 1, place=0),)
     assert (full.waiting, full.kv_groups, full.power_w, full.energy_j) == (2, groups, 250.0, 9.0)
     assert wire.publish(8, row("a", 2)).sequence == told.sequence + 1
 
@@ -167,7 +169,7 @@ def test_requests_are_answered_in_a_thread_while_steps_go_on(wire: Wire) -> None
             wire.publish(step, row("a", step))
             wire.dealer.send(b"")
             full = decode(wire.dealer.recv())
-            assert full.running == (RunningRequest("a", 10, step),)
+            assert full.running == (RunningRequest("a", 10, step, place=0),)
     finally:
         stop.set()
         thread.join()

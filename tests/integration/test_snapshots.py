@@ -16,6 +16,7 @@ from router.core.types import MOST_ENDED, MOST_RUNNING, WorkerSpec
 from router.core.wire import MOST_BYTES, encode
 from router.engines.snapshots import SnapshotClient
 from router.engines.zmq_streams import FULL_INTERVAL_S
+from tests.support.core import fields_of
 from tests.support.scripted import until
 from tests.support.state_stream import NOTHING, TIMEOUT_S, Engine, delta, full
 
@@ -176,7 +177,7 @@ async def test_broken_messages_are_counted_and_logged_once_per_reason(
     engine: Engine, router: Router, caplog: pytest.LogCaptureFixture
 ) -> None:
     await engine.subscribed()
-    newer = msgspec.msgpack.encode({**msgspec.to_builtins(NOTHING), "version": 2})
+    newer = msgspec.msgpack.encode({**fields_of(NOTHING), "version": 2})
     short = msgspec.msgpack.encode({"version": 1})
     await engine.send(newer, b"\xc1", newer, short, b"", b"\xc1", delta(1))
     assert (await router.next()).snapshot == delta(1)
@@ -205,7 +206,7 @@ async def test_the_stream_of_another_worker_is_refused_until_the_right_one_comes
 
 async def test_fields_that_are_not_known_are_ignored(engine: Engine, router: Router) -> None:
     await engine.subscribed()
-    await engine.send(msgspec.msgpack.encode({**msgspec.to_builtins(delta(1)), "colour": "red"}))
+    await engine.send(msgspec.msgpack.encode({**fields_of(delta(1)), "colour": "red"}))
     assert (await router.next()).snapshot == delta(1)
 
 
@@ -298,7 +299,7 @@ async def test_what_is_refused_is_said_once_and_the_next_counts(
     await engine.answer(full(1))
     await router.next()
     router.wanted = True
-    refused = msgspec.msgpack.encode({**msgspec.to_builtins(delta(2)), **fields})
+    refused = msgspec.msgpack.encode({**fields_of(delta(2)), **fields})
     await engine.send(refused, refused, delta(3))
     assert (await router.next()).snapshot == delta(3)
     problem = str(router.client.problem("w"))

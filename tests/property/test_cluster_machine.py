@@ -8,6 +8,8 @@ sent a full snapshot, the cluster's figures are the engines', and no sum ever fa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -50,6 +52,8 @@ WORKERS = (*FED, "c")
 
 PICK = st.integers(0, 99)
 SLOTS_OF = st.sampled_from([1, 1, 3])
+GAINS = st.sampled_from([(1,), (1,), (2,), (1, 2, 3), (0,), (3, 1, 0, 5)])
+"""Tokens of those in decode: one each, or as drafts are accepted."""
 some_wait = precondition(lambda self: self.pool)
 some_are_sent = precondition(lambda self: self.alive)
 some_have_left = precondition(lambda self: self.left)
@@ -69,6 +73,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.numbers = 0
         self.gone: set[str] = set()
         self.sums = (0, 0, 0, 0)
+        self.plain = True
         self.signal = SurvivalSignal(PROFILE)
         self.look_ahead = LookAhead(self.signal, PROFILE, HORIZON)
         for worker in WORKERS:
@@ -187,14 +192,18 @@ class ClusterMachine(RuleBasedStateMachine):
         worker=st.sampled_from(WORKERS),
         finish=st.sets(st.integers(0, 7), max_size=3),
         preempt=st.sets(st.integers(0, 3), max_size=1),
+        gains=GAINS,
     )
-    def step(self, worker: str, finish: set[int], preempt: set[int]) -> None:
+    def step(
+        self, worker: str, finish: set[int], preempt: set[int], gains: Sequence[int] = (1,)
+    ) -> None:
         engine = self.engines[worker]
         chosen = dict(enumerate(engine.running))
         self._step(
             worker,
             {chosen[i] for i in finish & chosen.keys()},
             {chosen[i] for i in preempt & chosen.keys()},
+            gains,
         )
 
     @rule(worker=st.sampled_from(WORKERS), number=st.integers(0, 3), prompt=st.integers(1, 90))
@@ -214,11 +223,11 @@ class ClusterMachine(RuleBasedStateMachine):
 
     # the stream
 
-    @rule(worker=st.sampled_from(FED), finish=st.lists(st.integers(0, 3), max_size=4))
-    def step_and_deliver(self, worker: str, finish: list[int]) -> None:
+    @rule(worker=st.sampled_from(FED), finish=st.lists(st.integers(0, 3), max_size=4), gains=GAINS)
+    def step_and_deliver(self, worker: str, finish: list[int], gains: Sequence[int]) -> None:
         """Several steps without trouble, as they mostly are."""
         for index in finish:
-            self.step(worker, {index}, set())
+            self.step(worker, {index}, set(), gains)
         while self.wires[worker].under_way:
             self.deliver(worker)
 
@@ -307,6 +316,11 @@ class ClusterMachine(RuleBasedStateMachine):
         steps = group.every_step
         before, self.sums = self.sums, (steps.steps, steps.entered, group.gaps, group.preemptions)
         assert all(now >= then for now, then in zip(self.sums, before, strict=True))
+
+    @invariant()
+    def growth_is_one_until_a_step_brings_more_or_less(self) -> None:
+        growth = self.cluster.groups["default"].growth
+        assert growth == 1.0 if self.plain else 0.0 <= growth <= 5.0
 
     @invariant()
     def those_who_are_there_are_listed_and_who_is_drained_is_given_none(self) -> None:
@@ -408,8 +422,10 @@ class ClusterMachine(RuleBasedStateMachine):
         for engine_id in sent.parts:
             self.engines[sent.worker].abort(engine_id)
 
-    def _step(self, worker: str, finish: set[str], preempt: set[str]) -> None:
-        message = self.engines[worker].step(finish, preempt)
+    def _step(
+        self, worker: str, finish: set[str], preempt: set[str], gains: Sequence[int] = (1,)
+    ) -> None:
+        message = self.engines[worker].step(finish, preempt, gains)
         for sent in self.alive:
             sent.most_generated = max(sent.most_generated, self._generated(sent))
         if worker in FED:
@@ -418,6 +434,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def _receive(self, worker: str, message: Snapshot) -> None:
         if worker in self.gone:
             return
+        self.plain &= message.kind != "growth"
         self.cluster.apply(SnapshotReceived(worker, message, 0.0))
 
     def _settle(self, worker: str) -> None:

@@ -11,18 +11,21 @@ from router.core.wire import request_token
 from tests.support.core import part
 from tests.support.engine_model import EngineModel
 
-# Per step: prompts that arrive, and which of those present finish, are preempted, are aborted.
+# Per step: prompts that arrive, and which of those present finish, are preempted, are aborted; and
+# how many tokens those in decode gain.
+GAINS = st.one_of(st.just([1]), st.lists(st.integers(0, 4), min_size=1, max_size=3))
 STEPS = st.lists(
     st.tuples(
         st.lists(st.integers(0, 120), max_size=2),
         st.sets(st.integers(0, 7), max_size=2),
         st.sets(st.integers(0, 7), max_size=1),
         st.sets(st.integers(0, 7), max_size=1),
+        GAINS,
     ),
     min_size=1,
     max_size=12,
 )
-Step = tuple[list[int], set[int], set[int], set[int]]
+Step = tuple[list[int], set[int], set[int], set[int], list[int]]
 
 
 def run(steps: Sequence[Step]) -> list[tuple[Snapshot, Snapshot, EngineModel]]:
@@ -30,7 +33,7 @@ def run(steps: Sequence[Step]) -> list[tuple[Snapshot, Snapshot, EngineModel]]:
     story = []
     for length in range(1, len(steps) + 1):
         engine, number = EngineModel("e1", slots=4), 0
-        for arriving, finish, preempt, abort in steps[:length]:
+        for arriving, finish, preempt, abort, gains in steps[:length]:
             for prompt_tokens in arriving:
                 number += 1
                 foreign = number % 3 == 0
@@ -41,7 +44,7 @@ def run(steps: Sequence[Step]) -> list[tuple[Snapshot, Snapshot, EngineModel]]:
             picked = [
                 [chosen[i] for i in sorted(some & chosen.keys())] for some in (finish, preempt)
             ]
-            delta = engine.step(*picked)
+            delta = engine.step(picked[0], picked[1], gains)
         story.append((delta, engine.full(), engine))
     return story
 
@@ -62,9 +65,12 @@ def agree(feed: Feed, engine: EngineModel) -> None:
 @given(STEPS)
 def test_after_every_delta_the_feed_is_the_engine(steps: Sequence[Step]) -> None:
     feed = Feed()
-    for delta, _, engine in run(steps):
+    for index, (delta, full, engine) in enumerate(run(steps)):
         feed.apply(delta, 0.0)
         agree(feed, engine)
+        assert feed.full_wanted is (index == 0)
+        if index == 0:
+            feed.apply(full, 0.0)
 
 
 @given(STEPS, st.data())

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+import msgspec
 from hypothesis import event, example, given
 from hypothesis import strategies as st
 
-from engine_patches.plugin.compat import admissions, grown_by_one
+from engine_patches.plugin.compat import admissions, gained
 from engine_patches.plugin.state import Changes, EngineState, Step
-from engine_patches.stream.publisher import Row
+from engine_patches.stream.rows import PlacedRow
 from router.core.state.feed import Feed
-from router.core.types import RunningRequest, Snapshot
+from router.core.types import FREE_PLACE, RunningRequest, Snapshot
 from tests.support.core import part, snapshot
 from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
 
@@ -17,10 +18,10 @@ from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
 class Engine:
     """A scheduler, the plug-in's state beside it, and two who read what that says."""
 
-    def __init__(self, ahead: int) -> None:
-        self.scheduler = FakeScheduler()
+    def __init__(self, ahead: int, drafts: int = 0) -> None:
+        self.scheduler = FakeScheduler(drafts=drafts)
         self.state = EngineState()
-        self.reader: dict[str, Row] = {}
+        self.reader: dict[str, PlacedRow] = {}
         self.feed = Feed()
         self.finished: Counter[str] = Counter()
         self.submitted: set[str] = set()
@@ -40,25 +41,29 @@ class Engine:
         if id_ in self.scheduler.requests:
             self.scheduler.finish_requests([id_])
 
-    def step(self, finish: set[str], preempt: set[str]) -> None:
+    def step(self, finish: set[str], preempt: set[str], accepted: int = 0) -> None:
+        """In decode the first request keeps so many drafts, the others one more each, in turns."""
         output = self.scheduler.schedule(preempt)
         self.state.flushed(output.finished_req_ids)
         for id_, cached in admissions(output):
             self.state.admitted(id_, cached)
         self._queue.append(output)
         if len(self._queue) > self._ahead:
-            self._update(self._queue.popleft(), finish)
+            self._update(self._queue.popleft(), finish, accepted)
 
     def drain(self) -> None:
         while self._queue:
             self._update(self._queue.popleft(), set())
 
-    def _update(self, output: SchedulerOutput, finish: set[str]) -> None:
-        results = self.scheduler.update_from_output(output, finish)
+    def _update(self, output: SchedulerOutput, finish: set[str], accepted: int = 0) -> None:
+        most = self.scheduler.drafts + 1
+        ids = enumerate(output.num_scheduled_tokens)
+        kept = {id_: (80 * accepted + number) % most for number, id_ in ids}
+        results = self.scheduler.update_from_output(output, finish, kept)
         scheduler = self.scheduler
         step = Step(
             scheduler.running,
-            grown_by_one(results, output.num_scheduled_tokens),
+            gained(results, output.num_scheduled_tokens),
             scheduler.requests,
             scheduler.finished_req_ids,
             output.num_scheduled_tokens,
@@ -67,13 +72,17 @@ class Engine:
         if output.total_num_scheduled_tokens or self.state.changed(step):
             changes = self.state.advance(step)
             assert 0 <= changes.prefill_tokens <= output.total_num_scheduled_tokens
+            most = output.total_num_scheduled_tokens - changes.prefill_tokens
+            assert 0 <= changes.decode_tokens <= most
             self._read(changes)
         self._compare()
 
     def _read(self, changes: Changes) -> None:
         self.deltas += 1
         told = {row[0]: row for row in changes.rows}
-        grown = {i: (i, r[1], r[2] + 1, *r[3:]) for i, r in self.reader.items()}
+        gains = dict(enumerate(changes.growths)) if changes.growths else dict.fromkeys(range(99), 1)
+        assert FREE_PLACE not in {gains[row[-1]] for row in self.reader.values()}
+        grown = {i: (i, r[1], r[2] + gains[r[-1]], *r[3:]) for i, r in self.reader.items()}
         gone = (*changes.finished, *changes.preempted)
         after = {**grown, **told}
         self.reader = {id_: row for id_, row in after.items() if id_ not in gone}
@@ -83,7 +92,10 @@ class Engine:
     def _delta(self, changes: Changes) -> Snapshot:
         rows = [RunningRequest(*row) for row in changes.rows]
         finished, preempted = changes.finished, changes.preempted
-        return snapshot("delta", self.deltas, *rows, finished=finished, preempted=preempted)
+        delta = snapshot("delta", self.deltas, *rows, finished=finished, preempted=preempted)
+        if not changes.growths:
+            return delta
+        return msgspec.structs.replace(delta, kind="growth", growths=changes.growths)
 
     def _compare(self) -> None:
         truth = {
@@ -97,8 +109,11 @@ class Engine:
             )
             for one in self.scheduler.running
         }
-        assert self.reader == truth
-        assert {row[0]: row for row in self.state.rows()} == truth
+        assert {id_: row[:-1] for id_, row in self.reader.items()} == truth
+        assert {row[0]: row for row in self.state.rows()} == self.reader
+        places = {row[-1] for row in self.reader.values()}
+        assert len(places) == len(truth)
+        assert not self.feed.full_wanted
         assert self.state.running == self.feed.running == len(truth)
         assert self.feed.load_tokens == sum(one.num_tokens for one in self.scheduler.running)
         assert self.feed.resident_tokens == self.feed.load_tokens - sum(
@@ -111,8 +126,8 @@ some = st.sets(ids, max_size=3)
 actions: st.SearchStrategy[tuple[object, ...]] = st.one_of(
     st.tuples(st.just("submit"), ids, st.integers(1, 30), st.integers(0, 12)),
     st.tuples(st.just("abort"), ids),
-    st.tuples(st.just("step"), some, some),
-    st.tuples(st.just("step"), some, st.just(set())),
+    st.tuples(st.just("step"), some, some, st.integers(0, 4)),
+    st.tuples(st.just("step"), some, st.just(set()), st.integers(0, 4)),
     st.tuples(st.just("step"), st.just(set()), st.just(set())),
 )
 
@@ -128,12 +143,12 @@ SWAP = [
 ]
 
 
-@example(SWAP, 2)
-@given(st.lists(actions, max_size=60), st.integers(0, 2))
+@example(SWAP, 2, 0)
+@given(st.lists(actions, max_size=60), st.integers(0, 2), st.sampled_from([0, 0, 1, 4, 300]))
 def test_what_the_deltas_say_is_what_the_engine_has(
-    history: list[tuple[object, ...]], ahead: int
+    history: list[tuple[object, ...]], ahead: int, drafts: int
 ) -> None:
-    engine = Engine(ahead)
+    engine = Engine(ahead, drafts)
     for name, *arguments in history:
         getattr(engine, str(name))(*arguments)
     engine.drain()
@@ -155,11 +170,11 @@ def test_a_step_of_requests_that_just_grow_says_nothing(prompt: int, steps: int)
     for number in range(steps):
         output = scheduler.schedule()
         tokens = output.num_scheduled_tokens
-        grown = grown_by_one(scheduler.update_from_output(output), tokens)
+        got = gained(scheduler.update_from_output(output), tokens)
         if number == 0:
             for id_, cached in admissions(output):
                 state.admitted(id_, cached)
-        step = Step(scheduler.running, grown, scheduler.requests, (), tokens)
+        step = Step(scheduler.running, got, scheduler.requests, (), tokens)
         changes = state.advance(step)
         assert len(changes.rows) == (number == 0)
         assert changes.prefill_tokens == (prompt if number == 0 else 0)

@@ -19,7 +19,7 @@ from router.core.rounds.decider import Decider
 from router.core.state.group import Group
 from router.core.types import Dispatch, Snapshot, WorkerSpec
 from router.core.wire import decode
-from tests.support.core import part, running, snapshot
+from tests.support.core import fields_of, part, running, snapshot
 
 NUMBER = st.sampled_from([-(1 << 63), -1, 0, 1, 7, 1 << 32, 1 << 53, (1 << 63) - 1])
 FLOAT = st.sampled_from([-math.inf, -1.0, 0.0, 5e-324, 0.5, 1.0, 1e15, 1e308, math.inf, math.nan])
@@ -27,11 +27,14 @@ ID = st.sampled_from(["", "x", "\n", part(1), part(1, 1), part(2)])
 IDS = st.lists(ID, max_size=3)
 ROW = st.fixed_dictionaries(
     {"id": ID, "prompt_tokens": NUMBER, "generated_tokens": NUMBER},
-    optional={"prefill_left": NUMBER, "end_probability": FLOAT, "cached_tokens": NUMBER},
+    optional={
+        **dict.fromkeys(("prefill_left", "cached_tokens", "place"), NUMBER),
+        "end_probability": FLOAT,
+    },
 )
 KV = st.fixed_dictionaries(dict.fromkeys(("block_size", "blocks_used", "blocks_total"), NUMBER))
 SAID = st.fixed_dictionaries(
-    {"kind": st.sampled_from(["full", "delta"])},
+    {"kind": st.sampled_from(["full", "delta", "growth"])},
     optional={
         **dict.fromkeys(("rank", "sequence", "step", "waiting", "waiting_tokens"), NUMBER),
         **dict.fromkeys(("slots", "admissible_kv_tokens", "preemptions_total"), NUMBER),
@@ -40,6 +43,7 @@ SAID = st.fixed_dictionaries(
         **dict.fromkeys(("finished", "preempted"), IDS),
         "epoch": st.sampled_from(["e1", "e2", ""]),
         "running": st.lists(ROW, max_size=3),
+        "growths": st.binary(max_size=9),
         "kv_groups": st.lists(KV, max_size=2),
     },
 )
@@ -53,6 +57,7 @@ def good(sequence: int) -> Snapshot:
 @given(st.lists(SAID, max_size=4))
 @example([{"kind": "delta", "running": [{"id": "x", "prompt_tokens": 1, "generated_tokens": -5}]}])
 @example([{"kind": "delta", "sequence": 1 << 53}])
+@example([{"kind": "growth", "sequence": 2, "growths": b"\3" * 900}])
 @example([{"kind": "full", "kv_groups": [{"block_size": 1, "blocks_used": 0, "blocks_total": 0}]}])
 def test_the_next_good_snapshot_is_taken_in(said: list[dict[str, Any]]) -> None:
     group = Group("default")
@@ -63,7 +68,7 @@ def test_the_next_good_snapshot_is_taken_in(said: list[dict[str, Any]]) -> None:
     decider = Decider(group, Pool(8, 5.0, 60.0), policy, policy, Dispatch.POOL, look_ahead)
     group.receive(SnapshotReceived("a", good(1), 0.0))
     for fields in said:
-        content = {**msgspec.to_builtins(snapshot("delta", 2)), **fields}
+        content = {**fields_of(snapshot("delta", 2)), **fields}
         try:
             told = decode(msgspec.msgpack.encode(content))
         except SnapshotError:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from router.core.types import (
     DEFAULT_SLOTS,
@@ -53,6 +55,12 @@ def running(
     engine_id: str, prompt_tokens: int = 100, generated_tokens: int = 0, prefill_left: int = 0
 ) -> RunningRequest:
     return RunningRequest(engine_id, prompt_tokens, generated_tokens, 0, prefill_left)
+
+
+def fields_of(told: Snapshot) -> dict[str, Any]:
+    """A snapshot's fields as they travel."""
+    content: dict[str, Any] = msgspec.to_builtins(told, builtin_types=(bytes,))
+    return content
 
 
 def snapshot(

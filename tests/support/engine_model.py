@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from router.core.types import RunningRequest, Snapshot
+import msgspec
+
+from router.core.types import FREE_PLACE, RunningRequest, Snapshot
 from tests.support.core import snapshot
 
 
@@ -22,8 +24,12 @@ class Part:
         return self.prompt_tokens + self.generated_tokens
 
 
+PLACES = 40
+"""Places are taken in turns, as no engine does."""
+
+
 class EngineModel:
-    """Admits in order of arrival, computes a prompt in chunks, then one token a step."""
+    """Admits in order of arrival, computes a prompt in chunks, then one token a step or several."""
 
     def __init__(self, epoch: str, slots: int, chunk: int = 40) -> None:
         self.epoch = epoch
@@ -34,6 +40,7 @@ class EngineModel:
         self._sequence = 0
         self._step = 0
         self._told: dict[str, RunningRequest] = {}
+        self._next_place = 0
         self._finished: list[str] = []
 
     @property
@@ -55,12 +62,20 @@ class EngineModel:
             self.waiting.pop(engine_id, None)
             self._finished.append(engine_id)
 
-    def step(self, finish: Collection[str] = (), preempt: Collection[str] = ()) -> Snapshot:
-        """One step, in which some requests produce their last token and some lose their slot."""
+    def step(
+        self,
+        finish: Collection[str] = (),
+        preempt: Collection[str] = (),
+        gains: Sequence[int] = (1,),
+    ) -> Snapshot:
+        """One step, in which some requests produce their last token and some lose their slot.
+
+        Those in decode gain so many tokens, in turns.
+        """
         for engine_id in [i for i in preempt if i in self.running]:
             self.waiting[engine_id] = self.running.pop(engine_id)
         self._admit(preempt)
-        self._generate()
+        self._generate(gains)
         self._step += 1
         resident = dict(self.running)
         for engine_id in [i for i in finish if i in self.running]:
@@ -87,21 +102,27 @@ class EngineModel:
                 one = self.running[engine_id] = self.waiting.pop(engine_id)
                 one.prefill_left = one.tokens
 
-    def _generate(self) -> None:
-        for one in self.running.values():
-            one.prefill_left = max(0, one.prefill_left - self._chunk)
-            one.generated_tokens += one.prefill_left == 0
+    def _generate(self, gains: Sequence[int]) -> None:
+        for index, one in enumerate(self.running.values()):
+            if one.prefill_left:
+                one.prefill_left = max(0, one.prefill_left - self._chunk)
+                one.generated_tokens += one.prefill_left == 0
+            else:
+                one.generated_tokens += gains[index % len(gains)]
 
     def _delta(self, resident: dict[str, Part], preempted: tuple[str, ...]) -> Snapshot:
-        rows = {
-            i: RunningRequest(i, one.prompt_tokens, one.generated_tokens, 0, one.prefill_left)
-            for i, one in resident.items()
+        before = self._told
+        rows = {i: self._row(i, one) for i, one in resident.items()}
+        gains = {
+            i: rows[i].generated_tokens - old.generated_tokens if i in rows else 0
+            for i, old in before.items()
         }
-        changed = [row for i, row in rows.items() if not self._just_grew(i, row)]
+        just_grew = {i for i, row in rows.items() if i in before and not self._in_prefill(i, row)}
+        changed = [row for i, row in rows.items() if i not in just_grew]
         finished, self._finished = tuple(self._finished), []
         self._told = {i: row for i, row in rows.items() if i in self.running}
         self._sequence += 1
-        return snapshot(
+        delta = snapshot(
             "delta",
             self._sequence,
             *changed,
@@ -112,9 +133,28 @@ class EngineModel:
             waiting=len(self.waiting),
             slots=self._slots,
         )
+        if all(gains[i] == 1 for i in just_grew):
+            return delta
+        growths = bytearray([FREE_PLACE] * PLACES)
+        for i, old in before.items():
+            assert old.place is not None
+            growths[old.place] = gains[i] if i in just_grew else 1
+        return msgspec.structs.replace(delta, kind="growth", growths=bytes(growths))
 
-    def _just_grew(self, engine_id: str, row: RunningRequest) -> bool:
-        old = self._told.get(engine_id)
-        return old is not None and (
-            (row.generated_tokens, row.prefill_left) == (old.generated_tokens + 1, old.prefill_left)
-        )
+    def _row(self, engine_id: str, one: Part) -> RunningRequest:
+        tokens = one.prompt_tokens, one.generated_tokens, 0, one.prefill_left
+        return RunningRequest(engine_id, *tokens, place=self._place(engine_id))
+
+    def _place(self, engine_id: str) -> int:
+        if engine_id in self._told:
+            place = self._told[engine_id].place
+            assert place is not None
+            return place
+        taken = {row.place for row in self._told.values()}
+        while self._next_place in taken:
+            self._next_place = (self._next_place + 1) % PLACES
+        place, self._next_place = self._next_place, (self._next_place + 1) % PLACES
+        return place
+
+    def _in_prefill(self, engine_id: str, row: RunningRequest) -> bool:
+        return bool(row.prefill_left or self._told[engine_id].prefill_left)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 VERSION = "0.32.0"
@@ -119,6 +119,7 @@ class SchedulerOutput:
     scheduled_new_reqs: list[NewRequestData] = field(default_factory=list)
     scheduled_cached_reqs: CachedRequestData = field(default_factory=CachedRequestData)
     samples: dict[str, bool] = field(default_factory=dict)
+    drafts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -158,9 +159,11 @@ class FakeScheduler:
         rank: int = 0,
         ranks: int = 1,
         instance: str = "fake",
+        drafts: int = 0,
         **config: Any,
     ) -> None:
         self.chunk = chunk
+        self.drafts = drafts
         self.running: list[Request] = []
         self.waiting = Queue()
         self.kv_holding_waiting = Queue()
@@ -234,9 +237,15 @@ class FakeScheduler:
         return output
 
     def update_from_output(
-        self, scheduler_output: SchedulerOutput, model_runner_output: Collection[str] = ()
+        self,
+        scheduler_output: SchedulerOutput,
+        model_runner_output: Collection[str] = (),
+        accepted: Mapping[str, int] = MappingProxyType({}),
     ) -> dict[int, EngineCoreOutputs]:
-        """Take in a step's tokens; the requests named in ``model_runner_output`` end with it."""
+        """Take in a step's tokens; the requests named in ``model_runner_output`` end with it.
+
+        ``accepted`` has the drafts that are kept, by request; others keep none.
+        """
         results = EngineCoreOutputs()
         for id_, tokens in scheduler_output.num_scheduled_tokens.items():
             one = self.requests.get(id_)
@@ -248,9 +257,14 @@ class FakeScheduler:
             else:
                 one.computed_tokens += tokens
             if scheduler_output.samples[id_]:
-                one.num_output_tokens += 1
-                results.outputs.append(EngineCoreOutput(id_, [7]))
-                one.placeholders -= not stale
+                drafts = scheduler_output.drafts.get(id_, 0)
+                kept = min(accepted.get(id_, 0), drafts)
+                one.num_output_tokens += 1 + kept
+                results.outputs.append(EngineCoreOutput(id_, [7] * (1 + kept)))
+                if not stale:
+                    one.placeholders -= 1 + drafts
+                    one.num_computed_tokens -= drafts - kept
+                    one.computed_tokens -= drafts - kept
                 one.decoding = one.decoding or not stale
                 if id_ in model_runner_output:
                     one.status = Status.FINISHED_STOPPED
@@ -293,6 +307,11 @@ class FakeScheduler:
             one.in_flight += 1
             samples = one.num_computed_tokens == one.num_tokens + one.placeholders
             one.placeholders += samples
+            if self.drafts and one.decoding and samples:
+                tokens += self.drafts
+                one.num_computed_tokens += self.drafts
+                one.placeholders += self.drafts
+                output.drafts[one.request_id] = self.drafts
             output.num_scheduled_tokens[one.request_id] = tokens
             output.samples[one.request_id] = samples
 

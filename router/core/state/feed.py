@@ -1,7 +1,7 @@
 """State of one engine by its snapshots: running requests, KV tokens, and gaps.
 
-A delta lists only what did not grow by one token. So each part keeps the tick of its last report,
-and a delta costs what it lists, not what runs.
+A delta lists only what did not grow as the others did. What a request has generated is in its row
+of the table, so a delta costs what it lists, not what runs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ class _Part(msgspec.Struct, gc=False):
     """One running engine request.
 
     Attributes:
-        generated_tokens: output tokens less the feed's ticks at the time.
         from_tokens: output at its first sight; see ``Departure``.
     """
 
     number: int
+    place: int
     token: str | None
     prompt_tokens: int
-    generated_tokens: int
     max_tokens: int
     prefill_left: int
     from_tokens: int
@@ -60,6 +59,8 @@ class Feed:
         step_load_tokens: tokens resident in the last step, including requests that it ended.
         step_entered: requests that began in it.
         step_asked: KV tokens in it by metered request.
+        step_grown: output tokens that it gave to requests in decode.
+        step_decoding: number of these requests; 0 if unknown.
         waiting_routed: part of ``waiting`` that may be this router's.
         waiting_tokens: KV tokens that the queued requests will hold at first.
         kv_usage: fraction in use, of the fullest group of blocks.
@@ -78,12 +79,13 @@ class Feed:
         "_asked",
         "_claim",
         "_forgotten",
+        "_misplaced",
         "_parts",
         "_preemptions_told",
         "_prefill_left",
         "_rows",
         "_running",
-        "_tick",
+        "_uncounted",
         "admissible_blocks",
         "admissible_tokens",
         "admission",
@@ -104,7 +106,9 @@ class Feed:
         "slots",
         "step",
         "step_asked",
+        "step_decoding",
         "step_entered",
+        "step_grown",
         "step_load_tokens",
         "step_running",
         "waiting",
@@ -130,6 +134,7 @@ class Feed:
         self.step_running = 0
         self.step_entered = 0
         self.step_asked: Mapping[str, int] = {}
+        self.step_grown = self.step_decoding = 0
         self.kv_usage = 0.0
         self.kv_tokens = 0
         self.admissible_tokens: int | None = None
@@ -146,8 +151,9 @@ class Feed:
         self._rows = rows or RunningTable().worker()
         self._claim = claim
         self._asked = asked
-        self._tick = 0
+        self._misplaced = False
         self._parts: dict[str, _Part] = {}
+        self._uncounted: dict[str, int] = {}  # places of forgotten requests that still run
         self._running: dict[str, int] = {}
         self._prefill_left = 0
         self._forgotten: OrderedDict[str, None] = OrderedDict()
@@ -178,20 +184,21 @@ class Feed:
         """
         if snapshot.epoch != self.epoch or snapshot.sequence < self.sequence - _MOST_LATE:
             self._restart(snapshot.epoch)
-        elif snapshot.sequence < self.sequence + (snapshot.kind == "delta"):
+        elif snapshot.sequence < self.sequence + (snapshot.kind != "full"):
             return None
-        stepped = snapshot.kind == "delta" or snapshot.sequence > self.sequence
+        stepped = snapshot.kind != "full" or snapshot.sequence > self.sequence
         self._note(snapshot, received_s)
         # If an exception interrupts this, only a full snapshot restores the state.
         full_wanted, self.full_wanted = self.full_wanted, True
-        self.step_entered = 0
+        self.step_entered = self.step_grown = self.step_decoding = 0
+        self._misplaced = False
         if stepped:
-            self._tick += 1
-            self._rows.tick()
-            self.load_tokens += len(self._parts)
+            self._grow(snapshot)
         if snapshot.kind == "full":
             self._drop_all_but({*snapshot.finished, *(told.id for told in snapshot.running)})
         self._tell(snapshot)
+        if full_wanted or snapshot.kind == "full":
+            self.step_grown = self.step_decoding = 0
         self.step_load_tokens = self.resident_tokens
         self.step_running = len(self._parts)
         if self._asked or self.step_asked:
@@ -201,7 +208,7 @@ class Feed:
             self._leave(engine_id, completed=True)
         for engine_id in snapshot.preempted:
             self._leave(engine_id, completed=False)
-        self.full_wanted = full_wanted
+        self.full_wanted = full_wanted or self._misplaced
         return [token for i in finished if (token := request_token(i)) is not None]
 
     def forget(self, token: str) -> None:
@@ -211,24 +218,23 @@ class Feed:
             self._forgotten.popitem(last=False)
         if token in self._running:
             for engine_id in [i for i, part in self._parts.items() if part.token == token]:
+                place = self._parts[engine_id].place
                 self._leave(engine_id, completed=True)
+                self._uncount(engine_id, place)
 
     def clear(self) -> None:
         self._drop_all_but(set())
 
     def generated_by_token(self, token: str) -> int:
-        return sum(
-            self._tick + part.generated_tokens
-            for part in self._parts.values()
-            if part.token == token
-        )
+        parts = self._parts.values()
+        return sum(self._rows.generated_tokens(p.place) for p in parts if p.token == token)
 
     def _held_by_asked(self) -> dict[str, int]:
         held: dict[str, int] = {}
+        tokens = self._rows.resident_tokens()
         for part in self._parts.values():
             if (token := part.token) is not None and token in self._asked:
-                tokens = part.prompt_tokens - part.prefill_left + self._tick + part.generated_tokens
-                held[token] = held.get(token, 0) + tokens
+                held[token] = held.get(token, 0) + tokens[part.place]
         return held
 
     def _restart(self, epoch: str) -> None:
@@ -271,22 +277,71 @@ class Feed:
 
     def _drop_all_but(self, engine_ids: set[str]) -> None:
         """Drop requests that a full snapshot lacks: their end was missed."""
-        for engine_id in self._parts.keys() - engine_ids:
+        for engine_id in [*(self._parts.keys() - engine_ids), *self._uncounted]:
             self._leave(engine_id, completed=False)
 
+    def _grow(self, snapshot: Snapshot) -> None:
+        """Let each request grow; those that are listed are corrected later."""
+        if snapshot.kind == "growth":
+            self.step_grown, self.step_decoding, alike = self._rows.grow(snapshot.growths)
+            self._misplaced = not alike
+        else:
+            self._rows.tick()
+            self.step_grown = self.step_decoding = len(self._parts)
+        self.load_tokens += self.step_grown
+
     def _tell(self, snapshot: Snapshot) -> None:
-        stepped = snapshot.kind == "delta"
-        for told in snapshot.running:
-            before = self._drop(told.id) if told.id in self._parts else None
-            token = request_token(told.id)
-            if token is None or token not in self._forgotten:
+        listed = {told.id: told for told in snapshot.running}
+        # A full snapshot may list other places: all are free before the first is taken.
+        known = {i: self._taken_off(told) for i, told in listed.items()}
+        stepped = snapshot.kind != "full"
+        for engine_id, told in listed.items():
+            before = known[engine_id]
+            token = request_token(engine_id)
+            place = self._free_place(told)
+            if token is not None and token in self._forgotten:
+                self._uncount(engine_id, place)
+            else:
                 # For a request new in a step, the latest token is the step's own.
                 latest = int(stepped and not told.prefill_left)
                 seen = told.generated_tokens - latest if before is None else before.from_tokens
-                self._add(told, token, before, min(max(0, seen), told.generated_tokens))
+                from_tokens = min(max(0, seen), told.generated_tokens)
+                self._add(told, token, before, place, from_tokens)
+
+    def _taken_off(self, told: RunningRequest) -> _Part | None:
+        """The request's part before the message, removed to be listed anew."""
+        if told.id not in self._parts:
+            self._leave(told.id, completed=False)  # if it is not counted
+            return None
+        part, generated = self._drop(told.id)
+        if part.prefill_left or told.prefill_left:
+            self.step_decoding -= 1
+            self.step_grown -= 1
+        else:
+            self.step_grown += told.generated_tokens - generated
+        return part
+
+    def _free_place(self, told: RunningRequest) -> int:
+        """The request's place; another one still there must have left it unnoticed."""
+        place = self._rows.free_place(told.place)
+        if self._rows.taken(place):
+            self._misplaced = True
+            holders = {part.place: i for i, part in self._parts.items()}
+            holders |= {at: i for i, at in self._uncounted.items()}
+            self._leave(holders[place], completed=False)
+        return place
+
+    def _uncount(self, engine_id: str, place: int) -> None:
+        self._rows.uncount(place)
+        self._uncounted[engine_id] = place
 
     def _add(
-        self, told: RunningRequest, token: str | None, before: _Part | None, from_tokens: int
+        self,
+        told: RunningRequest,
+        token: str | None,
+        before: _Part | None,
+        place: int,
+        from_tokens: int,
     ) -> None:
         prompt, generated, prefill_left = (
             told.prompt_tokens,
@@ -298,11 +353,10 @@ class Feed:
             max_tokens, number = before.max_tokens, before.number
         elif token is not None:
             max_tokens, number = self._claim(token, prompt)
-        number = self._rows.add(
-            prompt, generated, prefill_left, max_tokens, told.end_probability, number, from_tokens
-        )
+        known = prompt, generated, prefill_left, max_tokens
+        number = self._rows.add(*known, told.end_probability, number, from_tokens, place)
         self._parts[told.id] = _Part(
-            number, token, prompt, generated - self._tick, max_tokens, prefill_left, from_tokens
+            number, place, token, prompt, max_tokens, prefill_left, from_tokens
         )
         self.step_entered += before is None
         self.load_tokens += prompt + generated
@@ -312,22 +366,23 @@ class Feed:
             self.changed.add(token)
 
     def _leave(self, engine_id: str, *, completed: bool) -> None:
-        part = self._drop(engine_id)
-        if part is not None:
-            generated = self._tick + part.generated_tokens
+        if engine_id in self._uncounted:
+            self._rows.remove(self._uncounted.pop(engine_id))
+        elif engine_id in self._parts:
+            part, generated = self._drop(engine_id)
             known = part.number, part.prompt_tokens, generated, completed, part.max_tokens
             self.departures.append((part.token, Departure(*known, engine_id, part.from_tokens)))
 
-    def _drop(self, engine_id: str) -> _Part | None:
-        part = self._parts.pop(engine_id, None)
-        if part is None:
-            return None
-        self._rows.remove(part.number)
-        self.load_tokens -= part.prompt_tokens + self._tick + part.generated_tokens
+    def _drop(self, engine_id: str) -> tuple[_Part, int]:
+        """Remove a part; returns it with its generated tokens."""
+        part = self._parts.pop(engine_id)
+        generated = self._rows.generated_tokens(part.place)
+        self._rows.remove(part.place)
+        self.load_tokens -= part.prompt_tokens + generated
         self._prefill_left -= part.prefill_left
         if part.token is not None:
             self._running[part.token] -= 1
             self.changed.add(part.token)
             if not self._running[part.token]:
                 del self._running[part.token]
-        return part
+        return part, generated

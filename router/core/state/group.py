@@ -17,7 +17,7 @@ from router.core.forecast.look_ahead import LookAhead
 from router.core.state.barrier import StepLedger, StepShares, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
 from router.core.state.prefill_worker import PrefillWorker
-from router.core.state.rates import GroupRates, TokenRate
+from router.core.state.rates import GroupRates, Growth, TokenRate
 from router.core.state.running_table import RunningTable, joined
 from router.core.state.step_watch import ClosedStep, Said
 from router.core.state.worker import Worker
@@ -92,6 +92,7 @@ class Group:
         self._prefill_chunk = prefill_chunk
         self._table = RunningTable()
         self._ledger = StepLedger(power_levels)
+        self._growth = Growth()
         self._own_steps = OwnSteps()
         self._fed: set[str] = set()  # live workers with a feed, which a step waits for
         self._newcomers: set[str] = set()  # joined beside live workers, and not live yet
@@ -115,6 +116,11 @@ class Group:
         """True if its workers wait for each other, by steps or ``lockstep``; None: unknown."""
         shown = self._ledger.barrier
         return True if shown is None and self.lockstep else shown
+
+    @property
+    def growth(self) -> float:
+        """Mean output tokens of a request in decode and step, lately; 1 without drafts."""
+        return self._growth.mean
 
     @property
     def gaps(self) -> int:
@@ -305,6 +311,7 @@ class Group:
             feed.step_running,
             feed.step_asked,
         )
+        self._growth.add(feed.step_grown, feed.step_decoding)
         self._ledger.report(event.worker_id, shares, snapshot, state)
         self._fed.add(event.worker_id)
         return self._ledger.complete(self._fed, state)

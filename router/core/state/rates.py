@@ -10,6 +10,8 @@ import math
 
 # Completions after which an older one counts 1/e: a rate is known to 1 / sqrt(1000) = 3 %.
 MEMORY = 1000.0
+# Steps, of one engine each, after which an older one counts 1/e for the growth.
+GROWTH_STEPS = 1000.0
 # Weight of the expected rate, in completions.
 EVIDENCE = 20.0
 
@@ -177,3 +179,25 @@ class TokenRate:
 def tokens_of(text_bytes: int, parts: int, bytes_per_token: float, tokens_per_part: float) -> int:
     """Tokens of a text with ``parts`` images."""
     return math.ceil(text_bytes / bytes_per_token + parts * tokens_per_part)
+
+
+class Growth:
+    """Output tokens per request in decode and step; old steps decay.
+
+    Attributes:
+        mean: exactly 1 while each request gains one token in each step.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._requests = 0.0
+
+    @property
+    def mean(self) -> float:
+        return self._tokens / self._requests if self._requests else 1.0
+
+    def add(self, tokens: int, requests: int) -> None:
+        """Add one engine's step."""
+        if requests > 0:
+            self._tokens += max(0, tokens) - self._tokens / GROWTH_STEPS
+            self._requests += requests - self._requests / GROWTH_STEPS

@@ -9,10 +9,13 @@ from itertools import count
 import numpy as np
 
 from router.core.forecast.forecast import NO_CAP, Running
+from router.core.types import FREE_PLACE
 
-_ID, _WORKER, _PROMPT, _GENERATED, _CAP, _PREFILL, _FROM = range(7)
-_COLUMNS = 7
+_ID, _WORKER, _PROMPT, _GENERATED, _CAP, _PREFILL, _FROM, _PLACE = range(8)
+_COLUMNS = 8
 _FIRST_ROWS = 64
+# Rows that places point to: no request; one that the router no longer counts.
+_FREE, _UNCOUNTED = range(2)
 
 
 def joined(one: Running, other: Running) -> Running:
@@ -24,7 +27,8 @@ def joined(one: Running, other: Running) -> Running:
 class RunningTable:
     """One row per running engine request, unordered; changes cost O(1).
 
-    A worker's requests grow together: a row stores generated tokens less its worker's ticks then.
+    Most of a worker's requests grow together: a row stores generated tokens less its worker's
+    ticks then.
 
     Attributes:
         ticks: tokens that each request has gained, by worker.
@@ -33,9 +37,10 @@ class RunningTable:
     """
 
     def __init__(self) -> None:
-        self._columns = np.zeros((_COLUMNS, _FIRST_ROWS), dtype=np.int64)
+        self.columns = np.zeros((_COLUMNS, _FIRST_ROWS), dtype=np.int64)
         self._end_probability = np.zeros(_FIRST_ROWS)
-        self._row: dict[int, int] = {}
+        self._rows = _UNCOUNTED + 1
+        self._workers: list[WorkerRows] = []
         self.ticks: list[int] = []
         self.versions: list[int] = []
         self.changes = count()
@@ -43,30 +48,28 @@ class RunningTable:
         self._serial = 0
 
     def __len__(self) -> int:
-        return len(self._row)
+        return self._rows - _UNCOUNTED - 1
 
     def worker(self) -> WorkerRows:
         if self._free:
-            worker = self._free.pop()
+            worker = self._workers[self._free.pop()]
         else:
-            worker = len(self.ticks)
             self.ticks.append(0)
             self.versions.append(0)
-        self.change(worker)
-        return WorkerRows(self, worker)
+            worker = WorkerRows(self, len(self._workers))
+            self._workers.append(worker)
+        worker.change()
+        return worker
 
     def release(self, worker: int) -> None:
         self._free.append(worker)
-
-    def change(self, worker: int) -> None:
-        self.versions[worker] = next(self.changes)
 
     def running(self, workers: Sequence[int]) -> Running:
         """The rows of some workers, renumbered in this order."""
         numbering = np.full(len(self.ticks), -1, dtype=np.int64)
         numbering[list(workers)] = np.arange(len(workers))
-        rows = len(self._row)
-        columns = self._columns[:, :rows]
+        rows = slice(_UNCOUNTED + 1, self._rows)
+        columns = self.columns[:, rows]
         place = numbering[columns[_WORKER]]
         here = np.flatnonzero(place >= 0)
         kept = columns.take(here, axis=1)
@@ -77,7 +80,7 @@ class RunningTable:
             prompt_tokens=kept[_PROMPT],
             generated_tokens=kept[_GENERATED] + ticks[kept[_WORKER]],
             max_tokens=kept[_CAP],
-            end_probability=self._end_probability[:rows][here],
+            end_probability=self._end_probability[rows][here],
             prefill_left=kept[_PREFILL],
             from_tokens=kept[_FROM],
         )
@@ -88,36 +91,45 @@ class RunningTable:
 
     def add(
         self,
-        row: tuple[int, int, int, int, int, int, int],
+        row: tuple[int, int, int, int, int, int, int, int],
         end_probability: float | None,
-    ) -> None:
-        """Add a row: id, worker, values of ``WorkerRows.add`` (generated tokens less ticks)."""
-        at = len(self._row)
-        if at == self._columns.shape[1]:
-            self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)), axis=1)
+    ) -> int:
+        """Add a row: id, worker, values of ``WorkerRows.add`` (generated less ticks), place.
+
+        Returns its index, until another row is removed.
+        """
+        at = self._rows
+        if at == self.columns.shape[1]:
+            self.columns = np.concatenate((self.columns, np.zeros_like(self.columns)), axis=1)
             room = np.zeros_like(self._end_probability)
             self._end_probability = np.concatenate((self._end_probability, room))
-        self.change(row[_WORKER])
-        self._columns[:, at] = row
+        self.columns[:, at] = row
         self._end_probability[at] = np.nan if end_probability is None else end_probability
-        self._row[row[_ID]] = at
+        self._rows += 1
+        return at
 
-    def remove(self, number: int) -> None:
-        at, last = self._row.pop(number), len(self._row)
-        self.change(int(self._columns[_WORKER, at]))
+    def remove(self, at: int) -> None:
+        """Remove a row; the last one takes its index."""
+        self._rows = last = self._rows - 1
         if at != last:
-            self._columns[:, at] = self._columns[:, last]
+            self.columns[:, at] = self.columns[:, last]
             self._end_probability[at] = self._end_probability[last]
-            self._row[int(self._columns[_ID, at])] = at
+            owner = self._workers[int(self.columns[_WORKER, at])]
+            owner.rows[self.columns[_PLACE, at]] = at
 
 
 class WorkerRows:
-    """The rows of one worker."""
+    """The rows of one worker, by the places of its requests.
+
+    Attributes:
+        rows: index of the row at each place.
+    """
 
     def __init__(self, table: RunningTable, worker: int) -> None:
         self._table = table
         self._ticks = table.ticks
         self.worker = worker
+        self.rows = np.zeros(_FIRST_ROWS, dtype=np.int64)
 
     @property
     def version(self) -> int:
@@ -129,7 +141,47 @@ class WorkerRows:
 
     def tick(self) -> None:
         self._ticks[self.worker] += 1
-        self._table.change(self.worker)
+        self.change()
+
+    def grow(self, growths: bytes) -> tuple[int, int, bool]:
+        """Add what a ``growth`` tells.
+
+        Returns:
+            Tokens gained by its counted requests, their number, and whether the places of all its
+                requests are those that the message lists.
+        """
+        self.change()
+        told = np.frombuffer(growths, dtype=np.uint8)
+        rows = self.rows[: len(told)]
+        listed = told[: len(rows)] != FREE_PLACE
+        both = listed & (rows != _FREE)
+        rows, gained = rows[both], told[: len(rows)][both]
+        self._table.columns[_GENERATED][rows] += gained
+        counted = rows > _UNCOUNTED
+        known = len(rows) == np.count_nonzero(listed) == np.count_nonzero(self.rows)
+        alike = known and len(told) <= len(self.rows)
+        return int(gained[counted].sum()), int(np.count_nonzero(counted)), alike
+
+    def generated_tokens(self, place: int) -> int:
+        return self._ticks[self.worker] + int(self._table.columns[_GENERATED, self.rows[place]])
+
+    def resident_tokens(self) -> list[int]:
+        """KV tokens of the request at each place, without prompt tokens still to be computed."""
+        kept = self._table.columns[:, self.rows]
+        tokens = kept[_PROMPT] + kept[_GENERATED] - kept[_PREFILL] + self._ticks[self.worker]
+        return tokens.tolist()  # type: ignore[no-any-return]
+
+    def free_place(self, told: int | None) -> int:
+        """A place for a request: the told one, or the first that is free."""
+        place = int(np.argmax(self.rows == _FREE)) if told is None else told
+        if told is None and self.rows[place] != _FREE:
+            place = len(self.rows)
+        while place >= len(self.rows):
+            self.rows = np.concatenate((self.rows, np.zeros_like(self.rows)))
+        return place
+
+    def taken(self, place: int) -> bool:
+        return bool(self.rows[place] != _FREE)
 
     def add(
         self,
@@ -140,15 +192,28 @@ class WorkerRows:
         end_probability: float | None = None,
         number: int | None = None,
         from_tokens: int = 0,
+        place: int | None = None,
     ) -> int:
+        """Add a request at a free place; returns its number."""
         number = self._table.new_id() if number is None else number
+        place = self.free_place(place)
         generated = generated_tokens - self._ticks[self.worker]
-        known = (prompt_tokens, generated, max_tokens, prefill_left, from_tokens)
-        self._table.add((number, self.worker, *known), end_probability)
+        known = (prompt_tokens, generated, max_tokens, prefill_left, from_tokens, place)
+        self.rows[place] = self._table.add((number, self.worker, *known), end_probability)
+        self.change()
         return number
+
+    def uncount(self, place: int) -> None:
+        """Keep a place for a request that is not counted."""
+        self.rows[place] = _UNCOUNTED
 
     def new_id(self) -> int:
         return self._table.new_id()
 
-    def remove(self, number: int) -> None:
-        self._table.remove(number)
+    def remove(self, place: int) -> None:
+        """Free a place."""
+        row = int(self.rows[place])
+        self.rows[place] = _FREE
+        if row > _UNCOUNTED:
+            self._table.remove(row)
+            self.change()

@@ -294,8 +294,8 @@ class Worker:
     def served(self, request_id: str, *, complete: bool) -> tuple[int, int]:
         """Known tokens of prompt and output.
 
-        A completed request has one token more than the last snapshot shows. A very short one is
-        known from its answer only.
+        A completed request has one token more than the last snapshot shows, or several by its
+        answer, with drafts. A very short one is known from its answer only.
         """
         flight = self._in_flight[request_id]
         output = flight.ended_tokens
@@ -303,6 +303,7 @@ class Worker:
             output += flight.generated_tokens
         elif parts := self.feed.running_by_token.get(request_id, 0):
             output += self.feed.generated_by_token(request_id) + complete * parts
+            output = max(output, complete * flight.streamed_tokens)
         prompt = flight.told_tokens or flight.request.prompt_tokens
         return prompt, output or flight.streamed_tokens
 

@@ -26,7 +26,8 @@ import httptools
 import uvloop
 import zmq
 
-from engine_patches.stream.publisher import Row, SnapshotPublisher, StepReport
+from engine_patches.stream.publisher import SnapshotPublisher, StepReport
+from engine_patches.stream.rows import Row
 from router.core.types import KvGroup
 
 _EVENT = (

@@ -1,12 +1,13 @@
 """Snapshots as bytes: what is read, what is refused and how that is said."""
 
 import math
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
 from router.core.errors import SnapshotError
-from router.core.types import Snapshot
+from router.core.types import MOST_RUNNING, RunningRequest, Snapshot
 from router.core.wire import (
     MOST_BYTES,
     PowerMessage,
@@ -16,12 +17,12 @@ from router.core.wire import (
     epoch_of,
     full_endpoint,
 )
-from tests.support.core import LARGE_SNAPSHOT, running, snapshot
+from tests.support.core import LARGE_SNAPSHOT, fields_of, running, snapshot
 
 
 def changed(**fields: object) -> bytes:
     """An encoded snapshot with fields replaced or added; a field of ``...`` is left out."""
-    content = msgspec.to_builtins(snapshot("delta", 1)) | fields
+    content = fields_of(snapshot("delta", 1)) | fields
     return msgspec.msgpack.encode({k: v for k, v in content.items() if v is not ...})
 
 
@@ -139,3 +140,38 @@ def test_what_is_quoted_of_a_message_is_short() -> None:
 def test_a_reader_of_snapshots_refuses_an_agents_message() -> None:
     with pytest.raises(SnapshotError, match="not a snapshot"):
         decode(encode(POWER))
+
+
+class OlderSnapshot(msgspec.Struct):
+    """The fields that matter of a router that does not know growths."""
+
+    kind: Literal["full", "delta"]
+    running: tuple[dict[str, object], ...] = ()
+
+
+def test_an_older_router_reads_plain_deltas_and_refuses_growths() -> None:
+    older = msgspec.msgpack.Decoder(OlderSnapshot)
+    placed = RunningRequest("a", 5, 1, place=3)
+    plain = snapshot("delta", 1, placed)
+    assert older.decode(encode(plain)).running[0]["generated_tokens"] == 1
+    growth = msgspec.structs.replace(plain, kind="growth", growths=b"\2")
+    assert decode(encode(growth)) == growth
+    with pytest.raises(msgspec.ValidationError, match="Invalid enum value 'growth'"):
+        older.decode(encode(growth))
+
+
+ROW: dict[str, Any] = {"id": "a", "prompt_tokens": 1, "generated_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"growths": bytes(2 * MOST_RUNNING + 1)},
+        {"growths": "text"},
+        {"running": [ROW | {"place": -1}]},
+        {"running": [ROW | {"place": 2 * MOST_RUNNING}]},
+    ],
+)
+def test_growths_and_places_have_bounds(fields: dict[str, Any]) -> None:
+    with pytest.raises(SnapshotError):
+        decode(changed(kind="growth", **fields))

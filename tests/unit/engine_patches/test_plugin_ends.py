@@ -102,7 +102,7 @@ def test_a_probability_is_told_with_its_request_alone() -> None:
     def advance(**ends: float) -> list[tuple[str, int, float | None]]:
         grown = {"a": 1, "b": 1}
         running = list(requests.values())
-        step = Step(running, grown.keys(), requests, (), grown, (), ends)
+        step = Step(running, None, requests, (), grown, (), ends)
         told = [(row[0], row[2], row[5]) for row in state.advance(step).rows]
         for one in running:
             one.num_output_tokens += 1
@@ -120,6 +120,6 @@ def test_nothing_is_told_of_a_request_without_a_token() -> None:
     state.arrived(request)
     state.admitted("a", 0)
     request.num_computed_tokens = 20
-    step = Step([request], set(), {"a": request}, (), {"a": 20}, (), {"a": 0.5})
+    step = Step([request], {}, {"a": request}, (), {"a": 20}, (), {"a": 0.5})
     assert [row[5] for row in state.advance(step).rows] == [None]
     assert [row[5] for row in state.rows()] == [None]

@@ -1,9 +1,11 @@
 """One engine's state from its snapshots, message by message."""
 
+import msgspec
 import pytest
 
 from router.core.state.feed import Feed
-from router.core.types import Snapshot
+from router.core.state.running_table import RunningTable
+from router.core.types import FREE_PLACE, RunningRequest, Snapshot
 from router.core.wire import request_token
 from tests.support.core import part, running, snapshot, token
 
@@ -178,3 +180,99 @@ def test_requests_that_are_asked_about_say_what_they_hold_in_each_step() -> None
     asked.clear()
     feed.apply(snapshot("delta", 7), 0.0)
     assert feed.step_asked == {}
+
+
+def placed(
+    engine_id: str, place: int, prompt: int = 100, generated: int = 0, left: int = 0
+) -> RunningRequest:
+    return RunningRequest(engine_id, prompt, generated, 0, left, place=place)
+
+
+def growth(sequence: int, growths: bytes, *told: RunningRequest, **fields: object) -> Snapshot:
+    delta = snapshot("delta", sequence, *told, **fields)  # type: ignore[arg-type]
+    return msgspec.structs.replace(delta, kind="growth", growths=growths)
+
+
+PLACED = snapshot("full", 5, placed(part(1), 3, 100, 10), placed("theirs", 0, 50, 5), slots=8)
+FREE = bytes([FREE_PLACE])
+
+
+def test_a_growth_tells_by_place_what_each_request_gained() -> None:
+    rows = RunningTable().worker()
+    feed = Feed(rows)
+    feed.apply(PLACED, 0.0)
+    entering = placed(part(2), 1, 30, 1)
+    feed.apply(growth(6, b"\2" + FREE * 2 + b"\4", entering), 0.0)
+    assert feed.load_tokens == feed.step_load_tokens == (50 + 7) + (100 + 14) + 31
+    assert (feed.step_grown, feed.step_decoding, feed.full_wanted) == (6, 2, False)
+    feed.apply(snapshot("delta", 7), 0.0)
+    assert (feed.step_grown, feed.step_decoding) == (3, 3)
+    feed.apply(growth(8, b"\1\0" + FREE + b"\3", finished=(part(1),)), 0.0)
+    assert (feed.step_load_tokens, feed.load_tokens) == (59 + 32 + 118, 59 + 32)
+    assert feed.departures[-1][1].generated_tokens == 18
+    assert feed.generated_by_token(token(2)) == 2
+    feed.apply(growth(9, b"\2\2"), 0.0)
+    assert not feed.full_wanted
+    table = rows._table.running([0])
+    assert sorted(table.generated_tokens.tolist()) == [4, 11]
+
+
+@pytest.mark.parametrize(
+    "growths",
+    [
+        pytest.param(b"\2\2" + FREE + b"\4", id="a place that nobody has"),
+        pytest.param(b"\2", id="a place is missing"),
+        pytest.param(b"\2" + FREE * 3, id="a place is free"),
+        pytest.param(b"\2" + FREE * 2 + b"\4" + b"\1" * 100, id="places beyond all that are known"),
+    ],
+)
+def test_growths_of_other_places_than_are_known_ask_for_a_full_snapshot(growths: bytes) -> None:
+    feed = fed(PLACED, growth(6, growths))
+    assert feed.full_wanted
+    feed.apply(msgspec.structs.replace(PLACED, sequence=6), 0.0)
+    assert (feed.full_wanted, feed.load_tokens) == (False, 165)
+
+
+def test_a_place_that_another_one_still_has_asks_for_a_full_snapshot() -> None:
+    feed = fed(PLACED, snapshot("delta", 6, placed(part(2), 3, 30, 1)))
+    assert (feed.full_wanted, feed.load_tokens) == (True, 56 + 31)
+    (departed,) = feed.departures
+    assert (departed[0], departed[1].completed) == (token(1), False)
+    feed.apply(snapshot("full", 6, placed("theirs", 3, 50, 6), placed(part(2), 0, 30, 1)), 0.0)
+    assert (feed.full_wanted, feed.load_tokens) == (False, 87)
+    assert len(feed.departures) == 1, "in a full one they may have other places"
+
+
+def test_a_request_whose_answer_is_complete_keeps_its_place_until_the_engine_drops_it() -> None:
+    feed = fed(PLACED)
+    feed.forget(token(1))
+    feed.apply(growth(6, b"\2" + FREE * 2 + b"\4"), 0.0)
+    assert (feed.load_tokens, feed.full_wanted, feed.step_grown) == (57, False, 2)
+    late = placed(part(1), 3, 100, 19)
+    feed.apply(growth(7, b"\2" + FREE * 2 + b"\1", late), 0.0)
+    feed.apply(snapshot("full", 7, placed("theirs", 0, 50, 9), late), 0.0)
+    assert (feed.load_tokens, feed.full_wanted) == (59, False)
+    feed.apply(growth(8, b"\2" + FREE * 2 + b"\4", finished=(part(1),)), 0.0)
+    feed.apply(growth(9, b"\2"), 0.0)
+    assert (feed.load_tokens, feed.full_wanted, feed.running) == (63, False, 1)
+    feed.forget(token(2))
+    feed.apply(snapshot("delta", 10, placed(part(2), 1, 7, 1)), 0.0)
+    feed.apply(snapshot("delta", 11, placed(part(3), 1, 7, 1)), 0.0)
+    assert (feed.load_tokens, feed.full_wanted) == (65 + 8, True), "its place is another's"
+
+
+def test_growth_counts_requests_in_decode_only() -> None:
+    feed = fed(PLACED, snapshot("delta", 6, placed(part(2), 1, 400, 0, 300)))
+    assert (feed.step_grown, feed.step_decoding) == (2, 2)
+    chunk = placed(part(2), 1, 400, 0, 100)
+    feed.apply(growth(7, b"\3\1" + FREE + b"\3", chunk), 0.0)
+    assert (feed.step_grown, feed.step_decoding) == (6, 2)
+    feed.apply(snapshot("delta", 8, placed(part(2), 1, 400, 1)), 0.0)
+    assert (feed.step_grown, feed.step_decoding) == (2, 2)
+    listed = placed(part(2), 1, 400, 4), placed("theirs", 0, 50, 13)
+    feed.apply(snapshot("delta", 9, *listed), 0.0)
+    assert (feed.step_grown, feed.step_decoding) == (3 + 3 + 1, 3), "as older plug-ins tell it"
+    feed.apply(snapshot("full", 12, *listed), 0.0)
+    assert (feed.step_grown, feed.step_decoding) == (0, 0)
+    feed.apply(snapshot("delta", 14), 0.0)
+    assert (feed.step_grown, feed.step_decoding) == (0, 0), "after a gap nothing is known"

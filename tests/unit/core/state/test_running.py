@@ -55,15 +55,19 @@ def test_rows_come_and_go_like_entries_of_a_dictionary() -> None:
     rng = random.Random(3)
     table = RunningTable()
     workers = [table.worker() for _ in range(3)]
-    expected: dict[int, tuple[WorkerRows, int, int]] = {}
+    expected: dict[int, tuple[WorkerRows, int, int, int]] = {}
     for _ in range(1500):
         if expected and rng.random() < 0.45:
             number = rng.choice([*expected])
-            expected.pop(number)[0].remove(number)
+            worker, *_, place = expected.pop(number)
+            worker.remove(place)
         else:
             worker, prompt, generated = rng.choice(workers), rng.randrange(99), rng.randrange(9)
-            expected[worker.add(prompt, generated, 0)] = worker, prompt, generated
-    shown = {(number, rows.worker, p, g) for number, (rows, p, g) in expected.items()}
+            place = worker.free_place(None)
+            added = worker.add(prompt, generated, 0, place=place)
+            expected[added] = worker, prompt, generated, place
+    shown = {(number, rows.worker, p, g) for number, (rows, p, g, _) in expected.items()}
+    assert all(rows.generated_tokens(place) == g for rows, _, g, place in expected.values())
     assert rows(table.running([0, 1, 2])) == shown
 
 
@@ -71,8 +75,9 @@ def test_whatever_changes_gives_a_worker_another_version_and_no_other_worker() -
     table = RunningTable()
     one, two = table.worker(), table.worker()
     seen, still = {one.version}, two.version
-    number = one.add(9, 0, 0)
-    for change in (one.tick, one.change, lambda: one.remove(number), lambda: one.add(9, 0, 0)):
+    one.add(9, 0, 0)
+    changes = one.tick, one.change, lambda: one.remove(0), lambda: one.add(9, 0, 0)
+    for change in (*changes, lambda: one.grow(b"\2")):
         seen.add(one.version)
         change()
         assert one.version not in seen
@@ -89,3 +94,18 @@ def test_joined() -> None:
     two.add(6, 0, 0)
     both = joined(table.running([0]), table.running([1]))
     assert both.prompt_tokens.tolist() == [5, 6]
+
+
+def test_a_place_far_off_and_the_first_that_is_free() -> None:
+    rows = RunningTable().worker()
+    rows.add(5, 0, 0, place=rows.free_place(200))
+    for number in range(200):
+        assert rows.free_place(None) == number
+        rows.add(5, number, 0)
+    assert (rows.free_place(None), rows.free_place(200)) == (201, 200)
+    assert rows.taken(200)
+    assert rows.resident_tokens()[:3] == [5, 6, 7]
+    full = RunningTable().worker()
+    for _ in range(64):
+        full.add(5, 0, 0)
+    assert full.free_place(None) == 64
