@@ -34,7 +34,7 @@ class StepReport(msgspec.Struct, frozen=True):
         rows: running requests; also those that ended with this step, unless they gained one token.
         finished: ids that ended since the last report, whether they ran or only waited.
         preempted: ids that lost their slot since the last report and wait again.
-        waited_s, admission, waiting_routed: see ``Snapshot``.
+        waited_s, admission, waiting_routed, admissible_blocks: see ``Snapshot``.
     """
 
     step: int
@@ -56,6 +56,7 @@ class StepReport(msgspec.Struct, frozen=True):
     power_w: float | None = None
     energy_j: float | None = None
     waiting_routed: int | None = None
+    admissible_blocks: int | None = None
 
 
 class SnapshotMessage(msgspec.Struct, omit_defaults=True):
@@ -87,6 +88,7 @@ class SnapshotMessage(msgspec.Struct, omit_defaults=True):
     power_w: float | None = None
     energy_j: float | None = None
     waiting_routed: int | None = None
+    admissible_blocks: int | None = None
     growths: bytes = b""
 
 
