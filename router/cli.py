@@ -112,6 +112,12 @@ COMMANDS = {
         "Workers whose decode steps wait for the slowest, under one policy.",
         "evenstep simulate decode --policy bfio --workers 16 --slots 72 --json -",
     ),
+    "simulate serving": _Command(
+        RESEARCH,
+        "loadgen.simulator.serving.serving_command:serving",
+        "Whole engines behind one barrier: prompts, prefix caches, KV memory.",
+        "evenstep simulate serving --policy barrier_time --dispatch instant --json -",
+    ),
     "simulate admission": _Command(
         RESEARCH,
         "loadgen.simulator.admission.admission_command:admission",

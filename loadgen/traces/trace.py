@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -71,8 +71,7 @@ class Trace:
         timed.sort(key=lambda pair: pair[0])
         start_s = timed[0][0]
         return tuple(
-            TraceRequest(row.prompt_tokens, row.output_tokens, at_s - start_s)
-            for at_s, row in timed[:count]
+            replace(row, arrival_s=at_s - start_s) for at_s, row in timed[:count]
         )
 
 

@@ -23,16 +23,27 @@ from router.core.errors import InputError
 # Ten times the longest context of any model; a larger number is no length.
 MAX_TOKENS = 100_000_000
 
+# Mooncake's, whose rows may have the ids of a prompt's blocks.
+BLOCK_TOKENS = 512
+_BLOCKS = "hash_ids"
+
 Row = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace; ``arrival_s`` is None where the trace has lengths only."""
+    """One request of a trace.
+
+    Attributes:
+        arrival_s: None where the trace has lengths only.
+        blocks: ids of the prompt's blocks of ``BLOCK_TOKENS``; an id stands for all of the prompt
+            up to its block's end. Empty where the trace has none.
+    """
 
     prompt_tokens: int
     output_tokens: int
     arrival_s: float | None = None
+    blocks: tuple[int, ...] = ()
 
 
 def _whole(field: object) -> int:
@@ -89,6 +100,7 @@ class Format:
             _count(row, self.prompt, at_least=1 if output_tokens else 0),
             output_tokens,
             None if self.arrival is None else _time(row, self.arrival, self.to_seconds),
+            _block_ids(row),
         )
 
 
@@ -238,6 +250,13 @@ def _count(row: Row, column: str, at_least: int) -> int:
     if count > MAX_TOKENS:
         raise ValueError(f"column {column!r}: {count} is more than {MAX_TOKENS}")
     return count
+
+
+def _block_ids(row: Row) -> tuple[int, ...]:
+    ids = row.get(_BLOCKS, ())
+    if not isinstance(ids, list | tuple) or not all(isinstance(id_, int) for id_ in ids):
+        raise ValueError(f"column {_BLOCKS!r}: {str(ids)[:80]!r} is not a list of whole numbers")
+    return tuple(ids)
 
 
 def _time(row: Row, column: str, to_seconds: Callable[[object], float]) -> float:

@@ -66,6 +66,7 @@ class Group:
         held: slots in use, by tenant.
         departures: requests that stopped running; the reader clears it.
         prefills: group of its prefill workers, once it has had any.
+        prefix_hits: what the live workers have cached of a prompt; None: unknown.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Group:
         self.lockstep = lockstep
         self.serves = serves
         self.prefills: Group | None = None
+        self.prefix_hits: Hits | None = None
         if serves is not None:
             serves.prefills = self
         self.workers: dict[str, Worker] = {}
@@ -151,7 +153,9 @@ class Group:
     def hits(self) -> Hits | None:
         """A decode worker has every prompt, from a prefill worker; None: nothing is known."""
         here = [worker.spec.role == "decode" for worker in self._live]
-        return (lambda one: [one.prompt_tokens * has for has in here]) if any(here) else None
+        if any(here):
+            return lambda one: [one.prompt_tokens * has for has in here]
+        return self.prefix_hits
 
     @property
     def prefill_workers(self) -> list[PrefillWorker]:
@@ -340,7 +344,10 @@ class Group:
         """Move a waiting request to a worker; ``now_s`` None (as in ``leave``): unknown."""
         self.waiting -= 1
         self.held[request.tenant] += request.slots
-        worker.add(request, now_s)
+        cached = 0
+        if self.prefix_hits is not None and worker in self._live:
+            cached = self.prefix_hits(request)[self._live.index(worker)]
+        worker.add(request, now_s, cached)
 
     def leave(
         self, worker: Worker, request: Request, *, complete: bool, now_s: float | None

@@ -47,6 +47,7 @@ class _InFlight:
         told_tokens: prompt length by the engine's count; 0 until known.
         ended_tokens: output of ended engine requests, by the feed.
         streamed_tokens: output of all, by its stream or whole answer.
+        cached_tokens: part of its prompt that the engine had cached when it was sent.
     """
 
     request: Request
@@ -58,6 +59,7 @@ class _InFlight:
     told_tokens: int = 0
     ended_tokens: int = 0
     streamed_tokens: int = 0
+    cached_tokens: int = 0
     refused: bool = False
 
     @property
@@ -159,7 +161,7 @@ class Worker:
         return self._unseen_tokens() + (self.feed.load_tokens if self.feed else 0)
 
     def _pending_prompt_tokens(self) -> int:
-        """Prompt tokens to compute here; a request that no snapshot shows has all of its own.
+        """Prompt tokens to compute here; all that is not cached of requests not shown.
 
         Without snapshots a prompt counts until its first output token.
         """
@@ -169,7 +171,7 @@ class Worker:
         for token, parts in self.unseen.items():
             flight = self._in_flight[token]
             if feed is not None or not flight.generated_tokens:
-                pending += parts * flight.request.prompt_tokens
+                pending += parts * (flight.request.prompt_tokens - flight.cached_tokens)
         if feed is not None:
             pending += feed.prefill_left
             if feed.waiting:  # routers' requests in the queue are among those not shown
@@ -264,11 +266,16 @@ class Worker:
             foreign.own_requests = max(foreign.own_requests, sum(self.unseen.values()))
             foreign.own_tokens = max(foreign.own_tokens, tokens)
 
-    def add(self, request: Request, now_s: float | None = None) -> None:
+    def add(
+        self, request: Request, now_s: float | None = None, cached_tokens: int = 0
+    ) -> None:
+        """Count a request on its way, of whose prompt the engine has some tokens cached."""
         if not self.breaker.calm:
             self.breaker.sent(request.id)
         self.service.sent(request.slots, self.slots, now_s)
-        self._in_flight[request.id] = _InFlight(request, uncounted=request.slots)
+        self._in_flight[request.id] = _InFlight(
+            request, uncounted=request.slots, cached_tokens=cached_tokens
+        )
         if request.metered:
             self._asked.add(request.id)
         self._recount((request.id,))

@@ -1,0 +1,129 @@
+"""``evenstep simulate serving``: whole engines behind one barrier, in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+from rich.console import Console
+
+from loadgen.model.measured_step_time import load_step_time
+from loadgen.run.options import StepTimeFlag, command_of
+from loadgen.run.simulation_options import JsonFlag, SlotsFlag, TraceFlag, WorkersFlag, flag
+from loadgen.simulator.decode.decode_config import SERVE
+from loadgen.simulator.serving.serving_config import (
+    PrefillWindow,
+    ServingArrivals,
+    ServingConfig,
+)
+from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.simulator.serving.serving_table import serving_table
+from loadgen.traces.trace import load_trace
+from loadgen.traces.trace_files import BLOCK_TOKENS
+from router.commands.json_output import STDOUT, write_json
+from router.core.errors import ConfigError
+from router.core.policies.policy_table import POLICIES
+from router.core.types import Dispatch
+
+_Policy = Annotated[str, flag("--policy", f"One of {', '.join(POLICIES)}.", "P")]
+_Requests = Annotated[int, flag("--requests", "The first requests of the trace.", "N")]
+_Arrivals = Annotated[
+    str,
+    flag("--arrivals", "A rate per second, or the trace's times, scaled.", ServingArrivals.FORMS),
+]
+_Think = Annotated[
+    float | None,
+    flag(
+        "--think",
+        "Closed sessions: a prompt that continues another comes this many seconds (mean, "
+        "exponential) after its answer; --arrivals are those of the sessions. Needs hash_ids.",
+        "S",
+    ),
+]
+_KvTokens = Annotated[int, flag("--kv-tokens", "KV memory of a worker.", "N")]
+_Block = Annotated[int, flag("--block-tokens", "Tokens of a block; prefixes match by blocks.", "N")]
+_Batch = Annotated[int, flag("--batch-tokens", "Tokens that a worker computes in a step.", "N")]
+_Budget = Annotated[
+    str | None,
+    flag("--prompt-budget", "Of these at most so many of prompts [no further bound].", "N"),
+]
+_Window = Annotated[
+    str, flag("--prefill-window", "Prompts in OPEN of so many steps, alike on all.", "OPEN/OF")
+]
+_Dispatch = Annotated[
+    Dispatch, flag("--dispatch", "From the pool when a slot is free, or at once on arrival.")
+]
+_Pool = Annotated[
+    int, flag("--pool", "Waiting requests that the policy sees, of an unbounded queue.", "N")
+]
+_Warmup = Annotated[float, flag("--warmup", "Share of the requests left out, the first.", "SHARE")]
+_Seed = Annotated[int, flag("--seed", "Of arrivals and random choices.", "S")]
+
+
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """Command line of ``evenstep simulate serving``."""
+
+    policy: _Policy = SERVE["policy"]
+    trace: TraceFlag = None
+    requests: _Requests = 2500
+    arrivals: _Arrivals = "poisson:7"
+    think: _Think = None
+    workers: WorkersFlag = 8
+    slots: SlotsFlag = 128
+    kv_tokens: _KvTokens = 1_000_000
+    block_tokens: _Block = BLOCK_TOKENS
+    batch_tokens: _Batch = 2048
+    prompt_budget: _Budget = None
+    prefill_window: _Window = "1/1"
+    step_time: StepTimeFlag = "5e-3,9.5e-8,0,5e-5"
+    dispatch: _Dispatch = SERVE["dispatch"]
+    pool: _Pool = SERVE["pool_size"]
+    warmup: _Warmup = 0.2
+    seed: _Seed = SERVE["seed"]
+    json_file: JsonFlag = None
+
+    def config(self) -> ServingConfig:
+        """Build the configuration.
+
+        Raises:
+            ConfigError: invalid option; named in the message.
+            InputError: no such trace, or step time.
+        """
+        as_they_are = {
+            each.name: getattr(self, each.name)
+            for each in fields(ServingConfig)
+            if hasattr(self, each.name)
+        }
+        return ServingConfig(
+            **as_they_are
+            | {
+                "trace": load_trace(self.trace or "azure-conv"),
+                "arrivals": ServingArrivals.parse(self.arrivals),
+                "prompt_budget": _budget(self.prompt_budget),
+                "prefill_window": PrefillWindow.parse(self.prefill_window),
+                "step_time": load_step_time(self.step_time),
+            }
+        )
+
+
+@command_of(ServingOptions)
+def serving(options: ServingOptions) -> None:
+    """Simulate whole engines behind one barrier, in virtual time.
+
+    Workers compute prompts in chunks, cache prefixes and wait for the slowest at every step. The
+    live router's own code decides; it learns the step time from the steps. A Mooncake trace with
+    hash_ids brings the prefixes that prompts share; other traces share none:
+    evenstep simulate serving --policy barrier_time --dispatch instant --trace mooncake.jsonl.
+    """
+    result = simulate_serving(options.config())
+    Console(stderr=options.json_file == STDOUT).print(serving_table(result))
+    write_json(result.report(), options.json_file)
+
+
+def _budget(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal():
+        raise ConfigError(f"--prompt-budget takes a number of tokens, got {text!r}")
+    return int(text)

@@ -1,0 +1,188 @@
+"""Configuration of one simulation of whole engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Self
+
+from loadgen.simulator.decode.decode_config import SERVE
+from loadgen.traces.trace import Trace
+from loadgen.traces.trace_files import BLOCK_TOKENS
+from router.core.errors import ConfigError, InputError
+from router.core.policies.policy_table import POLICIES
+from router.core.step_time import PAPER_STEP_TIME, StepTime, numbers
+from router.core.types import Dispatch
+
+_MANY = 1_000_000_000
+_RANGES: dict[str, tuple[float, float]] = {
+    "workers": (1, 4096),
+    "slots": (1, 16_384),
+    "kv_tokens": (1, 10**12),
+    "block_tokens": (1, 1_000_000),
+    "batch_tokens": (1, _MANY),
+    "prompt_budget": (1, _MANY),
+    "requests": (1, 10_000_000),
+    "seed": (0, 2**64 - 1),
+    "think": (0, 1e6),
+    "pool": (1, 1_000_000),
+}
+_RATES_PER_S = (1e-9, 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingArrivals:
+    """Times at which requests arrive, or with sessions their first turns.
+
+    Attributes:
+        value: requests per second of poisson; factor on the trace's own times.
+    """
+
+    FORMS: ClassVar[str] = "poisson:RATE|trace[:SCALE]"
+
+    kind: Literal["poisson", "trace"]
+    value: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``poisson:RATE`` or ``trace[:SCALE]``.
+
+        Raises:
+            ConfigError: neither of these.
+        """
+        kind, colon, value = text.partition(":")
+        least, most = _RATES_PER_S
+        if kind in ("poisson", "trace") and (colon or kind == "trace"):
+            (number, *more) = numbers("--arrivals", value or "1")
+            if not more and least <= number <= most:
+                return cls("poisson" if kind == "poisson" else "trace", number)
+        raise ConfigError(
+            f"--arrivals: {text!r} is unknown; write poisson:RATE with a rate from {least:g} to "
+            f"{most:g} requests per second, or trace:SCALE with a factor on the trace's times"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillWindow:
+    """Prompts are computed in the first ``open`` of every ``every`` steps, the same on all ranks."""
+
+    open: int = 1
+    every: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse ``OPEN/OF``.
+
+        Raises:
+            ConfigError: not two whole numbers, or none of the steps is open.
+        """
+        left, _, right = text.partition("/")
+        if left.isdecimal() and right.isdecimal() and 1 <= int(left) <= int(right) <= _MANY:
+            return cls(int(left), int(right))
+        raise ConfigError(
+            f"--prefill-window takes OPEN/OF, as 1/4: prompts in one of four steps, got {text!r}"
+        )
+
+    def __contains__(self, step: int) -> bool:
+        return step % self.every < self.open
+
+    def __str__(self) -> str:
+        return f"{self.open}/{self.every}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """One simulation of whole engines behind one barrier.
+
+    Attributes:
+        requests: the first ones of the trace.
+        batch_tokens: most tokens that a worker computes in a step, of prompts and outputs.
+        prompt_budget: most of them that belong to prompts; None: no further bound.
+        think: mean seconds, exponential, from an answer to the next turn of its session; None:
+            every request arrives by ``arrivals``.
+        pool: requests that a policy sees, the oldest of an unbounded queue.
+        warmup: share of the requests, the first ones, that count in no result.
+        step_time: true cost of the steps; the router learns its own.
+
+    Raises:
+        ConfigError: an invalid number or combination; names the option.
+        InputError: the trace lacks what the options need.
+    """
+
+    policy: str
+    trace: Trace
+    arrivals: ServingArrivals
+    requests: int = 2500
+    workers: int = 8
+    slots: int = 128
+    kv_tokens: int = 1_000_000
+    block_tokens: int = BLOCK_TOKENS
+    batch_tokens: int = 2048
+    prompt_budget: int | None = None
+    prefill_window: PrefillWindow = field(default_factory=PrefillWindow)
+    step_time: StepTime = PAPER_STEP_TIME
+    dispatch: Dispatch = SERVE["dispatch"]
+    pool: int = SERVE["pool_size"]
+    think: float | None = None
+    warmup: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} must be from {least:g} to {most:g}, got {value:g}"
+                )
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"--warmup must be from 0 to below 1, got {self.warmup:g}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"--policy: {self.policy!r} is unknown; {', '.join(POLICIES)}")
+        if self.dispatch not in POLICIES[self.policy].dispatch:
+            able = " or ".join(sorted(form.value for form in POLICIES[self.policy].dispatch))
+            raise ConfigError(f"--dispatch: policy {self.policy} can dispatch by {able} only")
+        if self.batch_tokens <= self.slots:
+            raise ConfigError(
+                f"--batch-tokens {self.batch_tokens} must be above --slots {self.slots}: a step "
+                "computes a token of each request that decodes"
+            )
+        self._check_trace()
+
+    def _check_trace(self) -> None:
+        rows = self.trace.requests[: self.requests]
+        if len(rows) < self.requests:
+            raise InputError(
+                f"{self.trace.name}: has {len(rows)} usable requests, not {self.requests}; lower "
+                "--requests"
+            )
+        prefixes = any(row.blocks for row in rows)
+        if prefixes and BLOCK_TOKENS % self.block_tokens:
+            raise ConfigError(
+                f"--block-tokens must divide {BLOCK_TOKENS}, the size of the trace's blocks, got "
+                f"{self.block_tokens}"
+            )
+        if self.think is not None and not prefixes:
+            raise InputError(
+                f"{self.trace.name}: tells no prompts that continue others; --think needs a trace "
+                "with hash_ids"
+            )
+        longest = max(row.prompt_tokens + row.output_tokens for row in rows)
+        if longest > self.kv_tokens // self.block_tokens * self.block_tokens:
+            raise ConfigError(
+                f"--kv-tokens {self.kv_tokens}: the longest request of {self.trace.name} has "
+                f"{longest} tokens and fits no worker"
+            )
+
+    def described(self) -> dict[str, object]:
+        """Everything that a result depends on."""
+        plain = ("policy", *_RANGES, "warmup")
+        return {
+            "trace": self.trace.name,
+            **{name: getattr(self, name) for name in plain},
+            "arrivals": str(self.arrivals),
+            "dispatch": self.dispatch.value,
+            "prefill_window": str(self.prefill_window),
+            "step_time": str(self.step_time),
+        }

@@ -1,0 +1,121 @@
+"""Measurements of a simulation of whole engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from loadgen.engine.request import EngineRequest
+from loadgen.simulator.serving.turns import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class ServingResult:
+    """Figures of the requests after the warm-up, and of the steps from the first one's arrival on.
+
+    Attributes:
+        completed: requests, with those of the warm-up.
+        ttft_mean_s, ttft_p50_s, ttft_p99_s: from a request's arrival to its first token.
+        tpot_mean_s, tpot_p99_s: time from the first token to the last, for each token after the
+            first.
+        throughput_tok_s: output tokens per second.
+        prefix_hit_share: share of the prompts' tokens that the engines had cached.
+        idle_share: share of the ranks' time in steps spent waiting for the slowest one.
+        evictions_per_1k: preemptions per thousand requests.
+        parameters: everything that the result depends on, and what the router has learned.
+    """
+
+    completed: int
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float | None
+    tpot_p99_s: float | None
+    throughput_tok_s: float
+    prefix_hit_share: float
+    idle_share: float
+    step_mean_s: float
+    evictions_per_1k: float
+    parameters: dict[str, object]
+
+    def report(self) -> dict[str, object]:
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@dataclass(slots=True)
+class _Sums:
+    tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    step_s: float = 0.0
+    waited_share_s: float = 0.0
+
+
+class ServingRecorder:
+    """Records a simulation as it runs.
+
+    Args:
+        turns: all requests.
+        uncounted: number of those that belong to the warm-up, the first ones.
+    """
+
+    def __init__(self, turns: Sequence[Turn], uncounted: int) -> None:
+        self._turns = turns
+        self._uncounted = uncounted
+        self._since_s: float | None = None
+        self._before = _Sums()
+        self._now = _Sums()
+        self._first_s: dict[int, float] = {}
+        self._ttft_s: list[float] = []
+        self._tpot_s: list[float] = []
+        self._prompt_tokens = self._cached_tokens = 0
+        self.completed = 0
+
+    def arrived(self, turn: Turn, now_s: float) -> None:
+        if self._since_s is None and turn.number >= self._uncounted:
+            self._since_s = now_s
+            self._before = _Sums(*(getattr(self._now, each.name) for each in fields(_Sums)))
+
+    def step(self, seconds: float, needed_s: Sequence[float], tokens: int, preempted: int) -> None:
+        sums = self._now
+        sums.tokens += tokens
+        sums.preemptions += preempted
+        sums.steps += 1
+        sums.step_s += seconds
+        sums.waited_share_s += seconds - sum(needed_s) / len(needed_s)
+
+    def first_token(self, turn: Turn, request: EngineRequest, now_s: float) -> None:
+        self._first_s[turn.number] = now_s
+        if turn.number >= self._uncounted:
+            assert turn.arrival_s is not None
+            self._ttft_s.append(now_s - turn.arrival_s)
+            self._prompt_tokens += turn.prompt_tokens
+            self._cached_tokens += request.cached_tokens
+
+    def ended(self, turn: Turn, now_s: float) -> None:
+        self.completed += 1
+        first_s = self._first_s.pop(turn.number)
+        if turn.number >= self._uncounted and turn.output_tokens > 1:
+            self._tpot_s.append((now_s - first_s) / (turn.output_tokens - 1))
+
+    def result(self, now_s: float, parameters: dict[str, object]) -> ServingResult:
+        before, now = self._before, self._now
+        span_s = max(now_s - (self._since_s or 0.0), 1e-9)
+        steps, step_s = now.steps - before.steps, now.step_s - before.step_s
+        counted = len(self._turns) - self._uncounted
+        return ServingResult(
+            completed=self.completed,
+            ttft_mean_s=float(np.mean(self._ttft_s)),
+            ttft_p50_s=float(np.percentile(self._ttft_s, 50)),
+            ttft_p99_s=float(np.percentile(self._ttft_s, 99)),
+            tpot_mean_s=float(np.mean(self._tpot_s)) if self._tpot_s else None,
+            tpot_p99_s=float(np.percentile(self._tpot_s, 99)) if self._tpot_s else None,
+            throughput_tok_s=(now.tokens - before.tokens) / span_s,
+            prefix_hit_share=self._cached_tokens / self._prompt_tokens,
+            idle_share=(now.waited_share_s - before.waited_share_s) / step_s,
+            step_mean_s=step_s / steps,
+            evictions_per_1k=1000 * (now.preemptions - before.preemptions) / counted,
+            parameters=parameters,
+        )

@@ -1,0 +1,206 @@
+"""Whole engines behind one barrier in virtual time, under the live router's own core.
+
+Engines compute prompts in chunks, cache prefixes and run out of KV memory (``loadgen.engine``). A
+step of all ranks takes as long as the slowest needs. After it, each rank's snapshot reaches the
+live ``Cluster``, from which ``RoundDecider`` decides, as in the live router: on a request's arrival
+by the state after the last step, and for those that wait at each step's end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+
+from loadgen.engine.engine import Engine
+from loadgen.engine.prefix_cache import PrefixCache
+from loadgen.engine.request import EngineRequest
+from loadgen.simulator.decode.decode_config import SERVE
+from loadgen.simulator.serving.rank import Rank
+from loadgen.simulator.serving.serving_config import ServingConfig
+from loadgen.simulator.serving.serving_results import ServingRecorder, ServingResult
+from loadgen.simulator.serving.turns import Turn, turns_of
+from router.core.events import Arrived, Dispatched, Ended, SnapshotReceived, WorkerUp
+from router.core.forecast.forecast import WorkProfile
+from router.core.forecast.look_ahead import SIGNALS, LookAhead
+from router.core.policies.policy_protocol import Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.queue.pool import Pool
+from router.core.rounds.decider import Decider
+from router.core.rounds.overcommit import Overcommit
+from router.core.state.cluster import Cluster
+from router.core.types import Dispatch, Outcome, Request, WorkerSpec
+
+GROUP = "default"
+
+
+def simulate_serving(config: ServingConfig, *, policy: Policy | None = None) -> ServingResult:
+    """Run one simulation; equal configurations give equal results.
+
+    Args:
+        config: configuration.
+        policy: policy in place of the configured one.
+
+    Raises:
+        InputError: the trace has no arrival times.
+    """
+    return _Simulation(config, policy).run()
+
+
+class _Simulation:
+    def __init__(self, config: ServingConfig, policy: Policy | None) -> None:
+        self._config = config
+        self._turns = turns_of(config)
+        self._recorder = ServingRecorder(self._turns, int(config.warmup * config.requests))
+        arriving = [(t.arrival_s, t.number) for t in self._turns if t.arrival_s is not None]
+        self._arriving: list[tuple[float, int]] = arriving
+        heapq.heapify(self._arriving)
+        self._behind: deque[Request] = deque()
+        self._turn_of: dict[str, Turn] = {}
+        self._ranks = [
+            Rank(f"w{index:04}", GROUP, index, _engine(config)) for index in range(config.workers)
+        ]
+        self._rank_of = {rank.worker_id: rank for rank in self._ranks}
+        self._cluster = Cluster(
+            (WorkerSpec(rank.worker_id, "", GROUP, slots=config.slots) for rank in self._ranks),
+            lockstep={GROUP},
+        )
+        self._hits: dict[str, Sequence[int]] = {}
+        self._decider = self._new_decider(policy)
+        self._step = 0
+
+    def run(self) -> ServingResult:
+        now_s = 0.0
+        while self._recorder.completed < len(self._turns):
+            if not any(rank.engine.unfinished for rank in self._ranks):
+                now_s = max(now_s, self._arriving[0][0])
+            self._arrivals(now_s)
+            now_s = self._take_step(now_s)
+        fitted = self._cluster.groups[GROUP].step_time
+        learned = {"learned_step_time": fitted and str(fitted)}
+        return self._recorder.result(now_s, self._config.described() | learned)
+
+    def _new_decider(self, policy: Policy | None) -> Decider:
+        config = self._config
+        group = self._cluster.groups[GROUP]
+        group.prefix_hits = self._hits_of
+        for rank in self._ranks:
+            self._cluster.apply(WorkerUp(rank.worker_id))
+            snapshot = rank.snapshot(0.0, 0, 0.0, None)
+            self._cluster.apply(SnapshotReceived(rank.worker_id, snapshot, 0.0))
+        row = POLICIES[config.policy]
+        profile = WorkProfile(prefill_chunk=config.batch_tokens)
+        policy = policy or row.make(PolicySettings(seed=config.seed))
+        return Decider(
+            group,
+            Pool(config.pool, SERVE["starvation_s"]),
+            policy,
+            policy,
+            config.dispatch,
+            LookAhead(SIGNALS[SERVE["lookahead"]](profile), profile) if row.looks_ahead else None,
+            Overcommit(SERVE["overcommit"]),
+            on_policy_error=_raise,
+        )
+
+    def _take_step(self, now_s: float) -> float:
+        """Take a step of all ranks; requests that arrive meanwhile see the state before it."""
+        config, ranks = self._config, self._ranks
+        prefill = self._step in config.prefill_window or not any(
+            rank.engine.may_defer_prefills for rank in ranks
+        )
+        schedules = [rank.begin(now_s, prefill=prefill) for rank in ranks]
+        needed_s = [
+            config.step_time.seconds(
+                rank.engine.batch_tokens, len(rank.engine.batch), schedule.prefill_tokens
+            )
+            for rank, schedule in zip(ranks, schedules, strict=True)
+        ]
+        seconds = max(needed_s)
+        now_s += seconds
+        self._arrivals(now_s)
+        self._step += 1
+        generated = sum(rank.engine.generated_total for rank in ranks)
+        complete = False
+        for rank in ranks:
+            snapshot = rank.finish(now_s, self._step, seconds)
+            complete |= self._cluster.apply(SnapshotReceived(rank.worker_id, snapshot, now_s))
+        for rank in ranks:
+            self._account(rank, now_s)
+        generated = sum(rank.engine.generated_total for rank in ranks) - generated
+        preempted = sum(len(schedule.preempted) for schedule in schedules)
+        self._recorder.step(seconds, needed_s, generated, preempted)
+        self._decider.learn(step_complete=complete)
+        self._round(now_s)
+        return now_s
+
+    def _account(self, rank: Rank, now_s: float) -> None:
+        for request in rank.entered:
+            self._recorder.first_token(self._turn_of[request.id], request, now_s)
+        for request in rank.ended:
+            turn = self._turn_of.pop(request.id)
+            self._recorder.ended(turn, now_s)
+            self._cluster.apply(Ended(request.id, Outcome.COMPLETED, now_s))
+            for following in turn.following:
+                following.arrival_s = now_s + following.think_s
+                heapq.heappush(self._arriving, (following.arrival_s, following.number))
+
+    def _arrivals(self, until_s: float) -> None:
+        while self._arriving and self._arriving[0][0] <= until_s:
+            at_s, number = heapq.heappop(self._arriving)
+            turn = self._turns[number]
+            request = Request(
+                f"es-{number:020x}", GROUP, turn.prompt_tokens, arrival_s=at_s, exact=True
+            )
+            self._turn_of[request.id] = turn
+            self._recorder.arrived(turn, at_s)
+            self._cluster.apply(Arrived(request))
+            self._behind.append(request)
+            self._round(at_s)
+
+    def _round(self, now_s: float) -> None:
+        """Assign waiting requests to workers with free capacity, and send them."""
+        pool, group = self._decider.pool, self._cluster.groups[GROUP]
+        while self._behind and not pool.full:
+            pool.add(self._behind.popleft())
+        if not len(pool):
+            return
+        self._hits.clear()
+        for request_id, worker_id in self._decider.decide(now_s, lambda: now_s):
+            pool.remove(request_id)
+            self._cluster.apply(Dispatched(request_id, worker_id, now_s))
+            turn = self._turn_of[request_id]
+            self._rank_of[worker_id].add(
+                EngineRequest(
+                    request_id,
+                    turn.prompt_tokens,
+                    turn.output_tokens,
+                    arrived_s=now_s,
+                    chain=turn.chain,
+                )
+            )
+
+    def _hits_of(self, request: Request) -> Sequence[int]:
+        """Cached tokens of a prompt by worker; they hold within a round."""
+        hits = self._hits.get(request.id)
+        if hits is None:
+            turn = self._turn_of[request.id]
+            hits = self._hits[request.id] = [
+                rank.engine.hit_tokens(turn.chain, turn.prompt_tokens) for rank in self._ranks
+            ]
+        return hits
+
+
+def _engine(config: ServingConfig) -> Engine:
+    return Engine(
+        config.slots,
+        config.kv_tokens,
+        block_tokens=config.block_tokens,
+        chunk=config.batch_tokens,
+        prompt_budget=config.prompt_budget,
+        prefix_cache=PrefixCache(),
+    )
+
+
+def _raise(error: Exception) -> None:
+    """A simulation ends with the error of a policy."""
+    raise error

@@ -1,0 +1,97 @@
+"""Requests of a simulation of whole engines: when they come, and which prompts they share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from loadgen.simulator.serving.serving_config import ServingConfig
+from loadgen.traces.trace_files import BLOCK_TOKENS, TraceRequest
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request.
+
+    Attributes:
+        arrival_s: None until the answer that it waits for has ended.
+        chain: ids of its full blocks of known content: the prompt, and with sessions as much of the
+            answer as the next turn repeats.
+        think_s: from that answer's end to its arrival.
+        following: turns that wait for its answer.
+    """
+
+    number: int
+    prompt_tokens: int
+    output_tokens: int
+    arrival_s: float | None
+    chain: Sequence[Hashable]
+    think_s: float = 0.0
+    following: list[Turn] = field(default_factory=list)
+
+
+def turns_of(config: ServingConfig) -> list[Turn]:
+    """The requests; the same configuration, whatever the policy, gives the same ones.
+
+    Raises:
+        InputError: arrivals of a trace without times.
+    """
+    rows: Sequence[TraceRequest] = config.trace.requests[: config.requests]
+    if config.arrivals.kind == "trace":
+        rows = config.trace.earliest(config.requests)
+    turns = [
+        Turn(n, row.prompt_tokens, row.output_tokens, None, _chain(config, row.blocks, row))
+        for n, row in enumerate(rows)
+    ]
+    if config.think is not None:
+        rng = random.Random(f"think {config.seed}")
+        waits_s = [rng.expovariate(1) * config.think for _ in rows]
+        for before, after in _continued(rows):
+            turns[before].following.append(turns[after])
+            turns[after].think_s = waits_s[after]
+            turns[before].chain = _chain(config, rows[after].blocks, rows[before], answered=True)
+    waiting = {turn.number for before in turns for turn in before.following}
+    first = [turn for turn in turns if turn.number not in waiting]
+    for turn, at_s in zip(first, _times(config, [rows[t.number] for t in first]), strict=True):
+        turn.arrival_s = at_s
+    return turns
+
+
+def _times(config: ServingConfig, rows: Sequence[TraceRequest]) -> list[float]:
+    if config.arrivals.kind == "trace":
+        return [(row.arrival_s or 0.0) * config.arrivals.value for row in rows]
+    rng = random.Random(config.seed)
+    return list(accumulate(rng.expovariate(config.arrivals.value) for _ in rows))
+
+
+def _chain(
+    config: ServingConfig, blocks: Sequence[int], row: TraceRequest, *, answered: bool = False
+) -> list[Hashable]:
+    """Ids of a request's full blocks, from the trace's ids of larger ones."""
+    parts = BLOCK_TOKENS // config.block_tokens if blocks else 1
+    tokens = row.prompt_tokens + (row.output_tokens if answered else 0)
+    ids = [(id_, part) for id_ in blocks for part in range(parts)]
+    return [*ids[: tokens // config.block_tokens]]
+
+
+def _continued(rows: Sequence[TraceRequest]) -> Iterator[tuple[int, int]]:
+    """Pairs of a request and the one that continues it.
+
+    A prompt continues the latest request whose full blocks it begins with, if it is longer than
+    that one's prompt and answer. Each request is continued once.
+    """
+    latest: dict[int, int] = {}  # by the last full block, which stands for all before it
+    for number, row in enumerate(rows):
+        for id_ in reversed(row.blocks[: row.prompt_tokens // BLOCK_TOKENS]):
+            before = latest.get(id_)
+            if before is None:
+                continue
+            whole = rows[before].prompt_tokens + rows[before].output_tokens
+            if whole < row.prompt_tokens:
+                yield before, number
+                del latest[id_]
+                break
+        if full := row.prompt_tokens // BLOCK_TOKENS:
+            latest[row.blocks[:full][-1]] = number
