@@ -151,11 +151,15 @@ class Engine:
 
     @property
     def batch_tokens(self) -> float:
-        """KV tokens that the current step's attention reads."""
-        if not self._paused:
-            tokens = self._read_tokens
+        """KV tokens that the current step's attention reads: those computed by its end."""
+        read = self.layers.read
+        if self._paused:
+            tokens = sum(read(each.load_tokens - each.prefill_left) for each in self.batch)
         else:
-            tokens = sum(self.layers.read(request.load_tokens) for request in self.batch)
+            tokens = self._read_tokens
+            for request in self._prefilling:
+                whole = request.load_tokens
+                tokens -= read(whole) - read(whole - request.prefill_left)
         return tokens if self.layers.groups == 1 else tokens / self.layers.groups
 
     @property

@@ -19,6 +19,7 @@ BUNDLED: Mapping[str, Path] = MappingProxyType(
     {
         "burstgpt": _DATA / "burstgpt_lengths_8000.csv.gz",
         "azure-conv": _DATA / "AzureLLMInferenceTrace_conv.csv.gz",
+        "mooncake-synthetic": _DATA / "mooncake_synthetic_trace.jsonl.gz",
     }
 )
 
@@ -70,9 +71,7 @@ class Trace:
             )
         timed.sort(key=lambda pair: pair[0])
         start_s = timed[0][0]
-        return tuple(
-            replace(row, arrival_s=at_s - start_s) for at_s, row in timed[:count]
-        )
+        return tuple(replace(row, arrival_s=at_s - start_s) for at_s, row in timed[:count])
 
 
 def load_trace(source: Path | str = "burstgpt") -> Trace:

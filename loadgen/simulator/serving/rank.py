@@ -32,6 +32,11 @@ class Rank:
         self._requests[request.id] = request
         self.engine.add(request)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether a running request has had its first token."""
+        return len(self.engine.running) > len(self._computing)
+
     def begin(self, now_s: float, *, prefill: bool) -> Schedule:
         self._schedule = schedule = self.engine.schedule(now_s, prefill=prefill)
         for request_id in schedule.preempted:

@@ -98,7 +98,7 @@ class ServingOptions:
         return ServingConfig(
             **as_they_are
             | {
-                "trace": load_trace(self.trace or "azure-conv"),
+                "trace": load_trace(self.trace or "mooncake-synthetic"),
                 "arrivals": ServingArrivals.parse(self.arrivals),
                 "prompt_budget": _budget(self.prompt_budget),
                 "prefill_window": PrefillWindow.parse(self.prefill_window),

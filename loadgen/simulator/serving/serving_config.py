@@ -66,7 +66,7 @@ class ServingArrivals:
 
 @dataclass(frozen=True, slots=True)
 class PrefillWindow:
-    """Prompts are computed in the first ``open`` of every ``every`` steps, the same on all ranks."""
+    """Prompts are computed in the first ``open`` of every so many steps, alike on all ranks."""
 
     open: int = 1
     every: int = 1

@@ -29,7 +29,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
-from router.core.types import Dispatch, Outcome, Request, WorkerSpec
+from router.core.types import Outcome, Request, WorkerSpec
 
 GROUP = "default"
 
@@ -105,9 +105,8 @@ class _Simulation:
     def _take_step(self, now_s: float) -> float:
         """Take a step of all ranks; requests that arrive meanwhile see the state before it."""
         config, ranks = self._config, self._ranks
-        prefill = self._step in config.prefill_window or not any(
-            rank.engine.may_defer_prefills for rank in ranks
-        )
+        # Without a request that decodes, nothing gains from a step without prompts.
+        prefill = self._step in config.prefill_window or not any(rank.decodes for rank in ranks)
         schedules = [rank.begin(now_s, prefill=prefill) for rank in ranks]
         needed_s = [
             config.step_time.seconds(
@@ -159,7 +158,7 @@ class _Simulation:
 
     def _round(self, now_s: float) -> None:
         """Assign waiting requests to workers with free capacity, and send them."""
-        pool, group = self._decider.pool, self._cluster.groups[GROUP]
+        pool = self._decider.pool
         while self._behind and not pool.full:
             pool.add(self._behind.popleft())
         if not len(pool):

@@ -266,9 +266,7 @@ class Worker:
             foreign.own_requests = max(foreign.own_requests, sum(self.unseen.values()))
             foreign.own_tokens = max(foreign.own_tokens, tokens)
 
-    def add(
-        self, request: Request, now_s: float | None = None, cached_tokens: int = 0
-    ) -> None:
+    def add(self, request: Request, now_s: float | None = None, cached_tokens: int = 0) -> None:
         """Count a request on its way, of whose prompt the engine has some tokens cached."""
         if not self.breaker.calm:
             self.breaker.sent(request.id)

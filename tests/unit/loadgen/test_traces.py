@@ -76,7 +76,13 @@ def test_mooncake_as_published(tmp_path: Path) -> None:
         '{"timestamp": 30535.5, "input_length": 7325, "output_length": 4, "hash_ids": [0, 9]}',
     )
     assert load_trace(path) == Trace(
-        "x", "Mooncake", (TraceRequest(6758, 500, 0.0), TraceRequest(7325, 4, 30.5355)), 1
+        "x",
+        "Mooncake",
+        (
+            TraceRequest(6758, 500, 0.0, (0, 1, 2)),
+            TraceRequest(7325, 4, 30.5355, (0, 9)),
+        ),
+        1,
     )
 
 
@@ -91,6 +97,7 @@ def test_vidur_as_published(tmp_path: Path) -> None:
     [
         ("burstgpt", 8000, TraceRequest(632, 34)),
         ("azure-conv", 19366, TraceRequest(374, 44, 1700158546.68059)),
+        ("mooncake-synthetic", 3993, TraceRequest(40160, 6, 0.0, tuple(range(79)))),
     ],
 )
 def test_bundled(name: str, count: int, first: TraceRequest) -> None:
@@ -107,6 +114,7 @@ def test_what_is_bundled_is_attributed() -> None:
         *names,
         "ATTRIBUTION.md",
         "LICENSE.CC-BY-4.0",
+        "LICENSE.Apache-2.0",
     }
     attribution = (folder / "ATTRIBUTION.md").read_text(encoding="utf-8")
     assert all(f"# {name}" in attribution for name in names)

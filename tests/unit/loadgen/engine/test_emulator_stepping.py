@@ -48,8 +48,9 @@ def test_prompts_cost_what_a_step_computes_of_them() -> None:
         step = group.begin()
         lengths.append(step.seconds)
         group.finish(step)
-    base = 0.005 + 1e-3 + 1e-4
-    assert lengths == pytest.approx([base + 6e-3, base + 4e-3, base + 1e-6])
+    # Attention reads what is computed by the step's end: 600, 1,000 and 1,001 tokens.
+    base = 0.005 + 1e-4
+    assert lengths == pytest.approx([base + 6e-4 + 6e-3, base + 1e-3 + 4e-3, base + 1.001e-3])
 
 
 def test_the_slowest_worker_decides_even_without_work() -> None:

@@ -1,0 +1,282 @@
+"""Whole engines in virtual time: figures by hand, prefixes, windows, sessions, the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.simulator.serving.serving_config import (
+    PrefillWindow,
+    ServingArrivals,
+    ServingConfig,
+)
+from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.simulator.serving.turns import turns_of
+from loadgen.traces.trace import Trace, TraceRequest
+from router.core.errors import ConfigError, InputError
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.step_time import StepTime
+from router.core.types import Assignment, Dispatch, Request, WorkerView
+
+# A second a step, a millisecond per resident token, a tenth of a second per prompt token.
+COST = StepTime(1.0, 1e-3, per_prompt_token_s=0.1)
+Row = tuple[float, int, int, tuple[int, ...]]
+
+
+def config(rows: Sequence[Row], **changes: Any) -> ServingConfig:
+    """Requests by arrival, prompt, output and block ids."""
+    trace = Trace(
+        "made", "Mooncake", tuple(TraceRequest(p, o, at_s, ids) for at_s, p, o, ids in rows)
+    )
+    given = {
+        "policy": "least_prefill",
+        "trace": trace,
+        "arrivals": ServingArrivals("trace", 1.0),
+        "requests": len(rows),
+        "workers": 2,
+        "slots": 4,
+        "kv_tokens": 8192,
+        "batch_tokens": 1024,
+        "step_time": COST,
+        "dispatch": Dispatch.INSTANT,
+        "warmup": 0.0,
+    }
+    return ServingConfig(**given | changes)
+
+
+class Witness(Policy):
+    """A policy that keeps what it is shown, and does as another one."""
+
+    def __init__(self, name: str) -> None:
+        self._policy = POLICIES[name].make(PolicySettings())
+        self.seen: list[tuple[list[Request], list[WorkerView], Known, list[int]]] = []
+
+    def assign(
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        known: Known = NOTHING,
+    ) -> Sequence[Assignment]:
+        assert known.hits is not None
+        self.seen.append((list(waiting), list(workers), known, list(known.hits(waiting[0]))))
+        return self._policy.assign(waiting, workers, known)
+
+
+def test_every_figure_of_a_run_of_three_steps() -> None:
+    # Step 1: 10 prompt tokens on one rank, 2.01 s. Step 2: 11 tokens there, 20 prompt tokens on the
+    # other, 3.02 s. Step 3: 21 tokens there, 1.021 s.
+    result = simulate_serving(config([(0.0, 10, 2, ()), (1.5, 20, 2, ())]))
+    assert result.completed == 2
+    steps = [2.01, 3.02, 1.021]
+    assert result.step_mean_s == pytest.approx(sum(steps) / 3)
+    first, second = 2.01, 2.01 + 3.02 - 1.5
+    assert result.ttft_mean_s == pytest.approx((first + second) / 2)
+    assert result.ttft_p99_s == pytest.approx(first + 0.99 * (second - first))
+    assert result.tpot_mean_s == pytest.approx((3.02 + 1.021) / 2)
+    assert result.throughput_tok_s == pytest.approx(4 / sum(steps))
+    waited = (2.01 - 1) + (3.02 - 1.011) + (1.021 - 1)
+    assert result.idle_share == pytest.approx(waited / 2 / sum(steps))
+    assert result.prefix_hit_share == 0
+    assert result.evictions_per_1k == 0
+
+
+def test_the_router_sees_prompts_not_computed_and_what_is_cached() -> None:
+    rows = [(0.0, 1100, 3, (1, 2, 3)), (1.0, 1100, 3, (1, 2, 9)), (400.0, 1100, 3, (1, 2, 4))]
+    witness = Witness("least_prefill")
+    simulate_serving(config(rows, batch_tokens=600), policy=witness)
+    (_, idle, _, nothing), (_, busy, _, part), (_, again, _, cached) = witness.seen
+    assert [view.pending_prompt_tokens for view in idle] == [0, 0]
+    assert nothing == [0, 0]
+    assert [view.pending_prompt_tokens for view in busy] == [1100, 0], "sent, not shown yet"
+    assert part == [512, 0], "what the step under way computes of 1,100 tokens"
+    assert [view.pending_prompt_tokens for view in again] == [0, 0]
+    assert cached == [1024, 1024]
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    rows = [(0.0, 1100, 1, (1, 2, 3)), (300.0, 1100, 1, (1, 2, 4))]
+    alone = simulate_serving(config(rows, workers=1, warmup=0.5))
+    assert alone.prefix_hit_share == pytest.approx(1024 / 1100)
+    assert alone.ttft_mean_s == pytest.approx(1 + 1.1 + 7.6)
+
+
+def test_small_blocks_split_the_traces() -> None:
+    rows = [(0.0, 1100, 1, (1, 2, 3)), (300.0, 1100, 1, (1, 2, 3))]
+    alone = simulate_serving(config(rows, workers=1, warmup=0.5, block_tokens=16))
+    assert alone.prefix_hit_share == pytest.approx(1088 / 1100)
+
+
+def test_a_prompt_budget_and_a_window_make_prompts_wait() -> None:
+    rows = [(0.0, 1000, 9, ()), (5.0, 400, 2, ())]
+    plain = simulate_serving(config(rows, workers=1, warmup=0.5))
+    assert plain.ttft_mean_s == pytest.approx(102 - 5 + 1 + 1.401 + 40)
+    bounded = simulate_serving(config(rows, workers=1, warmup=0.5, prompt_budget=200))
+    assert bounded.step_mean_s < plain.step_mean_s
+    # The first prompt takes step 0; then one request decodes, and steps 1 to 3 are closed.
+    closed = simulate_serving(
+        config(rows, workers=1, warmup=0.5, prefill_window=PrefillWindow(1, 4))
+    )
+    further = 2.001 + 2.002 + 2.003 + 0.003
+    assert closed.ttft_mean_s == pytest.approx(plain.ttft_mean_s + further)
+
+
+def test_a_window_holds_back_nobody_while_nothing_decodes() -> None:
+    rows = [(0.0, 2000, 1, ())]
+    free, closed = (
+        simulate_serving(config(rows, prefill_window=PrefillWindow(1, every))) for every in (1, 50)
+    )
+    assert free.ttft_mean_s == closed.ttft_mean_s
+
+
+def test_without_memory_requests_are_evicted_and_come_back() -> None:
+    rows = [(0.0, 900, 300, ()), (0.0, 900, 300, ())]
+    result = simulate_serving(config(rows, workers=1, kv_tokens=2048))
+    assert result.completed == 2
+    assert result.evictions_per_1k == 500
+
+
+def test_sessions_wait_for_their_answers() -> None:
+    rows = [
+        (0.0, 1100, 100, (1, 2, 3)),
+        (0.1, 1500, 1, (7, 8, 9)),
+        (0.2, 1700, 5, (1, 2, 5, 6)),
+        (0.3, 4000, 5, (1, 2, 5, 10, 11, 12, 13, 14)),
+    ]
+    turns = turns_of(config(rows, think=2.0))
+    assert [[after.number for after in turn.following] for turn in turns] == [[2], [], [3], []]
+    assert [turn.arrival_s for turn in turns] == [0.0, 0.1, None, None]
+    assert all(turn.think_s > 0 for turn in turns[2:])
+    # The answer, as far as the next prompt repeats it in whole blocks, is part of the chain.
+    assert turns[0].chain == [(1, 0), (2, 0)]
+    assert turns[2].chain == [(1, 0), (2, 0), (5, 0)]
+    result = simulate_serving(config(rows, think=2.0, workers=1))
+    assert result.completed == 4
+    assert result.prefix_hit_share == pytest.approx((1024 + 1536) / sum(row[1] for row in rows))
+
+
+def test_a_prompt_that_holds_no_answer_continues_nothing() -> None:
+    rows = [(0.0, 600, 700, (1, 2)), (0.1, 1100, 5, (1, 3, 4))]
+    assert all(not turn.following for turn in turns_of(config(rows, think=1.0)))
+
+
+@pytest.mark.parametrize("policy", ["bfio", "barrier_time", "jsq", "prefix_score"])
+@pytest.mark.parametrize("dispatch", Dispatch)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.floats(0, 90),
+            st.integers(1, 2600),
+            st.integers(1, 40),
+            st.permutations(range(6)).map(tuple),
+        ),
+        min_size=1,
+        max_size=14,
+    ),
+    think=st.sampled_from([None, 1.0]),
+)
+@settings(max_examples=12, deadline=None)  # the first one compiles
+def test_everybody_is_served_and_equal_runs_are_equal(
+    policy: str, dispatch: Dispatch, rows: list[Row], think: float | None
+) -> None:
+    seen = config(rows, policy=policy, dispatch=dispatch, think=think, kv_tokens=4096)
+    result = simulate_serving(seen)
+    assert result.completed == len(rows)
+    assert result == simulate_serving(seen)
+    assert 0 <= result.prefix_hit_share < 1
+    assert 0 <= result.idle_share < 1
+    assert result.ttft_p50_s <= result.ttft_p99_s
+
+
+def test_the_same_requests_for_every_policy() -> None:
+    rows = [(0.0, 10, 2, ())] * 5
+    drawn = [
+        [turn.arrival_s for turn in turns_of(config(rows, arrivals=arrivals, seed=seed))]
+        for arrivals, seed in (
+            (ServingArrivals("poisson", 2.0), 1),
+            (ServingArrivals("poisson", 2.0), 1),
+            (ServingArrivals("poisson", 2.0), 2),
+            (ServingArrivals("poisson", 1.0), 1),
+        )
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert drawn[3] == pytest.approx([2 * (at_s or 0) for at_s in drawn[0]])
+
+
+def test_times_of_a_trace_are_scaled() -> None:
+    rows = [(4.0, 10, 2, ()), (3.0, 10, 2, ())]
+    scaled = turns_of(config(rows, arrivals=ServingArrivals.parse("trace:2")))
+    assert [turn.arrival_s for turn in scaled] == [0.0, 2.0]
+    untimed = replace(config(rows), trace=Trace("x", "y", (TraceRequest(1, 1),) * 2))
+    with pytest.raises(InputError, match="has no arrival times"):
+        turns_of(untimed)
+
+
+def test_what_a_trace_must_have() -> None:
+    with pytest.raises(InputError, match="has 1 usable requests, not 2"):
+        config([(0.0, 1, 1, ())], requests=2)
+    with pytest.raises(InputError, match="--think needs a trace with hash_ids"):
+        config([(0.0, 1, 1, ())], think=1.0)
+    with pytest.raises(ConfigError, match="--block-tokens must divide 512"):
+        config([(0.0, 600, 1, (1, 2))], block_tokens=100)
+    with pytest.raises(ConfigError, match="has 9000 tokens and fits no worker"):
+        config([(0.0, 8999, 1, ())])
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--policy best", "--policy: 'best' is unknown"),
+        ("--policy fcfs --dispatch instant", "policy fcfs can dispatch by pool only"),
+        ("--arrivals poisson", "--arrivals: 'poisson' is unknown"),
+        ("--arrivals poisson:0", "--arrivals: 'poisson:0' is unknown"),
+        ("--arrivals full", "--arrivals: 'full' is unknown"),
+        ("--arrivals trace:1,2", "--arrivals: 'trace:1,2' is unknown"),
+        ("--prefill-window 0/4", "--prefill-window takes OPEN/OF"),
+        ("--prefill-window 5/4", "--prefill-window takes OPEN/OF"),
+        ("--prefill-window 1", "--prefill-window takes OPEN/OF"),
+        ("--prompt-budget auto", "--prompt-budget takes a number of tokens, got 'auto'"),
+        ("--prompt-budget 0", "--prompt-budget must be from 1"),
+        ("--warmup 1", "--warmup must be from 0 to below 1"),
+        ("--batch-tokens 128", "--batch-tokens 128 must be above --slots 128"),
+        ("--workers 0", "--workers must be from 1"),
+        ("--think -1", "--think must be from 0"),
+        ("--trace burstgpt --arrivals trace", "has no arrival times"),
+        ("--requests 4000", "has 3993 usable requests, not 4000"),
+        ("--trace /nonexistent.csv", "/nonexistent.csv: No such file"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    evenstep: Callable[..., tuple[int, str, str]], flags: str, problem: str
+) -> None:
+    code, _, err = evenstep("simulate", "serving", *flags.split())
+    assert code == 2
+    assert problem in " ".join(err.split())
+
+
+KEYS = (
+    "completed ttft_mean_s ttft_p50_s ttft_p99_s tpot_mean_s tpot_p99_s throughput_tok_s "
+    "prefix_hit_share idle_share step_mean_s evictions_per_1k parameters"
+)
+
+
+def test_the_command(evenstep: Callable[..., tuple[int, str, str]]) -> None:
+    flags = "--policy barrier_time --dispatch instant --requests 60 --prompt-budget 1024"
+    code, out, err = evenstep("simulate", "serving", *flags.split(), "--json", "-")
+    assert code == 0, err
+    report = json.loads(out)
+    assert " ".join(report) == KEYS
+    used = report["parameters"]
+    assert (report["completed"], used["policy"], used["prompt_budget"]) == (
+        60,
+        "barrier_time",
+        1024,
+    )
+    assert "TTFT p99, s" in err
+    assert "instant dispatch" in err
