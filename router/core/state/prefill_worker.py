@@ -64,9 +64,9 @@ class PrefillWorker(Worker):
         """Prompt tokens still to be computed, without other clients': gauges show only KV."""
         return self._known_tokens()
 
-    def add(self, request: Request, now_s: float | None = None) -> None:
+    def add(self, request: Request, now_s: float | None = None, cached_tokens: int = 0) -> None:
         """Count one slot: a prompt is computed once, whatever ``n`` is."""
-        super().add(replace(request, slots=1), now_s)
+        super().add(replace(request, slots=1), now_s, cached_tokens)
 
     def keep(self, request_id: str, tokens: int, until_s: float) -> None:
         self._kept[request_id] = tokens, until_s

@@ -35,7 +35,7 @@ def config(rows: Sequence[Row], **changes: Any) -> ServingConfig:
     trace = Trace(
         "made", "Mooncake", tuple(TraceRequest(p, o, at_s, ids) for at_s, p, o, ids in rows)
     )
-    given = {
+    given: dict[str, Any] = {
         "policy": "least_prefill",
         "trace": trace,
         "arrivals": ServingArrivals("trace", 1.0),
