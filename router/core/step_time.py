@@ -8,7 +8,7 @@ the same for one engine.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Self
 
 from router.core.errors import ConfigError
@@ -60,7 +60,7 @@ class StepTime:
 
     def __str__(self) -> str:
         """As ``parse`` takes it, without zeros at the end."""
-        values = list(astuple(self))
+        values = [self.base_s, self.per_token_s, self.per_request_s, self.per_prompt_token_s]
         while len(values) > 2 and values[-1] == 0:
             values.pop()
         return ",".join(f"{value:g}" for value in values)

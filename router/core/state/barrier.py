@@ -21,6 +21,8 @@ import msgspec
 from router.core.energy.group_energy import GroupEnergy
 from router.core.energy.joules import PowerLevels
 from router.core.state.step_watch import ClosedStep, Said, StepWatch
+from router.core.step_fit import StepFit
+from router.core.step_time import StepTime
 from router.core.types import PoolState, Snapshot
 
 # Ranks in a barrier miss a common step only when a message is lost.
@@ -45,7 +47,8 @@ class StepTotals:
         energy_j: power times step time, of workers that report power.
         free_slots: slots in which nothing ran.
         entered: requests in their first step.
-        waiting_s: wait for the fullest worker: measured by engines, else t_l (max L - L_g).
+        waiting_s: wait for the slowest worker: measured by engines, else modelled, the difference
+            of the work by the group's step time.
         timed_s: step times with a known wait; waiting_s over this is the idle share.
         measured_s: part of timed_s that engines measured.
         contested_steps: two workers or more had work.
@@ -91,6 +94,7 @@ class _Rank:
         offset: the group's step number less the engine's; unknown for a ``stranger``.
         step: with the offset.
         time_s: end of the step, by the engine's clock.
+        step_s, running, prompt_tokens: of that step, its requests and the prompt tokens computed.
         step_tokens, held_tokens: load in that step, and after it.
     """
 
@@ -98,6 +102,9 @@ class _Rank:
     stranger: bool = False
     step: int = -1
     time_s: float = 0.0
+    step_s: float = 0.0
+    running: int = 0
+    prompt_tokens: int = 0
     step_tokens: int = 0
     held_tokens: int = 0
     power_w: float = 0.0
@@ -121,11 +128,18 @@ class StepShares(msgspec.Struct, frozen=True, gc=False):
 
 
 class StepLedger:
-    """Sums over the steps of one group."""
+    """Sums over the steps of one group.
+
+    Attributes:
+        step_fit: learns the cost of its steps.
+        fixed: their cost, if it is not to be learned.
+    """
 
     def __init__(self, levels: PowerLevels | None = None) -> None:
         self.totals = {state: StepTotals() for state in PoolState}
         self.energy = GroupEnergy(levels)
+        self.step_fit = StepFit()
+        self.fixed: StepTime | None = None
         self._step = -1
         self._ranks: dict[str, _Rank] = {}
         self._offsets: dict[str, tuple[str, int]] = {}
@@ -142,6 +156,11 @@ class StepLedger:
     @property
     def barrier(self) -> bool | None:
         return is_barrier(self._together_share)
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """Fixed, else learned; None: unknown yet."""
+        return self.fixed or self.step_fit.fitted
 
     def watch(
         self,
@@ -178,7 +197,9 @@ class StepLedger:
         if not stepped:
             self._step = self._step if self._reported else self._furthest()
             return
-        rank.step, rank.time_s, rank.step_tokens = number, snapshot.time_s, shares.step_tokens
+        rank.step, rank.time_s, rank.step_s = number, snapshot.time_s, snapshot.step_s
+        rank.step_tokens, rank.running = shares.step_tokens, shares.running
+        rank.prompt_tokens = snapshot.scheduled_prefill_tokens
         if snapshot.waited_s is not None:
             self._waits[worker_id] = min(snapshot.waited_s, snapshot.step_s)
         self._output_tokens += snapshot.scheduled_decode_tokens
@@ -239,21 +260,29 @@ class StepLedger:
     def _close(self, state: PoolState) -> None:
         if not self._reported:
             return
-        loads = [
-            rank.step_tokens if worker_id in self._reported else rank.held_tokens
-            for worker_id, rank in self._ranks.items()
-        ]
+        loads, running, prompts = [], [], []
+        for worker_id, rank in self._ranks.items():
+            stepped = worker_id in self._reported
+            loads.append(rank.step_tokens if stepped else rank.held_tokens)
+            running.append(rank.running if stepped else 0)
+            prompts.append(rank.prompt_tokens if stepped else 0)
         peak, total, old = max(loads), sum(loads), self.totals[state]
         together = all(
             rank.step == self._step or not rank.held_tokens for rank in self._ranks.values()
         )
         contested = self._contest(loads, together=together)
-        modelled = together and self.barrier is not False
-        metered = self._reported if self.energy.metered else ()
-        held = {worker_id: self._ranks[worker_id].step_tokens for worker_id in metered}
-        per_token_s = self.energy.close(held, peak, self._step_s, together=modelled)
+        waits = None
+        if together and self.barrier is not False:
+            waits = self._modelled(loads, running, prompts)
+        elif not self.barrier:
+            for worker_id in self._reported:
+                rank = self._ranks[worker_id]
+                work = [rank.step_tokens], [rank.running], [rank.prompt_tokens]
+                self.step_fit.observe(*work, rank.step_s)
+        if self.energy.metered:
+            self._energy(waits)
         imbalance = len(loads) * peak - total
-        waited_s, timed = self._waited(loads, peak, per_token_s)
+        waited_s, timed = self._waited(waits)
         power_w = sum(rank.power_w for rank in self._ranks.values())
         self.totals[state] = StepTotals(
             steps=old.steps + 1,
@@ -272,7 +301,7 @@ class StepLedger:
             contested_steps=old.contested_steps + contested,
             together_steps=old.together_steps + (contested and together),
         )
-        waiting_s = None if per_token_s is None else per_token_s * imbalance
+        waiting_s = None if waits is None else sum(waits)
         every = sum(self._waits.values()) if len(self._waits) == len(loads) else None
         step = ClosedStep(self._step, self._step_s, {}, together, waiting_s, 0, every)
         self._step = self._furthest()
@@ -293,12 +322,29 @@ class StepLedger:
         self._together_share = before + (together - before) / self._contested
         return True
 
-    def _waited(
-        self, loads: Sequence[int], peak: int, per_token_s: float | None
-    ) -> tuple[float, int]:
-        waited_s, known = sum(self._waits.values()), len(self._waits)
-        if per_token_s is None:
-            return waited_s, known
-        untimed = [load for i, load in zip(self._ranks, loads, strict=True) if i not in self._waits]
-        gaps = len(untimed) * peak - sum(untimed)
-        return waited_s + per_token_s * gaps, known + len(untimed)
+    def _modelled(
+        self, loads: Sequence[int], running: Sequence[int], prompts: Sequence[int]
+    ) -> list[float] | None:
+        """Learn from a step of all ranks; how long each waits for the slowest, None if unknown."""
+        step_time, slowest, waits = self.step_time, None, None
+        if step_time is not None:
+            work = list(map(step_time.work_s, loads, running, prompts))
+            most_s = max(work)
+            slowest = work.index(most_s)
+            waits = [min(most_s - work_s, self._step_s) for work_s in work]
+        timed = [self._waits.get(worker_id, math.inf) for worker_id in self._ranks]
+        least_s = min(timed)
+        known = len(self._waits) == len(self._reported) and timed.count(least_s) == 1
+        self.step_fit.observe(
+            loads,
+            running,
+            prompts,
+            self._step_s,
+            slowest=timed.index(least_s) if known else None,
+            likely=slowest,
+        )
+        return waits
+
+    def _energy(self, waits: Sequence[float] | None) -> None:
+        """Divide the step's energy, by the wait of each worker that made it."""
+        shares = dict.fromkeys(self._reported)
