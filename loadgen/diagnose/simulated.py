@@ -126,12 +126,18 @@ def _setting(window: Window, found: Findings) -> _Setting:
         clients=max(1, round(load.inside)),
         slots=max(1, round(load.slots)),
         workers=load.workers,
-        step_time=StepTime(max(fitted.base_s, 1e-9), fitted.per_token_s),
+        step_time=_decode_time(window, fitted),
         deadline_steps=max(1, round(_STARVATION_S / wall_step_s)),
         overcommit=overcommit,
         warmup=_between(_WARMUP_STEPS, lives),
         steps=_between(_MEASURED_STEPS, window.steps),
     )
+
+
+def _decode_time(window: Window, fitted: StepTime) -> StepTime:
+    """The cost of tokens, and as the base all else in a mean step."""
+    rest_s = float((window.step_s - fitted.per_token_s * window.peak_tokens).mean())
+    return StepTime(max(rest_s, 1e-9), fitted.per_token_s)
 
 
 def _between(bounds: tuple[int, int], value: int) -> int:

@@ -27,6 +27,7 @@ _SETTINGS = (
     "admin_key_file",
     "record",
     "power_levels",
+    "step_time",
     "snapshot_stale_s",
     "log_level",
 )

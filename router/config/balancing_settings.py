@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import ValidationInfo, field_validator
 
-from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, setting
+from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, checked, setting
 from router.config.worker_notation import unknown
 from router.core.forecast.forecast import DEFAULT_CHUNK
 from router.core.policies.policy_table import POLICIES
+from router.core.step_time import StepTime
 from router.core.types import Dispatch
 
 
@@ -153,9 +154,29 @@ class BalancingSettings(SettingGroup):
         ge=1,
         le=1_000_000_000,
     )
+    step_time: str = setting(
+        "auto",
+        "Cost of a group's step in seconds: fixed, per KV token, per request, per computed prompt "
+        "token; auto: as its steps teach it.",
+        metavar="auto|C,t_l[,t_r[,t_p]]",
+        live=True,
+        advanced=True,
+    )
     seed: int = setting(
         0, "Seed of policies that draw at random.", metavar="N", ge=0, le=2**64 - 1, live=True
     )
+
+    @property
+    def fixed_step_time(self) -> StepTime | None:
+        """None: each group learns its own."""
+        return None if self.step_time == "auto" else StepTime.parse(self.step_time)
+
+    @field_validator("step_time")
+    @classmethod
+    def _readable_step_time(cls, value: str) -> str:
+        if value != "auto":
+            checked(StepTime.parse, value)
+        return value
 
     @field_validator("policy")
     @classmethod

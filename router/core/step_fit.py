@@ -42,8 +42,10 @@ rank computes prompts, and the largest batch, padded to a size of CUDA graphs.""
 _REFITS = 8  # in the memory
 _ROWS = 4  # of a step
 _WIDTH = 3  # a row's values that always count: tokens, requests, prompt tokens
-# Every choice of further terms, the first without any.
-_CHOICES = np.array([(True,) * _WIDTH + some for some in product((False, True), repeat=len(EXTRAS))])
+# Every choice of further terms; the first has none.
+_CHOICES = np.array(
+    [(True,) * _WIDTH + more for more in product((False, True), repeat=len(EXTRAS))]
+)
 _SHUT = 1e12  # precision of a cost that must be 0, against those of the data
 _Z95 = 1.96
 # The four explain the steps if their F statistic is above.
@@ -77,11 +79,14 @@ class FittedStepTime(StepTime):
     """
 
     intervals: tuple[tuple[float, float], ...] = ((0.0, 0.0),) * 4
-    known: frozenset[str] = frozenset()
+    known: tuple[str, ...] = ()
     explained: float = 0.0
     extras: tuple[tuple[str, float], ...] = ()
     decode_error: float | None = None
     prompt_error: float | None = None
+
+
+_Row = tuple[int, int, int, float]
 
 
 class _Steps(NamedTuple):
@@ -111,30 +116,36 @@ class StepFit:
 
     def __init__(self) -> None:
         self.fitted: FittedStepTime | None = None
-        self._pending: list[tuple[list[tuple[float, ...]], tuple[int, int], float]] = []
+        self._pending: list[tuple[list[_Row], tuple[int, int], float]] = []
         self._steps = _Steps(np.zeros((0, _ROWS, _WIDTH + 1)), np.zeros((0, 2)), np.zeros(0))
         self._solution: _Solution | None = None
         self._costs: Floats | None = None  # of every choice of terms
         # Errors of predictions, by choice of terms, without and with prompts: sums, and how many.
         self._misses, self._judged = np.zeros((len(_CHOICES), 2)), np.zeros(2)
         self._kept = 0
-        self._recent: Floats = np.zeros((0, 2))  # of the kept choice, and whether with prompts
+        self._recent: Floats = np.zeros((0, len(_CHOICES) + 1))  # the last; whether with prompts
 
     def observe(
         self,
         loads: Sequence[int],
         running: Sequence[int],
         prompts: Sequence[int],
+        contexts: Sequence[float],
         step_s: float,
         *,
         slowest: int | None = None,
-        contexts: Sequence[float] | None = None,
+        likely: int | None = None,
     ) -> None:
-        """Add a step: KV tokens, requests and computed prompt tokens of each rank in it.
+        """Add a step.
 
         Args:
-            slowest: the rank that the others have waited for, if it is known.
-            contexts: of each rank, prompt tokens times those before them.
+            loads: KV tokens of each rank.
+            running: its requests.
+            prompts: prompt tokens that it computed.
+            contexts: each of these times the tokens before it, summed.
+            step_s: duration.
+            slowest: the rank that the others have waited for; None: unknown.
+            likely: that rank by the present fit.
         """
         if step_s <= 0:
             return
@@ -145,17 +156,19 @@ class StepFit:
             places = {loads.index(max(loads)), running.index(batch)}
             if prompt_tokens:
                 places.add(prompts.index(prompt_tokens))
-            if self.fitted is not None and len(loads) > _ROWS:
-                work = list(map(self.fitted.work_s, loads, running, prompts))
-                places.add(work.index(max(work)))
-        rows = [
-            (loads[place], running[place], prompts[place], contexts[place] if contexts else 0)
-            for place in places
-        ]
+            if likely is not None:
+                places.add(likely)
+        rows: list[_Row] = [(loads[i], running[i], prompts[i], contexts[i]) for i in places]
         rows += rows[:1] * (_ROWS - len(rows))
         self._pending.append((rows, (prompt_tokens > 0, graph_size(batch)), step_s))
         if len(self._pending) >= max(LEAST_STEPS, len(self._steps.seconds) // _REFITS):
             self._learn()
+
+    def finish(self) -> FittedStepTime | None:
+        """Learn from the steps since the last fit too; ``fitted``."""
+        if self._pending and len(self._pending) + len(self._steps.seconds) >= LEAST_STEPS:
+            self._learn()
+        return self.fitted
 
     def _learn(self) -> None:
         new = _Steps(*(np.array(part, np.float64) for part in zip(*self._pending, strict=True)))
@@ -181,7 +194,7 @@ class StepFit:
         remembered = 1 - len(kinds) / MEMORY_STEPS
         self._misses = remembered * self._misses + missed @ kinds
         self._judged = remembered * self._judged + kinds.sum(axis=0)
-        told = np.stack((missed[self._kept], new.shared[:, 0]), axis=1)
+        told = np.concatenate((missed.T, new.shared[:, :1]), axis=1)
         self._recent = np.concatenate((self._recent, told))[-MEMORY_STEPS:]
         if self._judged.sum() < _JUDGED_STEPS:
             self._kept = 0
@@ -203,13 +216,13 @@ class StepFit:
         known = errors * found.usual <= _KNOWN * self._steps.seconds[found.kept].mean()
         extras = zip(EXTRAS, costs[self._kept, _WIDTH + 1 :].tolist(), strict=True)
         return FittedStepTime(
-            *numbers.tolist(),
+            **dict(zip(NUMBERS, numbers.tolist(), strict=True)),
             intervals=tuple(zip(low.tolist(), high.tolist(), strict=True)),
-            known=frozenset(name for name, is_ in zip(NUMBERS, known, strict=True) if is_),
+            known=tuple(name for name, is_ in zip(NUMBERS, known, strict=True) if is_),
             explained=_explained(self._steps.seconds, found),
             extras=tuple((name, cost) for name, cost in extras if cost > 0),
-            decode_error=_median(self._recent[self._recent[:, 1] == 0, 0]),
-            prompt_error=_median(self._recent[self._recent[:, 1] > 0, 0]),
+            decode_error=_median(self._recent[self._recent[:, -1] == 0, self._kept]),
+            prompt_error=_median(self._recent[self._recent[:, -1] > 0, self._kept]),
         )
 
 
@@ -325,7 +338,8 @@ def _normal(terms: Floats, seconds: Floats, weights: Floats) -> _Normal:
     share = weights / weights.sum()
     means, mean_s = share @ terms, float(share @ seconds)
     centred, late = terms - means, seconds - mean_s
-    scales, deviation_s = np.sqrt(share @ centred**2), float(np.sqrt(share @ late**2))
+    scales = np.sqrt(share @ centred**2)
+    deviation_s = max(_LEAST_SPREAD * mean_s, float(np.sqrt(share @ late**2)))
     varies = scales > 1e-9 * np.abs(means)
     # A term that never varies may be any part of C.
     constant = np.where(means > 0, means * deviation_s / mean_s, 1.0)
@@ -358,7 +372,7 @@ def _costs(normal: _Normal, prior: float, open_: Flags) -> Floats:
 
 def _least_squares(terms: Floats, seconds: Floats, weights: Floats) -> _Solution:
     normal = _normal(terms, seconds, weights)
-    prior = 1 / max(normal.deviation_s, 1e-300) ** 2
+    prior = 1 / normal.deviation_s**2
     costs = _costs(normal, prior, np.ones((1, _WIDTH), np.bool_))[0]
     # Errors as if costs could be negative: robust to steps that vary unequally.
     inverse = np.linalg.inv(normal.gram + prior * np.eye(_WIDTH))
@@ -369,20 +383,21 @@ def _least_squares(terms: Floats, seconds: Floats, weights: Floats) -> _Solution
     influence = np.concatenate(
         ((pull / weights.sum() - slopes @ normal.means)[:, None], slopes), axis=1
     )
-    kept = np.count_nonzero(weights)
+    kept = int(np.count_nonzero(weights))
     guessed = prior * inverse @ inverse / np.outer(normal.scales, normal.scales)
     shift = np.concatenate((-normal.means[None], np.eye(_WIDTH)))
     cover = influence.T @ influence * (kept / max(1, kept - 4)) + shift @ guessed @ shift.T
     left = weights @ (seconds - costs[0] - terms @ costs[1:]) ** 2
-    whole = weights.sum() * normal.deviation_s**2
+    whole = weights @ (seconds - normal.mean_s) ** 2
+    varied = normal.deviation_s > _LEAST_SPREAD * normal.mean_s
     present = terms > 0
-    usual = terms.sum(axis=0) / np.maximum(1, present.sum(axis=0))
+    usual = terms.sum(axis=0) / np.maximum(1.0, present.sum(axis=0))
     return _Solution(
         costs=costs,
         free=free,
         errors=np.sqrt(np.diag(cover)),
         usual=np.array((1.0, *np.where(normal.varies, usual, np.inf))),
-        explained=max(0.0, 1 - float(left / whole)) if whole > 0 else 0.0,
+        explained=max(0.0, 1 - float(left / whole)) if varied else 0.0,
         off=seconds,
         weights=weights,
         terms=terms,
@@ -392,7 +407,7 @@ def _least_squares(terms: Floats, seconds: Floats, weights: Floats) -> _Solution
 def _with_extras(steps: _Steps, found: _Solution) -> Floats:
     """Costs of every choice of terms; the first are the four."""
     normal = _normal(found.terms, steps.seconds, found.weights)
-    costs = _costs(normal, 1 / max(normal.deviation_s, 1e-300) ** 2, _CHOICES)
+    costs = _costs(normal, 1 / normal.deviation_s**2, _CHOICES)
     costs[0, : _WIDTH + 1] = found.costs
     return costs
 

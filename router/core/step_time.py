@@ -9,9 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from router.core.errors import ConfigError
+
+
+class Work(NamedTuple):
+    """What a worker, or one of its requests, has in a step: KV tokens, requests, prompt tokens."""
+
+    load_tokens: float = 0.0
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

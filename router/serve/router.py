@@ -128,6 +128,7 @@ class Router:
             settings.prefill_chunk,
             settings.levels,
             settings.of(BreakerSettings),
+            settings.fixed_step_time,
         )
         self.dispatcher = make_dispatcher(settings, self.cluster, self.access.weight)
         self.models = ModelTable(self.cluster, settings.aliases, settings.of(RequestLimits))

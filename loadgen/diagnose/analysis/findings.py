@@ -9,9 +9,9 @@ from statistics import fmean
 import numpy as np
 
 from loadgen.diagnose.analysis.window import Flags, Window
-from router.core.energy.step_fit import FittedStep, StepFit
 from router.core.forecast.forecast import Floats, Ints
 from router.core.state.barrier import is_barrier
+from router.core.step_fit import FittedStepTime, StepFit
 from router.core.types import Dispatch
 
 # Hardly any request fits above this: a prompt with its output takes a few percent of the memory.
@@ -32,7 +32,7 @@ class Barrier:
         together_share: share of the steps with two or more busy workers that all busy workers made
             together; None: no such step.
         stepping_share: share of the time that engines spent in steps.
-        fitted: step time as a function of the fullest worker's load; None: no such relation.
+        fitted: step time as a function of the slowest worker's work; None: no such relation.
         per_token_most_s: upper bound on a token's cost from the same steps; None: unknown.
         attention_share: cost of the fullest worker's tokens as a share of a mean step, t_l max L /
             dt; None without ``fitted``.
@@ -40,7 +40,7 @@ class Barrier:
 
     together_share: float | None
     stepping_share: float
-    fitted: FittedStep | None
+    fitted: FittedStepTime | None
     per_token_most_s: float | None
     attention_share: float | None
 
@@ -48,13 +48,8 @@ class Barrier:
     def of(cls, window: Window) -> Barrier:
         several = (window.loads > 0).sum(axis=1) >= 2
         together = window.together[several]
-        fit = StepFit()
+        fitted = _fitted(window)
         peak, seconds = window.peak_tokens, window.step_s
-        for tokens, step_s in zip(
-            peak[window.together].tolist(), seconds[window.together].tolist(), strict=True
-        ):
-            fit.observe(tokens, step_s)
-        fitted = fit.fitted()
         busy_s = float(seconds.sum())
         cost = None
         if fitted is not None:
@@ -95,8 +90,8 @@ class Waiting:
 
     Attributes:
         idle_share: share of the workers' step time spent waiting; None: unknown.
-        idle_share_is: ``measured`` by the engines, or ``modelled``: t_l (G max L - sum L) over G
-            times the step time; None: unknown.
+        idle_share_is: ``measured`` by the engines, or ``modelled``: by how much less work each had
+            than the slowest; None: unknown.
     """
 
     idle_share: float | None
@@ -273,6 +268,20 @@ def _mean(values: Floats | Ints | Flags) -> float:
     return float(values.mean()) if values.size else 0.0
 
 
+def _fitted(window: Window) -> FittedStepTime | None:
+    fit = StepFit()
+    columns = window.loads, window.running, window.prompts, window.step_s
+    for loads, running, prompts, step_s in zip(
+        *(column[window.together].tolist() for column in columns), strict=True
+    ):
+        likely = None
+        if fit.fitted is not None:
+            work = list(map(fit.fitted.work_s, loads, running, prompts))
+            likely = work.index(max(work))
+        fit.observe(loads, running, prompts, [0] * len(loads), step_s, likely=likely)
+    return fit.finish()
+
+
 def _most(peak_tokens: Ints, step_s: Floats) -> float | None:
     """Upper bound on the slope of a line through the steps; None if all loads are equal."""
     count = len(peak_tokens)
@@ -285,15 +294,20 @@ def _most(peak_tokens: Ints, step_s: Floats) -> float | None:
     return max(0.0, slope + _SURE * math.sqrt(rest / (count - 2) / spread))
 
 
-def _idle_share(window: Window, fitted: FittedStep | None) -> tuple[float | None, str | None]:
+def _idle_share(window: Window, fitted: FittedStepTime | None) -> tuple[float | None, str | None]:
     timed = ~np.isnan(window.waited_s)
     if window.steps and timed.mean() >= MOSTLY:
         worker_s = float(window.counted.sum(axis=1)[timed] @ window.step_s[timed])
         return float(window.waited_s[timed].sum()) / worker_s, "measured"
     if fitted is None:
         return None, None
-    idle_s = fitted.per_token_s * float(window.imbalance_tokens.sum())
-    return min(1.0, idle_s / window.worker_seconds), "modelled"
+    work = (
+        fitted.per_token_s * window.loads
+        + fitted.per_request_s * window.running
+        + fitted.per_prompt_token_s * window.prompts
+    )
+    waits = np.where(window.counted, work.max(axis=1, keepdims=True) - work, 0.0)
+    return min(1.0, float(waits.sum()) / window.worker_seconds), "modelled"
 
 
 def _slots(window: Window) -> Floats:

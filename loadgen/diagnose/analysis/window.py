@@ -67,6 +67,7 @@ class Window:
         step_s: shape (S,), duration of each step.
         loads: shape (S, G), KV tokens; 0 for workers that do not count.
         counted: shape (S, G), whether a worker counts: it is up and reports its state.
+        prompts: shape (S, G), prompt tokens computed in the step; 0 if the recording has none.
         pool, queued: shape (S,), requests waiting in the router, and in the engines.
         together: shape (S,), whether all busy workers made the step together.
         waited_s: shape (S,), time waited for the fullest worker, timed by engines; NaN: not timed.
@@ -91,6 +92,7 @@ class Window:
     loads: Ints
     counted: Flags
     running: Ints
+    prompts: Ints
     pool: Ints
     queued: Ints
     together: Flags
@@ -256,13 +258,18 @@ def _columns(steps: Sequence[StepLine], workers: int) -> dict[str, Any]:
         "step_s": np.array([each.step_s for each in steps], dtype=np.float64),
         "loads": np.nan_to_num(loads).astype(np.int64),
         "counted": counted,
-        "running": np.nan_to_num(_filled([each.running for each in steps], shape)).astype(np.int64),
+        "running": _counts([each.running for each in steps], shape),
+        "prompts": _counts([each.prompts or unknown for each in steps], shape),
         "pool": np.array([each.pool for each in steps], dtype=np.int64),
         "queued": np.array([each.queued for each in steps], dtype=np.int64),
         "together": np.array([each.together for each in steps], dtype=np.bool_),
         "waited_s": _filled([[each.waited_s] for each in steps], (len(steps), 1))[:, 0],
         "power_w": _filled([each.power_w or unknown for each in steps], shape),
     }
+
+
+def _counts(rows: Sequence[Sequence[float | None]], shape: tuple[int, int]) -> Ints:
+    return np.nan_to_num(_filled(rows, shape)).astype(np.int64)
 
 
 def _filled(rows: Sequence[Sequence[float | None]], shape: tuple[int, int]) -> Floats:

@@ -1,8 +1,6 @@
 """Energy of a group's workers, step by step.
 
-Meters are read less often than steps end: a reading is divided over all work since the last one. A
-worker's modelled wait is t_l (max L - L_g), with t_l fitted to the group's own steps. The model
-holds only for steps that all ranks with work made together.
+Meters are read less often than steps end: a reading is divided over all work since the last one.
 """
 
 from __future__ import annotations
@@ -14,18 +12,16 @@ from router.core.energy.joules import (
     METER_SILENT_S,
     EnergyCounter,
     Joules,
-    KvShares,
     PowerLevels,
+    RequestShares,
     Span,
     divided,
-    waiting_share,
 )
 from router.core.energy.levels import LevelFit
-from router.core.energy.step_fit import FittedStep, StepFit
 from router.core.events import PowerTold
+from router.core.step_time import StepTime, Work
 from router.core.types import Snapshot
 
-_REFIT_STEPS = 64
 # A shorter gap is the time between two steps of a busy engine. A gap above METER_SILENT_S means
 # that the clock was set, since idle engines report each second.
 _LEAST_GAP_S = 1e-3
@@ -41,10 +37,10 @@ class _Account:
         covered: true if its meter counts that time.
         open: true if it has reported a step that others have not finished.
         step: last reported step, of a worker that steps alone.
-        waited_s, asked: in the last step, its measured wait, and tokens of metered requests.
+        waited_s, asked: in the last step, its measured wait, and the work of metered requests.
     """
 
-    shares: KvShares
+    shares: RequestShares
     counter: EnergyCounter = field(default_factory=EnergyCounter)
     time_s: float | None = None
     pending_j: float = 0.0
@@ -54,7 +50,7 @@ class _Account:
     idle: bool = False
     step: int = -1
     waited_s: float | None = None
-    asked: Mapping[str, int] = field(default_factory=dict)
+    asked: Mapping[str, Work] = field(default_factory=dict)
 
 
 class GroupEnergy:
@@ -62,20 +58,14 @@ class GroupEnergy:
 
     Args:
         levels: calibrated power; None: joules of steps cannot be divided.
-
-    Attributes:
-        fitted: fitted cost of a step; None while unknown.
     """
 
     def __init__(self, levels: PowerLevels | None = None) -> None:
         self.joules = Joules()
-        self.fitted: FittedStep | None = None
         self.level_fit = LevelFit()
         self._levels = levels
         self._accounts: dict[str, _Account] = {}
-        self._shares: dict[str, KvShares] = {}
-        self._fit = StepFit()
-        self._steps = 0
+        self._shares: dict[str, RequestShares] = {}
 
     @property
     def metered(self) -> bool:
@@ -85,14 +75,14 @@ class GroupEnergy:
         self,
         worker_id: str,
         snapshot: Snapshot,
-        asked: Mapping[str, int],
+        asked: Mapping[str, Work],
         *,
         idle: bool,
         stepped: bool,
     ) -> None:
         """Record a worker's message, perhaps with power or energy counter.
 
-        ``asked``: KV tokens by metered request in the step. ``idle``: nothing ran since the message
+        ``asked``: work by metered request in the step. ``idle``: nothing ran since the message
         before. ``stepped``: the step is new.
         """
         account = self._account(worker_id)
@@ -140,32 +130,31 @@ class GroupEnergy:
         self.joules += Joules(idle_j=used_j) if rested else Joules(unknown_j=used_j)
 
     def close(
-        self, loads: Mapping[str, int], peak: int, step_s: float, *, together: bool
-    ) -> float | None:
-        """Close a step; returns t_l, the modelled wait in seconds per token, or None.
+        self,
+        work: Mapping[str, Work],
+        waits: Mapping[str, float],
+        step_s: float,
+        cost: StepTime | None,
+    ) -> None:
+        """Close a step.
 
-        ``loads`` holds L_g of the workers that reported it; it may be empty if none is metered.
-        ``peak`` is max L. ``together``: all workers with work made it.
+        Args:
+            work: of the workers that reported it.
+            waits: modelled wait of each for the slowest; empty if unknown.
+            step_s: its duration.
+            cost: of the work; None: unknown.
         """
-        if together:
-            self._fit.observe(peak, step_s)
-            self._steps += 1
-            if self._steps % _REFIT_STEPS == 0:
-                self.fitted = self._fit.fitted()
-        per_token_s = self.fitted.per_token_s if self.fitted and together else None
         for worker_id, account in self._accounts.items():
-            if account.open and worker_id in loads:
-                share = (
-                    waiting_share(loads[worker_id], peak, step_s, per_token_s)
-                    if account.waited_s is None or step_s <= 0
-                    else min(1.0, account.waited_s / step_s)
-                )
+            if account.open and worker_id in work:
+                waited_s = waits.get(worker_id) if account.waited_s is None else account.waited_s
+                share = None
+                if waited_s is not None and step_s > 0:
+                    share = min(1.0, waited_s / step_s)
                 if account.covered:
                     account.span.step(step_s, share)
-                    account.shares.step(step_s, loads[worker_id], account.asked)
+                    account.shares.step(step_s, work[worker_id], account.asked, cost)
                 account.open = False
                 self._divide(account)
-        return per_token_s
 
     def of_request(self, worker_id: str, request_id: str) -> float | None:
         shares = self._shares.get(worker_id)
@@ -176,7 +165,7 @@ class GroupEnergy:
             self._shares[worker_id].forget(request_id)
         account = self._accounts.get(worker_id)
         if account is not None:
-            account.asked = {i: held for i, held in account.asked.items() if i != request_id}
+            account.asked = {i: work for i, work in account.asked.items() if i != request_id}
 
     def leave(self, worker_id: str) -> None:
         """Close a worker's account; undivided joules become unknown.
@@ -195,7 +184,7 @@ class GroupEnergy:
     def _account(self, worker_id: str) -> _Account:
         account = self._accounts.get(worker_id)
         if account is None:
-            shares = self._shares.setdefault(worker_id, KvShares())
+            shares = self._shares.setdefault(worker_id, RequestShares())
             account = self._accounts[worker_id] = _Account(shares)
         return account
 

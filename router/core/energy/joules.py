@@ -14,7 +14,10 @@ import msgspec
 
 from router.core.errors import ConfigError
 from router.core.events import PowerTold
+from router.core.step_time import StepTime, Work
 from router.core.types import Snapshot
+
+_BY_TOKENS = StepTime(0.0, 1.0)
 
 METER_SILENT_S = 10.0
 """Silence after which an agent's last power value is unknown again."""
@@ -93,19 +96,6 @@ class Span:
             self.computing_s += (1 - share) * step_s
 
 
-def waiting_share(
-    load_tokens: int, peak_tokens: int, step_s: float, per_token_s: float | None
-) -> float | None:
-    """Modelled share of a step for which a worker waits: t_l (max L - L_g) / dt.
-
-    L_g and max L are resident KV tokens, of the worker and of its group's fullest; t_l is in
-    seconds per token. None if t_l or dt is unknown.
-    """
-    if per_token_s is None or step_s <= 0:
-        return None
-    return min(1.0, per_token_s * (peak_tokens - load_tokens) / step_s)
-
-
 def divided(energy_j: float, span: Span, levels: PowerLevels | None) -> Joules:
     """Divide a worker's energy over a span; the parts add up to it.
 
@@ -172,10 +162,12 @@ class AgentMeter:
         return None if told is None or now_s - told.received_s >= METER_SILENT_S else told.power_w
 
 
-class KvShares:
-    """A worker's energy by metered request, in proportion to the KV tokens held in its steps.
+class RequestShares:
+    """A worker's energy by metered request, in proportion to the work of each in its steps.
 
-    Joules arrive late, for many steps at once; until then steps count at the power of those before.
+    Work is KV tokens held, the request itself and prompt tokens computed, by their cost; while that
+    is unknown, KV tokens. Joules arrive late, for many steps at once; until then steps count at the
+    power of those before.
     """
 
     def __init__(self) -> None:
@@ -183,9 +175,16 @@ class KvShares:
         self._open_s: dict[str, float] = {}
         self._power_w: float | None = None
 
-    def step(self, step_s: float, load_tokens: int, tokens: Mapping[str, int]) -> None:
-        for request_id, held in tokens.items():
-            share_s = step_s * held / load_tokens if load_tokens else 0.0
+    def step(
+        self, step_s: float, whole: Work, parts: Mapping[str, Work], cost: StepTime | None
+    ) -> None:
+        """Record a step's work, of all requests and of the metered ones."""
+        if not parts:
+            return
+        cost = cost if cost is not None and cost.work_s(*whole) > 0 else _BY_TOKENS
+        all_s = cost.work_s(*whole)
+        for request_id, part in parts.items():
+            share_s = step_s * cost.work_s(*part) / all_s if all_s else 0.0
             self._open_s[request_id] = self._open_s.get(request_id, 0.0) + share_s
 
     def pay(self, joules: float, seconds: float) -> None:

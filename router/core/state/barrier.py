@@ -11,6 +11,7 @@ from the others' step at the end of its first one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from operator import add, sub
@@ -22,7 +23,7 @@ from router.core.energy.group_energy import GroupEnergy
 from router.core.energy.joules import PowerLevels
 from router.core.state.step_watch import ClosedStep, Said, StepWatch
 from router.core.step_fit import StepFit
-from router.core.step_time import StepTime
+from router.core.step_time import StepTime, Work
 from router.core.types import PoolState, Snapshot
 
 # Ranks in a barrier miss a common step only when a message is lost.
@@ -94,7 +95,7 @@ class _Rank:
         offset: the group's step number less the engine's; unknown for a ``stranger``.
         step: with the offset.
         time_s: end of the step, by the engine's clock.
-        step_s, running, prompt_tokens: of that step, its requests and the prompt tokens computed.
+        step_s, running, prompt_tokens, prompt_context: of that step; see ``StepShares``.
         step_tokens, held_tokens: load in that step, and after it.
     """
 
@@ -105,6 +106,7 @@ class _Rank:
     step_s: float = 0.0
     running: int = 0
     prompt_tokens: int = 0
+    prompt_context: float = 0.0
     step_tokens: int = 0
     held_tokens: int = 0
     power_w: float = 0.0
@@ -116,7 +118,8 @@ class StepShares(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         step_tokens, held_tokens: KV tokens resident in the step, and left after it.
         entered: requests in their first step.
-        asked: KV tokens by metered request.
+        asked: work by metered request.
+        prompt_context: prompt tokens computed, each times the tokens before it.
     """
 
     step_tokens: int
@@ -124,7 +127,8 @@ class StepShares(msgspec.Struct, frozen=True, gc=False):
     free_slots: int = 0
     entered: int = 0
     running: int = 0
-    asked: Mapping[str, int] = {}
+    asked: Mapping[str, Work] = {}
+    prompt_context: float = 0.0
 
 
 class StepLedger:
@@ -200,6 +204,7 @@ class StepLedger:
         rank.step, rank.time_s, rank.step_s = number, snapshot.time_s, snapshot.step_s
         rank.step_tokens, rank.running = shares.step_tokens, shares.running
         rank.prompt_tokens = snapshot.scheduled_prefill_tokens
+        rank.prompt_context = shares.prompt_context
         if snapshot.waited_s is not None:
             self._waits[worker_id] = min(snapshot.waited_s, snapshot.step_s)
         self._output_tokens += snapshot.scheduled_decode_tokens
@@ -260,27 +265,31 @@ class StepLedger:
     def _close(self, state: PoolState) -> None:
         if not self._reported:
             return
-        loads, running, prompts = [], [], []
+        loads, running, prompts, contexts = [], [], [], []
         for worker_id, rank in self._ranks.items():
             stepped = worker_id in self._reported
             loads.append(rank.step_tokens if stepped else rank.held_tokens)
             running.append(rank.running if stepped else 0)
             prompts.append(rank.prompt_tokens if stepped else 0)
+            contexts.append(rank.prompt_context if stepped else 0)
         peak, total, old = max(loads), sum(loads), self.totals[state]
         together = all(
             rank.step == self._step or not rank.held_tokens for rank in self._ranks.values()
         )
         contested = self._contest(loads, together=together)
-        waits = None
+        cost, waits = self.step_time, {}
         if together and self.barrier is not False:
-            waits = self._modelled(loads, running, prompts)
-        elif not self.barrier:
+            waits = self._modelled(cost, loads, running, prompts, contexts)
+        elif self.barrier is False:
             for worker_id in self._reported:
                 rank = self._ranks[worker_id]
-                work = [rank.step_tokens], [rank.running], [rank.prompt_tokens]
-                self.step_fit.observe(*work, rank.step_s)
+                row = [rank.step_tokens], [rank.running], [rank.prompt_tokens]
+                self.step_fit.observe(*row, [rank.prompt_context], rank.step_s)
         if self.energy.metered:
-            self._energy(waits)
+            made = map(self._ranks.__getitem__, self._reported)
+            work = [Work(rank.step_tokens, rank.running, rank.prompt_tokens) for rank in made]
+            own = dict(zip(self._reported, work, strict=True))
+            self.energy.close(own, waits, self._step_s, cost)
         imbalance = len(loads) * peak - total
         waited_s, timed = self._waited(waits)
         power_w = sum(rank.power_w for rank in self._ranks.values())
@@ -301,7 +310,7 @@ class StepLedger:
             contested_steps=old.contested_steps + contested,
             together_steps=old.together_steps + (contested and together),
         )
-        waiting_s = None if waits is None else sum(waits)
+        waiting_s = sum(waits.values()) if waits else None
         every = sum(self._waits.values()) if len(self._waits) == len(loads) else None
         step = ClosedStep(self._step, self._step_s, {}, together, waiting_s, 0, every)
         self._step = self._furthest()
@@ -323,28 +332,39 @@ class StepLedger:
         return True
 
     def _modelled(
-        self, loads: Sequence[int], running: Sequence[int], prompts: Sequence[int]
-    ) -> list[float] | None:
-        """Learn from a step of all ranks; how long each waits for the slowest, None if unknown."""
-        step_time, slowest, waits = self.step_time, None, None
-        if step_time is not None:
-            work = list(map(step_time.work_s, loads, running, prompts))
+        self,
+        cost: StepTime | None,
+        loads: Sequence[int],
+        running: Sequence[int],
+        prompts: Sequence[int],
+        contexts: Sequence[float],
+    ) -> dict[str, float]:
+        """Learn from a step of all ranks; how long each waits for the slowest, empty if unknown."""
+        likely, waits = None, {}
+        if cost is not None:
+            work = list(map(cost.work_s, loads, running, prompts))
             most_s = max(work)
-            slowest = work.index(most_s)
-            waits = [min(most_s - work_s, self._step_s) for work_s in work]
+            likely = work.index(most_s)
+            waits = {
+                worker_id: min(most_s - work_s, self._step_s)
+                for worker_id, work_s in zip(self._ranks, work, strict=True)
+            }
         timed = [self._waits.get(worker_id, math.inf) for worker_id in self._ranks]
         least_s = min(timed)
-        known = len(self._waits) == len(self._reported) and timed.count(least_s) == 1
+        # Not known where engines do not time themselves, or several have not waited at all.
+        told = len(self._waits) == len(self._reported) and timed.count(least_s) == 1
         self.step_fit.observe(
             loads,
             running,
             prompts,
+            contexts,
             self._step_s,
-            slowest=timed.index(least_s) if known else None,
-            likely=slowest,
+            slowest=timed.index(least_s) if told else None,
+            likely=likely,
         )
         return waits
 
-    def _energy(self, waits: Sequence[float] | None) -> None:
-        """Divide the step's energy, by the wait of each worker that made it."""
-        shares = dict.fromkeys(self._reported)
+    def _waited(self, waits: Mapping[str, float]) -> tuple[float, int]:
+        """Of all workers whose wait is known: sum, and how many; measured before modelled."""
+        modelled = [wait_s for each, wait_s in waits.items() if each not in self._waits]
+        return sum(self._waits.values()) + sum(modelled), len(self._waits) + len(modelled)

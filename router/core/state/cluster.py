@@ -44,6 +44,7 @@ from router.core.state.breaker import DEFAULTS, BreakerSettings
 from router.core.state.group import Group
 from router.core.state.prefill_worker import PrefillWorker
 from router.core.state.worker import Worker
+from router.core.step_time import StepTime
 from router.core.types import Outcome, Phase, Request, WorkerSpec
 
 
@@ -68,6 +69,7 @@ class Cluster:
     Args:
         lockstep: groups that are down as soon as one of their workers is.
         prefill_chunk: most prompt tokens that an engine computes in a step.
+        step_time: cost of a step of answering workers; None: each group learns its own.
 
     Attributes:
         groups: groups by name, those of prefill workers under ``WorkerSpec.stage``.
@@ -83,12 +85,14 @@ class Cluster:
         prefill_chunk: int = DEFAULT_CHUNK,
         power_levels: PowerLevels | None = None,
         breakers: BreakerSettings = DEFAULTS,
+        step_time: StepTime | None = None,
     ) -> None:
         self.groups: dict[str, Group] = {}
         self._group_of: dict[str, Group] = {}
         self._requests: dict[str, _Tracked] = {}
         self.watchers: list[Watcher] = []
         self._lockstep = lockstep
+        self._step_time = step_time
         self._make = partial(
             Group, prefill_chunk=prefill_chunk, power_levels=power_levels, breakers=breakers
         )
@@ -149,6 +153,8 @@ class Cluster:
             group = self.groups[spec.stage] = self._make(
                 spec.stage, lockstep=lockstep, serves=serves
             )
+            if serves is None:
+                group.fix_step_time(self._step_time)
         group.join(spec)
         self._group_of[spec.id] = group
         for watcher in self.watchers:
@@ -179,6 +185,12 @@ class Cluster:
         for group in self.groups.values():
             if group.lockstep != (group.name in names):
                 group.set_lockstep(group.name in names)
+
+    def fix_step_time(self, step_time: StepTime | None) -> None:
+        """None: each group learns its own."""
+        self._step_time = step_time
+        for group in self.answering:
+            group.fix_step_time(step_time)
 
     def apply(self, event: Event) -> bool:
         """Apply one event; late events of ended requests are ignored.

@@ -15,6 +15,7 @@ from router.core.forecast.end_signals import Departure
 from router.core.forecast.forecast import NO_CAP
 from router.core.kv_blocks import KvBlocks
 from router.core.state.running_table import RunningTable, WorkerRows
+from router.core.step_time import Work
 from router.core.types import RunningRequest, Snapshot
 from router.core.wire import request_token
 
@@ -58,7 +59,8 @@ class Feed:
         load_tokens: KV tokens of the running requests, with prompts in prefill counted whole.
         step_load_tokens: tokens resident in the last step, including requests that it ended.
         step_entered: requests that began in it.
-        step_asked: KV tokens in it by metered request.
+        step_asked: work in it by metered request.
+        step_prompt_context: prompt tokens computed in it, each times the tokens before it.
         step_grown: output tokens that it gave to requests in decode.
         step_decoding: number of these requests; 0 if unknown.
         waiting_routed: part of ``waiting`` that may be this router's.
@@ -78,6 +80,7 @@ class Feed:
     __slots__ = (
         "_asked",
         "_claim",
+        "_computed",
         "_forgotten",
         "_misplaced",
         "_parts",
@@ -110,6 +113,7 @@ class Feed:
         "step_entered",
         "step_grown",
         "step_load_tokens",
+        "step_prompt_context",
         "step_running",
         "waiting",
         "waiting_routed",
@@ -133,7 +137,8 @@ class Feed:
         self.step_load_tokens = 0
         self.step_running = 0
         self.step_entered = 0
-        self.step_asked: Mapping[str, int] = {}
+        self.step_asked: Mapping[str, Work] = {}
+        self.step_prompt_context = 0.0
         self.step_grown = self.step_decoding = 0
         self.kv_usage = 0.0
         self.kv_tokens = 0
@@ -156,6 +161,7 @@ class Feed:
         self._uncounted: dict[str, int] = {}  # places of forgotten requests that still run
         self._running: dict[str, int] = {}
         self._prefill_left = 0
+        self._computed: list[tuple[str | None, float, int]] = []  # request, prompt tokens, up to
         self._forgotten: OrderedDict[str, None] = OrderedDict()
 
     @property
@@ -192,6 +198,7 @@ class Feed:
         full_wanted, self.full_wanted = self.full_wanted, True
         self.step_entered = self.step_grown = self.step_decoding = 0
         self._misplaced = False
+        self._computed.clear()
         if stepped:
             self._grow(snapshot)
         if snapshot.kind == "full":
@@ -201,8 +208,10 @@ class Feed:
             self.step_grown = self.step_decoding = 0
         self.step_load_tokens = self.resident_tokens
         self.step_running = len(self._parts)
+        if self._computed or self.step_prompt_context:
+            self._compute(snapshot.scheduled_prefill_tokens)
         if self._asked or self.step_asked:
-            self.step_asked = self._held_by_asked()
+            self.step_asked = self._work_of_asked()
         finished = dict.fromkeys(snapshot.finished)
         for engine_id in finished:
             self._leave(engine_id, completed=True)
@@ -229,13 +238,25 @@ class Feed:
         parts = self._parts.values()
         return sum(self._rows.generated_tokens(p.place) for p in parts if p.token == token)
 
-    def _held_by_asked(self) -> dict[str, int]:
-        held: dict[str, int] = {}
-        tokens = self._rows.resident_tokens()
+    def _compute(self, scheduled_tokens: int) -> None:
+        """Work of the prompts; those that came computed are not among the scheduled tokens."""
+        told = sum(tokens for _, tokens, _ in self._computed)
+        part = min(1.0, scheduled_tokens / told) if told else 0.0
+        self._computed = [(token, part * tokens, end) for token, tokens, end in self._computed]
+        self.step_prompt_context = sum(n * (end - n / 2) for _, n, end in self._computed)
+
+    def _work_of_asked(self) -> dict[str, Work]:
+        work: dict[str, Work] = {}
+        held_tokens = self._rows.resident_tokens()
         for part in self._parts.values():
             if (token := part.token) is not None and token in self._asked:
-                held[token] = held.get(token, 0) + tokens[part.place]
-        return held
+                held, requests, _ = work.get(token, Work())
+                work[token] = Work(held + held_tokens[part.place], requests + 1)
+        for token, prompt_tokens, _ in self._computed:
+            if token in work:
+                held, requests, computed = work[token]
+                work[token] = Work(held, requests, computed + prompt_tokens)
+        return work
 
     def _restart(self, epoch: str) -> None:
         self._preemptions_told = 0 if self.epoch else None
@@ -358,6 +379,9 @@ class Feed:
         self._parts[told.id] = _Part(
             number, place, token, prompt, max_tokens, prefill_left, from_tokens
         )
+        left = prompt - told.cached_tokens if before is None else before.prefill_left
+        if left > prefill_left:
+            self._computed.append((token, left - prefill_left, prompt - prefill_left))
         self.step_entered += before is None
         self.load_tokens += prompt + generated
         self._prefill_left += prefill_left

@@ -21,6 +21,7 @@ from router.core.state.rates import GroupRates, Growth, TokenRate
 from router.core.state.running_table import RunningTable, joined
 from router.core.state.step_watch import ClosedStep, Said
 from router.core.state.worker import Worker
+from router.core.step_fit import FittedStepTime
 from router.core.step_time import StepTime
 from router.core.types import PAUSED, Dispatch, Hits, PoolState, Request, WorkerSpec, WorkerView
 
@@ -146,8 +147,17 @@ class Group:
 
     @property
     def step_time(self) -> StepTime | None:
-        """None: not learned yet."""
-        return None
+        """Cost of its steps: fixed, else learned; None: not known yet."""
+        return self._ledger.step_time
+
+    @property
+    def fitted(self) -> FittedStepTime | None:
+        """What its steps have taught of their cost, even where another is fixed."""
+        return self._ledger.step_fit.fitted
+
+    def fix_step_time(self, step_time: StepTime | None) -> None:
+        """None: as learned."""
+        self._ledger.fixed = step_time
 
     @property
     def hits(self) -> Hits | None:
@@ -314,6 +324,7 @@ class Group:
             feed.step_entered,
             feed.step_running,
             feed.step_asked,
+            feed.step_prompt_context,
         )
         self._growth.add(feed.step_grown, feed.step_decoding)
         self._ledger.report(event.worker_id, shares, snapshot, state)

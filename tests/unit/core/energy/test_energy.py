@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from router.core.energy.joules import (
     EnergyCounter,
     Joules,
-    KvShares,
     PowerLevels,
+    RequestShares,
     Span,
     divided,
-    waiting_share,
 )
 from router.core.errors import ConfigError
+from router.core.step_time import StepTime, Work
 
 LEVELS = PowerLevels(100.0, 200.0, 400.0)
 
@@ -78,14 +78,6 @@ def test_levels_that_make_no_sense_are_refused(
         PowerLevels(*watts)
 
 
-def test_the_share_of_waiting_is_the_models() -> None:
-    assert waiting_share(40, 100, 0.1, 1e-3) == pytest.approx(0.6)
-    assert waiting_share(100, 100, 0.1, 1e-3) == 0
-    assert waiting_share(0, 1000, 0.1, 1e-3) == 1
-    assert waiting_share(0, 1000, 0.0, 1e-3) is None
-    assert waiting_share(0, 1000, 0.1, None) is None
-
-
 def test_a_counter_is_read_from_its_first_reading_on_and_begins_anew() -> None:
     counter = EnergyCounter()
     readings: list[float | None] = [1000.0, 1003.0, 1003.0, 2.0]
@@ -98,12 +90,12 @@ def test_a_counter_is_read_from_its_first_reading_on_and_begins_anew() -> None:
 
 
 def test_requests_share_a_workers_energy_by_the_tokens_that_they_hold() -> None:
-    shares = KvShares()
-    shares.step(0.5, 400, {"a": 100})
+    shares = RequestShares()
+    shares.step(0.5, Work(400, 3), {"a": Work(100, 1)}, None)
     assert shares.of("a") is None, "no meter has been read"
     shares.pay(100.0, 0.5)
     assert shares.of("a") == pytest.approx(25)
-    shares.step(0.5, 200, {"a": 100, "b": 50})
+    shares.step(0.5, Work(200, 3), {"a": Work(100, 1), "b": Work(50, 1)}, None)
     assert [shares.of("a"), shares.of("b")] == pytest.approx([75, 25])
     shares.pay(200.0, 0.5)
     assert [shares.of("a"), shares.of("b")] == pytest.approx([125, 50])
@@ -114,8 +106,21 @@ def test_requests_share_a_workers_energy_by_the_tokens_that_they_hold() -> None:
     assert shares.of("a") is None
 
 
+def test_requests_share_a_workers_energy_by_what_their_work_costs() -> None:
+    parts = {"decodes": Work(400, 1), "computes": Work(100, 1, 50)}
+    cost = StepTime(9.0, 0.01, 1.0, 0.1)
+    shares = RequestShares()
+    shares.step(1.0, Work(500, 2, 50), parts, cost)
+    shares.pay(120.0, 1.0)
+    each = {request: shares.of(request) for request in parts}
+    assert each == pytest.approx({"decodes": 50, "computes": 70})
+    assert sum(filter(None, each.values())) == pytest.approx(120), "all that the step has used"
+    shares.step(1.0, Work(500, 2, 50), parts, StepTime(9.0))
+    assert shares.of("decodes") == pytest.approx(50 + 96), "by tokens where no work costs anything"
+
+
 def test_what_holds_nothing_has_no_share() -> None:
-    shares = KvShares()
-    shares.step(0.5, 0, {"a": 0})
+    shares = RequestShares()
+    shares.step(0.5, Work(), {"a": Work()}, None)
     shares.pay(100.0, 0.5)
     assert shares.of("a") == 0

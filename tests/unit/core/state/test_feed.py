@@ -5,6 +5,7 @@ import pytest
 
 from router.core.state.feed import Feed
 from router.core.state.running_table import RunningTable
+from router.core.step_time import Work
 from router.core.types import FREE_PLACE, RunningRequest, Snapshot
 from router.core.wire import request_token
 from tests.support.core import part, running, snapshot, token
@@ -174,12 +175,41 @@ def test_requests_that_are_asked_about_say_what_they_hold_in_each_step() -> None
     feed = Feed(asked=asked)
     parts = running(part(1), 100, 10), running(part(1, 1), 100, 1, 40), running(part(2), 50, 5)
     feed.apply(snapshot("full", 5, *parts), 0.0)
-    assert feed.step_asked == {token(1): 110 + 61}
+    assert feed.step_asked == {token(1): Work(110 + 61, 2)}
     feed.apply(snapshot("delta", 6, finished=(part(1), part(1, 1))), 0.0)
-    assert feed.step_asked == {token(1): 111 + 62}, "those that end in it are still in it"
+    work = {token(1): Work(111 + 62, 2)}
+    assert feed.step_asked == work, "those that end in it are still in it"
     asked.clear()
     feed.apply(snapshot("delta", 7), 0.0)
     assert feed.step_asked == {}
+
+
+def test_prompts_are_work_of_the_steps_that_compute_them() -> None:
+    feed = Feed(asked={token(1)})
+    feed.apply(snapshot("full", 5), 0.0)
+    first = running(part(1), 100, 0, 60), running(part(2), 30, 1)
+    feed.apply(computing(6, 70, *first), 0.0)
+    assert feed.step_asked == {token(1): Work(40, 1, 40)}
+    assert feed.step_prompt_context == 40 * 20 + 30 * 15
+    feed.apply(computing(7, 60, running(part(1), 100, 1)), 0.0)
+    assert feed.step_asked == {token(1): Work(101, 1, 60)}
+    assert feed.step_prompt_context == 60 * (40 + 30)
+    feed.apply(snapshot("delta", 8), 0.0)
+    assert feed.step_asked == {token(1): Work(102, 1)}
+    assert feed.step_prompt_context == 0
+
+
+def computing(sequence: int, prompt_tokens: int, *parts: RunningRequest) -> Snapshot:
+    told = snapshot("delta", sequence, *parts)
+    return msgspec.structs.replace(told, scheduled_prefill_tokens=prompt_tokens)
+
+
+def test_a_prompt_that_came_computed_is_no_work() -> None:
+    feed = Feed(asked={token(1)})
+    feed.apply(snapshot("full", 5), 0.0)
+    feed.apply(snapshot("delta", 6, running(part(1), 100, 1)), 0.0)
+    assert feed.step_asked == {token(1): Work(101, 1)}
+    assert feed.step_prompt_context == 0
 
 
 def placed(

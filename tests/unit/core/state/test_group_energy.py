@@ -8,6 +8,7 @@ import pytest
 from router.core.energy.joules import PowerLevels
 from router.core.state.barrier import StepLedger, StepShares
 from router.core.state.step_watch import ClosedStep
+from router.core.step_time import Work
 from router.core.types import PoolState, Snapshot
 from tests.support.core import snapshot
 
@@ -149,7 +150,7 @@ def test_a_request_has_no_part_in_what_was_used_before_it_came() -> None:
     for step, time_s, held, energy_j in told:
         message = said(step, 0.5, time_s, energy_j=energy_j)
         message = msgspec.structs.replace(message, waited_s=0.0)
-        asked = {"r": held} if held else {}
+        asked = {"r": Work(held, 1)} if held else {}
         ledger.report("a", StepShares(10, held, asked=asked), message, EMPTY)
         ledger.complete("a", EMPTY)
     assert ledger.energy.joules.idle_j == pytest.approx(850)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import pytest
 from msgspec.structs import replace
@@ -266,7 +267,10 @@ def test_the_policy_in_force_is_predicted_as_it_was_measured(uneven: Diagnosis) 
 
     assert current is not None
     assert (current.policy, current.dispatch) == ("round_robin", Dispatch.INSTANT)
-    assert current.predicted == diagnosis.found.waiting.figures
+    measured = diagnosis.found.waiting.figures
+    assert current.predicted is not None
+    assert measured is not None
+    assert asdict(current.predicted) == pytest.approx(asdict(measured))
     assert diagnosis.simulation_error is not None
     assert max(map(abs, diagnosis.simulation_error.values())) < 0.1
     assert diagnosis.verdict.word is Word.BALANCING_PAYS

@@ -13,15 +13,15 @@ from loadgen.diagnose.analysis.prospects import Prospect, Prospects
 from loadgen.diagnose.analysis.verdict import Word, final_verdict, first_verdict, unsteady
 from loadgen.diagnose.energy_per_day import Energy
 from loadgen.diagnose.words import HEADLINES, energy_words
-from router.core.energy.step_fit import FittedStep
 from router.core.errors import InputError
+from router.core.step_fit import FittedStepTime
 from router.core.types import Dispatch
 
 # Two workers of 16 slots that wait for each other 20 % of the time.
 BUSY = Findings(
     steps=3000,
     elapsed_s=60.0,
-    barrier=Barrier(1.0, 0.95, FittedStep(2e-3, 1e-6, 0.98), 1.01e-6, 0.5),
+    barrier=Barrier(1.0, 0.95, FittedStepTime(2e-3, 1e-6), 1.01e-6, 0.5),
     waiting=Waiting(0.2, "modelled", 4000, 6000, 8000, 0.01, 3000),
     load=Load(2, 16, 0.97, 10, 1.0, 41, 20, 1.0, 1000, 3, 400, 80),
     memory=Memory(100_000, 0.06, 0.1, 0, 0, 0.01),

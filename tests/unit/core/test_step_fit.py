@@ -1,0 +1,237 @@
+"""The cost of a step, learned from steps whose cost is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from router.core.step_fit import (
+    LEAST_STEPS,
+    MEMORY_STEPS,
+    NUMBERS,
+    FittedStepTime,
+    StepFit,
+    graph_size,
+)
+from router.core.step_time import StepTime
+
+COST = StepTime(5e-3, 9.5e-8, 40e-6, 5e-5)
+
+
+class Made(NamedTuple):
+    """What the ranks have in a step."""
+
+    loads: list[int]
+    running: list[int]
+    prompts: list[int]
+    contexts: list[float]
+
+
+def made(
+    steps: int, seed: int, *, ranks: int = 8, tokens: int | None = None, chunk: int = 512
+) -> Iterator[Made]:
+    """Ranks whose load sweeps from 30 to 110 % and back; prompts come in chunks.
+
+    ``tokens``: of every request; None: they differ.
+    """
+    rng = np.random.default_rng(seed)
+    shape = steps, ranks
+    sweep = 0.7 - 0.4 * np.cos(np.arange(steps) / 300)
+    running = np.rint(64 * sweep[:, None] * rng.uniform(0.8, 1.2, shape)).astype(int)
+    mean = np.full(shape, tokens) if tokens else rng.uniform(800, 2400, shape)
+    begun = rng.integers(1, 4000, shape) * (rng.random(shape) < 0.01)
+    backlog, computed = np.zeros(ranks, int), np.zeros(shape, int)
+    for step, new in enumerate(begun if chunk else ()):
+        backlog += new
+        computed[step] = np.minimum(backlog, chunk)
+        backlog -= computed[step]
+    columns = (running * mean).astype(int), running, computed, computed * rng.uniform(0, 4e3, shape)
+    for row in zip(*(column.tolist() for column in columns), strict=True):
+        yield Made(*row)
+
+
+def work(cost: StepTime, step: Made) -> list[float]:
+    return list(map(cost.work_s, step.loads, step.running, step.prompts))
+
+
+def learn(fit: StepFit, step: Made, seconds: float) -> None:
+    likely = None
+    if fit.fitted is not None:
+        guess = work(fit.fitted, step)
+        likely = guess.index(max(guess))
+    fit.observe(*step, seconds, likely=likely)
+
+
+def learned(
+    steps: int, seed: int, cost: StepTime = COST, *, noise: float = 0.0, **kinds: int
+) -> FittedStepTime:
+    rng, fit = np.random.default_rng(seed + 1000), StepFit()
+    for step in made(steps, seed, **kinds):
+        learn(fit, step, (cost.base_s + max(work(cost, step))) * (1 + noise * rng.normal()))
+    found = fit.finish()
+    assert found is not None
+    return found
+
+
+def off(found: FittedStepTime, cost: StepTime) -> list[float]:
+    """How far each number is off, as a share of it."""
+    numbers = zip(NUMBERS, astuple(cost), strict=True)
+    return [abs(getattr(found, name) / true - 1) for name, true in numbers]
+
+
+def inside(found: FittedStepTime, cost: StepTime) -> list[bool]:
+    numbers = zip(found.intervals, astuple(cost), strict=True)
+    return [low <= true <= high for (low, high), true in numbers]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8, 32])
+def test_exact_steps_show_their_exact_cost(ranks: int) -> None:
+    found = learned(512, 0, ranks=ranks)
+    assert max(off(found, COST)) < 1e-6
+    assert found.known == NUMBERS
+    assert found.explained == pytest.approx(1)
+    assert found.extras == ()
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.1])
+def test_intervals_hold_the_truth_as_often_as_they_say(noise: float) -> None:
+    found = [learned(2000, seed, noise=noise) for seed in range(30)]
+    held = np.array([inside(each, COST) for each in found])
+    near = np.array([off(each, COST) for each in found]) < 0.05
+    assert (held.mean(axis=0) >= 0.9).all(), held.mean(axis=0)
+    assert (held | near).all(axis=1).mean() >= 0.9
+
+
+def test_it_says_how_well_it_predicts_steps_that_it_has_not_learned() -> None:
+    found = learned(2000, 0, noise=0.1)
+    assert found.decode_error == pytest.approx(0.0675, rel=0.2), "the median of |N(0, 0.1)|"
+    assert found.prompt_error == pytest.approx(0.0675, rel=0.2)
+    assert 0.9 < found.explained < 1
+    without = learned(2000, 0, noise=0.1, chunk=0)
+    assert without.prompt_error is None
+    assert learned(LEAST_STEPS, 0).decode_error is None, "none predicted yet"
+
+
+def test_a_cost_of_nothing_is_known_to_be_nothing() -> None:
+    for cost in (replace(COST, per_request_s=0.0), replace(COST, per_token_s=0.0)):
+        for seed in range(6):
+            found = learned(1024, seed, cost, noise=0.03)
+            assert found.known == NUMBERS
+            assert min(low for low, _ in found.intervals) >= 0
+            assert found.seconds(100_000, 60, 512) == pytest.approx(
+                cost.seconds(100_000, 60, 512), rel=0.02
+            )
+
+
+def test_what_never_varies_or_never_comes_is_not_known() -> None:
+    found = learned(1024, 0, noise=0.03, chunk=0)
+    assert found.known == NUMBERS[:3]
+    assert found.per_prompt_token_s == 0
+    fit = StepFit()
+    for step in made(1024, 0):
+        learn(fit, step._replace(running=[9] * 8), COST.seconds(max(step.loads), 9))
+    assert fit.fitted is not None
+    assert fit.fitted.per_token_s == pytest.approx(COST.per_token_s, rel=1e-6)
+    assert "per_request_s" not in fit.fitted.known
+    assert "base_s" not in fit.fitted.known, "9 requests may be any part of it"
+
+
+def test_requests_and_tokens_that_come_together_share_their_cost() -> None:
+    found = learned(2000, 0, noise=0.03, tokens=1000)
+    assert found.known == ("base_s", "per_prompt_token_s")
+    assert min(found.per_token_s, found.per_request_s) > 0
+    assert all(inside(found, COST))
+    true, told = COST.seconds(60_000, 60), found.seconds(60_000, 60)
+    assert told == pytest.approx(true, rel=0.02), "what there is, is predicted all the same"
+
+
+def test_hiccups_are_left_out() -> None:
+    rng, fit = np.random.default_rng(3), StepFit()
+    for step in made(2000, 3):
+        seconds = (COST.base_s + max(work(COST, step))) * (1 + 0.03 * rng.normal())
+        learn(fit, step, seconds + (rng.random() < 0.02))
+    assert fit.fitted is not None
+    assert all(inside(fit.fitted, COST))
+    assert max(off(fit.fitted, COST)) < 0.1
+    assert fit.fitted.explained > 0.95
+
+
+def test_an_engine_that_changes_is_learned_anew() -> None:
+    rng, fit = np.random.default_rng(0), StepFit()
+    later = StepTime(9e-3, 3e-7, 1e-5, 1e-4)
+    for cost, steps in ((COST, MEMORY_STEPS), (later, MEMORY_STEPS // 3)):
+        for step in made(steps, 0):
+            learn(fit, step, (cost.base_s + max(work(cost, step))) * (1 + 0.02 * rng.normal()))
+    assert fit.fitted is not None
+    assert fit.fitted.seconds(60_000, 60, 512) == pytest.approx(
+        later.seconds(60_000, 60, 512), rel=0.05
+    )
+
+
+def test_old_steps_are_forgotten() -> None:
+    fit, later = StepFit(), replace(COST, base_s=1.02 * COST.base_s)
+    for cost in (COST, later):
+        for step in made(MEMORY_STEPS + 256, 0):
+            learn(fit, step, cost.base_s + max(work(cost, step)))
+    assert fit.fitted is not None
+    assert max(off(fit.fitted, later)) < 1e-5, "a change too small to be noticed passes too"
+
+
+@pytest.mark.parametrize("times", ["noise", "alike", "falling", "few", "none"])
+def test_nothing_is_told_where_nothing_shows(times: str) -> None:
+    rng, fit = np.random.default_rng(1), StepFit()
+    for number in range({"few": LEAST_STEPS - 1, "none": 0}.get(times, 512)):
+        load = 10_000 if times == "alike" else 10_000 + 50 * (number % 100)
+        step_s = {"noise": 5e-3 + rng.normal(0, 1e-3), "falling": 1 / load}.get(times, 1e-7 * load)
+        fit.observe([load], [10], [0], [0.0], step_s)
+    fit.observe([10_000], [10], [0], [0.0], 0.0)
+    assert fit.finish() is None
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_slowest_rank_need_not_be_the_fullest(told: bool) -> None:
+    """Ranks of different speed: only their waits tell which one was the slowest."""
+    rng, fit, slow = np.random.default_rng(0), StepFit(), np.array([1.0, 2.0, 1.0, 1.0])
+    for step in made(1024, 0, ranks=4):
+        each = slow * work(COST, step)
+        slowest = int(each.argmax())
+        seconds = (COST.base_s + float(each.max())) * (1 + 0.01 * rng.normal())
+        fit.observe(*step, seconds, slowest=slowest if told else None)
+    assert fit.fitted is not None
+    twice = 2 * COST.per_prompt_token_s
+    near = abs(fit.fitted.per_token_s / (2 * COST.per_token_s) - 1) < 0.1
+    assert near is told
+    assert twice > fit.fitted.per_prompt_token_s > COST.per_prompt_token_s
+
+
+@pytest.mark.parametrize("extra", ["prompt_context", "with_prompts", "graph_batch"])
+def test_a_further_term_is_kept_where_it_predicts_better(extra: str) -> None:
+    rng, fit = np.random.default_rng(0), StepFit()
+    cost = {"prompt_context": 1e-8, "with_prompts": 8e-3, "graph_batch": 2e-4}[extra]
+    for step in made(2000, 0):
+        ranks = work(COST, step)
+        slowest = ranks.index(max(ranks))
+        much = {
+            "prompt_context": step.contexts[slowest],
+            "with_prompts": max(step.prompts) > 0,
+            "graph_batch": graph_size(max(step.running)),
+        }[extra]
+        seconds = COST.base_s + max(ranks) + cost * much
+        learn(fit, step, seconds * (1 + 0.01 * rng.normal()))
+    assert fit.fitted is not None
+    assert dict(fit.fitted.extras)[extra] == pytest.approx(cost, rel=0.15)
+    assert fit.fitted.decode_error == pytest.approx(0.00675, rel=0.4)
+    assert fit.fitted.prompt_error == pytest.approx(0.00675, rel=0.4)
+
+
+def test_no_further_term_is_kept_where_there_is_none() -> None:
+    assert all(learned(2000, seed, noise=0.05).extras == () for seed in range(8))
+
+
+def test_batches_are_padded_to_the_sizes_of_graphs() -> None:
+    sizes = {0: 0, 1: 1, 2: 2, 3: 4, 5: 8, 64: 64, 65: 72, 257: 272}
+    assert {batch: graph_size(batch) for batch in sizes} == sizes
