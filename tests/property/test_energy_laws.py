@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from router.core.energy.joules import PowerLevels
 from router.core.state.barrier import StepLedger, StepShares
+from router.core.step_time import StepTime, Work
 from router.core.types import PoolState
 from tests.support.core import snapshot
 
@@ -43,8 +44,11 @@ STEP_S = st.floats(0.01, 0.2)
 class Ledger:
     """Told of steps with a meter's count; follows what requests nobody shares."""
 
-    def __init__(self, stays: list[Stay], levels: PowerLevels | None) -> None:
+    def __init__(
+        self, stays: list[Stay], levels: PowerLevels | None, cost: StepTime | None = None
+    ) -> None:
         self.ledger = StepLedger(levels)
+        self.ledger.fixed = cost
         self.stays = dict(enumerate(stays))
         self.counted = dict.fromkeys(WORKERS, 700.0)
         self.nobodys_j = 0.0
@@ -56,12 +60,17 @@ class Ledger:
             held = {str(i): s.tokens(step) for i, s in self.stays.items() if s.worker == worker}
             held = {i: tokens for i, tokens in held.items() if tokens}
             load = sum(held.values())
+            # In every third step a request computes some of its prompt.
+            prompts = {i: 7 * (1 + int(i)) * ((step + int(i)) % 3 == 0) for i in held}
+            work = {i: Work(tokens, 1, prompts[i]) for i, tokens in held.items()}
             self.nobodys_j += 0.0 if load else used[worker]
             self.counted[worker] += used[worker]
             told = self.counted[worker] if read else None
             message = snapshot("delta", step, step_s=step_s)
-            message = msgspec.structs.replace(message, time_s=self.now_s, energy_j=told)
-            self.ledger.report(worker, StepShares(load, load, asked=held), message, PoolState.EMPTY)
+            told_of = {"energy_j": told, "scheduled_prefill_tokens": sum(prompts.values())}
+            message = msgspec.structs.replace(message, time_s=self.now_s, **told_of)
+            shares = StepShares(load, load, running=len(held), asked=work)
+            self.ledger.report(worker, shares, message, PoolState.EMPTY)
             self.ledger.complete(WORKERS, PoolState.EMPTY)
 
     def begin(self) -> None:
@@ -81,11 +90,15 @@ class Ledger:
     STAYS,
     st.lists(st.tuples(STEP_S, *[st.floats(0.1, 100)] * 2), min_size=STEPS, max_size=STEPS),
     st.sampled_from([LEVELS, None]),
+    st.sampled_from([StepTime(5e-3, 1e-7, 4e-5, 5e-5), StepTime(5e-3, 0.0, 4e-5), None]),
 )
 def test_requests_joules_add_up_step_by_step(
-    stays: list[Stay], steps: list[tuple[float, float, float]], levels: PowerLevels | None
+    stays: list[Stay],
+    steps: list[tuple[float, float, float]],
+    levels: PowerLevels | None,
+    cost: StepTime | None,
 ) -> None:
-    ledger = Ledger(stays, levels)
+    ledger = Ledger(stays, levels, cost)
     ledger.begin()
     for number, (step_s, a, b) in enumerate(steps, 1):
         ledger.step(number, step_s, {"a": a, "b": b}, read=True)

@@ -34,7 +34,7 @@ class ClosedStep(msgspec.Struct, frozen=True, gc=False):
         step_s: in the engine's seconds.
         parts: by worker, without those that are down or silent.
         together: true if all busy workers made it together.
-        waiting_s: modelled, summed over workers, t_l (G max L - sum L); None: unknown, or no
+        waiting_s: modelled by the group's step time, summed over workers; None: unknown, or no
             barrier.
         preemptions: since the step before.
         waited_s: measured, summed over workers; None: not all engines measure it.
