@@ -37,6 +37,12 @@ class Rank:
         """Whether a running request has had its first token."""
         return len(self.engine.running) > len(self._computing)
 
+    @property
+    def resident_tokens(self) -> int:
+        """KV tokens of running requests, without prompt tokens still to be computed."""
+        engine = self.engine
+        return engine.load_tokens - engine.pending_prompt_tokens + engine.waiting_tokens
+
     def begin(self, now_s: float, *, prefill: bool) -> Schedule:
         self._schedule = schedule = self.engine.schedule(now_s, prefill=prefill)
         for request_id in schedule.preempted:

@@ -56,6 +56,9 @@ _Dispatch = Annotated[
 _Pool = Annotated[
     int, flag("--pool", "Waiting requests that the policy sees, of an unbounded queue.", "N")
 ]
+_Delay = Annotated[
+    int, flag("--dispatch-delay", "Steps that a request sent at a step's end is on its way.", "N")
+]
 _Warmup = Annotated[float, flag("--warmup", "Share of the requests left out, the first.", "SHARE")]
 _Seed = Annotated[int, flag("--seed", "Of arrivals and random choices.", "S")]
 
@@ -79,6 +82,7 @@ class ServingOptions:
     step_time: StepTimeFlag = "5e-3,9.5e-8,0,5e-5"
     dispatch: _Dispatch = SERVE["dispatch"]
     pool: _Pool = SERVE["pool_size"]
+    dispatch_delay: _Delay = 0
     warmup: _Warmup = 0.2
     seed: _Seed = SERVE["seed"]
     json_file: JsonFlag = None

@@ -25,6 +25,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "seed": (0, 2**64 - 1),
     "think": (0, 1e6),
     "pool": (1, 1_000_000),
+    "dispatch_delay": (0, 1000),
 }
 _RATES_PER_S = (1e-9, 1e6)
 
@@ -34,22 +35,25 @@ class ServingArrivals:
     """Times at which requests arrive, or with sessions their first turns.
 
     Attributes:
-        value: requests per second of poisson; factor on the trace's own times.
+        value: requests per second of poisson; factor on the trace's own times; clients of closed,
+            each of which sends its next request when it has the answer to the last.
     """
 
-    FORMS: ClassVar[str] = "poisson:RATE|trace[:SCALE]"
+    FORMS: ClassVar[str] = "poisson:RATE|trace[:SCALE]|closed:N"
 
-    kind: Literal["poisson", "trace"]
+    kind: Literal["poisson", "trace", "closed"]
     value: float
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse ``poisson:RATE`` or ``trace[:SCALE]``.
+        """Parse ``poisson:RATE``, ``trace[:SCALE]`` or ``closed:N``.
 
         Raises:
-            ConfigError: neither of these.
+            ConfigError: none of these.
         """
         kind, colon, value = text.partition(":")
+        if kind == "closed" and value.isdecimal() and 1 <= int(value) <= _MANY:
+            return cls("closed", int(value))
         least, most = _RATES_PER_S
         if kind in ("poisson", "trace") and (colon or kind == "trace"):
             (number, *more) = numbers("--arrivals", value or "1")
@@ -57,7 +61,8 @@ class ServingArrivals:
                 return cls("poisson" if kind == "poisson" else "trace", number)
         raise ConfigError(
             f"--arrivals: {text!r} is unknown; write poisson:RATE with a rate from {least:g} to "
-            f"{most:g} requests per second, or trace:SCALE with a factor on the trace's times"
+            f"{most:g} requests per second, trace:SCALE with a factor on the trace's times, or "
+            "closed:N with a number of clients"
         )
 
     def __str__(self) -> str:
@@ -103,6 +108,7 @@ class ServingConfig:
         think: mean seconds, exponential, from an answer to the next turn of its session; None:
             every request arrives by ``arrivals``.
         pool: requests that a policy sees, the oldest of an unbounded queue.
+        dispatch_delay: steps for which a request that is sent at the end of a step is on its way.
         warmup: share of the requests, the first ones, that count in no result.
         step_time: true cost of the steps; the router learns its own.
 
@@ -125,6 +131,7 @@ class ServingConfig:
     step_time: StepTime = PAPER_STEP_TIME
     dispatch: Dispatch = SERVE["dispatch"]
     pool: int = SERVE["pool_size"]
+    dispatch_delay: int = 0
     think: float | None = None
     warmup: float = 0.2
     seed: int = 0
@@ -162,6 +169,11 @@ class ServingConfig:
             raise ConfigError(
                 f"--block-tokens must divide {BLOCK_TOKENS}, the size of the trace's blocks, got "
                 f"{self.block_tokens}"
+            )
+        if self.think is not None and self.arrivals.kind == "closed":
+            raise ConfigError(
+                "--think has sessions whose first turns come by --arrivals; with closed:N each "
+                "client sends its next request at once: give one of the two"
             )
         if self.think is not None and not prefixes:
             raise InputError(

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from loadgen.engine.request import EngineRequest
 from loadgen.simulator.serving.turns import Turn
+from router.core.forecast.forecast import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServingRecords:
+    """The S steps after the warm-up, up to the last arrival: the load does not fall meanwhile.
+
+    Attributes:
+        seconds: duration of each step, shape (S,).
+        needed_s: what each rank alone would have needed, shape (S, G).
+        loads: KV tokens of running requests, shape (S, G).
+        tokens: output tokens of the step, shape (S,).
+    """
+
+    seconds: Floats
+    needed_s: Floats
+    loads: Ints
+    tokens: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +43,7 @@ class ServingResult:
         idle_share: share of the ranks' time in steps spent waiting for the slowest one.
         evictions_per_1k: preemptions per thousand requests.
         parameters: everything that the result depends on, and what the router has learned.
+        records: of every step, on request.
     """
 
     completed: int
@@ -39,9 +58,10 @@ class ServingResult:
     step_mean_s: float
     evictions_per_1k: float
     parameters: dict[str, object]
+    records: ServingRecords | None = field(default=None, compare=False)
 
     def report(self) -> dict[str, object]:
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
 
 @dataclass(slots=True)
@@ -65,6 +85,8 @@ class ServingRecorder:
         self._turns = turns
         self._uncounted = uncounted
         self._since_s: float | None = None
+        self._last_s = 0.0
+        self._steps: list[tuple[float, float, Sequence[float], Sequence[int], int]] = []
         self._before = _Sums()
         self._now = _Sums()
         self._first_s: dict[int, float] = {}
@@ -74,11 +96,22 @@ class ServingRecorder:
         self.completed = 0
 
     def arrived(self, turn: Turn, now_s: float) -> None:
+        self._last_s = now_s
         if self._since_s is None and turn.number >= self._uncounted:
             self._since_s = now_s
             self._before = _Sums(*(getattr(self._now, each.name) for each in fields(_Sums)))
 
-    def step(self, seconds: float, needed_s: Sequence[float], tokens: int, preempted: int) -> None:
+    def step(
+        self,
+        now_s: float,
+        seconds: float,
+        needed_s: Sequence[float],
+        loads: Sequence[int],
+        tokens: int,
+        preempted: int,
+    ) -> None:
+        """The step ends now; values as in ``ServingRecords``."""
+        self._steps.append((now_s, seconds, needed_s, loads, tokens))
         sums = self._now
         sums.tokens += tokens
         sums.preemptions += preempted
@@ -100,7 +133,18 @@ class ServingRecorder:
         if turn.number >= self._uncounted and turn.output_tokens > 1:
             self._tpot_s.append((now_s - first_s) / (turn.output_tokens - 1))
 
-    def result(self, now_s: float, parameters: dict[str, object]) -> ServingResult:
+    def records(self) -> ServingRecords:
+        since_s, kept = self._since_s or 0.0, self._steps
+        if some := [step for step in kept if since_s < step[0] <= self._last_s]:
+            kept = some
+        _, seconds, needed_s, loads, tokens = zip(*kept, strict=True)
+        return ServingRecords(
+            np.array(seconds), np.array(needed_s), np.array(loads), np.array(tokens)
+        )
+
+    def result(
+        self, now_s: float, parameters: dict[str, object], *, keep_records: bool
+    ) -> ServingResult:
         before, now = self._before, self._now
         span_s = max(now_s - (self._since_s or 0.0), 1e-9)
         steps, step_s = now.steps - before.steps, now.step_s - before.step_s
@@ -118,4 +162,5 @@ class ServingRecorder:
             step_mean_s=step_s / steps,
             evictions_per_1k=1000 * (now.preemptions - before.preemptions) / counted,
             parameters=parameters,
+            records=self.records() if keep_records else None,
         )

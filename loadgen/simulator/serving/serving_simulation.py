@@ -34,17 +34,20 @@ from router.core.types import Outcome, Request, WorkerSpec
 GROUP = "default"
 
 
-def simulate_serving(config: ServingConfig, *, policy: Policy | None = None) -> ServingResult:
+def simulate_serving(
+    config: ServingConfig, *, policy: Policy | None = None, keep_records: bool = False
+) -> ServingResult:
     """Run one simulation; equal configurations give equal results.
 
     Args:
         config: configuration.
         policy: policy in place of the configured one.
+        keep_records: whether the result has the records of every step.
 
     Raises:
         InputError: the trace has no arrival times.
     """
-    return _Simulation(config, policy).run()
+    return _Simulation(config, policy).run(keep_records=keep_records)
 
 
 class _Simulation:
@@ -65,20 +68,25 @@ class _Simulation:
             (WorkerSpec(rank.worker_id, "", GROUP, slots=config.slots) for rank in self._ranks),
             lockstep={GROUP},
         )
+        self._on_way: deque[tuple[int, Rank, EngineRequest]] = deque()
         self._hits: dict[str, Sequence[int]] = {}
         self._decider = self._new_decider(policy)
         self._step = 0
 
-    def run(self) -> ServingResult:
+    def run(self, *, keep_records: bool) -> ServingResult:
         now_s = 0.0
         while self._recorder.completed < len(self._turns):
-            if not any(rank.engine.unfinished for rank in self._ranks):
+            idle = not any(rank.engine.unfinished for rank in self._ranks)
+            if idle and not self._on_way:
                 now_s = max(now_s, self._arriving[0][0])
             self._arrivals(now_s)
+            self._deliver(every=idle)
             now_s = self._take_step(now_s)
         fitted = self._cluster.groups[GROUP].step_time
         learned = {"learned_step_time": fitted and str(fitted)}
-        return self._recorder.result(now_s, self._config.described() | learned)
+        return self._recorder.result(
+            now_s, self._config.described() | learned, keep_records=keep_records
+        )
 
     def _new_decider(self, policy: Policy | None) -> Decider:
         config = self._config
@@ -114,6 +122,7 @@ class _Simulation:
             )
             for rank, schedule in zip(ranks, schedules, strict=True)
         ]
+        loads = [rank.resident_tokens for rank in ranks]
         seconds = max(needed_s)
         now_s += seconds
         self._arrivals(now_s)
@@ -127,7 +136,7 @@ class _Simulation:
             self._account(rank, now_s)
         generated = sum(rank.engine.generated_total for rank in ranks) - generated
         preempted = sum(len(schedule.preempted) for schedule in schedules)
-        self._recorder.step(seconds, needed_s, generated, preempted)
+        self._recorder.step(now_s, seconds, needed_s, loads, generated, preempted)
         self._decider.learn(step_complete=complete)
         self._round(now_s)
         return now_s
@@ -168,15 +177,23 @@ class _Simulation:
             pool.remove(request_id)
             self._cluster.apply(Dispatched(request_id, worker_id, now_s))
             turn = self._turn_of[request_id]
-            self._rank_of[worker_id].add(
-                EngineRequest(
-                    request_id,
-                    turn.prompt_tokens,
-                    turn.output_tokens,
-                    arrived_s=now_s,
-                    chain=turn.chain,
-                )
+            request = EngineRequest(
+                request_id,
+                turn.prompt_tokens,
+                turn.output_tokens,
+                arrived_s=now_s,
+                chain=turn.chain,
             )
+            due = self._step + self._config.dispatch_delay
+            self._on_way.append((due, self._rank_of[worker_id], request))
+        if not self._config.dispatch_delay:
+            self._deliver(every=True)
+
+    def _deliver(self, *, every: bool) -> None:
+        """Hand requests that have been on their way for long enough to their engines."""
+        while self._on_way and (every or self._on_way[0][0] <= self._step):
+            _, rank, request = self._on_way.popleft()
+            rank.add(request)
 
     def _hits_of(self, request: Request) -> Sequence[int]:
         """Cached tokens of a prompt by worker; they hold within a round."""

@@ -45,6 +45,9 @@ def turns_of(config: ServingConfig) -> list[Turn]:
         Turn(n, row.prompt_tokens, row.output_tokens, None, _chain(config, row.blocks, row))
         for n, row in enumerate(rows)
     ]
+    if config.arrivals.kind == "closed":
+        for turn, its_next in zip(turns, turns[int(config.arrivals.value) :], strict=False):
+            turn.following.append(its_next)
     if config.think is not None:
         rng = random.Random(f"think {config.seed}")
         waits_s = [rng.expovariate(1) * config.think for _ in rows]
@@ -62,6 +65,8 @@ def turns_of(config: ServingConfig) -> list[Turn]:
 def _times(config: ServingConfig, rows: Sequence[TraceRequest]) -> list[float]:
     if config.arrivals.kind == "trace":
         return [(row.arrival_s or 0.0) * config.arrivals.value for row in rows]
+    if config.arrivals.kind == "closed":
+        return [0.0] * len(rows)
     rng = random.Random(config.seed)
     return list(accumulate(rng.expovariate(config.arrivals.value) for _ in rows))
 

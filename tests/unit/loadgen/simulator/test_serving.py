@@ -209,6 +209,43 @@ def test_the_same_requests_for_every_policy() -> None:
     assert drawn[3] == pytest.approx([2 * (at_s or 0) for at_s in drawn[0]])
 
 
+def test_closed_clients_send_the_next_request_when_they_have_their_answer() -> None:
+    # One client: each request computes its prompt alone and decodes alone.
+    rows = [(0.0, 10, 2, ())] * 3
+    alone = config(rows, arrivals=ServingArrivals.parse("closed:1"), workers=1)
+    result = simulate_serving(alone, keep_records=True)
+    assert result.ttft_mean_s == pytest.approx(2.01)
+    assert result.records is not None
+    # Records end with the last arrival: the steps of the first two requests.
+    assert result.records.seconds == pytest.approx([2.01, 1.011] * 2)
+    assert result.records.loads.tolist() == [[10], [11]] * 2
+    assert result.records.tokens.tolist() == [1, 1] * 2
+    assert result.records.needed_s[:, 0] == pytest.approx(result.records.seconds)
+    assert "records" not in result.report()
+
+
+def test_two_clients_keep_two_requests_inside() -> None:
+    rows = [(0.0, 10, 5, ())] * 12
+    shared = config(rows, arrivals=ServingArrivals.parse("closed:2"), workers=1)
+    records = simulate_serving(shared, keep_records=True).records
+    assert records is not None
+    assert records.loads.min() >= 20
+
+
+def test_a_delay_holds_a_freed_slot_for_its_steps() -> None:
+    rows = [(0.0, 10, 3, ())] * 2
+    pool = {"workers": 1, "slots": 1, "dispatch": Dispatch.POOL, "policy": "least_tokens"}
+    soon, later = (simulate_serving(config(rows, **pool, dispatch_delay=delay)) for delay in (0, 2))
+    # With the engine empty, nothing is waited for: the request comes when it comes.
+    assert later.ttft_p99_s == pytest.approx(soon.ttft_p99_s)
+    busy = [(0.0, 10, 9, ()), *rows]
+    soon, later = (
+        simulate_serving(config(busy, **pool | {"slots": 2}, dispatch_delay=delay))
+        for delay in (0, 2)
+    )
+    assert later.ttft_p99_s == pytest.approx(soon.ttft_p99_s + 2 * 1.01, abs=0.1)
+
+
 def test_times_of_a_trace_are_scaled() -> None:
     rows = [(4.0, 10, 2, ()), (3.0, 10, 2, ())]
     scaled = turns_of(config(rows, arrivals=ServingArrivals.parse("trace:2")))
