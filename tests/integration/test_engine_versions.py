@@ -44,6 +44,17 @@ def test_snapshots_are_exact(engine_installation: Installation, version: str, kv
         assert min(report[flavour].values()) > 0
 
 
+@pytest.mark.parametrize("version", ["0.32", "0.33"])  # 0.26 counts a lookup that found no memory
+def test_the_engine_model_schedules_caches_and_preempts_alike(
+    engine_installation: Installation, version: str
+) -> None:
+    report = task(engine_installation, version, "model", 400)
+    for seen in report["whole"]:
+        assert min(seen.values()) > 0
+    for seen in report["chunks"]:
+        assert seen["hits"] > 0
+
+
 @pytest.mark.parametrize("version", RELEASES)
 def test_admission_keeps_its_books_and_the_memory(
     engine_installation: Installation, version: str

@@ -364,10 +364,17 @@ def _bench(make: Schedulers, steps: int) -> dict[str, Any]:
     }
 
 
+def _model(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.model_beside_vllm import beside
+
+    return beside(make, steps)
+
+
 TASKS = {
     "admission": _admission,
     "bench": _bench,
     "check": _check,
+    "model": _model,
     "names": _names,
     "remote": _remote,
 }
