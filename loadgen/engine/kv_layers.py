@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from router.core.types import KvGroup
+
 
 @dataclass(frozen=True, slots=True)
 class KvLayers:
@@ -13,7 +15,6 @@ class KvLayers:
         full: groups that keep and read every token.
         sliding: groups that keep and read the last ``window_tokens`` tokens.
         drafts: further tokens of each sequence that its blocks have room for.
-
     """
 
     block_tokens: int = 1
@@ -29,17 +30,33 @@ class KvLayers:
     def groups(self) -> int:
         return self.full + self.sliding
 
+    @property
+    def window_blocks(self) -> int:
+        """Blocks of a window, which straddles one more than it fills."""
+        return -(-(self.window_tokens + self.drafts) // self.block_tokens) + 1
+
+    @property
+    def reach_tokens(self) -> int:
+        """Tokens of a sequence beyond which sliding layers take no further block."""
+        return self.window_blocks * self.block_tokens - self.drafts if self.sliding else 0
+
     def blocks(self, tokens: int) -> int:
-        """Blocks of a sequence; a window takes one more once it moves, as it straddles blocks."""
-        size, drafts = self.block_tokens, self.drafts
-        blocks = self.full * -(-(tokens + drafts) // size)
-        if self.sliding:
-            kept = min(tokens, self.window_tokens) + drafts
-            blocks += self.sliding * (-(-kept // size) + (tokens > self.window_tokens))
-        return blocks
+        """Blocks of a sequence; ``KvBlocks.held`` of the groups that ``kv_groups`` shows."""
+        blocks = -(-(tokens + self.drafts) // self.block_tokens)
+        if not self.sliding:
+            return self.full * blocks
+        return self.full * blocks + self.sliding * min(blocks, self.window_blocks)
 
     def read(self, tokens: int) -> int:
         """Tokens that attention reads of a sequence, summed over the groups."""
         if not self.sliding:
             return self.full * tokens
         return self.full * tokens + self.sliding * min(tokens, self.window_tokens)
+
+    def kv_groups(self, used_blocks: int, total_blocks: int) -> tuple[KvGroup, ...]:
+        """The groups as a snapshot shows them."""
+        pool = (self.block_tokens, used_blocks, total_blocks)
+        full = KvGroup(*pool, ahead_tokens=self.drafts)
+        held = self.window_blocks
+        sliding = KvGroup(*pool, "sliding", self.window_tokens, self.drafts, held, held)
+        return (full,) * self.full + (sliding,) * self.sliding

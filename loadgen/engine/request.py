@@ -96,23 +96,26 @@ class Growth:
         self.steps = 0
         self._layers = layers
         self._caches = caches
-        # Requests by the step in which they take a block; far ones are longer than the window.
+        # Requests by the step in which they take a block; of far ones sliding layers take none.
         self._near, self._far = [0] * layers.block_tokens, [0] * layers.block_tokens
-        self._far_requests = 0
+        # Requests that are longer than the window.
+        self._long = 0
         self._ends: _Bucket = {}
         self._turns: _Bucket = {}
         self._fills: _Bucket = {}
 
     def join(self, request: EngineRequest) -> None:
         """From the next step on it grows."""
-        generated, window = request.generated_tokens, self._layers.window_tokens
+        generated, layers = request.generated_tokens, self._layers
         request.growth = self
         request.generated_tokens = generated
         self.requests[request] = None
         self._count(request, 1)
         _put(self._ends, self.steps + request.output_tokens - generated, request)
-        if window and request.load_tokens <= window:
-            _put(self._turns, self.steps + window + 1 - request.load_tokens, request)
+        if layers.sliding:
+            for most in (layers.window_tokens, layers.reach_tokens):
+                if request.load_tokens <= most:
+                    _put(self._turns, self.steps + most + 1 - request.load_tokens, request)
         self.expect_full_block(request)
 
     def leave(self, request: EngineRequest) -> None:
@@ -146,17 +149,10 @@ class Growth:
         """
         layers = self._layers
         self.steps += 1
-        window = layers.window_tokens
-        turned = [
-            request
-            for request in self._turns.pop(self.steps, ())
-            if request.growth is self and request.load_tokens == window + 1
-        ]
-        for request in turned:
-            self._near[self._phase(request)] -= 1
-            self._far[self._phase(request)] += 1
-        self._far_requests += len(turned)
-        read = len(self.requests) * layers.groups - self._far_requests * layers.sliding
+        for request in self._turns.pop(self.steps, ()):
+            if request.growth is self:
+                self._turn(request)
+        read = len(self.requests) * layers.groups - self._long * layers.sliding
         ended = [
             request
             for request in self._ends.pop(self.steps, ())
@@ -165,17 +161,22 @@ class Growth:
         for request in ended:
             self.leave(request)
         phase = (1 - self.steps) % layers.block_tokens
-        blocks = self._near[phase] * layers.groups + self._far[phase] * layers.full
-        blocks += layers.sliding * sum(request.growth is self for request in turned)
-        return ended, blocks, read
+        return ended, self._near[phase] * layers.groups + self._far[phase] * layers.full, read
+
+    def _turn(self, request: EngineRequest) -> None:
+        """It grew beyond the window, or beyond what sliding layers take blocks for."""
+        if request.load_tokens == self._layers.window_tokens + 1:
+            self._long += 1
+        if request.load_tokens == self._layers.reach_tokens + 1:
+            self._near[self._phase(request)] -= 1
+            self._far[self._phase(request)] += 1
 
     def _count(self, request: EngineRequest, by: int) -> None:
-        window = self._layers.window_tokens
-        if window and request.load_tokens > window:
-            self._far[self._phase(request)] += by
-            self._far_requests += by
-        else:
-            self._near[self._phase(request)] += by
+        layers = self._layers
+        far = layers.sliding and request.load_tokens > layers.reach_tokens
+        (self._far if far else self._near)[self._phase(request)] += by
+        if layers.sliding and request.load_tokens > layers.window_tokens:
+            self._long += by
 
     def _phase(self, request: EngineRequest) -> int:
         layers = self._layers

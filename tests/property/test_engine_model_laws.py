@@ -17,6 +17,7 @@ from loadgen.engine.request import EngineRequest
 from loadgen.engine.schedule import Drafts
 from loadgen.engine.stepping import StepGroup, WorkerModel
 from loadgen.model.power_model import PowerModel
+from router.core.kv_blocks import KvBlocks
 from router.core.step_time import StepTime
 
 KV_TOKENS = 96
@@ -235,6 +236,14 @@ def test_computed_and_cached_tokens_are_the_prompts(
 @given(options, arrivals)
 def test_the_same_seed_gives_the_same_run(options: Options, batches: list[list[Asked]]) -> None:
     assert Run(options, batches).told == Run(options, batches).told
+
+
+@given(options, st.integers(1, 200))
+def test_blocks_are_those_of_the_groups_that_a_snapshot_shows(
+    options: Options, tokens: int
+) -> None:
+    layers = options.engine().layers
+    assert layers.blocks(tokens) == KvBlocks.of(layers.kv_groups(0, 100)).held(tokens)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.booleans()), max_size=40))
