@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from loadgen.emulator.faulty_connection import Wire
 from loadgen.emulator.generation import Generation
 from loadgen.emulator.named_shapes import MessageShape, ResponseShape
-from loadgen.emulator.shapes import ChoiceEnd, Shape
+from loadgen.emulator.shapes import ChoiceEnd, Shape, Usage
 from loadgen.emulator.text import OutputPlan
 from loadgen.engine.request import EngineRequest
 
@@ -87,13 +87,14 @@ class Answer:
         return all(choice.done for choice in self.choices)
 
     @property
-    def prompt_tokens(self) -> int:
-        """Each prompt counts once."""
-        return sum(self.generation.prompt_tokens)
-
-    @property
-    def completion_tokens(self) -> int:
-        return sum(choice.request.generated_tokens for choice in self.choices)
+    def usage(self) -> Usage:
+        """Each prompt counts once, with the cached tokens of its first output."""
+        first = self.choices[:: self.generation.n]
+        return Usage(
+            sum(self.generation.prompt_tokens),
+            sum(choice.request.generated_tokens for choice in self.choices),
+            sum(choice.request.cached_tokens for choice in first),
+        )
 
     def show(self, choice: Choice, *, done: bool) -> None:
         """Release the tokens of a choice and wake the waiting coroutine."""

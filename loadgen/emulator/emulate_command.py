@@ -18,6 +18,7 @@ from engine_patches.admission import ADMISSIONS
 from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.emulator_settings import EmulatorSettings, parse_speeds, snapshot_endpoints
 from loadgen.emulator.listener import EVERY_ADDRESS
+from loadgen.engine.engine_features import EngineFeatures, parse_drafts, parse_window
 from loadgen.engine.prefill_settings import (
     DEFAULT_PREFILL,
     DEFAULT_TRANSFER,
@@ -82,9 +83,14 @@ _PrefillStepTime = Annotated[
         "C,t_p",
     ),
 ]
-_PrefillChunk = Annotated[
+_BatchTokens = Annotated[
     int | None,
-    _flag("--prefill-chunk", "Tokens that a step computes at most in all [2048].", "N"),
+    typer.Option(
+        "--batch-tokens",
+        "--prefill-chunk",
+        help="Tokens that a step computes at most, prompts and decoding requests together [2048].",
+        metavar="N",
+    ),
 ]
 _PrefillKvTokens = Annotated[
     int | None, _flag("--prefill-kv-tokens", "KV memory of a prefill worker [--kv-tokens].", "N")
@@ -124,6 +130,40 @@ _TimeWaits = Annotated[
         "--time-waits", help="Workers tell how long they waited for the others in each step."
     ),
 ]
+_PrefixCaching = Annotated[
+    bool,
+    _flag("--prefix-caching/--no-prefix-caching", "Compute no block of a prompt twice, as vLLM."),
+]
+_BlockTokens = Annotated[int, _flag("--block-tokens", "Tokens of a KV block.", "N")]
+_PromptBudget = Annotated[
+    int | None,
+    _flag("--prompt-budget", "Prompt tokens that a step computes at most [the batch's].", "N"),
+]
+_PrefillEvery = Annotated[
+    int,
+    _flag("--prefill-every", "Compute prompts in every Nth step, the same on all workers.", "N"),
+]
+_Speculate = Annotated[
+    str | None,
+    _flag(
+        "--speculate",
+        "Speculative decoding: drafts of a step, and the probability that each is accepted [off].",
+        "K,ACCEPT",
+    ),
+]
+_Window = Annotated[
+    str | None,
+    _flag(
+        "--window",
+        "Sliding window: tokens, and the share of the layers that keep no more, such as 1024,5/6 "
+        "[every layer keeps every token].",
+        "TOKENS[,SHARE]",
+    ),
+]
+_KvEventsPort = Annotated[
+    int | None,
+    _flag("--kv-events-port", "First port of KV events as vLLM's, one per worker [none].", "N"),
+]
 _Host = Annotated[
     str, _flag("--host", "Address to listen on; state streams stay on 127.0.0.1.", "H")
 ]
@@ -154,13 +194,20 @@ class EmulateOptions:
     snapshots: _Snapshots = True
     prefill_workers: _PrefillWorkers = 0
     prefill_step_time: _PrefillStepTime = None
-    prefill_chunk: _PrefillChunk = None
+    batch_tokens: _BatchTokens = None
     prefill_kv_tokens: _PrefillKvTokens = None
     kv_transfer_time: _TransferTime = None
     kv_expiry: _KvExpiry = None
     kv_load_failure: _KvLoadFailure = None
     admission: _Admission = None
     time_waits: _TimeWaits = False
+    prefix_caching: _PrefixCaching = True
+    block_tokens: _BlockTokens = 16
+    prompt_budget: _PromptBudget = None
+    prefill_every: _PrefillEvery = 1
+    speculate: _Speculate = None
+    window: _Window = None
+    kv_events_port: _KvEventsPort = None
     host: _Host = "127.0.0.1"
     json: _Json = None
 
@@ -196,7 +243,7 @@ class EmulateOptions:
                 self.prefill_workers,
                 self.prefill_step_time,
                 prompts_cost=step_time.per_prompt_token_s > 0,
-                chunk=self.prefill_chunk,
+                chunk=self.batch_tokens,
                 kv_tokens=self.prefill_kv_tokens,
                 transfer_time=self.kv_transfer_time,
                 kv_expiry_s=self.kv_expiry,
@@ -204,6 +251,15 @@ class EmulateOptions:
             ),
             admission=None if admission is None else parse_admission("--admission", admission),
             time_waits=self.time_waits,
+            features=EngineFeatures(
+                prefix_caching=self.prefix_caching,
+                block_tokens=self.block_tokens,
+                prompt_budget=self.prompt_budget,
+                prefill_every=self.prefill_every,
+                acceptance=() if self.speculate is None else parse_drafts(self.speculate),
+                window=None if self.window is None else parse_window(self.window),
+            ),
+            kv_events_port=self.kv_events_port,
         )
         if not self.snapshots:
             return settings
@@ -246,6 +302,7 @@ def _announce(fleet: EmulatedFleet, json: str | None) -> None:
             "time_scale": settings.time_scale,
             "barrier": settings.barrier,
             "slots": settings.slots,
+            "engines": settings.described(),
             "control": fleet.control.url,
             "workers": [
                 {
@@ -279,6 +336,7 @@ def _ready_text(fleet: EmulatedFleet) -> str:
         f"{settings.workers} emulated workers (no model, no GPU), {together}, "
         f"{settings.time_scale:g} wall seconds per engine second",
         *([f"{workers} more that only prefill, each stepping alone"] if workers else []),
+        f"Engines: {settings.features}",
         *([f"Who enters: {settings.admission.policy}"] if settings.admission else []),
         f"Fault port: {fleet.control.url}",
         "For evenstep serve:",

@@ -61,6 +61,8 @@ class EmulatedFleet:
             for worker in self.workers:
                 if worker.stream is not None:
                     await worker.stream.start(worker.model)
+                if worker.kv_events is not None:
+                    worker.kv_events.start()
             for listener in (*self.listeners, self.control):
                 await listener.open()
             workers, record = self._answering, self._write_step if self._record else None
@@ -105,6 +107,8 @@ class EmulatedFleet:
         for worker in self.workers:
             if worker.stream is not None:
                 worker.stream.stop()
+            if worker.kv_events is not None:
+                worker.kv_events.stop()
         if self._record is not None:
             self._record.close()
         self._sent.close()
@@ -131,6 +135,7 @@ class EmulatedFleet:
             "group": self.settings.group,
             "barrier": self.settings.barrier,
             "time_scale": self.settings.time_scale,
+            "engines": self.settings.described(),
             "steps": sum(stepper.group.steps for stepper in self._steppers),
             "prefill_steps": sum(stepper.group.steps for stepper in self._prefill_steppers),
             "lateness": {
@@ -216,6 +221,14 @@ class EmulatedFleet:
             "waiting": engine.waiting,
             "preemptions": engine.preemptions_total,
             "kv_used_tokens": engine.used_tokens,
+            "pending_prompt_tokens": engine.pending_prompt_tokens,
+            "prefix_cache": None
+            if (cache := engine.prefix_cache) is None
+            else {
+                "queried_tokens": cache.queried_tokens,
+                "hit_tokens": cache.hit_tokens,
+                "free_blocks": cache.free_blocks,
+            },
             "kv_handoff": {
                 "kept": len(engine.kept),
                 "kept_tokens": engine.kept.tokens,

@@ -12,8 +12,10 @@ from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.emulator.faulty_connection import Wire
 from loadgen.emulator.generation import Generation
 from loadgen.emulator.injected_faults import Fault
+from loadgen.emulator.kv_events import KvEvents
 from loadgen.emulator.named_shapes import MessageShape, ResponseShape
 from loadgen.emulator.operated import Operated
+from loadgen.emulator.prompt_content import Content
 from loadgen.emulator.shapes import CHAT, COMPLETION, Shape
 from loadgen.emulator.state_stream import StateStream
 from loadgen.emulator.timer import engine_now_s
@@ -49,6 +51,7 @@ class EmulatedWorker:
         self.engine_id = ""
         self._kept = kept
         self._told_tokens = 0
+        self.kv_events = self._new_kv_events()
         self.model = WorkerModel(rank, self._new_engine(), settings.speed(rank))
         self.fault: Fault | None = None
         self.prompt_tokens_total = 0
@@ -88,7 +91,7 @@ class EmulatedWorker:
             fetch = self._fetch(generation.kv_transfer)
             for child in range(generation.n):
                 request_id = parent if generation.n == 1 else f"{child}_{parent}"
-                self._add(answer, request_id, tokens, prompt * generation.n + child, fetch)
+                self._add(answer, request_id, prompt * generation.n + child, fetch)
         self.on_change()
         return answer
 
@@ -121,9 +124,16 @@ class EmulatedWorker:
         finished = [*self._take_ended(), *part.schedule.failed]
         finished += [request.id for request in ended]
         self._told_tokens = part.engine.used_tokens
+        self._publish_kv_events()
         if self.stream is not None:
             waited_s = step_s - part.needed_s if self.settings.time_waits else None
             self.stream.report_step(part, step, (step_s, waited_s), finished)
+
+    def reset_prefix_cache(self) -> bool:
+        """False: memory is in use."""
+        done = self.model.engine.reset_prefix_cache()
+        self._publish_kv_events()
+        return done
 
     def report_rest(self) -> None:
         finished = self._take_ended()
@@ -151,9 +161,10 @@ class EmulatedWorker:
         for request in self.model.engine.batch:
             if request.prefill_left:
                 continue
-            if interval == 1 or request.generated_tokens % interval == 1:
-                choice = self._choices[request.id]
-                if choice.answer.generation.stream:
+            choice = self._choices[request.id]
+            if choice.answer.generation.stream:
+                shown = choice.shown_tokens
+                if shown == 0 or request.generated_tokens - shown >= interval:
                     choice.answer.show(choice, done=False)
         for request in ended:
             choice = self._choices.pop(request.id)
@@ -186,6 +197,8 @@ class EmulatedWorker:
             self._ended.clear()
             if self.stream is not None:
                 self.stream.stop()
+            if self.kv_events is not None:
+                self.kv_events.stop()
         self.on_change()
 
     async def recover(self) -> None:
@@ -198,6 +211,8 @@ class EmulatedWorker:
                 await self.stream.start(self.model)
             elif fault.kind == "hang":
                 self.stream.resume()
+        if self.kv_events is not None and fault is not None and fault.kind == "kill":
+            self.kv_events.start()
         self.model.live = True
         self.on_change()
 
@@ -209,23 +224,24 @@ class EmulatedWorker:
         self,
         answer: Answer,
         request_id: str,
-        prompt_tokens: int,
         index: int,
         fetch: Fetch | None,
     ) -> None:
         generation = answer.generation
+        prompt = index // generation.n
         plan = generation.plans[index]
         transfer = generation.kv_transfer if self.settings.prefill is not None else None
         request = EngineRequest(
             id=request_id,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=generation.prompt_tokens[prompt],
             output_tokens=plan.output_tokens,
             priority=generation.priority,
             keeps_kv=transfer is not None and transfer.keeps,
             fetch=fetch,
-            cap_tokens=generation.caps[index // generation.n],
+            cap_tokens=generation.caps[prompt],
             hint_tokens=generation.predicted_tokens,
             arrived_s=engine_now_s(self.settings.time_scale),
+            chain=generation.chains[prompt],
         )
         choice = Choice(answer, index, request, plan)
         answer.choices.append(choice)
@@ -253,6 +269,26 @@ class EmulatedWorker:
         if generation.form == "response":
             return ResponseShape(answer_id, model, created)
         return Shape(CHAT if generation.chat else COMPLETION, answer_id, model, created)
+
+    def _new_kv_events(self) -> KvEvents | None:
+        port = self.settings.kv_events_port
+        if port is None:
+            return None
+        endpoint = f"tcp://127.0.0.1:{port + self.rank}"
+        size = self.settings.features.block_tokens
+        return KvEvents(endpoint, self.rank, size, self._content)
+
+    def _content(self, request_id: str) -> Content | None:
+        choice = self._choices.get(request_id)
+        if choice is None:
+            return None
+        generation = choice.answer.generation
+        return generation.contents[choice.index // generation.n]
+
+    def _publish_kv_events(self) -> None:
+        cache = self.model.engine.prefix_cache
+        if self.kv_events is not None and cache is not None:
+            self.kv_events.publish(cache.take_events())
 
     def _take_ended(self) -> list[str]:
         ended, self._ended = self._ended, []

@@ -13,6 +13,7 @@ from engine_patches.admission import clearing_of, make_admission
 from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.generation import Limits
 from loadgen.engine.engine import Engine
+from loadgen.engine.engine_features import EngineFeatures
 from loadgen.engine.prefill_settings import PrefillSettings
 from loadgen.engine.queues import Eviction, PolicyOrder
 from loadgen.engine.stepping import StepGroup, WorkerModel
@@ -39,6 +40,8 @@ class EmulatorSettings:
         answers: file with a line per answered request.
         prefill: cost of prompts and of KV transfers; None: prompts cost nothing, KV stays.
         admission: admission policy of every worker; None: the engine's own order.
+        features: what the engines do besides continuous batching.
+        kv_events_port: port of the first worker's KV events; the others follow; None: none.
         time_waits: whether workers report how long they waited for the others in a step.
 
     Raises:
@@ -67,19 +70,28 @@ class EmulatorSettings:
     prefill: PrefillSettings | None = None
     admission: AdmissionSettings | None = None
     time_waits: bool = False
+    features: EngineFeatures = field(default_factory=EngineFeatures)
+    kv_events_port: int | None = None
 
     def __post_init__(self) -> None:
         for option, value in (
             ("--workers", self.workers),
             ("--slots", self.slots),
             ("--kv-tokens", self.kv_tokens),
+            ("--kv-tokens in whole blocks", self.features.longest_tokens(self.kv_tokens)),
             ("--stream-interval", self.stream_interval),
             ("--max-model-len", self.context_tokens),
         ):
             if value < 1:
                 raise ConfigError(f"{option} must be at least 1, got {value}")
-        if self.context_tokens > self.kv_tokens:
-            raise ConfigError("--max-model-len cannot exceed --kv-tokens")
+        if self.kv_events_port is not None:
+            self._check_kv_events(self.kv_events_port)
+        longest = self.features.longest_tokens(self.kv_tokens)
+        if self.context_tokens > longest:
+            raise ConfigError(
+                f"--max-model-len cannot exceed {longest}: --kv-tokens in whole blocks of "
+                f"{self.features.block_tokens} (--block-tokens), less the drafts of a step"
+            )
         if not 0 < self.time_scale < math.inf:
             raise ConfigError(f"--time-scale must be above 0, got {self.time_scale:g}")
         if self.prefill is not None:
@@ -100,11 +112,14 @@ class EmulatorSettings:
     @property
     def context_tokens(self) -> int:
         """Longest prompt plus output that is served."""
-        return self.kv_tokens if self.max_model_len is None else self.max_model_len
+        if self.max_model_len is not None:
+            return self.max_model_len
+        return self.features.longest_tokens(self.kv_tokens)
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.model, self.context_tokens, self.seed)
+        block_tokens = self.features.block_tokens if self.features.prefix_caching else 0
+        return Limits(self.model, self.context_tokens, self.seed, block_tokens=block_tokens)
 
     @property
     def fault_port(self) -> int:
@@ -132,34 +147,49 @@ class EmulatorSettings:
             rng = np.random.default_rng([self.seed, rank])
             eviction = Eviction(clearing=clearing_of(self.admission), rng=rng)
             queue = PolicyOrder(make_admission(self.admission))
-        if prefill is None:
-            return Engine(self.slots, self.kv_tokens, queue=queue, eviction=eviction)
-        own = prefill.kv_tokens if self.prefills(rank) else None
-        return Engine(
+        own = prefill.kv_tokens if prefill is not None and self.prefills(rank) else None
+        return self.features.engine(
             self.slots,
             self.kv_tokens if own is None else own,
-            chunk=prefill.chunk,
-            lease_s=prefill.kv_expiry_s,
-            recompute=prefill.recompute,
+            seed=[self.seed, rank, 1],
+            events=self.kv_events_port is not None,
+            chunk=None if prefill is None else prefill.chunk,
+            lease_s=0.0 if prefill is None else prefill.kv_expiry_s,
+            recompute=prefill is not None and prefill.recompute,
             queue=queue,
             eviction=eviction,
         )
 
     def step_group(self, workers: Sequence[WorkerModel]) -> StepGroup:
         """All answering workers, one of them, or one prefill worker."""
-        prefill = self.prefill
+        prefill, every = self.prefill, self.features.prefill_every
         if prefill is None:
-            return StepGroup(workers, self.step_time, self.power)
+            return StepGroup(workers, self.step_time, self.power, every)
         if self.prefills(workers[0].rank):
             return StepGroup(workers, prefill.time.step_time, self.power)
         step_time = self.step_time
         if not step_time.per_prompt_token_s:
             step_time = replace(step_time, per_prompt_token_s=prefill.time.per_token_s)
-        return StepGroup(workers, step_time, self.power)
+        return StepGroup(workers, step_time, self.power, every)
+
+    def described(self) -> dict[str, object]:
+        """What the engines do, for descriptions of the fleet and headers of figures."""
+        prefill = self.prefill
+        return {
+            **self.features.described(),
+            "batch_tokens": None if prefill is None else prefill.chunk,
+            "prompts_cost": prefill is not None,
+        }
 
     def worker_port(self, rank: int) -> int:
         """0: any."""
         return self.port + rank if self.port else 0
+
+    def _check_kv_events(self, port: int) -> None:
+        if not self.features.prefix_caching:
+            raise ConfigError("--kv-events-port: without prefix caching there are no KV events")
+        if not 0 < port <= _HIGHEST_PORT + 1 - self.ranks:
+            raise ConfigError(f"--kv-events-port {port} leaves no room for {self.ranks} workers")
 
     def _check_ports(self) -> None:
         ports = [self.worker_port(rank) for rank in range(self.ranks)]

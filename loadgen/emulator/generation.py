@@ -9,7 +9,9 @@ from typing import Literal, TypeVar
 import msgspec
 
 from engine_patches.plugin.compat_admission import PREDICTED_KEY
+from loadgen.emulator.prompt_content import Content, whole_tokens
 from loadgen.emulator.text import (
+    CHARS_PER_TOKEN,
     TOKENS_PER_MESSAGE,
     OutputPlan,
     drawn_output_tokens,
@@ -22,6 +24,7 @@ from loadgen.emulator.transfer_params import KvTransfer, read_params
 COMPLETION_MAX_TOKENS = 16
 MOST_CHOICES = 16384  # vLLM's VLLM_MAX_N_SEQUENCES
 HIDDEN_LENGTH = "evenstep_output_tokens"
+_HEAD_CHARS = TOKENS_PER_MESSAGE * CHARS_PER_TOKEN
 
 
 class RejectedError(Exception):
@@ -43,12 +46,18 @@ class RejectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one emulated engine serves; ``adapters`` are further model names."""
+    """What one emulated engine serves.
+
+    Attributes:
+        adapters: further model names.
+        block_tokens: size of the blocks that prompts are identified by; 0: they are not.
+    """
 
     model: str
     max_model_len: int
     seed: int
     adapters: frozenset[str] = frozenset()
+    block_tokens: int = 0
 
     def check(self, model: str | None) -> None:
         """Check that a model is served.
@@ -70,6 +79,8 @@ class Generation:
         predicted_tokens: output length that the client predicts.
         kv_transfer: whether its KV is kept, or where it is fetched.
         name: request id from the body, where the endpoint accepts one.
+        contents: tokens of each prompt.
+        chains: ids of the full blocks of each prompt.
     """
 
     chat: bool
@@ -84,6 +95,8 @@ class Generation:
     kv_transfer: KvTransfer | None = None
     form: Literal["plain", "message", "response"] = "plain"
     name: str | None = None
+    contents: tuple[Content, ...] = ()
+    chains: tuple[tuple[int, ...], ...] = ()
 
 
 class _StreamOptions(msgspec.Struct):
@@ -101,6 +114,7 @@ class _Body(msgspec.Struct):
     priority: int = 0
     vllm_xargs: dict[str, object] | None = None
     kv_transfer_params: dict[str, object] | None = None
+    cache_salt: str | None = None
 
 
 class _CompletionBody(_Body):
@@ -145,7 +159,8 @@ def parse_completion(body: bytes, limits: Limits) -> Generation:
     prompts = _prompts(parsed.prompt)
     lengths = [len(p) if isinstance(p, list) else estimate_text_tokens(p) for p in prompts]
     cap = COMPLETION_MAX_TOKENS if parsed.max_tokens is None else parsed.max_tokens
-    return _generation(parsed, limits, prompts, lengths, cap, chat=False)
+    contents = [Content(p if isinstance(p, list) else whole_tokens(p)) for p in prompts]
+    return _generation(parsed, limits, prompts, (lengths, contents), cap, chat=False)
 
 
 def parse_chat(body: bytes, limits: Limits) -> Generation:
@@ -167,7 +182,12 @@ def parse_chat(body: bytes, limits: Limits) -> Generation:
     cap = parsed.max_completion_tokens
     if cap is None:
         cap = parsed.max_tokens
-    return _generation(parsed, limits, ["\n".join(texts)], [tokens], cap, chat=True)
+    content = "".join(
+        message.role.ljust(_HEAD_CHARS)[:_HEAD_CHARS] + whole_tokens(text)
+        for message, text in zip(parsed.messages, texts, strict=True)
+    )
+    prompt = ([tokens], [Content(content)])
+    return _generation(parsed, limits, ["\n".join(texts)], prompt, cap, chat=True)
 
 
 def _decode(decoder: msgspec.json.Decoder[_AnyBody], body: bytes) -> _AnyBody:
@@ -198,11 +218,12 @@ def _generation(
     body: _Body,
     limits: Limits,
     prompts: Sequence[str | list[int]],
-    lengths: Sequence[int],
+    counted: tuple[Sequence[int], Sequence[Content]],
     max_tokens: int | None,
     *,
     chat: bool,
 ) -> Generation:
+    lengths, contents = counted
     n = 1 if body.n is None else body.n
     _check(body, limits, n)
     caps = [_cap(length, max_tokens, limits.max_model_len) for length in lengths]
@@ -230,7 +251,16 @@ def _generation(
         stream=bool(body.stream),
         include_usage=options is not None and options.include_usage is not False,
         kv_transfer=read_params(body.kv_transfer_params),
+        contents=tuple(contents),
+        chains=tuple(_chains(body, limits, contents)),
     )
+
+
+def _chains(body: _Body, limits: Limits, contents: Sequence[Content]) -> list[tuple[int, ...]]:
+    if not limits.block_tokens:
+        return [()] * len(contents)
+    salt = f"{body.model or limits.model}/{body.cache_salt or ''}"
+    return [content.chain(limits.block_tokens, salt) for content in contents]
 
 
 def _check(body: _Body, limits: Limits, n: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from loadgen.emulator.emulated_worker import EmulatedWorker
 from loadgen.emulator.stepper import Lateness
 from loadgen.engine.engine import Engine
+from loadgen.engine.prefix_cache import PrefixCache
 
 
 def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
@@ -12,13 +13,21 @@ def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
     engine = worker.model.engine
     model = worker.settings.model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
     labels = f'engine="{worker.rank}",model_name="{model}"'
-    cache = f'block_size="1",num_gpu_blocks="{engine.kv_tokens}"'
+    (group, *_) = engine.kv_groups
+    caching = engine.prefix_cache or PrefixCache()
+    cache = (
+        f'block_size="{group.block_size}",'
+        f'enable_prefix_caching="{engine.prefix_cache is not None}",'
+        f'num_gpu_blocks="{group.blocks_total}"'
+    )
     blocks = [
         _block("gauge", "vllm:num_requests_running", labels, len(engine.running)),
         _block("gauge", "vllm:num_requests_waiting", labels, engine.waiting),
         _block("gauge", "vllm:kv_cache_usage_perc", labels, engine.used_tokens / engine.kv_tokens),
         _block("gauge", "vllm:cache_config_info", f"{labels},{cache}", 1),
         _block("counter", "vllm:num_preemptions_total", labels, engine.preemptions_total),
+        _block("counter", "vllm:prefix_cache_queries_total", labels, caching.queried_tokens),
+        _block("counter", "vllm:prefix_cache_hits_total", labels, caching.hit_tokens),
         _block("counter", "vllm:prompt_tokens_total", labels, worker.prompt_tokens_total),
         _block("counter", "vllm:generation_tokens_total", labels, engine.generated_total),
         _block("counter", "vllm:nixl_num_kv_expired_reqs_total", labels, engine.kept.expired_total),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from loadgen.emulator.generation import RejectedError
-from loadgen.emulator.shapes import ChoiceEnd
+from loadgen.emulator.shapes import ChoiceEnd, Usage
 
 _encode = msgspec.json.encode
 _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
@@ -27,7 +27,7 @@ class MessageShape:
 
     def first(self, choices: int) -> bytes:
         unknown: dict[str, object] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        message = {**self._head, **unknown, "usage": self._usage(0)}
+        message = {**self._head, **unknown, "usage": self._usage(Usage(self._prompt_tokens, 0))}
         block = {"type": "text", "text": ""}
         return _event("message_start", message=message) + _event(
             "content_block_start", index=0, content_block=block
@@ -40,9 +40,9 @@ class MessageShape:
         self._end = end
         return self.delta(0, end.text) + _event("content_block_stop", index=0)
 
-    def close(self, prompt_tokens: int, completion_tokens: int, *, include_usage: bool) -> bytes:
-        usage = self._usage(completion_tokens)
-        return _event("message_delta", delta=self._stop(self._end), usage=usage) + _event(
+    def close(self, usage: Usage, *, include_usage: bool) -> bytes:
+        counts = self._usage(usage)
+        return _event("message_delta", delta=self._stop(self._end), usage=counts) + _event(
             "message_stop"
         )
 
@@ -52,17 +52,22 @@ class MessageShape:
     def whole(
         self,
         ends: Sequence[ChoiceEnd],
-        prompt_tokens: int,
-        completion_tokens: int,
+        usage: Usage,
         kv_transfer_params: dict[str, object] | None,
     ) -> bytes:
         (end,) = ends
         content = [{"type": "text", "text": end.text}]
-        usage = self._usage(completion_tokens)
-        return _encode({**self._head, "content": content, **self._stop(end), "usage": usage})
+        counts = self._usage(usage)
+        return _encode({**self._head, "content": content, **self._stop(end), "usage": counts})
 
-    def _usage(self, completion_tokens: int) -> dict[str, int]:
-        return {"input_tokens": self._prompt_tokens, "output_tokens": completion_tokens}
+    def _usage(self, usage: Usage) -> dict[str, int]:
+        """Cached tokens are no input tokens here, as in Anthropic's API."""
+        cached = {"cache_read_input_tokens": usage.cached} if usage.cached else {}
+        return {
+            "input_tokens": usage.prompt - usage.cached,
+            "output_tokens": usage.completion,
+            **cached,
+        }
 
     def _stop(self, end: ChoiceEnd) -> dict[str, object]:
         reason = "stop_sequence" if end.stop_reason else _STOP_REASONS[end.finish_reason]
@@ -108,9 +113,9 @@ class ResponseShape:
             )
         )
 
-    def close(self, prompt_tokens: int, completion_tokens: int, *, include_usage: bool) -> bytes:
+    def close(self, usage: Usage, *, include_usage: bool) -> bytes:
         text = "".join(self._text)
-        response = self._response(text, prompt_tokens, completion_tokens)
+        response = self._response(text, usage)
         return self._event("response.completed", response=response)
 
     def fail(self, rejected: RejectedError) -> bytes:
@@ -120,21 +125,20 @@ class ResponseShape:
     def whole(
         self,
         ends: Sequence[ChoiceEnd],
-        prompt_tokens: int,
-        completion_tokens: int,
+        usage: Usage,
         kv_transfer_params: dict[str, object] | None,
     ) -> bytes:
         (end,) = ends
         self._cut = end.finish_reason == "length"
-        return _encode(self._response(end.text, prompt_tokens, completion_tokens))
+        return _encode(self._response(end.text, usage))
 
-    def _response(self, text: str, prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
-        usage = {
-            "input_tokens": prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": completion_tokens,
+    def _response(self, text: str, usage: Usage) -> dict[str, object]:
+        counts = {
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached},
+            "output_tokens": usage.completion,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt_tokens + completion_tokens,
+            "total_tokens": usage.prompt + usage.completion,
         }
         cut = {"reason": "max_output_tokens"} if self._cut else None
         return {
@@ -142,7 +146,7 @@ class ResponseShape:
             "status": "incomplete" if self._cut else "completed",
             "incomplete_details": cut,
             "output": [self._item("completed", [text])],
-            "usage": usage,
+            "usage": counts,
         }
 
     def _item(self, status: str, texts: Sequence[str]) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +15,14 @@ DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.encode
 _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
+
+
+class Usage(NamedTuple):
+    """Token counts of an answer; ``cached`` are of the prompt, from the prefix cache."""
+
+    prompt: int
+    completion: int
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +82,14 @@ class Shape:
     def last(self, index: int, end: ChoiceEnd) -> bytes:
         return self._head + _encode(self._phrasing.last(index, end)) + b"]}\n\n"
 
-    def usage(self, prompt_tokens: int, completion_tokens: int) -> bytes:
-        counts = _encode(_usage(prompt_tokens, completion_tokens))
-        return self._head + b'],"usage":' + counts + b"}\n\n"
-
-    def close(self, prompt_tokens: int, completion_tokens: int, *, include_usage: bool) -> bytes:
+    def close(self, usage: Usage, *, include_usage: bool) -> bytes:
         """Events that end a stream, with token counts on request."""
-        return (self.usage(prompt_tokens, completion_tokens) if include_usage else b"") + DONE
+        if not include_usage:
+            return DONE
+        counts = _usage(usage)
+        if usage.cached:
+            counts["prompt_tokens_details"] = _details(usage)
+        return self._head + b'],"usage":' + _encode(counts) + b"}\n\n" + DONE
 
     def fail(self, rejected: RejectedError) -> bytes:
         return b"data: " + error_body(rejected) + b"\n\n" + DONE
@@ -87,19 +97,17 @@ class Shape:
     def whole(
         self,
         ends: Sequence[ChoiceEnd],
-        prompt_tokens: int,
-        completion_tokens: int,
+        usage: Usage,
         kv_transfer_params: dict[str, object] | None,
     ) -> bytes:
         """Body of an unstreamed answer."""
-        usage = _usage(prompt_tokens, completion_tokens) | {"prompt_tokens_details": None}
         body = {
             **self._fields,
             "object": self._phrasing.body,
             "choices": [self._phrasing.whole(index, end) for index, end in enumerate(ends)],
             "service_tier": None,
             "system_fingerprint": None,
-            "usage": usage,
+            "usage": _usage(usage) | {"prompt_tokens_details": _details(usage)},
             "kv_transfer_params": kv_transfer_params,
         }
         return _encode(body)
@@ -172,9 +180,14 @@ def error_body(rejected: RejectedError) -> bytes:
     return _encode({"error": error})
 
 
-def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
+def _usage(usage: Usage) -> dict[str, object]:
     return {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "completion_tokens": completion_tokens,
+        "prompt_tokens": usage.prompt,
+        "total_tokens": usage.prompt + usage.completion,
+        "completion_tokens": usage.completion,
     }
+
+
+def _details(usage: Usage) -> dict[str, object] | None:
+    """As vLLM with ``--enable-prompt-tokens-details``."""
+    return {"cached_tokens": usage.cached} if usage.cached else None

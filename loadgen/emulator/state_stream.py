@@ -13,7 +13,6 @@ import zmq
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from loadgen.engine.stepping import WorkerModel, WorkerStep
 from router.core.errors import ConfigError
-from router.core.types import KvGroup
 
 _REBIND_WAIT_S = 0.02
 _REBIND_TRIES = 100
@@ -116,7 +115,7 @@ def _report(
         time_s=time.time(),
         step_s=step_s,
         rows=[
-            (r.id, r.prompt_tokens, r.generated_tokens, 0, r.prefill_left, None)
+            (r.id, r.prompt_tokens, r.generated_tokens, r.cached_tokens, r.prefill_left, None)
             for r in engine.running
         ],
         finished=tuple(finished),
@@ -125,7 +124,7 @@ def _report(
         waiting_tokens=engine.waiting_tokens,
         waiting_routed=engine.waiting_routed,
         slots=engine.slots,
-        kv_groups=(KvGroup(1, engine.used_tokens, engine.kv_tokens),),
+        kv_groups=engine.kv_groups,
         admissible_kv_tokens=engine.admissible_tokens,
         admission=engine.admission,
         scheduled_prefill_tokens=part.schedule.prefill_tokens if part else 0,

@@ -109,6 +109,10 @@ class WorkerApp:
             _allow(method, "POST")
             await self._fail_on_purpose(receive)
             await asgi.respond(send, BESIDE[path](body, self._serving))
+        elif path == "/reset_prefix_cache":
+            _allow(method, "POST")
+            self._worker.reset_prefix_cache()
+            await asgi.respond(send, b"")
         elif path in ACTIONS:
             _allow(method, "POST")
             self._worker.operated.do(path, body)
@@ -224,8 +228,7 @@ async def _stream(answer: Answer, send: Send) -> None:
             break
         await asgi.send_events(send, events)
         answer.confirm(changed)
-    counts = answer.prompt_tokens, answer.completion_tokens
-    end = answer.shape.close(*counts, include_usage=answer.generation.include_usage)
+    end = answer.shape.close(answer.usage, include_usage=answer.generation.include_usage)
     await asgi.send_events(send, [*events, end], more=False)
     answer.confirm(answer.choices)
 
@@ -238,9 +241,7 @@ async def _whole(answer: Answer, send: Send) -> None:
         if answer.failed:
             raise _failure()
     ends = [choice.whole() for choice in answer.choices]
-    body = answer.shape.whole(
-        ends, answer.prompt_tokens, answer.completion_tokens, answer.kv_transfer_params
-    )
+    body = answer.shape.whole(ends, answer.usage, answer.kv_transfer_params)
     await asgi.respond(send, body)
     answer.confirm(answer.choices)
 

@@ -31,6 +31,7 @@ from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.queues import EngineOrder, Eviction, Queue
 from loadgen.engine.request import EngineRequest, Growth
 from loadgen.engine.schedule import Budget, Drafts, Schedule
+from router.core.types import KvGroup
 from router.core.wire import request_token
 
 _UNBOUNDED = 1 << 62  # tokens
@@ -111,6 +112,8 @@ class Engine:
         self._read_tokens = 0
         self._paused: Set[str] = frozenset()
         self._still: list[EngineRequest] = []
+        # Requests that began to decode in this step, without a draft.
+        self._fresh: set[EngineRequest] = set()
         self._here: dict[str, EngineRequest] = {}
         self._waiting: dict[str, EngineRequest] = {}
         self._waiting_routed = 0
@@ -133,9 +136,9 @@ class Engine:
         return self.kv_tokens - self._available() * self._block_tokens // self.layers.groups
 
     @property
-    def cached_tokens(self) -> int:
-        """Tokens of the prefix cache that nobody holds."""
-        return self.prefix_cache.free_blocks * self._block_tokens if self.prefix_cache else 0
+    def kv_groups(self) -> tuple[KvGroup, ...]:
+        """Memory as a snapshot shows it."""
+        return self.layers.kv_groups(self._blocks - self._available(), self._blocks)
 
     @property
     def pending_prompt_tokens(self) -> int:
@@ -225,6 +228,13 @@ class Engine:
         self._queue.left(running)
         return True
 
+    def reset_prefix_cache(self) -> bool:
+        """Forget what is cached; False: not while memory is in use, as in vLLM."""
+        if self.prefix_cache is None or self._available() < self._blocks:
+            return False
+        self._free_blocks += self.prefix_cache.clear() * self.layers.full
+        return True
+
     def die(self, now_s: float) -> None:
         """Lose all state; leases on other engines' KV are no longer renewed."""
         self.kept.lose()
@@ -248,6 +258,7 @@ class Engine:
             self._growth.expect_full_block(request)
         self._queue.open(self._memory(), now_s)
         prompts = 0 if not prefill else self.prompt_budget
+        self._fresh.clear()
         budget = Budget(self._chunk, prompts, self._drafts.count if self._drafts else 0)
         self._pause(self._queue.run)
         prefilling = [r for r in self._prefilling if r.id not in self._paused]
@@ -301,7 +312,7 @@ class Engine:
         """Add accepted drafts; the token of the step itself comes after them."""
         assert self._drafts is not None
         further, layers = [], self.layers
-        requests = list(self._growth.requests)
+        requests = [r for r in self._growth.requests if r not in self._fresh]
         for request, accepted in zip(requests, self._drafts.accepted(len(requests)), strict=True):
             more = min(accepted, request.output_tokens - request.generated_tokens - 1)
             if not more:
@@ -338,7 +349,11 @@ class Engine:
         self._store(request)
         if not left:
             self._prefilling.pop(request, None)
-            self._growth.join(request)
+            self._decode(request)
+
+    def _decode(self, request: EngineRequest) -> None:
+        self._growth.join(request)
+        self._fresh.add(request)
 
     def _store(self, request: EngineRequest) -> None:
         """Cache the blocks of known content that are computed by the end of the step."""
@@ -383,7 +398,7 @@ class Engine:
             else:
                 budget.decode(1)
                 self._store(request)
-                self._growth.join(request)
+                self._decode(request)
             admitted.append(request)
         return admitted
 

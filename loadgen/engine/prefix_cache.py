@@ -44,6 +44,11 @@ class Removed:
     id: Hashable
 
 
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """All blocks left the cache."""
+
+
 class PrefixCache:
     """Computed blocks by content.
 
@@ -61,7 +66,7 @@ class PrefixCache:
         self._cached: dict[Hashable, list[Block]] = {}
         # Held by nobody; the next to be evicted first.
         self._free: OrderedDict[Block, None] = OrderedDict()
-        self._events: list[Stored | Removed] | None = [] if events else None
+        self._events: list[Stored | Removed | Cleared] | None = [] if events else None
 
     @property
     def free_blocks(self) -> int:
@@ -112,7 +117,16 @@ class PrefixCache:
         if self._events is not None:
             self._events.append(Removed(block.id))
 
-    def take_events(self) -> list[Stored | Removed]:
+    def clear(self) -> int:
+        """Forget everything, while nobody holds a block; return how many there were."""
+        blocks = len(self._free)
+        self._free.clear()
+        self._cached.clear()
+        if self._events is not None:
+            self._events.append(Cleared())
+        return blocks
+
+    def take_events(self) -> list[Stored | Removed | Cleared]:
         """What happened since the last call, in order."""
         events = self._events
         if not events:

@@ -15,6 +15,7 @@ import zmq.asyncio
 
 from loadgen.emulator.emulated_fleet import EmulatedFleet
 from loadgen.emulator.emulator_settings import EmulatorSettings
+from loadgen.engine.engine_features import EngineFeatures
 from loadgen.engine.prefill_settings import PrefillSettings
 from router.core.step_time import StepTime
 from router.core.types import Snapshot
@@ -22,14 +23,19 @@ from router.core.wire import decode, full_endpoint
 
 TIMEOUT_S = 60.0
 QUICK = StepTime(base_s=1e-3, per_token_s=0.0)
+PLAIN = EngineFeatures(prefix_caching=False, block_tokens=1)
 
 
 @asynccontextmanager
 async def emulated(folder: Path, **settings: Any) -> AsyncIterator[EmulatedFleet]:
-    """A fleet on free ports with a state stream per worker; 1 ms a step unless told otherwise."""
+    """A fleet on free ports with a state stream per worker.
+
+    Unless told otherwise a step takes 1 ms, and nothing is cached.
+    """
     prefill: PrefillSettings | None = settings.get("prefill")
     ranks = settings.setdefault("workers", 1) + (prefill.workers if prefill else 0)
     settings.setdefault("step_time", QUICK)
+    settings.setdefault("features", PLAIN)
     settings.setdefault("snapshots", tuple(f"ipc://{folder}/{rank}" for rank in range(ranks)))
     async with EmulatedFleet(EmulatorSettings(**settings)) as fleet:
         yield fleet

@@ -4,6 +4,7 @@ import pytest
 
 from loadgen.emulator.emulator_settings import EmulatorSettings, parse_speeds, snapshot_endpoints
 from loadgen.emulator.injected_faults import FAULT_KINDS, Fault
+from loadgen.engine.engine_features import EngineFeatures
 from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import (
     KvLoadFailure,
@@ -56,7 +57,14 @@ def test_step_times_that_are_refused(text: str) -> None:
         ({"kv_tokens": 0}, "--kv-tokens"),
         ({"stream_interval": 0}, "--stream-interval"),
         ({"max_model_len": 0}, "--max-model-len"),
-        ({"max_model_len": 11, "kv_tokens": 10}, "--max-model-len"),
+        ({"max_model_len": 17, "kv_tokens": 16}, "--max-model-len"),
+        ({"kv_tokens": 10}, "--kv-tokens in whole blocks must be at least 1, got 0"),
+        ({"max_model_len": 999, "kv_tokens": 1000}, "--max-model-len cannot exceed 992"),
+        ({"kv_events_port": 65_533}, "--kv-events-port 65533 leaves no room for 4 workers"),
+        (
+            {"kv_events_port": 5557, "features": EngineFeatures(prefix_caching=False)},
+            "--kv-events-port: without prefix caching",
+        ),
         ({"time_scale": 0}, "--time-scale"),
         ({"time_scale": float("nan")}, "--time-scale"),
         ({"speeds": (1.0,) * 5}, "--speed has 5 numbers for 4 workers: give one for all of them"),
@@ -81,9 +89,9 @@ def test_prefill_workers_come_after_the_others() -> None:
 
 
 def test_prefill_workers_have_memory_of_their_own() -> None:
-    prefill = PrefillSettings(workers=1, kv_tokens=900)
-    settings = EmulatorSettings(workers=1, kv_tokens=500, max_model_len=400, prefill=prefill)
-    assert [settings.new_engine(rank).kv_tokens for rank in range(2)] == [500, 900]
+    prefill = PrefillSettings(workers=1, kv_tokens=896)
+    settings = EmulatorSettings(workers=1, kv_tokens=512, max_model_len=400, prefill=prefill)
+    assert [settings.new_engine(rank).kv_tokens for rank in range(2)] == [512, 896]
 
 
 def test_prompts_cost_time_where_the_options_say_so() -> None:

@@ -1,0 +1,165 @@
+"""What an engine does besides continuous batching, as settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from loadgen.engine.engine import Engine
+from loadgen.engine.kv_layers import KvLayers
+from loadgen.engine.prefix_cache import PrefixCache
+from loadgen.engine.schedule import Drafts
+from router.core.errors import ConfigError
+from router.core.step_time import numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Layers with a sliding window.
+
+    Attributes:
+        share: of the layers, above 0 and at most 1.
+    """
+
+    tokens: int
+    share: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFeatures:
+    """Features of an engine; the defaults are vLLM's.
+
+    Attributes:
+        prompt_budget: upper bound on the prompt tokens of a step; None: what the batch leaves.
+        prefill_every: prompts are computed in every Nth step, the same one on all workers.
+        acceptance: probability of each position of a draft; empty: no speculative decoding.
+        window: None: every layer keeps and reads every token.
+
+    Raises:
+        ConfigError: invalid setting; names the option.
+    """
+
+    prefix_caching: bool = True
+    block_tokens: int = 16
+    prompt_budget: int | None = None
+    prefill_every: int = 1
+    acceptance: tuple[float, ...] = ()
+    window: Window | None = None
+
+    def __post_init__(self) -> None:
+        for option, value in (
+            ("--block-tokens", self.block_tokens),
+            ("--prompt-budget", self.prompt_budget),
+            ("--prefill-every", self.prefill_every),
+        ):
+            if value is not None and value < 1:
+                raise ConfigError(f"{option} must be at least 1, got {value}")
+        if self.prefix_caching and self.window is not None and self.window.share == 1:
+            raise ConfigError(
+                "--window with a share of 1 leaves no layer that keeps whole prompts: "
+                "give --no-prefix-caching"
+            )
+
+    @property
+    def layers(self) -> KvLayers:
+        window = self.window
+        if window is None:
+            return KvLayers(self.block_tokens, drafts=len(self.acceptance))
+        sliding, groups = window.share.numerator, window.share.denominator
+        full = groups - sliding
+        return KvLayers(self.block_tokens, full, sliding, window.tokens, len(self.acceptance))
+
+    def longest_tokens(self, kv_tokens: int) -> int:
+        """Longest prompt plus output for this memory."""
+        return kv_tokens // self.block_tokens * self.block_tokens - len(self.acceptance)
+
+    def engine(
+        self, slots: int, kv_tokens: int, *, seed: list[int], events: bool = False, **rest: Any
+    ) -> Engine:
+        """A new engine.
+
+        Args:
+            slots: as ``Engine``.
+            kv_tokens: as ``Engine``.
+            seed: for the acceptance of drafts.
+            events: whether the prefix cache notes its events.
+            rest: further arguments of ``Engine``.
+        """
+        drafts = Drafts(self.acceptance, np.random.default_rng(seed)) if self.acceptance else None
+        return Engine(
+            slots,
+            kv_tokens,
+            block_tokens=self.block_tokens,
+            prompt_budget=self.prompt_budget,
+            prefix_cache=PrefixCache(events=events) if self.prefix_caching else None,
+            drafts=drafts,
+            layers=self.layers,
+            **rest,
+        )
+
+    def __str__(self) -> str:
+        """What is on, for a reader."""
+        window, size = self.window, self.block_tokens
+        caching = "prefix caching" if self.prefix_caching else "no prefix caching"
+        parts = [f"{caching}, blocks of {size} tokens"]
+        if self.prompt_budget:
+            parts.append(f"at most {self.prompt_budget} prompt tokens a step")
+        if self.prefill_every > 1:
+            parts.append(f"prompts in one of {self.prefill_every} steps")
+        if self.acceptance:
+            parts.append(f"{len(self.acceptance)} drafts a step")
+        if window:
+            parts.append(f"a window of {window.tokens} tokens in {window.share} of the layers")
+        return ", ".join(parts)
+
+    def described(self) -> dict[str, object]:
+        """What is on, for descriptions of a fleet and headers of figures."""
+        window = self.window
+        return {
+            "prefix_caching": self.prefix_caching,
+            "block_tokens": self.block_tokens,
+            "prompt_budget": self.prompt_budget,
+            "prefill_every": self.prefill_every,
+            "draft_acceptance": list(self.acceptance),
+            "window": None
+            if window is None
+            else {"tokens": window.tokens, "share_of_layers": str(window.share)},
+        }
+
+
+def parse_drafts(text: str) -> tuple[float, ...]:
+    """Parse ``K,ACCEPT``, or ``K`` and a probability for each position of a draft.
+
+    Raises:
+        ConfigError: neither.
+    """
+    count, *given = numbers("--speculate", text)
+    acceptance = tuple(given * int(count) if len(given) == 1 else given)
+    if count < 1 or len(acceptance) != count or not all(0 <= each <= 1 for each in acceptance):
+        raise ConfigError(
+            "--speculate takes the drafts of a step and the probability from 0 to 1 that one is "
+            f"accepted, or one for each, such as 3,.7 or 3,.8,.6,.4; got {text!r}"
+        )
+    return acceptance
+
+
+def parse_window(text: str) -> Window:
+    """Parse ``TOKENS``, or ``TOKENS,SHARE`` with a share of the layers such as 5/6.
+
+    Raises:
+        ConfigError: neither.
+    """
+    tokens, _, share = text.partition(",")
+    try:
+        window = Window(int(tokens), Fraction(share or "1").limit_denominator(64))
+    except (ValueError, ZeroDivisionError):
+        window = Window(0, Fraction(0))
+    if window.tokens < 1 or not 0 < window.share <= 1:
+        raise ConfigError(
+            "--window takes tokens and the share of layers that keep no more than these, "
+            f"such as 1024,5/6; got {text!r}"
+        )
+    return window

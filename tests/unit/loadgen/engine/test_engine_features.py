@@ -1,0 +1,94 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from loadgen.engine.engine_features import EngineFeatures, Window, parse_drafts, parse_window
+from loadgen.engine.kv_layers import KvLayers
+from loadgen.engine.request import EngineRequest
+from loadgen.engine.schedule import Drafts
+from router.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "acceptance"),
+    [("2,.7", (0.7, 0.7)), ("3,.8,.6,.4", (0.8, 0.6, 0.4)), ("1,1", (1.0,))],
+)
+def test_drafts(text: str, acceptance: tuple[float, ...]) -> None:
+    assert parse_drafts(text) == acceptance
+
+
+@pytest.mark.parametrize("text", ["", "3", "0,.5", "2,.5,.5,.5", "2,1.5", "1.5,.5", "a,b"])
+def test_drafts_that_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--speculate"):
+        parse_drafts(text)
+
+
+def test_windows() -> None:
+    assert parse_window("1024,5/6") == Window(1024, Fraction(5, 6))
+    assert parse_window("512") == Window(512, Fraction(1))
+    features = EngineFeatures(window=Window(1024, Fraction(5, 6)), acceptance=(0.5,))
+    assert features.layers == KvLayers(16, 1, 5, 1024, 1)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "10,0", "10,7/6", "10,1/0", "a", "10,b"])
+def test_windows_that_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--window"):
+        parse_window(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"block_tokens": 0}, "--block-tokens must be at least 1, got 0"),
+        ({"prompt_budget": 0}, "--prompt-budget must be at least 1, got 0"),
+        ({"prefill_every": 0}, "--prefill-every must be at least 1, got 0"),
+        ({"window": Window(10, Fraction(1))}, "give --no-prefix-caching"),
+    ],
+)
+def test_features_that_are_refused(fields: dict[str, object], option: str) -> None:
+    with pytest.raises(ConfigError, match=option):
+        EngineFeatures(**fields)  # type: ignore[arg-type]
+
+
+def test_what_is_on_is_told() -> None:
+    assert str(EngineFeatures()) == "prefix caching, blocks of 16 tokens"
+    features = EngineFeatures(
+        prefix_caching=False,
+        prompt_budget=512,
+        prefill_every=4,
+        acceptance=(0.7, 0.7),
+        window=Window(1024, Fraction(5, 6)),
+    )
+    assert str(features) == (
+        "no prefix caching, blocks of 16 tokens, at most 512 prompt tokens a step, "
+        "prompts in one of 4 steps, 2 drafts a step, a window of 1024 tokens in 5/6 of the layers"
+    )
+    assert features.described() == {
+        "prefix_caching": False,
+        "block_tokens": 16,
+        "prompt_budget": 512,
+        "prefill_every": 4,
+        "draft_acceptance": [0.7, 0.7],
+        "window": {"tokens": 1024, "share_of_layers": "5/6"},
+    }
+
+
+def test_a_position_of_a_draft_needs_those_before_it() -> None:
+    drafts = Drafts([0.8, 0.5], np.random.default_rng(1))
+    accepted = np.array(drafts.accepted(40_000))
+    shares = [float(np.mean(accepted >= least)) for least in (1, 2)]
+    assert shares == pytest.approx([0.8, 0.4], abs=0.01)
+    assert accepted.max() == 2
+
+
+def test_a_window_bounds_memory_and_reading() -> None:
+    features = EngineFeatures(
+        prefix_caching=False, block_tokens=1, window=Window(10, Fraction(1, 2))
+    )
+    engine = features.engine(1, 100, seed=[0])
+    engine.add(EngineRequest("a", 50, 5))
+    engine.schedule()
+    assert engine.batch_tokens == (50 + 10) / 2
+    # One token more, as a window straddles a block more than it fills.
+    assert engine.used_tokens == -(-(50 + 11) // 2)
