@@ -11,7 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.forecast.forecast import Floats, Ints
-from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, Solution, _searched, solve
+from router.core.policies.bfio.solver import (
+    DEFAULT_MOVES,
+    UNLIMITED,
+    Instance,
+    Memory,
+    Solution,
+    _searched,
+    solve,
+)
 from tests.support.uncompiled import uncompiled
 
 BUDGETS = [0, 50, 500, 5000]
@@ -26,12 +34,29 @@ def instances(draw: st.DrawFn) -> Instance:
     steps = draw(STEPS)
     loads = draw(st.lists(st.integers(0, 9000), min_size=1, max_size=5))
     capacity = draw(st.lists(st.integers(-2, 4), min_size=len(loads), max_size=len(loads)))
+    candidates = draw(st.one_of(_parallel(steps), _general(steps)))
     return Instance(
         loads=np.array([_grown(load, steps, 3) for load in loads], dtype=np.float64),
-        candidates=draw(st.one_of(_parallel(steps), _general(steps))),
+        candidates=candidates,
         capacity=np.array(capacity, dtype=np.int64),
         weights=np.array(draw(_weights(steps))),
         tie_weight=draw(TIE_WEIGHTS),
+        memory=draw(st.none() | _memory(len(loads), candidates)),
+    )
+
+
+@st.composite
+def _memory(draw: st.DrawFn, workers: int, candidates: Floats) -> Memory:
+    """Rooms that bind, or do not; needs that follow the sizes, or do not."""
+    room = st.integers(0, 6000) | st.sampled_from([0, UNLIMITED])
+    need: Ints = np.array(candidates[:, 0], dtype=np.int64)
+    if draw(st.booleans()):
+        some = st.lists(st.integers(0, 3000), min_size=len(need), max_size=len(need))
+        need = np.array(draw(some), dtype=np.int64)
+    return Memory(
+        room=np.array(draw(st.lists(room, min_size=workers, max_size=workers))),
+        need=need,
+        idle=np.array(draw(st.lists(st.booleans(), min_size=workers, max_size=workers))),
     )
 
 
@@ -84,14 +109,21 @@ def rounding(instance: Instance) -> float:
 
 
 def check(instance: Instance, solution: Solution) -> None:
-    """Every candidate once at most, no worker beyond its room, and all places filled."""
+    """Every candidate once at most, no worker beyond slots or memory, and nobody waits who fits."""
     places, room = solution.places, np.maximum(instance.capacity, 0)
     assert places.shape == (len(instance.candidates),)
     assert places.min(initial=0) >= -1
     assert places.max(initial=-1) < len(instance.loads)
     entered = np.bincount(places[places >= 0], minlength=len(room))
     assert (entered <= room).all()
-    assert entered.sum() == min(len(places), room.sum()) == instance.admitted
+    if (memory := instance.memory) is None:
+        assert entered.sum() == min(len(places), room.sum()) == instance.most_admitted
+    else:
+        for worker in range(len(room)):
+            needs = memory.need[places == worker]
+            assert memory.admits(worker, needs)
+            for need in memory.need[places < 0] if len(needs) < room[worker] else ():
+                assert not memory.admits(worker, np.append(needs, need))
     assert abs(solution.objective - instance.objective(places)) <= rounding(instance)
 
 

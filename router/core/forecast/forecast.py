@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from router.core.types import Assignment, Request, WorkerView
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 DEFAULT_CHUNK = 2048

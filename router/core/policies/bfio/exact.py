@@ -76,7 +76,7 @@ def solve_exact(
         )
     places = solve(instance).places if start is None else start
     search = _Search(instance, places, time_limit_s, tolerance)
-    if instance.admitted:
+    if instance.most_admitted:
         search.run()
     return search.found
 
@@ -91,7 +91,7 @@ class _Search:
         self._spent_s = 0.0
         self._places = places
         self._objective = instance.objective(places)
-        self._bound = 0.0 if instance.admitted else self._objective
+        self._bound = 0.0 if instance.most_admitted else self._objective
 
     @property
     def _margin(self) -> float:

@@ -197,7 +197,7 @@ class Model:
             lower[column] = fixed.get(split, 0)
         lp.num_col_ = size
         lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, lower, upper
-        admitted = program.instance.admitted
+        admitted = program.instance.most_admitted
         lp.offset_ = float(-weights @ (program.instance.loads.sum(axis=0) + admitted * shared))
         types = np.full(size, highspy.HighsVarType.kContinuous)
         types[self.split_columns] = highspy.HighsVarType.kInteger
@@ -214,7 +214,7 @@ class Model:
             rows.add(
                 (self.entered[:, worker], sizes), ([self.sums[worker]], -1.0), lower=0, upper=0
             )
-        everyone = program.instance.admitted == len(program.instance.candidates)
+        everyone = program.instance.most_admitted == len(program.instance.candidates)
         for kind, count in enumerate(program.counts):
             rows.add((self.entered[kind], 1.0), lower=count if everyone else 0, upper=count)
         for at, split in enumerate(self.splits):

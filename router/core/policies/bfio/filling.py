@@ -1,4 +1,4 @@
-"""Greedy filling: every item gets a worker and a kind, by one of several plans.
+"""Greedy filling: items get workers and kinds by one of several plans, while any candidate fits.
 
 Among parallel profiles the cost of a kind on a worker is convex in its size, so bisection finds the
 best kind.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from router.core.policies.bfio.compiled import inlined, inner
 from router.core.policies.bfio.kernels import (
+    EMPTY,
     LOW,
     NOTHING,
     SHELF,
+    SPENT,
     State,
     above,
     below,
@@ -18,8 +20,10 @@ from router.core.policies.bfio.kernels import (
     cost_of,
     draw,
     foresee,
+    least_left,
     objective,
     rank_peaks,
+    room_of,
     view,
 )
 
@@ -41,7 +45,7 @@ MOST_RESERVE = 0.5
 
 @inner
 def fill(state: State, plan: int) -> None:
-    """Give every item a worker and the kind that costs least there, worker by worker."""
+    """Give items a worker and the kind that costs least there, worker by worker."""
     if plan < len(PLANS):
         reserve, first, level = PLANS[plan]
         raise_floor(state, level)
@@ -53,8 +57,7 @@ def fill(state: State, plan: int) -> None:
     item = 0
     for place in range(length):
         worker = state.queue[length - 1 - place if first == FULLEST else place]
-        while state.capacity[worker] > 0:
-            settle(state, item, worker, later)
+        while item < len(state.item_kind) and settle(state, item, worker, later):
             item += 1
     raise_floor(state, 0.0)
     state.cost[0] = objective(state)
@@ -67,17 +70,57 @@ def drawn_reserve(state: State) -> float:
 
 
 @inner
-def settle(state: State, item: int, worker: int, later: int) -> None:
-    """Put an item on a worker whose other free places will hold ``later``."""
+def settle(state: State, item: int, worker: int, later: int) -> bool:
+    """Put an item on a worker whose other free places will hold ``later``; false: none fits."""
+    if state.capacity[worker] <= 0:
+        return False
     view(state, worker, NOTHING)
-    foresee(state, later, state.capacity[worker] - 1)
-    kind, _ = best_kind(state, 0, len(state.left) - 1)
+    foresee(state, later, max(0, expected(state, worker, later) - 1))
+    kind, _ = best_kind(state, 0, len(state.left) - 1, room_of(state, worker, NOTHING))
+    if kind == NOTHING:
+        return False
     place_item(state, item, kind, worker)
+    return True
+
+
+@inlined
+def expected(state: State, worker: int, kind: int) -> int:
+    """Candidates of a kind for which a worker has places and memory."""
+    places, need = state.capacity[worker], state.need[kind]
+    if need > 0:
+        places = min(places, max(0, state.room[worker]) // need)
+    return int(places)
+
+
+@inner
+def top_up(state: State) -> int:
+    """Let candidates enter where a place and memory are free; their number, listed in ``added``.
+
+    Without empty items all places are filled, or all candidates have entered.
+    """
+    added = item = 0
+    if state.counts[EMPTY] == 0:
+        return added
+    least = least_left(state)
+    for worker in range(len(state.capacity)):
+        while state.capacity[worker] > 0 and room_of(state, worker, NOTHING) >= least:
+            view(state, worker, NOTHING)
+            room = room_of(state, worker, NOTHING)
+            kind, cost = best_kind(state, 0, len(state.left) - 1, room)
+            state.cost[0] += cost - cost_of(state, NOTHING)
+            while state.item_kind[item] != NOTHING:
+                item += 1
+            place_item(state, item, kind, worker)
+            state.added[added] = item
+            added += 1
+            least = least_left(state)
+    state.counts[SPENT] += len(state.capacity)
+    return added
 
 
 @inner
 def spread(state: State) -> None:
-    """Fill if all or very many enter: largest first, each to the least loaded worker.
+    """Fill if all or very many enter: largest first, each to the least loaded with memory for it.
 
     It takes an even sample of the shelf by size.
     """
@@ -88,7 +131,15 @@ def spread(state: State) -> None:
         while passed <= (2 * item + 1) * shelf // (2 * items):
             kind -= 1
             passed += state.left[kind]
-        worker = state.queue[first]
+        need, place = state.need[kind], first
+        while place < length and room_of(state, state.queue[place], NOTHING) < need:
+            place += 1
+        if place == length:
+            continue
+        worker = state.queue[place]
+        for behind in range(place, first, -1):
+            state.queue[behind] = state.queue[behind - 1]
+        state.queue[first] = worker
         place_item(state, item, kind, worker)
         for h in range(len(state.totals)):
             state.queued[worker] += state.kinds[kind, h]
@@ -96,6 +147,7 @@ def spread(state: State) -> None:
             sink(state, first, length)
         else:
             first += 1
+    top_up(state)
     state.cost[0] = objective(state)
 
 
@@ -112,7 +164,7 @@ def quantile(state: State, share: float) -> int:
 @inner
 def raise_floor(state: State, level: float) -> None:
     """Set a virtual peak that holds at any loads; level 0: none."""
-    median = quantile(state, 0.5)
+    median = quantile(state, 0.5) if level > 0 else NOTHING
     for h in range(len(state.floor)):
         state.floor[h] = LOW
         if level > 0:
@@ -139,10 +191,11 @@ def queue_up(state: State, later: int, narrow: bool) -> int:
             state.queue[length] = worker
             length += 1
             state.queued[worker] = 0.0
+            places = expected(state, worker, later)
             for h in range(len(state.totals)):
                 if narrow:
-                    state.queued[worker] += state.capacity[worker] * state.totals[h]
-                coming = state.capacity[worker] * state.kinds[later, h]
+                    state.queued[worker] += places * state.totals[h]
+                coming = places * state.kinds[later, h]
                 state.queued[worker] += state.loads[worker, h] + coming
     for place in range(length - 1, -1, -1):
         sink(state, place, length)
@@ -159,18 +212,22 @@ def sink(state: State, place: int, length: int) -> None:
 
 
 @inlined
-def best_kind(state: State, low: int, high: int) -> tuple[int, float]:
-    """The cheapest kind on the shelf for the worker in view, and its cost.
+def best_kind(state: State, low: int, high: int, room: int) -> tuple[int, float]:
+    """The cheapest kind on the shelf within the room, for the worker in view, and its cost.
 
     Bisection covers kinds off the shelf too; the answer is then one of the two neighbours.
     """
+    high = last_within(state, high, room)
+    if high < 0:
+        return NOTHING, 0.0
+    low = min(low, high)
     while low < high:
         middle = (low + high) // 2
         if cost_of(state, middle + 1) < cost_of(state, middle):
             low = middle + 1
         else:
             high = middle
-    upper, lower = above(state, low - 1), below(state, low)
+    upper, lower = above(state, low - 1, room), below(state, low, room)
     if upper == low or lower == NOTHING:
         return upper, cost_of(state, upper)
     if upper == NOTHING:
@@ -179,12 +236,29 @@ def best_kind(state: State, low: int, high: int) -> tuple[int, float]:
     return (lower, down) if down <= up else (upper, up)
 
 
+@inlined
+def last_within(state: State, kind: int, room: int) -> int:
+    """The last kind up to this one that needs no more than the room, or ``NOTHING``."""
+    if state.least_need[kind] <= room:
+        return kind
+    within = NOTHING
+    while within + 1 < kind:
+        middle = (within + kind) // 2
+        if state.least_need[middle] <= room:
+            within = middle
+        else:
+            kind = middle
+    return within
+
+
 @inner
 def place_item(state: State, item: int, kind: int, worker: int) -> None:
     """Put an item on a worker."""
     state.left[kind] -= 1
     state.counts[SHELF] -= 1
+    state.counts[EMPTY] -= 1
     state.capacity[worker] -= 1
+    state.aboard[worker] += 1
     state.item_kind[item], state.item_worker[item] = kind, worker
     change_load(state, worker, NOTHING, kind)
 
@@ -195,6 +269,8 @@ def remove_item(state: State, item: int) -> None:
     kind, worker = state.item_kind[item], state.item_worker[item]
     state.left[kind] += 1
     state.counts[SHELF] += 1
+    state.counts[EMPTY] += 1
     state.capacity[worker] += 1
+    state.aboard[worker] -= 1
     state.item_kind[item] = NOTHING
     change_load(state, worker, kind, NOTHING)

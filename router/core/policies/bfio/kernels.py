@@ -22,7 +22,10 @@ NOTHING = cast(int, np.int64(-1))
 # Below every load.
 LOW = -1e300
 
-SHELF, SPENT, PRICE, BUDGET, SEED, KICKS = range(6)
+# Room of an idle worker: any need is less.
+UNLIMITED = cast(int, np.int64(1 << 60))
+
+SHELF, SPENT, PRICE, BUDGET, SEED, KICKS, EMPTY = range(7)
 
 
 class State(NamedTuple):
@@ -36,10 +39,15 @@ class State(NamedTuple):
         floor: (K,) virtual peak, ``LOW`` for none.
         kinds: (Q + 1, K) work of a candidate per kind; the last row is zero.
         worth: (Q + 1,) cost of a kind on any worker: less idle work, more spread.
+        need: (Q + 1,) memory of a candidate per kind; the last is zero.
+        least_need: (Q,) least need of this kind and all larger ones.
         left: (Q,) candidates per kind on the shelf.
         capacity: (G,) free places.
+        room: (G,) free memory; negative beside one too large for an idle worker.
+        aboard: (G,) requests on the worker; none: it takes any candidate.
         pull: (K,) 2 mu / weight: slope of the quadratic term per token off the mean.
-        item_kind, item_worker: (U,) kind and worker of each item.
+        item_kind, item_worker: (U,) kind and worker of each item; ``NOTHING``: an empty item.
+        added: (U,) items that have entered last.
         gap: (K,) load of the worker in view above the others' peak.
         slope: (K,) quadratic term per token on the worker in view.
         cost: (1,) objective, up to a constant.
@@ -47,7 +55,7 @@ class State(NamedTuple):
         best_peak: (K,) highest loads in that filling.
         queue, queued: (G,) workers with room in order, and keys of that order by worker.
         counts: candidates on the shelf, budget spent, price of a cost, budget, random state, kicks
-            so far.
+            so far, empty items.
     """
 
     loads: Floats
@@ -57,11 +65,16 @@ class State(NamedTuple):
     floor: Floats
     kinds: Floats
     worth: Floats
+    need: Ints
+    least_need: Ints
     left: Ints
     capacity: Ints
+    room: Ints
+    aboard: Ints
     pull: Floats
     item_kind: Ints
     item_worker: Ints
+    added: Ints
     gap: Floats
     slope: Floats
     cost: Floats
@@ -127,6 +140,7 @@ def change_load(state: State, worker: int, out: int, into: int) -> None:
             _sort_in(state, h, min(rank, 2), worker, load)
         elif rank < 3:
             rank_step(state, h)
+    state.room[worker] += state.need[out] - state.need[into]
     state.counts[SPENT] += 2 * state.counts[PRICE]
 
 
@@ -264,22 +278,61 @@ def cost_of_exchange(state: State, one: int, other: int, out: int, into: int) ->
 
 
 @inlined
-def above(state: State, kind: int) -> int:
-    """The next larger kind on the shelf, or ``NOTHING``."""
+def room_of(state: State, worker: int, out: int) -> int:
+    """Memory for another candidate on a worker, as if one kind had left it."""
+    if state.aboard[worker] - int(out != NOTHING) == 0:
+        return UNLIMITED
+    return int(state.room[worker] + state.need[out])
+
+
+@inlined
+def above(state: State, kind: int, room: int) -> int:
+    """The next larger kind on the shelf that needs no more than the room, or ``NOTHING``."""
     kinds = len(state.left)
     kind += 1
     while kind < kinds and state.left[kind] == 0:
         kind += 1
+    if kind < kinds and state.need[kind] > room:
+        kind = _above_within(state, kind, room)
     return kind if kind < kinds else NOTHING
 
 
+@inner
+def _above_within(state: State, kind: int, room: int) -> int:
+    kinds = len(state.left)
+    while kind < kinds and (state.left[kind] == 0 or state.need[kind] > room):
+        kind = kind + 1 if state.least_need[kind] <= room else kinds
+    return kind
+
+
 @inlined
-def below(state: State, kind: int) -> int:
-    """The next smaller kind on the shelf, or ``NOTHING``."""
+def below(state: State, kind: int, room: int) -> int:
+    """The next smaller kind on the shelf that needs no more than the room, or ``NOTHING``."""
     kind -= 1
     while kind >= 0 and state.left[kind] == 0:
         kind -= 1
+    if kind >= 0 and state.need[kind] > room:
+        kind = _below_within(state, kind, room)
     return kind
+
+
+@inner
+def _below_within(state: State, kind: int, room: int) -> int:
+    while kind >= 0 and (state.left[kind] == 0 or state.need[kind] > room):
+        kind -= 1
+    return kind
+
+
+@inlined
+def least_left(state: State) -> int:
+    """The least need on the shelf; more than any room if it is empty."""
+    least = UNLIMITED + 1
+    for kind in range(len(state.left)):
+        if state.least_need[kind] >= least:
+            break
+        if state.left[kind] > 0:
+            least = min(least, state.need[kind])
+    return int(least)
 
 
 # --- chance ---------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from router.core.policies.bfio.compiled import inlined, inner
-from router.core.policies.bfio.filling import best_kind
+from router.core.policies.bfio.filling import best_kind, remove_item, top_up
 from router.core.policies.bfio.kernels import (
     BUDGET,
+    EMPTY,
     NOTHING,
     SHELF,
     SPENT,
@@ -19,6 +20,7 @@ from router.core.policies.bfio.kernels import (
     costs_of_neighbours,
     foresee,
     peak_of,
+    room_of,
     view,
 )
 
@@ -35,16 +37,33 @@ def improve(state: State, least: float) -> None:
 
 @inner
 def improve_singles(state: State, least: float) -> bool:
-    """Replace each item once by a kind of the shelf; with an empty shelf, move it."""
+    """Replace each item once by a kind of the shelf; move it if there are free places."""
     improved = False
     for item in range(len(state.item_kind)):
         if state.counts[SPENT] >= state.counts[BUDGET]:
             return False
+        if state.item_kind[item] == NOTHING:
+            continue
         if state.counts[SHELF] > 0:
             improved |= replace(state, item, least)
-        else:
+        if state.counts[SHELF] == 0 or state.counts[EMPTY] > 0:
             improved |= move(state, item, least)
     return improved
+
+
+@inner
+def pays(state: State, before: float, least: float) -> bool:
+    """Let candidates enter that a change has made room for; false: in all it costs too much.
+
+    Then they leave again, and the caller takes back the change.
+    """
+    added = top_up(state)
+    if state.cost[0] < before - least:
+        return True
+    for place in range(added):
+        remove_item(state, state.added[place])
+    state.cost[0] = before
+    return False
 
 
 @inner
@@ -54,6 +73,8 @@ def improve_swaps(state: State, least: float) -> bool:
     for item in range(len(state.item_kind)):
         if state.counts[SPENT] >= state.counts[BUDGET]:
             return False
+        if state.item_kind[item] == NOTHING:
+            continue
         peak = peak_of(state, state.item_worker[item])
         if peak >= 0 or state.counts[SHELF] == 0:
             improved |= swap(state, item, peak, least)
@@ -67,12 +88,16 @@ def improve_pairs(state: State, least: float) -> bool:
     items = len(state.item_kind)
     for one in range(items):
         worker = state.item_worker[one]
-        if state.counts[SHELF] == 0 or peak_of(state, worker) >= 0:
+        if (
+            state.counts[SHELF] == 0
+            or state.item_kind[one] == NOTHING
+            or peak_of(state, worker) >= 0
+        ):
             continue
         for other in range(one + 1, items):
             if state.counts[SPENT] >= state.counts[BUDGET]:
                 return False
-            if state.item_worker[other] == worker:
+            if state.item_worker[other] == worker and state.item_kind[other] != NOTHING:
                 improved |= replace_two(state, one, other, least)
     return improved
 
@@ -81,7 +106,8 @@ def improve_pairs(state: State, least: float) -> bool:
 def replace(state: State, item: int, least: float) -> bool:
     """Replace an item by a better kind of the shelf, if a neighbour of its own kind is better."""
     kind, worker = state.item_kind[item], state.item_worker[item]
-    lower, upper = below(state, kind), above(state, kind)
+    room, before = room_of(state, worker, kind), state.cost[0]
+    lower, upper = below(state, kind, room), above(state, kind, room)
     down, up = costs_of_neighbours(state, worker, kind, lower, upper)
     if upper != NOTHING and up < -least:
         start, way = upper, 1
@@ -90,14 +116,17 @@ def replace(state: State, item: int, least: float) -> bool:
     else:
         return False
     view(state, worker, kind)
-    better, cost = descend(state, start, way)
+    better, cost = descend(state, start, way, room)
     state.cost[0] += cost - cost_of(state, kind)
     exchange_kind(state, item, better)
+    if state.counts[EMPTY] > 0 and not pays(state, before, least):
+        exchange_kind(state, item, kind)
+        return False
     return True
 
 
 @inlined
-def descend(state: State, kind: int, way: int) -> tuple[int, float]:
+def descend(state: State, kind: int, way: int, room: int) -> tuple[int, float]:
     """The cheapest kind from this one on, in one direction; see ``best_kind``.
 
     Strides double while the cost falls.
@@ -110,7 +139,7 @@ def descend(state: State, kind: int, way: int) -> tuple[int, float]:
             break
         before, kind, cost, stride = kind, kind + way * stride, there, 2 * stride
     end = min(max(kind + way * stride, 0), last)
-    return best_kind(state, min(before, end), max(before, end))
+    return best_kind(state, min(before, end), max(before, end), room)
 
 
 @inlined
@@ -129,34 +158,55 @@ def replace_two(state: State, one: int, other: int, least: float) -> bool:
 
     The larger one is, the smaller the best other: both walk along the shelf once.
     """
-    first, second = state.item_kind[one], state.item_kind[other]
+    first, second, worker = state.item_kind[one], state.item_kind[other], state.item_worker[one]
     state.left[first] += 1
     state.left[second] += 1
-    view(state, state.item_worker[one], first)
+    view(state, worker, first)
     foresee(state, second, -1)
-    before = cost_of_two(state, first, second)
-    best, low, high = before - least, above(state, NOTHING), below(state, len(state.left))
+    room = int(state.room[worker] + state.need[first] + state.need[second])
+    present = cost_of_two(state, first, second)
+    best = present - least
+    low, high = above(state, NOTHING, room), below(state, len(state.left), room)
     small, large = first, second
     while low != NOTHING and low <= high:
+        beside = room - state.need[low]
+        if state.need[high] > beside:
+            high = below(state, high, beside)
+            if high < low:
+                break
         cost = cost_of_two(state, low, high)
-        lower = below(state, high)
+        lower = below(state, high, beside)
         while lower >= low:
             there = cost_of_two(state, low, lower)
             if there > cost:
                 break
-            high, cost, lower = lower, there, below(state, lower)
+            high, cost, lower = lower, there, below(state, lower, beside)
         if cost < best and (low < high or state.left[low] > 1):
             best, small, large = cost, low, high
-        low = above(state, low)
+        low = above(state, low, room)
     state.left[small] -= 1
     state.left[large] -= 1
-    if best >= before - least:
+    if best >= present - least:
         return False
-    state.cost[0] += best - before
-    change_load(state, state.item_worker[one], first, small)
-    change_load(state, state.item_worker[one], second, large)
-    state.item_kind[one], state.item_kind[other] = small, large
+    before = state.cost[0]
+    state.cost[0] += best - present
+    exchange_two(state, one, other, small, large)
+    if state.counts[EMPTY] > 0 and not pays(state, before, least):
+        state.left[small] += 1
+        state.left[large] += 1
+        state.left[first] -= 1
+        state.left[second] -= 1
+        exchange_two(state, one, other, first, second)
+        return False
     return True
+
+
+@inlined
+def exchange_two(state: State, one: int, other: int, small: int, large: int) -> None:
+    """Give two items of a worker these kinds; the shelf is the caller's."""
+    change_load(state, state.item_worker[one], state.item_kind[one], small)
+    change_load(state, state.item_worker[one], state.item_kind[other], large)
+    state.item_kind[one], state.item_kind[other] = small, large
 
 
 @inlined
@@ -168,14 +218,27 @@ def move(state: State, item: int, least: float) -> bool:
         if state.capacity[worker] <= 0 or worker == mine:
             continue
         cost = cost_of_exchange(state, mine, worker, kind, NOTHING)
-        if cost < -least:
-            exchange(state, mine, worker, kind, NOTHING)
+        if cost < -least and room_of(state, worker, NOTHING) >= state.need[kind]:
+            before = state.cost[0]
             state.cost[0] += cost
-            state.capacity[mine] += 1
-            state.capacity[worker] -= 1
-            state.item_worker[item] = worker
-            moved = True
+            relocate(state, item, worker)
+            if state.counts[EMPTY] > 0 and not pays(state, before, least):
+                relocate(state, item, mine)
+            else:
+                moved = True
     return moved
+
+
+@inlined
+def relocate(state: State, item: int, worker: int) -> None:
+    """Move an item to another worker."""
+    mine = state.item_worker[item]
+    exchange(state, mine, worker, state.item_kind[item], NOTHING)
+    state.capacity[mine] += 1
+    state.capacity[worker] -= 1
+    state.aboard[mine] -= 1
+    state.aboard[worker] += 1
+    state.item_worker[item] = worker
 
 
 @inlined
@@ -188,18 +251,32 @@ def swap(state: State, item: int, peak: int, least: float) -> bool:
     for other in range(len(state.item_kind)):
         kind, mine = state.item_kind[item], state.item_worker[item]
         theirs, worker = state.item_kind[other], state.item_worker[other]
-        if theirs >= kind or worker == mine:
+        if theirs >= kind or theirs == NOTHING or worker == mine:
             continue
         gain = state.kinds[kind, peak] - state.kinds[theirs, peak]
         if peak >= 0 and state.loads[worker, peak] + gain >= state.peaks[0, peak]:
             continue
         cost = cost_of_exchange(state, mine, worker, kind, theirs)
-        if cost < -least:
-            exchange(state, mine, worker, kind, theirs)
+        if cost < -least and fit_exchanged(state, mine, worker, kind, theirs):
+            before = state.cost[0]
             state.cost[0] += cost
+            exchange(state, mine, worker, kind, theirs)
             state.item_kind[item], state.item_kind[other] = theirs, kind
-            swapped = True
+            if state.counts[EMPTY] > 0 and not pays(state, before, least):
+                exchange(state, mine, worker, theirs, kind)
+                state.item_kind[item], state.item_kind[other] = kind, theirs
+            else:
+                swapped = True
     return swapped
+
+
+@inlined
+def fit_exchanged(state: State, one: int, other: int, out: int, into: int) -> bool:
+    """Whether two workers have memory to exchange kinds; ``out`` leaves the first."""
+    return bool(
+        room_of(state, one, out) >= state.need[into]
+        and room_of(state, other, into) >= state.need[out]
+    )
 
 
 @inlined

@@ -16,9 +16,11 @@ from router.core.policies.bfio.filling import (
     remove_item,
     settle,
     spread,
+    top_up,
 )
 from router.core.policies.bfio.kernels import (
     BUDGET,
+    EMPTY,
     KICKS,
     NOTHING,
     SHELF,
@@ -30,6 +32,7 @@ from router.core.policies.bfio.kernels import (
     draw,
     objective,
     rank_peaks,
+    room_of,
     view,
 )
 from router.core.policies.bfio.local_search import exchange_kind, improve
@@ -83,8 +86,9 @@ def read_off(item_kind: Ints, item_worker: Ints, order: Ints, first: Ints, place
     """
     for item in range(len(item_kind)):
         kind = item_kind[item]
-        places[order[first[kind]]] = item_worker[item]
-        first[kind] += 1
+        if kind != NOTHING:
+            places[order[first[kind]]] = item_worker[item]
+            first[kind] += 1
 
 
 @inner
@@ -103,13 +107,13 @@ def remember(state: State) -> None:
 def go_back(state: State) -> None:
     """Restore the best filling."""
     for item in range(len(state.item_kind)):
-        if (
+        if state.item_kind[item] != NOTHING and (
             state.item_kind[item] != state.best_kind[item]
             or state.item_worker[item] != state.best_worker[item]
         ):
             remove_item(state, item)
     for item in range(len(state.item_kind)):
-        if state.item_kind[item] == NOTHING:
+        if state.item_kind[item] == NOTHING and state.best_kind[item] != NOTHING:
             place_item(state, item, state.best_kind[item], state.best_worker[item])
 
 
@@ -127,13 +131,15 @@ def kick(state: State) -> None:
         ruin(state)
     else:
         shift(state)
+    top_up(state)
 
 
 @inner
 def start_over(state: State, plan: int) -> None:
     """Fill again by another plan."""
     for item in range(len(state.item_kind)):
-        remove_item(state, item)
+        if state.item_kind[item] != NOTHING:
+            remove_item(state, item)
     fill(state, plan)
 
 
@@ -178,7 +184,7 @@ def shift(state: State) -> None:
         state.queue[worker] = 0
     for step in range(min(items, SHIFTED_WORKERS)):
         item = (first + step) % items
-        if state.queue[state.item_worker[item]] == 0:
+        if state.item_kind[item] != NOTHING and state.queue[state.item_worker[item]] == 0:
             state.queue[state.item_worker[item]] = 1
             nudge(state, item, ranks)
 
@@ -186,10 +192,13 @@ def shift(state: State) -> None:
 @inner
 def nudge(state: State, item: int, ranks: int) -> None:
     """Replace an item by a kind that many ranks up or down, or the next beyond."""
-    kind = state.item_kind[item]
+    kind, worker = state.item_kind[item], state.item_worker[item]
+    if kind == NOTHING:
+        return
+    room = room_of(state, worker, kind)
     rank = min(max(kind + ranks, 0), len(state.left) - 1)
-    other = above(state, rank - 1) if ranks > 0 else below(state, rank + 1)
+    other = above(state, rank - 1, room) if ranks > 0 else below(state, rank + 1, room)
     if other not in (NOTHING, kind):
-        view(state, state.item_worker[item], kind)
+        view(state, worker, kind)
         state.cost[0] += cost_of(state, other) - cost_of(state, kind)
         exchange_kind(state, item, other)

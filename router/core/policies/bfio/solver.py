@@ -3,19 +3,19 @@
     minimize  sum_h weights[h] * [ G max_g L_g(h) - sum_g L_g(h) + mu sum_g (L_g(h) - mean(h))^2 ]
 
 over the candidates that enter and their workers, with L the loads afterwards. A candidate enters at
-most one worker, no worker exceeds its room, and every free slot is filled. With mu = 0 this is the
-paper's program; the quadratic term breaks its many ties.
+most one worker, no worker exceeds its slots or its memory, and nobody waits who fits somewhere: so
+every free slot is filled where memory is no limit. With mu = 0 this is the paper's program; the
+quadratic term breaks its many ties. Memory is not in the paper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from router.core.forecast.forecast import Floats, Ints
+from router.core.forecast.forecast import Bools, Floats, Ints
 
 if TYPE_CHECKING:
     from router.core.policies.bfio.kernels import State
@@ -28,6 +28,33 @@ _MOVE = 6
 _ROUNDING = 1e-12
 
 
+# Memory of a worker without a limit; sums of needs stay far below it.
+UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """KV memory as a second capacity, in whole units of any size.
+
+    Attributes:
+        room: shape (G,), units that each worker can take; ``UNLIMITED`` without a limit.
+        need: shape (R,), units that each candidate takes on any worker.
+        idle: shape (G,), true for workers that run nothing: such a one takes any candidate alone.
+    """
+
+    room: Ints
+    need: Ints
+    idle: Bools
+
+    def admits(self, worker: int, needs: Ints) -> bool:
+        """Whether a worker can take candidates of these needs together."""
+        return bool(
+            needs.sum() <= self.room[worker]
+            or len(needs) == 0
+            or (self.idle[worker] and len(needs) == 1)
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Instance:
     """One decision: G workers, R candidates, K steps of look-ahead including the present one.
@@ -38,7 +65,8 @@ class Instance:
         capacity: shape (G,), candidates that each worker can take; negative counts as 0.
         weights: shape (K,), weight of each step: discount to the power h.
         tie_weight: mu, in 1/tokens.
-        alike: shape (R,), equal numbers for candidates with equal rows; None: computed.
+        alike: shape (R,), equal numbers for candidates with equal rows and needs; None: computed.
+        memory: None: no worker has a limit.
     """
 
     loads: Floats
@@ -47,10 +75,11 @@ class Instance:
     weights: Floats
     tie_weight: float
     alike: Ints | None = None
+    memory: Memory | None = None
 
     @property
-    def admitted(self) -> int:
-        """All, or as many as fit."""
+    def most_admitted(self) -> int:
+        """All candidates, or as many as there are free slots; memory may admit fewer."""
         return min(len(self.candidates), int(np.maximum(self.capacity, 0).sum()))
 
     def loads_after(self, places: Ints) -> Floats:
@@ -105,28 +134,38 @@ def _searched(instance: Instance, places: Ints, moves: int) -> Solution:
 
 
 def _alone(instance: Instance, places: Ints, _: int) -> Solution:
-    open_ = np.flatnonzero(instance.capacity > 0).tolist()
-    if open_:
+    open_ = _open_to_one(instance)
+    if open_.any():
         ahead = instance.loads.shape[1] > 1
-        places[0] = _cheapest(instance) if ahead else _least_loaded(instance, open_)
+        places[0] = _cheapest(instance, open_) if ahead else _least_loaded(instance, open_)
     return Solution(places, instance.objective(places), 0)
 
 
-def _least_loaded(instance: Instance, open_: Sequence[int]) -> int:
+def _open_to_one(instance: Instance) -> Bools:
+    """Shape (G,), true for workers that can take a lone candidate."""
+    open_, memory = instance.capacity > 0, instance.memory
+    if memory is not None:
+        open_ &= (memory.need[0] <= memory.room) | memory.idle
+    return open_
+
+
+def _least_loaded(instance: Instance, open_: Bools) -> int:
     """Without a look-ahead both terms grow with the load of the chosen worker."""
-    loads, capacity = instance.loads[:, 0].tolist(), instance.capacity.tolist()
-    return min([(loads[worker], capacity[worker], worker) for worker in open_])[-1]
+    columns = [instance.loads[:, 0].tolist(), instance.capacity.tolist()]
+    if instance.memory is not None:
+        columns += [instance.memory.room.tolist(), instance.memory.idle.tolist()]
+    rows = list(zip(*columns, range(len(open_)), strict=True))
+    return int(min([rows[worker] for worker in np.flatnonzero(open_).tolist()])[-1])
 
 
-def _cheapest(instance: Instance) -> int:
+def _cheapest(instance: Instance, open_: Bools) -> int:
     """The open worker on which the objective grows least; among equals the first by rank."""
     loads, row, peaks = instance.loads, instance.candidates[0], instance.loads.max(axis=0)
     raised = len(loads) * np.maximum(loads + row, peaks)
     costs = ((raised + 2 * instance.tie_weight * row * loads) @ instance.weights).tolist()
     least = _least(len(loads), float(np.abs(peaks) @ instance.weights))
     ranked = _ranked(instance)
-    open_: list[int] = ranked[instance.capacity[ranked] > 0].tolist()
-    best, *others = open_
+    best, *others = ranked[open_[ranked]].tolist()
     for worker in others:
         if costs[worker] < costs[best] - least:
             best = worker
@@ -134,7 +173,11 @@ def _cheapest(instance: Instance) -> int:
 
 
 def _ranked(instance: Instance) -> Ints:
-    ranked: Ints = np.lexsort((instance.capacity, instance.loads @ instance.weights))
+    """Workers by load; among equals the order of what else tells them apart."""
+    keys = [instance.capacity, instance.loads @ instance.weights]
+    if instance.memory is not None:
+        keys = [instance.memory.idle, instance.memory.room, *keys]
+    ranked: Ints = np.lexsort(keys)
     return ranked
 
 
@@ -162,7 +205,10 @@ class _Kinds(NamedTuple):
 def _kinds(instance: Instance) -> _Kinds:
     alike = instance.alike
     if alike is None:
-        alike = np.unique(instance.candidates, axis=0, return_inverse=True)[1].reshape(-1)
+        rows = instance.candidates
+        if instance.memory is not None:
+            rows = np.column_stack((rows, instance.memory.need))
+        alike = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
     order = np.argsort(alike, kind="stable")
     alike = alike[order]
     bounds = np.flatnonzero(np.concatenate(([True], alike[1:] != alike[:-1], [True])))
@@ -179,7 +225,7 @@ def _kinds(instance: Instance) -> _Kinds:
 
 def _state(instance: Instance, ranked: Ints, kinds: _Kinds, moves: int) -> State:
     """The kernels' arrays; steps of weight 0 are left out."""
-    from router.core.policies.bfio.kernels import LOW, State
+    from router.core.policies.bfio.kernels import LOW, NOTHING, State
 
     loads, rows, weights = instance.loads[ranked], kinds.rows, instance.weights
     if not (weights > 0).all():
@@ -187,9 +233,16 @@ def _state(instance: Instance, ranked: Ints, kinds: _Kinds, moves: int) -> State
         loads, rows, weights = loads[:, counted], rows[counted], weights[counted]
     loads = loads * weights
     workers, steps = loads.shape
-    items = instance.admitted
     sizes = np.zeros((rows.shape[1] + 1, steps))
     np.multiply(rows.T, weights, out=sizes[:-1])
+    items, memory = instance.most_admitted, instance.memory
+    if memory is None:
+        need = least_need = np.zeros(len(sizes), dtype=np.int64)
+        room, aboard = np.full(workers, UNLIMITED), np.ones(workers, dtype=np.int64)
+    else:
+        need = np.append(memory.need[kinds.order[kinds.first]], 0)
+        least_need = np.minimum.accumulate(need[-2::-1])[::-1].copy()
+        room, aboard = memory.room[ranked], 1 - memory.idle[ranked].astype(np.int64)
     pull = 2 * instance.tie_weight / np.where(weights > 0, weights, 1.0)
     return State(
         loads=loads,
@@ -199,11 +252,16 @@ def _state(instance: Instance, ranked: Ints, kinds: _Kinds, moves: int) -> State
         floor=np.full(steps, LOW),
         kinds=sizes,
         worth=(sizes * sizes) @ pull * (0.5 - 0.5 / workers) - sizes.sum(axis=1),
+        need=need,
+        least_need=least_need,
         left=kinds.number,
         capacity=np.maximum(instance.capacity, 0)[ranked],
+        room=room,
+        aboard=aboard,
         pull=pull,
-        item_kind=np.empty(items, dtype=np.int64),
-        item_worker=np.empty(items, dtype=np.int64),
+        item_kind=np.full(items, NOTHING),
+        item_worker=np.zeros(items, dtype=np.int64),
+        added=np.empty(items, dtype=np.int64),
         gap=np.empty(steps),
         slope=np.empty(steps),
         cost=np.zeros(1),
@@ -212,5 +270,5 @@ def _state(instance: Instance, ranked: Ints, kinds: _Kinds, moves: int) -> State
         best_peak=np.empty(steps),
         queue=np.empty(workers, dtype=np.int64),
         queued=np.empty(workers),
-        counts=np.array([len(kinds.order), 0, steps + _MOVE - 1, _MOVE * moves, 1, 0]),
+        counts=np.array([len(kinds.order), 0, steps + _MOVE - 1, _MOVE * moves, 1, 0, items]),
     )

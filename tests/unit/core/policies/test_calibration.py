@@ -55,4 +55,4 @@ def test_the_search_is_compiled_once() -> None:
 
 def test_the_instance_is_one_with_a_choice() -> None:
     instance = typical_instance(8, 72)
-    assert 0 < instance.admitted < len(instance.candidates)
+    assert 0 < instance.most_admitted < len(instance.candidates)

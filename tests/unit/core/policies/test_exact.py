@@ -93,7 +93,7 @@ def test_places_are_a_filling() -> None:
 @pytest.mark.parametrize("steps", [1, 8])
 def test_a_bad_start_does_not_matter(steps: int) -> None:
     problem = contended(steps=steps)
-    largest = np.argsort(-problem.candidates[:, 0])[: problem.admitted]
+    largest = np.argsort(-problem.candidates[:, 0])[: problem.most_admitted]
     places = np.full(len(problem.candidates), -1)
     places[largest] = np.repeat(np.arange(5), problem.capacity)
     found = solve_exact(problem, start=places)

@@ -40,7 +40,7 @@ def test_the_objective_is_the_papers_with_the_quadratic_term() -> None:
     idle = (2 * 34 - 51) + 0.5 * (2 * 28 - 38)
     spread = (8.5**2 + 8.5**2) + 0.5 * (9**2 + 9**2)
     assert instance.objective(places) == pytest.approx(idle + 0.1 * spread)
-    assert instance.admitted == 2
+    assert instance.most_admitted == 2
     assert solve(instance).places.tolist() == [0, 1, -1]
 
 
