@@ -103,6 +103,11 @@ class KvBlocks:
             if kind.most_held == _UNBOUNDED
         )
 
+    @staticmethod
+    def needs(kv: KvBlocks | None, prompt_tokens: Ints, slots: Ints) -> Ints:
+        """``WorkerView.need`` of many requests, elementwise."""
+        return slots * (prompt_tokens if kv is None else kv.each_entering(prompt_tokens))
+
     def tokens(self, blocks: int) -> int:
         """Most tokens with which a single request enters into so many blocks.
 

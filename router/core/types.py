@@ -216,14 +216,21 @@ class WorkerView(msgspec.Struct, frozen=True, gc=False):
     kv: KvBlocks | None = None
 
     @property
+    def admissible(self) -> int | None:
+        """Memory for requests if it is not idle, in units of ``need``; None: no limit is known."""
+        return self.admissible_tokens if self.kv is None else self.admissible_blocks
+
+    @property
     def room(self) -> int | None:
-        """Memory for requests, in units of ``need``; None: no limit is known.
+        """Memory for one request; None: no limit is known.
 
         An idle worker admits whatever its memory holds at all.
         """
-        if not self.requests:
-            return None
-        return self.admissible_tokens if self.kv is None else self.admissible_blocks
+        return self.admissible if self.requests else None
+
+    def takes(self, request: Request) -> bool:
+        """True if it has a slot, and memory for all of a request."""
+        return self.capacity > 0 and ((room := self.room) is None or self.need(request) <= room)
 
     def need(self, request: Request) -> int:
         """Part of ``room`` that a request takes: blocks, or KV tokens if it counts those."""

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from router.core.policies.policy_table import POLICIES, PolicySettings
 from router.core.rounds import assignment
-from router.core.rounds.round_memory import receive
+from router.core.rounds.assignment import receive
 from router.core.types import Request, WorkerView
 from tests.support.core import request, views
 

@@ -75,10 +75,11 @@ class BalanceRoute(Policy):
         loads = _Loads(work, self._alpha, self._beta, self._discount)
         _place_wide(room, loads, waiting, sizes)
         narrow = [index for index, request in enumerate(waiting) if request.slots == 1]
-        filling = _Filling(loads, room.capacity, [sizes[i] for i in narrow], self._exact)
+        requests = [waiting[index] for index in narrow]
+        filling = _Filling(loads, room, requests, [sizes[i] for i in narrow], self._exact)
         for worker, candidates in filling.choices():
             for candidate in candidates:
-                room.place(worker, waiting[narrow[candidate]])
+                room.place(worker, requests[candidate])
         return room.assignments
 
 
@@ -129,13 +130,24 @@ class _Loads:
 
 
 class _Filling:
-    """Fills the free slots with one-slot requests; a candidate is an index of sizes."""
+    """Fills the free slots with one-slot requests; a candidate is an index of them.
+
+    ``room`` holds the choices made so far. A subset that exceeds a worker's memory gives way to the
+    single request of highest F that does not.
+    """
 
     def __init__(
-        self, loads: _Loads, capacity: Sequence[int], sizes: Sequence[int], exact: bool
+        self,
+        loads: _Loads,
+        room: Room,
+        requests: Sequence[Request],
+        sizes: Sequence[int],
+        exact: bool,
     ) -> None:
         self._loads = loads
-        self._free = [max(0, slots) for slots in capacity]
+        self._room = room
+        self._requests = requests
+        self._free = [max(0, slots) for slots in room.capacity]
         self._shelf = Shelf(sizes)
         self._exact = exact
 
@@ -153,6 +165,10 @@ class _Filling:
         while line and self._shelf:
             worker = line[0][1]
             candidates = choose(worker)
+            if not candidates:  # none of those left fits
+                self._free[worker] = 0
+                heapq.heappop(line)
+                continue
             self._loads.add(worker, self._shelf.total(candidates))
             self._shelf.take(candidates)
             self._free[worker] -= len(candidates)
@@ -167,7 +183,12 @@ class _Filling:
 
     def _single(self, worker: int) -> list[int]:
         margins = self._loads.margins(worker)
-        return self._best(margins, self._shelf.subsets(1, self._loads.peak(margins)))
+
+        def fits(candidate: int) -> bool:
+            return self._room.takes(worker, [self._requests[candidate]])
+
+        found = self._shelf.nearest(self._loads.peak(margins), fits)
+        return self._best(margins, [[candidate] for candidate in found])
 
     def _subset(self, worker: int) -> list[int]:
         margins = self._loads.margins(worker)
@@ -183,7 +204,10 @@ class _Filling:
                 best, highest = chosen, value
                 if total <= limit:
                     break
-        return best or self._single(worker)
+        if best and self._room.takes(worker, [self._requests[one] for one in best]):
+            return best
+        return self._single(worker)
 
     def _best(self, margins: Floats, found: Sequence[list[int]]) -> list[int]:
-        return max(found, key=lambda one: self._loads.value(margins, self._shelf.total(one)))
+        key = lambda one: self._loads.value(margins, self._shelf.total(one))  # noqa: E731
+        return max(found, key=key, default=[])

@@ -26,10 +26,10 @@ class PerRequest(Policy):
     ) -> Sequence[Assignment]:
         room = Room(workers, known)
         for request in waiting:
-            open_ = room.open_to(request)
-            if not open_:
+            if room.full:
                 break
-            room.place(self._choose(request, room, open_), request)
+            if open_ := room.open_to(request):
+                room.place(self._choose(request, room, open_), request)
         return room.assignments
 
 

@@ -64,7 +64,9 @@ class Policy(Protocol):
         """Assign requests of one round, in the order of choice.
 
         Each request occurs at most once, on a worker with capacity left (a request of several slots
-        may exceed it). None waits while capacity is left. ``rounds`` checks all three.
+        may exceed it). What a worker receives needs no more than its ``admissible`` memory, or is a
+        single request on an idle one. None waits that fits on a worker with capacity left.
+        ``rounds`` checks all of this.
 
         Args:
             waiting: candidates of one priority, oldest first.

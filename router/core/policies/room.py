@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from router.core.policies.policy_protocol import NOTHING, Known
@@ -25,11 +26,46 @@ class Room:
         self.rate = [worker.service_rate for worker in workers]
         self.rate_error = [worker.rate_error for worker in workers]
         self.assignments: list[Assignment] = []
+        self._views = workers
+        rooms = [worker.admissible for worker in workers]
+        self._memory = [math.inf if room is None else room for room in rooms]
+        self._limited = any(room is not None for room in rooms)
+        self._most: float | None = None
+
+    @property
+    def full(self) -> bool:
+        """True if no worker has a slot left."""
+        return max(self.capacity, default=0) <= 0
 
     def open_to(self, request: Request) -> list[int]:
-        """Workers with room for all engine requests of a request, else for some."""
+        """Workers with memory for a request, and slots for all of it, else for some."""
         some = [i for i, capacity in enumerate(self.capacity) if capacity > 0]
+        if self._limited:
+            some = [i for i in some if self.fits(i, request)] if self._may_fit(request) else []
         return [i for i in some if self.capacity[i] >= request.slots] or some
+
+    def fits(self, index: int, request: Request) -> bool:
+        """True if a worker has memory for a request; an idle one takes any."""
+        room = self._room(index)
+        return room == math.inf or self._views[index].need(request) <= room
+
+    def takes(self, index: int, requests: Sequence[Request]) -> bool:
+        """True if a worker has memory for requests together."""
+        if len(requests) == 1:
+            return self.fits(index, requests[0])
+        needs = map(self._views[index].need, requests)
+        return self._memory[index] == math.inf or sum(needs) <= self._memory[index]
+
+    def _room(self, index: int) -> float:
+        return self._memory[index] if self.requests[index] else math.inf
+
+    def _may_fit(self, request: Request) -> bool:
+        """False if it surely fits nowhere, so that a long pool costs little."""
+        if self._most is None:
+            open_ = [i for i, capacity in enumerate(self.capacity) if capacity > 0]
+            alike = all(view.kv is self._views[0].kv for view in self._views)
+            self._most = max(map(self._room, open_), default=-1) if alike else math.inf
+        return self._most == math.inf or self._views[0].need(request) <= self._most
 
     def ahead(self, index: int, request: Request) -> int:
         """Engine requests that must leave before all of a request can run: (Z - c + 1)^+."""
@@ -55,4 +91,7 @@ class Room:
         self.load_tokens[index] += request.load_tokens
         self.requests[index] += request.slots
         self.capacity[index] -= request.slots
+        if self._limited:
+            self._memory[index] -= self._views[index].need(request)
+            self._most = None
         self.assignments.append(Assignment(request.id, self.ids[index]))

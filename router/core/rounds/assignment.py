@@ -1,17 +1,16 @@
-"""One round: from pool and workers to checked assignments. No policy is trusted."""
+"""One round: from pool and workers to checked assignments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from msgspec import structs
 
-from router.core.errors import PolicyError
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.queue.tier import Tier
-from router.core.rounds.round_memory import RoundMemory, receive
+from router.core.rounds.checks import check
 from router.core.types import Assignment, Hits, Request, WorkerView
 
 
@@ -23,19 +22,20 @@ def assign(
     overdue: Request | None = None,
     askable: Set[str] = frozenset(),
 ) -> list[Assignment]:
-    """Let a policy assign tier after tier while capacity lasts.
+    """Let a policy assign tier after tier while capacity lasts, each in one call.
 
-    Tiers share the round's budget in proportion to the slots that each fills. If a worker's memory
-    may be too small, the policy may run again for a tier; each run then has half of the tier's
-    remaining share.
+    Tiers share the round's budget in proportion to the slots that each fills.
+
+    If requests of a tier lack memory, later tiers do not receive the worker that has most of it;
+    else smaller requests would take all that becomes free. So the oldest request without patience
+    is a tier of its own where memory is limited.
 
     Args:
         policy: if it solves a program, its ``share`` is set for each call.
         tiers: groups of waiting requests, most urgent first.
         workers: live workers of one group.
         known: what the policy may know beyond these views.
-        overdue: request without patience; a worker's memory is kept until it fits, else smaller
-            requests would take all that becomes free.
+        overdue: first request of the first tier, if it has no patience left.
         askable: ids of workers that take requests, now or soon. A failed request waits for those
             that it does not avoid; without any it goes to all.
 
@@ -43,20 +43,23 @@ def assign(
         PolicyError: the policy broke its contract (see ``Policy.assign``).
     """
     in_turn = [tier if isinstance(tier, Tier) else Tier.of(tier) for tier in tiers]
-    round_ = _Round(policy, workers, known, askable)
-    if overdue is not None and round_.memory is not None:
-        round_.memory.reserve(overdue, round_.offered(in_turn[0]))
+    limited = any([worker.admissible is not None for worker in workers])  # noqa: C419 - faster
+    if overdue is not None and limited:
+        first = in_turn[0]
+        others = [request for request in first if request is not overdue]
+        in_turn[:1] = [Tier.of(some, first.avoid, first.lacks) for some in ([overdue], others)]
+    round_ = _Round(policy, workers, known, askable, limited)
     shares = [1.0] if len(in_turn) == 1 else _shares(in_turn, workers)
     done: list[Assignment] = []
     for tier, share in zip(in_turn, shares, strict=True):
-        done += round_.serve(tier, share) if round_.memory is None else round_.fit(tier, share)
+        done += round_.serve(tier, share)
     return done
 
 
 class _Round:
     """The workers and what is known of them, as assignments change them.
 
-    ``memory`` is None if no worker's KV memory is known to be limited.
+    ``limited``: some worker's memory is known.
     """
 
     def __init__(
@@ -65,55 +68,48 @@ class _Round:
         workers: Sequence[WorkerView],
         known: Known,
         askable: Set[str],
+        limited: bool,
     ) -> None:
         self._policy = policy
         self._askable = askable
         self._workers = workers
         self._known = known
         self._last: tuple[Sequence[Assignment], Tier] | None = None
-        limited = [one.id for one in workers if one.admissible_tokens is not None]
-        self.memory = RoundMemory() if limited else None
+        self._limited = limited
+        self._kept: set[str] = set()
 
     def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
-        assignments = self._choose(tier, self.offered(tier), share)
+        if self._last is not None:
+            self._receive(*self._last)
+        workers = self._offered(tier)
+        assignments: Sequence[Assignment] = ()
+        if tier and any([worker.capacity > 0 for worker in workers]):  # noqa: C419 - faster
+            if self._policy.solves:
+                self._policy.share = share
+            assignments = self._policy.assign(tier, workers, self._known)
+            check(assignments, tier, workers, limited=self._limited)
         self._last = assignments, tier
         return assignments
 
-    def fit(self, tier: Tier, share: float) -> Iterator[Assignment]:
-        """Assign a tier; repeat for requests that exceeded a worker's memory."""
-        assert self.memory is not None
-        while _any_open(offered := self.offered(tier)):
-            takers = self.memory.takers(tier, offered)
-            if not _any_open(takers):
-                fitting: Sequence[Assignment] = self.memory.first_fit(tier, offered)
-                self._last = fitting, tier
-                yield from fitting
-                # At least one is left, or a worker would have been offered.
-                self.memory.keep_room(self.offered(tier))
-                break
-            part = share if self.memory.ample(tier, takers) else share / 2
-            share -= part
-            assignments = self._choose(tier, takers, part)
-            fitting = self.memory.fitting(assignments, tier, takers)
-            self._last = fitting, tier
-            yield from fitting
-            if len(fitting) == len(assignments):
-                break
-            entered = {assignment.request_id for assignment in fitting}
-            left = [request for request in tier if request.id not in entered]
-            tier = Tier.of(left, tier.avoid, tier.lacks)
+    def _receive(self, done: Sequence[Assignment], tier: Tier) -> None:
+        """Take the last tier's assignments into account; keep room for those that lack memory."""
+        self._workers = _after(done, tier, self._workers, self._known.hits)
+        if (outlook := self._known.outlook) is not None:
+            outlook = outlook.after(done, tier.by_id, self._workers)
+            self._known = replace(self._known, outlook=outlook)
+        if self._limited and len(done) < len(tier):
+            self._keep_room(tier)
 
-    def offered(self, tier: Tier) -> Sequence[WorkerView]:
-        """Workers that the tier avoids, or that lack its model, have no capacity."""
-        if self._last:
-            done, entered = self._last
-            self._workers = _after(done, entered, self._workers, self._known.hits)
-            if (outlook := self._known.outlook) is not None:
-                outlook = outlook.after(done, entered.by_id, self._workers)
-                self._known = replace(self._known, outlook=outlook)
-            self._last = None
-        closed = tier.lacks
-        if tier.avoid and self._askable - tier.avoid - closed:
+    def _keep_room(self, tier: Tier) -> None:
+        """Close the roomiest worker of those offered to a tier."""
+        free = [one for one in self._offered(tier) if one.capacity > 0]
+        if free:
+            self._kept.add(max(free, key=lambda worker: worker.admissible or 0).id)
+
+    def _offered(self, tier: Tier) -> Sequence[WorkerView]:
+        """Workers that the tier avoids, or that lack its model, or are kept have no capacity."""
+        closed = tier.lacks | self._kept
+        if tier.avoid and self._askable - tier.avoid - tier.lacks:
             closed = closed | tier.avoid
         if not closed:
             return self._workers
@@ -121,37 +117,6 @@ class _Round:
             structs.replace(one, capacity=min(0, one.capacity)) if one.id in closed else one
             for one in self._workers
         ]
-
-    def _choose(
-        self, tier: Tier, workers: Sequence[WorkerView], share: float
-    ) -> Sequence[Assignment]:
-        """Checked; none without capacity."""
-        capacity = {worker.id: worker.capacity for worker in workers}
-        if max(capacity.values(), default=0) <= 0:
-            return ()
-        if self._policy.solves:
-            self._policy.share = share
-        assignments = self._policy.assign(tier, workers, self._known)
-        entered: set[str] = set()
-        by_id, others = tier.by_id, tier.others
-        for request_id, worker_id in assignments:
-            request, free = by_id.get(request_id), capacity.get(worker_id)
-            if request is None or request_id in entered or request_id in others:
-                raise PolicyError(f"{request_id} is assigned twice, or does not wait")
-            if free is None:
-                raise PolicyError(f"{worker_id} is not a live worker of the group")
-            if free <= 0:
-                raise PolicyError(f"{worker_id} was given more requests than it has free slots")
-            entered.add(request_id)
-            capacity[worker_id] = free - request.slots
-        left = len(tier.requests) - len(entered)
-        if left and max(capacity.values()) > 0:
-            raise PolicyError(f"{left} requests are held back while slots are free")
-        return assignments
-
-
-def _any_open(workers: Sequence[WorkerView]) -> bool:
-    return any(worker.capacity > 0 for worker in workers)
 
 
 def _shares(tiers: Sequence[Tier], workers: Sequence[WorkerView]) -> list[float]:
@@ -176,6 +141,26 @@ def _after(
         cached = sum(hits(one)[index] * one.slots for one in requests) if hits else 0
         after.append(receive(worker, requests, cached))
     return after
+
+
+def receive(worker: WorkerView, requests: Sequence[Request], cached_tokens: int = 0) -> WorkerView:
+    """The worker with these requests added, of whose prompts it has so many tokens cached."""
+    if not requests:
+        return worker
+    slots = sum(request.slots for request in requests)
+    tokens = sum(request.load_tokens for request in requests)
+    room, blocks = worker.admissible_tokens, worker.admissible_blocks
+    if blocks is not None:
+        blocks = max(0, blocks - sum(worker.need(request) for request in requests))
+    return structs.replace(
+        worker,
+        load_tokens=worker.load_tokens + tokens,
+        requests=worker.requests + slots,
+        capacity=worker.capacity - slots,
+        admissible_tokens=None if room is None else max(0, room - tokens),
+        pending_prompt_tokens=worker.pending_prompt_tokens + tokens - cached_tokens,
+        admissible_blocks=blocks,
+    )
 
 
 def gap_tokens(workers: Sequence[WorkerView]) -> int:

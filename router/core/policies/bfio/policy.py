@@ -14,8 +14,9 @@ from itertools import repeat
 import numpy as np
 
 from router.core.forecast.forecast import Floats, Ints, Outlook, WorkProfile
-from router.core.policies.baselines import PerRequest, fcfs
-from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
+from router.core.kv_blocks import KvBlocks
+from router.core.policies.baselines import PerRequest, fcfs, least_tokens
+from router.core.policies.bfio.solver import DEFAULT_MOVES, UNLIMITED, Instance, Memory, solve
 from router.core.policies.policy_protocol import NOTHING, Decision, Known, Policy
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
@@ -45,6 +46,10 @@ class BfIo(Policy):
         # A single worker has nothing to balance, and serves by age.
         if len(workers) < 2:
             return PerRequest(fcfs).assign(waiting, workers)
+        # A candidate has one need; engines that count differently hardly meet in a group.
+        kv, *others = {worker.kv for worker in workers if worker.admissible is not None} or {None}
+        if others:
+            return PerRequest(least_tokens).assign(waiting, workers)
         if outlook is None:
             loads = np.array([[worker.load_tokens] for worker in workers], dtype=np.float64)
             outlook = Outlook(loads, WorkProfile(), discount=1.0, tie_weight=self._tie_weight)
@@ -55,7 +60,7 @@ class BfIo(Policy):
             order = sorted(range(len(workers)), key=lambda i: (workers[i].load_tokens, i))
             workers = [workers[i] for i in order]
             outlook = replace(outlook, work=outlook.work[order])
-        done = _Placement(workers, outlook)
+        done = _Placement(workers, outlook, kv)
         narrow = done.place_wide(tier) if wide else tier
         instance = done.instance(narrow)
         solution = solve(instance, int(self.share * self._moves))
@@ -66,16 +71,28 @@ class BfIo(Policy):
 
 
 class _Placement:
-    def __init__(self, workers: Sequence[WorkerView], outlook: Outlook) -> None:
+    """``kv``: blocks that requests take on all workers; None: KV tokens count."""
+
+    def __init__(
+        self, workers: Sequence[WorkerView], outlook: Outlook, kv: KvBlocks | None
+    ) -> None:
         self._ids = [worker.id for worker in workers]
         self._capacity = np.array([worker.capacity for worker in workers], dtype=np.int64)
         self._loads = outlook.work + outlook.lead_tokens * (self._capacity > 0)[:, None]
         self._outlook = outlook
         self._weights = outlook.discount ** np.arange(outlook.work.shape[1], dtype=np.float64)
+        self._kv = kv
+        rooms = [worker.admissible for worker in workers]
+        self._limited = any(room is not None for room in rooms)
+        self._room = np.array([UNLIMITED if room is None else room for room in rooms])
+        self._idle = np.array([not worker.requests for worker in workers])
         self.assignments: list[Assignment] = []
 
     def instance(self, requests: Tier) -> Instance:
-        prompts = requests.prompt_tokens
+        prompts, memory = requests.prompt_tokens, None
+        if self._limited:
+            needs = KvBlocks.needs(self._kv, prompts, requests.slots)
+            memory = Memory(self._room, needs, self._idle)
         return Instance(
             loads=self._loads,
             candidates=self._outlook.profile.work(prompts, prompts, len(self._weights)),
@@ -83,6 +100,7 @@ class _Placement:
             weights=self._weights,
             tie_weight=self._outlook.tie_weight,
             alike=prompts,
+            memory=memory,
         )
 
     def place(self, requests: Sequence[Request], places: Ints) -> None:
@@ -97,17 +115,21 @@ class _Placement:
 
     def place_wide(self, requests: Tier) -> Tier:
         """Place requests of several slots where the objective grows least; return the others."""
-        wide = [request for request in requests if request.slots > 1]
-        for request, row in zip(wide, self._outlook.request_work(wide), strict=True):
-            some = np.flatnonzero(self._capacity > 0)
-            wide_enough = np.flatnonzero(self._capacity >= request.slots)
-            open_ = wide_enough if len(wide_enough) else some
+        wide = Tier.of([request for request in requests if request.slots > 1])
+        needs = KvBlocks.needs(self._kv, wide.prompt_tokens, wide.slots)
+        rows = self._outlook.request_work(wide)
+        for request, row, need in zip(wide, rows, needs.tolist(), strict=True):
+            some = (self._capacity > 0) & (self._idle | (need <= self._room))
+            wide_enough = some & (self._capacity >= request.slots)
+            open_ = np.flatnonzero(wide_enough if wide_enough.any() else some)
             if not len(open_):
-                break
+                continue
             place = self._cheapest(row, open_)
             self.place([request], np.array([place]))
             self._loads[place] += row
             self._capacity[place] -= request.slots
+            self._room[place] -= need
+            self._idle[place] = False
         return Tier.of([request for request in requests if request.slots == 1])
 
     def _cheapest(self, row: Floats, open_: Ints) -> int:

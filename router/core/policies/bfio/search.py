@@ -64,7 +64,8 @@ def search(state: State, least: float) -> None:
     improve(state, least)
     best = state.cost[0]
     remember(state)
-    movable = len(state.item_kind) > 1 and state.counts[SHELF] > 0 and len(state.loads) > 1
+    movable = items > 1 and state.counts[SHELF] > 0 and len(state.loads) > 1
+    movable &= state.counts[EMPTY] < items
     while movable and state.counts[SPENT] < state.counts[BUDGET]:
         kick(state)
         improve(state, least)

@@ -154,8 +154,9 @@ def _least_loaded(instance: Instance, open_: Bools) -> int:
     columns = [instance.loads[:, 0].tolist(), instance.capacity.tolist()]
     if instance.memory is not None:
         columns += [instance.memory.room.tolist(), instance.memory.idle.tolist()]
-    rows = list(zip(*columns, range(len(open_)), strict=True))
-    return int(min([rows[worker] for worker in np.flatnonzero(open_).tolist()])[-1])
+    rows = list(zip(*columns, strict=True))
+    some: list[int] = np.flatnonzero(open_).tolist()
+    return min(some, key=rows.__getitem__)
 
 
 def _cheapest(instance: Instance, open_: Bools) -> int:
@@ -165,7 +166,8 @@ def _cheapest(instance: Instance, open_: Bools) -> int:
     costs = ((raised + 2 * instance.tie_weight * row * loads) @ instance.weights).tolist()
     least = _least(len(loads), float(np.abs(peaks) @ instance.weights))
     ranked = _ranked(instance)
-    best, *others = ranked[open_[ranked]].tolist()
+    some: list[int] = ranked[open_[ranked]].tolist()
+    best, *others = some
     for worker in others:
         if costs[worker] < costs[best] - least:
             best = worker
@@ -174,10 +176,9 @@ def _cheapest(instance: Instance, open_: Bools) -> int:
 
 def _ranked(instance: Instance) -> Ints:
     """Workers by load; among equals the order of what else tells them apart."""
-    keys = [instance.capacity, instance.loads @ instance.weights]
-    if instance.memory is not None:
-        keys = [instance.memory.idle, instance.memory.room, *keys]
-    ranked: Ints = np.lexsort(keys)
+    memory = instance.memory
+    more = () if memory is None else (memory.idle, memory.room)
+    ranked: Ints = np.lexsort((*more, instance.capacity, instance.loads @ instance.weights))
     return ranked
 
 

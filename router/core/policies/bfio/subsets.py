@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 MAX_BITS = 1 << 15
 
@@ -32,12 +33,18 @@ class Shelf:
                 at += 1
             del self._left[at], self._sizes[at]
 
-    def nearest(self, limit: float) -> list[int]:
-        """The oldest of the largest candidates up to the limit, and of the smallest above it."""
+    def nearest(self, limit: float, fits: Callable[[int], bool] = lambda _: True) -> list[int]:
+        """The oldest of the largest candidates up to the limit, and of the smallest above it.
+
+        Only of those that fit; equal ones fit alike.
+        """
         at = bisect_right(self._sizes, limit)
-        found = self._left[at : at + 1]
-        if at > 0:
-            found.insert(0, self._left[bisect_left(self._sizes, self._sizes[at - 1])])
+        found = list(islice(filter(fits, self._left[at:]), 1))
+        while at > 0:
+            at = bisect_left(self._sizes, self._sizes[at - 1])
+            if fits(self._left[at]):
+                found.insert(0, self._left[at])
+                break
         return found
 
     def subsets(self, count: int, limit: float) -> list[list[int]]:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from router.core.forecast.forecast import Outlook, WorkProfile
+from router.core.kv_blocks import KvBlocks
 from router.core.policies.bfio.policy import BfIo
+from router.core.policies.bfio.solver import UNLIMITED
 from router.core.policies.policy_protocol import Known
 from router.core.rounds import assignment as rounds
 from router.core.types import Assignment, Request, WorkerView
@@ -179,16 +181,60 @@ def test_the_tiers_of_a_round_share_the_budget(tiers: int) -> None:
     assert 5000 < sum(policy.calls) < 6500
 
 
-def test_the_calls_of_a_round_share_the_budget() -> None:
-    """Memory that is too small for what is chosen has the policy asked anew."""
+@pytest.mark.parametrize("tiers", [1, 2, 6])
+def test_one_search_per_tier_shares_the_budget_where_memory_is_tight(tiers: int) -> None:
+    """Also with a tier for the request without patience, whose room is kept."""
     rng = np.random.default_rng(0)
-    waiting = requests(rng.lognormal(6, 1.2, 30).astype(int).tolist())
+    waiting = requests(rng.lognormal(6, 1.2, 60).astype(int).tolist())
     workers = [
         msgspec.structs.replace(worker, admissible_tokens=int(rng.integers(100, 1000)), requests=9)
         for worker in views([4800 - 400 * i for i in range(12)], 3)
     ]
     policy = Asked(0.1, 6000)
-    rounds.assign(policy, [waiting], workers)
-    assert len(policy.calls) == 2
+    late = request(99, 5000)
+    in_turn = [[late, *waiting[::tiers]], *(waiting[i::tiers] for i in range(1, tiers))]
+    done = rounds.assign(policy, in_turn, workers, overdue=late)
+    assert len(done) > 12
+    assert len(policy.calls) == tiers + 1
     assert sum(policy.calls) < 6500
     assert sum(policy.calls) == policy.spent, "as the metric has it"
+
+
+def test_the_program_has_the_workers_memory_and_the_requests_needs() -> None:
+    blocks = KvBlocks.plain(16)
+    limited = {"kv": blocks, "admissible_blocks": 9}
+    workers = views([50, 10, 70], 2, [1, 0, 1])
+    workers[:2] = [msgspec.structs.replace(worker, **limited) for worker in workers[:2]]
+    policy = BfIo(0.1)
+    policy.assign(requests([40, 16, 200]), workers)
+    assert policy.last is not None
+    memory = policy.last.instance.memory
+    assert memory is not None
+    assert memory.room.tolist() == [9, 9, UNLIMITED]
+    assert memory.need.tolist() == [3, 1, 13]
+    assert memory.idle.tolist() == [False, True, False]
+
+
+def test_requests_of_several_slots_take_memory_before_the_others() -> None:
+    waiting = [request(0, 40, slots=2), request(1, 90, slots=2), request(2, 30)]
+    workers = [
+        msgspec.structs.replace(worker, admissible_tokens=room)
+        for worker, room in zip(views([50, 10], 3, [1, 1]), [100, 110], strict=True)
+    ]
+    assert choices(waiting, workers) == {0: "b", 2: "a"}
+    assert choices(waiting, [msgspec.structs.replace(workers[0], requests=0), workers[1]]) == {
+        0: "b",
+        1: "a",
+        2: "b",
+    }
+
+
+def test_engines_that_count_memory_differently_are_served_one_by_one() -> None:
+    workers = views([50, 10], 2, [1, 1])
+    blocks = {"kv": KvBlocks.plain(16), "admissible_blocks": 3}
+    workers[0] = msgspec.structs.replace(workers[0], **blocks)
+    workers[1] = msgspec.structs.replace(workers[1], admissible_tokens=20)
+    waiting = requests([40, 16, 16])
+    policy = BfIo(0.1)
+    assert pairs(rounds.assign(policy, [waiting], workers), waiting) == [(0, "a"), (1, "b")]
+    assert policy.last is None

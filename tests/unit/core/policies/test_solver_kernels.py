@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 
-from router.core.policies.bfio.solver import Instance, _kinds, _state
+from router.core.policies.bfio.solver import UNLIMITED, Instance, Memory, _kinds, _state
 from tests.support.instances import programs
 from tests.support.uncompiled import uncompiled
 
@@ -18,7 +19,7 @@ with uncompiled():
         import_module(f"router.core.policies.bfio.{name}")
         for name in ("kernels", "filling", "local_search")
     )
-LEAST = 1e-6
+LEAST, ANY = 1e-6, UNLIMITED
 
 
 def state_of(instance: Instance) -> Any:
@@ -87,7 +88,7 @@ def test_costs_are_differences_of_the_objective(filled: Any) -> None:
     assert filled.cost[0] == pytest.approx(objective(filled))
     for item in range(len(filled.item_kind)):
         kind, worker = filled.item_kind[item], filled.item_worker[item]
-        lower, upper = kernels.below(filled, kind), kernels.above(filled, kind)
+        lower, upper = (step(filled, kind, ANY) for step in (kernels.below, kernels.above))
         down, up = kernels.costs_of_neighbours(filled, worker, kind, lower, upper)
         kernels.view(filled, worker, kind)
         now = kernels.cost_of(filled, kind)
@@ -143,10 +144,26 @@ def test_an_item_moves_to_a_worker_with_room_where_that_is_better() -> None:
 def test_neighbours_on_the_shelf() -> None:
     state = state_of(next(programs(1, (3, 3), (9, 9), 1)))
     state.left[:] = [0, 1, 0, 0, 2, 0, 1, 0, 0]
-    assert [kernels.above(state, kind) for kind in (-1, 0, 1, 4, 6)] == [1, 1, 4, 6, -1]
-    assert [kernels.below(state, kind) for kind in (9, 6, 4, 1, 0)] == [6, 4, 1, -1, -1]
+    assert [kernels.above(state, kind, ANY) for kind in (-1, 0, 1, 4, 6)] == [1, 1, 4, 6, -1]
+    assert [kernels.below(state, kind, ANY) for kind in (9, 6, 4, 1, 0)] == [6, 4, 1, -1, -1]
     state.counts[kernels.SHELF] = 4
     assert [filling.quantile(state, share) for share in (0.0, 0.3, 0.5, 0.9)] == [1, 4, 4, 6]
+
+
+def test_neighbours_within_a_room() -> None:
+    needs = np.array([5, 3, 9, 4, 8, 7, 9, 6, 9])
+    plain = next(programs(1, (3, 3), (9, 9), 1))
+    sizes = np.arange(1.0, 10.0)[:, None]
+    memory = Memory(np.array([20, 20, UNLIMITED]), needs, np.array([False, True, False]))
+    state = state_of(replace(plain, candidates=sizes, memory=memory))
+    state.left[:] = [1, 1, 1, 0, 1, 1, 1, 1, 1]
+    assert state.least_need.tolist() == [3, 3, 4, 4, 6, 6, 6, 6, 9]
+    assert [kernels.above(state, kind, 5) for kind in (-1, 0, 1)] == [0, 1, -1]
+    assert [kernels.above(state, kind, 7) for kind in (1, 5, 7)] == [5, 7, -1]
+    assert [kernels.below(state, kind, 6) for kind in (9, 7, 1, 0)] == [7, 1, 0, -1]
+    assert [filling.last_within(state, 8, room) for room in (2, 3, 5, 8, 9)] == [-1, 1, 3, 7, 8]
+    assert kernels.least_left(state) == 3
+    assert [kernels.room_of(state, worker, -1) for worker in range(3)] == [20, ANY, ANY]
 
 
 def test_draws_are_the_same_in_every_search() -> None:

@@ -13,7 +13,7 @@ from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
 from router.core.rounds import assignment
-from router.core.rounds.round_memory import receive
+from router.core.rounds.assignment import receive
 from router.core.types import Assignment, Request, WorkerView
 from tests.support.core import pairs, request, requests, token, views
 
@@ -127,8 +127,8 @@ def test_nobody_waits() -> None:
         ([(7, "a")], "es-0+7 is assigned twice, or does not wait"),
         ([(0, "c")], "c is not a live worker of the group"),
         ([(0, "a"), (1, "a")], "a was given more requests than it has free slots"),
-        ([(0, "a")], "1 requests are held back while slots are free"),
-        ([], "2 requests are held back while slots are free"),
+        ([(0, "a")], "1 requests are held back"),
+        ([], "2 requests are held back"),
         ([(2, "a"), (0, "a")], "a was given more requests than it has free slots"),
     ],
 )
@@ -174,51 +174,90 @@ def in_memory(rooms: Sequence[int | None], requests: Sequence[int], slots: int) 
     ]
 
 
-def test_a_worker_is_not_offered_what_its_memory_cannot_take() -> None:
+@pytest.mark.parametrize(
+    ("rooms", "running", "answer"),
+    [
+        ([60, 60], 1, [(0, "a"), (1, "b"), (2, "b")]),
+        ([100, 0], 1, [(0, "a"), (1, "a"), (2, "a")]),
+        ([None, 10], 1, [(0, "a"), (1, "a"), (2, "a")]),
+        ([10, 10], 0, [(0, "a"), (1, "b")]),
+        ([10, 60], 0, [(0, "a"), (1, "b"), (2, "b")]),
+        ([10, 10], 1, []),
+    ],
+)
+def test_answers_within_memory_are_taken(
+    rooms: list[int | None], running: int, answer: list[tuple[int, str]]
+) -> None:
+    """One that runs nothing takes a single request, whatever it needs."""
     waiting = requests([50, 30, 20])
-    policy = Scripted([(0, "b"), (1, "b"), (2, "b")])
-    done = assignment.assign(policy, [waiting], in_memory([19, None], [1, 1], 3))
-    assert pairs(done, waiting) == [(0, "b"), (1, "b"), (2, "b")]
-    assert [worker.capacity for worker in policy.asked[0][1]] == [0, 3]
-
-
-def test_what_does_not_fit_is_assigned_anew_to_others() -> None:
-    waiting = requests([50, 30, 20])
-    policy = Scripted([(0, "a"), (1, "a"), (2, "b")], [(1, "b")])
-    done = assignment.assign(policy, [waiting], in_memory([60, 60], [1, 1], 3))
-    assert pairs(done, waiting) == [(0, "a"), (2, "b"), (1, "b")]
-    left, workers = policy.asked[1]
-    assert left == 1
-    assert [(worker.capacity, worker.admissible_tokens) for worker in workers] == [(0, 10), (2, 40)]
+    done = assignment.assign(Scripted(answer), [waiting], in_memory(rooms, [running] * 2, 3))
+    assert pairs(done, waiting) == answer
 
 
 @pytest.mark.parametrize(
-    ("rooms", "shares"),
-    [([60, 40, 99], [0.5, 0.25, 0.25]), ([60, None], [0.5, 0.5]), ([150, 150], [1.0])],
+    ("rooms", "running", "answer", "message"),
+    [
+        ([60, 60], 1, [(0, "a"), (2, "a"), (1, "b")], "a was given more than its memory"),
+        ([60, 60], 0, [(0, "a"), (2, "a"), (1, "b")], "a was given more than its memory"),
+        ([60, 10], 1, [(0, "b")], "b was given more than its memory"),
+        ([60, 60], 1, [(0, "a"), (1, "b")], "1 requests are held back"),
+        ([60, None], 1, [(0, "a")], "2 requests are held back"),
+        ([30, 19], 1, [], "2 requests are held back"),
+        ([10, 10], 0, [(0, "a")], "2 requests are held back"),
+    ],
 )
-def test_a_policy_that_is_asked_anew_has_what_is_left_of_its_budget(
-    rooms: list[int | None], shares: list[float]
+def test_answers_beyond_memory_and_free_memory_unused_are_errors(
+    rooms: list[int | None], running: int, answer: list[tuple[int, str]], message: str
 ) -> None:
+    workers = in_memory(rooms, [running] * 2, 3)
+    with pytest.raises(PolicyError, match=message):
+        assignment.assign(Scripted(answer), [requests([50, 30, 20])], workers)
+
+
+def test_memory_is_checked_in_each_workers_own_units() -> None:
+    blocks = KvBlocks.plain(16)
+    workers = in_memory([None, 40], [1, 1], 3)
+    workers[0] = msgspec.structs.replace(workers[0], kv=blocks, admissible_blocks=4)
+    waiting = requests([50, 40])
+    done = assignment.assign(Scripted([(0, "a"), (1, "b")]), [waiting], workers)
+    assert len(done) == 2
+    with pytest.raises(PolicyError, match="a was given more than its memory"):
+        assignment.assign(Scripted([(0, "a"), (1, "a")]), [waiting], workers)
+    with pytest.raises(PolicyError, match="1 requests are held back"):
+        assignment.assign(Scripted([(0, "a")]), [waiting], workers)
+
+
+def test_a_tier_that_lacks_memory_is_asked_for_once_with_its_whole_share() -> None:
     policy = Budgeted()
-    assignment.assign(policy, [requests([50, 30, 20])], in_memory(rooms, [1] * len(rooms), 3))
-    assert policy.shares == pytest.approx(shares)
-
-
-def test_an_idle_worker_takes_one_request_whatever_its_memory() -> None:
-    waiting = requests([500, 400])
-    policy = Scripted([(0, "a"), (1, "a")])
-    assert pairs(assignment.assign(policy, [waiting], in_memory([60], [0], 3)), waiting) == [
-        (0, "a")
-    ]
+    tiers = [requests([50, 30, 20]), requests([45, 25])]
+    assignment.assign(policy, tiers, in_memory([60, 40, 99], [1] * 3, 3))
+    assert policy.shares == pytest.approx([0.6, 0.4])
 
 
 def test_the_roomiest_worker_is_kept_for_an_urgent_request_that_fits_nowhere() -> None:
     waiting = requests([500, 40, 30])
-    policy = Scripted([(1, "b"), (2, "b")])
+    policy = Scripted([], [(1, "b"), (2, "b")])
     workers = in_memory([200, 100], [3, 3], 3)
     done = assignment.assign(policy, [waiting[:1], waiting[1:]], workers)
     assert pairs(done, waiting) == [(1, "b"), (2, "b")]
-    assert [worker.capacity for worker in policy.asked[0][1]] == [0, 3]
+    assert [worker.capacity for worker in policy.asked[1][1]] == [0, 3]
+
+
+@pytest.mark.parametrize("room", [600, 100])
+def test_an_overdue_request_precedes_its_tier_or_has_a_worker_kept(room: int) -> None:
+    waiting = requests([500, 40, 30])
+    first, then = ([(0, "a")], [(1, "b"), (2, "b")]) if room == 600 else ([], [(1, "b"), (2, "b")])
+    policy = Scripted(first, then)
+    workers = in_memory([room, 90], [3, 3], 3)
+    done = assignment.assign(policy, [waiting], workers, overdue=waiting[0])
+    assert pairs(done, waiting) == first + then
+    assert [asked for asked, _ in policy.asked] == [1, 2]
+
+
+def test_an_overdue_request_alone_leaves_nobody_to_ask_for() -> None:
+    waiting, policy = requests([500]), Scripted([(0, "a")])
+    workers = in_memory([600, 90], [3, 3], 3)
+    assert len(assignment.assign(policy, [waiting], workers, overdue=waiting[0])) == 1
 
 
 def test_it_is_kept_only_where_the_urgent_request_may_go() -> None:
@@ -228,21 +267,6 @@ def test_it_is_kept_only_where_the_urgent_request_may_go() -> None:
     tiers = [Tier.of([urgent], lacks=urgent.lacks), Tier.of(waiting)]
     done = assignment.assign(PerRequest(fcfs), tiers, workers, overdue=urgent)
     assert [worker_id for _, worker_id in done] == ["b", "b"]
-
-
-def test_nobody_is_asked_while_no_memory_is_free() -> None:
-    policy = Scripted()
-    workers = in_memory([10, 10], [3, 3], 3)
-    tiers = [requests([500]), requests([40]), requests([30])]
-    assert assignment.assign(policy, tiers, workers) == []
-
-
-def test_a_smaller_one_enters_where_the_policys_choice_does_not_fit() -> None:
-    waiting = requests([90, 50, 5])
-    policy = Scripted([(0, "a")])
-    workers = in_memory([60, None], [1, 1], 1)
-    workers[1] = msgspec.structs.replace(workers[1], capacity=0)
-    assert pairs(assignment.assign(policy, [waiting], workers), waiting) == [(1, "a")]
 
 
 # those that workers have failed
