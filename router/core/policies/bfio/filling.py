@@ -94,7 +94,7 @@ def expected(state: State, worker: int, kind: int) -> int:
 
 @inner
 def top_up(state: State) -> int:
-    """Let candidates enter where a place and memory are free; their number, listed in ``added``.
+    """Let candidates enter where a place and memory are free; their number, listed in ``queue``.
 
     Without empty items all places are filled, or all candidates have entered.
     """
@@ -111,7 +111,7 @@ def top_up(state: State) -> int:
             while state.item_kind[item] != NOTHING:
                 item += 1
             place_item(state, item, kind, worker)
-            state.added[added] = item
+            state.queue[added] = item
             added += 1
             least = least_left(state)
     state.counts[SPENT] += len(state.capacity)
@@ -177,7 +177,7 @@ def raise_floor_to_best(state: State, share: float) -> None:
     """Set the virtual peak between the workers' present peak and that of the best filling."""
     lower = (1 - share) * (1 - share)
     for h in range(len(state.floor)):
-        best = state.best_peak[h]
+        best = state.peaks[3, h]
         state.floor[h] = best + lower * (state.peaks[0, h] - best)
     rank_peaks(state)
 

@@ -34,7 +34,7 @@ class State(NamedTuple):
     Attributes:
         loads: (G, K) loads with the placed items.
         totals: (K,) sums of the loads over the workers.
-        peaks: (3, K) three highest loads per step, highest first.
+        peaks: (4, K) three highest loads per step, highest first; the highest in the best filling.
         owners: (3, K) their workers; -1: none.
         floor: (K,) virtual peak, ``LOW`` for none.
         kinds: (Q + 1, K) work of a candidate per kind; the last row is zero.
@@ -47,13 +47,12 @@ class State(NamedTuple):
         aboard: (G,) requests on the worker; none: it takes any candidate.
         pull: (K,) 2 mu / weight: slope of the quadratic term per token off the mean.
         item_kind, item_worker: (U,) kind and worker of each item; ``NOTHING``: an empty item.
-        added: (U,) items that have entered last.
         gap: (K,) load of the worker in view above the others' peak.
         slope: (K,) quadratic term per token on the worker in view.
         cost: (1,) objective, up to a constant.
-        best_kind, best_worker: (U,) the same in the best filling so far.
-        best_peak: (K,) highest loads in that filling.
-        queue, queued: (G,) workers with room in order, and keys of that order by worker.
+        best: (2, U) kinds and workers in the best filling so far.
+        queue: (G or U,) workers with room in order; or items that have entered last.
+        queued: (G,) keys of that order by worker.
         counts: candidates on the shelf, budget spent, price of a cost, budget, random state, kicks
             so far, empty items.
     """
@@ -74,13 +73,10 @@ class State(NamedTuple):
     pull: Floats
     item_kind: Ints
     item_worker: Ints
-    added: Ints
     gap: Floats
     slope: Floats
     cost: Floats
-    best_kind: Ints
-    best_worker: Ints
-    best_peak: Floats
+    best: Ints
     queue: Ints
     queued: Floats
     counts: Ints

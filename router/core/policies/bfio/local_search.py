@@ -61,7 +61,7 @@ def pays(state: State, before: float, least: float) -> bool:
     if state.cost[0] < before - least:
         return True
     for place in range(added):
-        remove_item(state, state.added[place])
+        remove_item(state, state.queue[place])
     state.cost[0] = before
     return False
 

@@ -96,12 +96,10 @@ def read_off(item_kind: Ints, item_worker: Ints, order: Ints, first: Ints, place
 def remember(state: State) -> None:
     """Save the filling as the best so far."""
     for h in range(len(state.totals)):
-        state.best_peak[h] = state.peaks[0, h]
+        state.peaks[3, h] = state.peaks[0, h]
     for item in range(len(state.item_kind)):
-        state.best_kind[item], state.best_worker[item] = (
-            state.item_kind[item],
-            state.item_worker[item],
-        )
+        state.best[0, item] = state.item_kind[item]
+        state.best[1, item] = state.item_worker[item]
 
 
 @inner
@@ -109,13 +107,13 @@ def go_back(state: State) -> None:
     """Restore the best filling."""
     for item in range(len(state.item_kind)):
         if state.item_kind[item] != NOTHING and (
-            state.item_kind[item] != state.best_kind[item]
-            or state.item_worker[item] != state.best_worker[item]
+            state.item_kind[item] != state.best[0, item]
+            or state.item_worker[item] != state.best[1, item]
         ):
             remove_item(state, item)
     for item in range(len(state.item_kind)):
-        if state.item_kind[item] == NOTHING and state.best_kind[item] != NOTHING:
-            place_item(state, item, state.best_kind[item], state.best_worker[item])
+        if state.item_kind[item] == NOTHING and state.best[0, item] != NOTHING:
+            place_item(state, item, state.best[0, item], state.best[1, item])
 
 
 @inner
@@ -181,7 +179,7 @@ def shift(state: State) -> None:
         ranks = -ranks
     items = len(state.item_kind)
     first = draw(state, items)
-    for worker in range(len(state.queue)):
+    for worker in range(len(state.loads)):
         state.queue[worker] = 0
     for step in range(min(items, SHIFTED_WORKERS)):
         item = (first + step) % items
