@@ -90,6 +90,7 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
         preemptions: since the step before.
         prompts: prompt tokens computed in this step, None as in ``loads``; None in recordings that
             do not have them.
+        tokens: output tokens of the step; None as ``prompts``.
     """
 
     step: int
@@ -106,6 +107,7 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
     power_w: list[float | None] | None = None
     preemptions: Count = 0
     prompts: list[Count | None] | None = None
+    tokens: Count | None = None
 
     @property
     def imbalance_tokens(self) -> int:
@@ -235,6 +237,7 @@ def step_line(
         power_w=None if power_w.count(None) == len(power_w) else power_w,
         preemptions=closed.preemptions,
         prompts=[None if part is None else part.prompt_tokens for part in parts],
+        tokens=closed.output_tokens,
     )
 
 

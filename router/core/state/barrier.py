@@ -120,6 +120,7 @@ class StepShares(msgspec.Struct, frozen=True, gc=False):
         entered: requests in their first step.
         asked: work by metered request.
         prompt_context: prompt tokens computed, each times the tokens before it.
+        output_tokens: that requests gained.
     """
 
     step_tokens: int
@@ -129,6 +130,7 @@ class StepShares(msgspec.Struct, frozen=True, gc=False):
     running: int = 0
     asked: Mapping[str, Work] = {}
     prompt_context: float = 0.0
+    output_tokens: int = 0
 
 
 class StepLedger:
@@ -207,7 +209,7 @@ class StepLedger:
         rank.prompt_context = shares.prompt_context
         if snapshot.waited_s is not None:
             self._waits[worker_id] = min(snapshot.waited_s, snapshot.step_s)
-        self._output_tokens += snapshot.scheduled_decode_tokens
+        self._output_tokens += shares.output_tokens
         self._free_slots += shares.free_slots
         self._entered += shares.entered
         if self._reported:
@@ -312,7 +314,8 @@ class StepLedger:
         )
         waiting_s = sum(waits.values()) if waits else None
         every = sum(self._waits.values()) if len(self._waits) == len(loads) else None
-        step = ClosedStep(self._step, self._step_s, {}, together, waiting_s, 0, every)
+        tokens = self._output_tokens
+        step = ClosedStep(self._step, self._step_s, {}, together, waiting_s, 0, every, tokens)
         self._step = self._furthest()
         self._reported.clear()
         self._step_s = 0.0

@@ -63,6 +63,7 @@ class Feed:
         step_prompt_context: prompt tokens computed in it, each times the tokens before it.
         step_grown: output tokens that it gave to requests in decode.
         step_decoding: number of these requests; 0 if unknown.
+        step_firsts: requests that it gave their first token; 0 if unknown.
         waiting_routed: part of ``waiting`` that may be this router's.
         waiting_tokens: KV tokens that the queued requests will hold at first.
         kv_usage: fraction in use, of the fullest group of blocks.
@@ -111,6 +112,7 @@ class Feed:
         "step_asked",
         "step_decoding",
         "step_entered",
+        "step_firsts",
         "step_grown",
         "step_load_tokens",
         "step_prompt_context",
@@ -139,7 +141,7 @@ class Feed:
         self.step_entered = 0
         self.step_asked: Mapping[str, Work] = {}
         self.step_prompt_context = 0.0
-        self.step_grown = self.step_decoding = 0
+        self.step_grown = self.step_decoding = self.step_firsts = 0
         self.kv_usage = 0.0
         self.kv_tokens = 0
         self.admissible_tokens: int | None = None
@@ -196,7 +198,7 @@ class Feed:
         self._note(snapshot, received_s)
         # If an exception interrupts this, only a full snapshot restores the state.
         full_wanted, self.full_wanted = self.full_wanted, True
-        self.step_entered = self.step_grown = self.step_decoding = 0
+        self.step_entered = self.step_grown = self.step_decoding = self.step_firsts = 0
         self._misplaced = False
         self._computed.clear()
         if stepped:
@@ -205,7 +207,7 @@ class Feed:
             self._drop_all_but({*snapshot.finished, *(told.id for told in snapshot.running)})
         self._tell(snapshot)
         if full_wanted or snapshot.kind == "full":
-            self.step_grown = self.step_decoding = 0
+            self.step_grown = self.step_decoding = self.step_firsts = 0
         self.step_load_tokens = self.resident_tokens
         self.step_running = len(self._parts)
         if self._computed or self.step_prompt_context:
@@ -383,6 +385,8 @@ class Feed:
         if left > prefill_left:
             self._computed.append((token, left - prefill_left, prompt - prefill_left))
         self.step_entered += before is None
+        if generated and not prefill_left:
+            self.step_firsts += before is None or before.prefill_left > 0
         self.load_tokens += prompt + generated
         self._prefill_left += prefill_left
         if token is not None:

@@ -325,6 +325,8 @@ class Group:
             feed.step_running,
             feed.step_asked,
             feed.step_prompt_context,
+            # A full snapshot does not tell what its requests gained.
+            feed.step_grown + feed.step_firsts or snapshot.scheduled_decode_tokens,
         )
         self._growth.add(feed.step_grown, feed.step_decoding)
         self._ledger.report(event.worker_id, shares, snapshot, state)

@@ -38,6 +38,7 @@ class ClosedStep(msgspec.Struct, frozen=True, gc=False):
             barrier.
         preemptions: since the step before.
         waited_s: measured, summed over workers; None: not all engines measure it.
+        output_tokens: that requests gained.
     """
 
     step: int
@@ -47,6 +48,7 @@ class ClosedStep(msgspec.Struct, frozen=True, gc=False):
     waiting_s: float | None
     preemptions: int
     waited_s: float | None = None
+    output_tokens: int = 0
 
 
 class Said(msgspec.Struct, frozen=True, gc=False):

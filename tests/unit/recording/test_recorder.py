@@ -220,7 +220,7 @@ def test_steps_go_to_all_who_listen_and_to_nobody_else() -> None:
         show(recorded.cluster, message, worker_id=worker)
     step = recorded.read().steps[-1]
     assert step == StepLine(
-        2, "default", 0.0, 0.5, [100, 42], [1, 1], pool=1, queued=4, prompts=[0, 0]
+        2, "default", 0.0, 0.5, [100, 42], [1, 1], pool=1, queued=4, prompts=[0, 0], tokens=2
     )
     assert other.take()
     recorded.recorder.leave(other)

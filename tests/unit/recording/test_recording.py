@@ -48,7 +48,7 @@ def test_the_keys_of_the_lines_are_the_documented_ones() -> None:
         b'"slots":1}\n'
     )
     keys = "step group time_s step_s loads running pool queued together waiting_s"
-    others = "waited_s power_w preemptions prompts"
+    others = "waited_s power_w preemptions prompts tokens"
     assert " ".join(msgspec.json.decode(encode(STEP))) == f"{keys} {others}"
     assert encode(HEADER).startswith(b'{"recording":1,"evenstep":"0.1.0","source":"serve",')
 
@@ -134,7 +134,7 @@ def test_imbalance_counts_idle_workers_and_leaves_out_the_dead() -> None:
 
 def test_a_step_lists_its_workers_in_the_order_of_the_header() -> None:
     parts = {"b": StepPart(7, 1, 2, 300.0, 512), "c": StepPart(5, 3, 1, None)}
-    closed = ClosedStep(4, 0.25, parts, True, 0.5, 1)
+    closed = ClosedStep(4, 0.25, parts, True, 0.5, 1, None, 9)
     line = step_line("g", ("a", "b", "c"), closed, 1.23456789, pool=6)
     assert line == StepLine(
         step=4,
@@ -150,6 +150,7 @@ def test_a_step_lists_its_workers_in_the_order_of_the_header() -> None:
         power_w=[None, 300.0, None],
         preemptions=1,
         prompts=[None, 512, 0],
+        tokens=9,
     )
     unmetered = ClosedStep(4, 0.25, {"c": parts["c"]}, True, None, 0)
     assert step_line("g", ("a", "c"), unmetered, 1.0, pool=0).power_w is None

@@ -26,11 +26,10 @@ class Said(NamedTuple):
 
 
 def tell(ledger: StepLedger, said: Said, state: PoolState = EMPTY) -> None:
-    message = snapshot(
-        "delta", 1, step=said.step, step_s=said.step_s, power_w=said.power_w, decoded=said.decoded
-    )
+    message = snapshot("delta", 1, step=said.step, step_s=said.step_s, power_w=said.power_w)
     left = said.load if said.left is None else said.left
-    ledger.report(said.worker, StepShares(said.load, left), message, state)
+    shares = StepShares(said.load, left, output_tokens=said.decoded)
+    ledger.report(said.worker, shares, message, state)
 
 
 def closed(ledger: StepLedger, *reports: Said, live: str = "ab") -> list[bool]:

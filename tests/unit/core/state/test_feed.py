@@ -297,11 +297,13 @@ def test_growth_counts_requests_in_decode_only() -> None:
     chunk = placed(part(2), 1, 400, 0, 100)
     feed.apply(growth(7, b"\3\1" + FREE + b"\3", chunk), 0.0)
     assert (feed.step_grown, feed.step_decoding) == (6, 2)
+    assert feed.step_firsts == 0
     feed.apply(snapshot("delta", 8, placed(part(2), 1, 400, 1)), 0.0)
-    assert (feed.step_grown, feed.step_decoding) == (2, 2)
+    assert (feed.step_grown, feed.step_decoding, feed.step_firsts) == (2, 2, 1)
     listed = placed(part(2), 1, 400, 4), placed("theirs", 0, 50, 13)
     feed.apply(snapshot("delta", 9, *listed), 0.0)
     assert (feed.step_grown, feed.step_decoding) == (3 + 3 + 1, 3), "as older plug-ins tell it"
+    assert feed.step_firsts == 0
     feed.apply(snapshot("full", 12, *listed), 0.0)
     assert (feed.step_grown, feed.step_decoding) == (0, 0)
     feed.apply(snapshot("delta", 14), 0.0)
