@@ -11,7 +11,7 @@ import random
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from router.core.state.feed import Feed
 from router.core.wire import decode, full_endpoint
 
 BLOCK_TOKENS = 32
+NGRAM = {"method": "ngram", "prompt_lookup_max": 4}
 
 
 class Schedulers:
@@ -47,12 +48,13 @@ class Schedulers:
         step_tokens: int = 8192,
         caching: bool = False,
         remote: bool = False,
+        drafts: int = 0,
         **settings: Any,
     ) -> Any:
         """``Scheduler`` and ``AsyncScheduler`` are vLLM's, with ``Evenstep`` before it ours.
 
-        ``remote`` has prompts' KV fetched from elsewhere, by ``remote_kv.RemoteKv``; ``settings``
-        are the plug-in's.
+        ``remote`` has prompts' KV fetched from elsewhere, by ``remote_kv.RemoteKv``; ``drafts`` is
+        the number of tokens proposed in a step; ``settings`` are the plug-in's.
         """
         import torch
         from vllm.config import KVTransferConfig
@@ -79,6 +81,7 @@ class Schedulers:
             max_model_len=4096,
             enable_prefix_caching=caching,
             kv_transfer_config=connector if remote else None,
+            speculative_config={**NGRAM, "num_speculative_tokens": drafts} if drafts else None,
             additional_config={
                 "evenstep": {"snapshots": f"ipc://{self._folder}/{next(self._names)}", **settings}
             },
@@ -117,10 +120,18 @@ class Driver:
         scheduler: any of vLLM's, or ours.
         ahead: 0, or 1 as vLLM does with an asynchronous scheduler.
         hasher: what prefix caching needs of a request.
+        kept: draws how many drafts of a request are accepted in a step.
     """
 
-    def __init__(self, scheduler: Any, ahead: int = 0, hasher: Any = None) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        ahead: int = 0,
+        hasher: Any = None,
+        kept: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.scheduler = scheduler
+        self._kept = kept
         self._ahead = ahead
         self._hasher = hasher
         self._queue: deque[Any] = deque()
@@ -181,16 +192,20 @@ class Driver:
         return [not requests[id_].is_prefill_chunk for id_ in output.num_scheduled_tokens]
 
     def _update(self, output: Any, sampling: list[bool]) -> dict[int, Any]:
-        from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
         ids = list(output.num_scheduled_tokens)
+        drafts = output.scheduled_spec_decode_tokens
+        made = [1 + min(self._kept(), len(drafts.get(id_, ()))) for id_ in ids]
         result = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={id_: index for index, id_ in enumerate(ids)},
-            sampled_token_ids=[[7] if sampled else [] for sampled in sampling],
+            sampled_token_ids=[[7] * n * some for n, some in zip(made, sampling, strict=True)],
             kv_connector_output=self._connector and self._connector.transfers(self.scheduler),
         )
         done: dict[int, Any] = self.scheduler.update_from_output(output, result)
+        if (proposed := self.scheduler.num_spec_tokens) and not self._ahead:
+            self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [[7] * proposed] * len(ids)))
         return done
 
 
@@ -207,7 +222,7 @@ class Reader:
         self.dealer = self._connect(zmq.DEALER, full_endpoint(endpoint))
         self.feed = Feed()
         self.finished: list[str] = []
-        self.bytes = 0
+        self.bytes = self.growths = 0
         self.last = self._take(self.stream.recv())
         self.dealer.send(b"")
         self._take(self.dealer.recv())
@@ -223,6 +238,7 @@ class Reader:
         self.bytes += len(message)
         self.last = decode(message)
         self.feed.apply(self.last, 0.0)
+        self.growths += self.last.kind == "growth"
         self.finished.extend(self.last.finished)
         return self.last
 
@@ -239,7 +255,14 @@ class Reader:
 
 
 def check(
-    make: Schedulers, flavour: str, ahead: int, seed: int, steps: int, remote: bool
+    make: Schedulers,
+    flavour: str,
+    ahead: int,
+    seed: int,
+    steps: int,
+    *,
+    remote: bool = False,
+    drafts: int = 0,
 ) -> dict[str, int]:
     """Random requests under memory pressure; what is read must be what the scheduler has."""
     from vllm.utils.hashing import sha256
@@ -247,8 +270,10 @@ def check(
 
     init_none_hash(sha256)
     rng = random.Random(seed)
-    scheduler = make.make(flavour, slots=8, blocks=21, step_tokens=64, caching=True, remote=remote)
-    driver = Driver(scheduler, ahead, get_request_block_hasher(BLOCK_TOKENS, sha256))
+    sizes = {"slots": 8, "blocks": 21, "step_tokens": 64}
+    scheduler = make.make(flavour, **sizes, caching=True, remote=remote, drafts=drafts)
+    hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+    driver = Driver(scheduler, ahead, hasher, lambda: rng.randint(0, drafts))
     reader = Reader(scheduler.evenstep.endpoint)
     seen = {"steps": 0, "prefills_cut": 0, "cached": 0, "preempted": 0, "aborted": 0}
     submitted: list[str] = []
@@ -264,6 +289,8 @@ def check(
             compare(scheduler, reader, seen)
     end(driver, reader, submitted, seen)
     seen["preempted"] = reader.last.preemptions_total
+    if drafts:
+        seen["growths"] = reader.growths
     if remote:
         seen |= {"found": scheduler.connector.found, "failed": scheduler.connector.failed}
     assert not scheduler.evenstep.failed
@@ -293,6 +320,7 @@ def compare(scheduler: Any, reader: Reader, seen: dict[str, int]) -> None:
     told = reader.until(scheduler.evenstep._publisher.sequence)
     stats = scheduler.make_stats()
     (group,) = told.kv_groups
+    assert not reader.feed.full_wanted
     assert reader.feed.running == stats.num_running_reqs
     assert told.waiting == stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
     assert group.blocks_used == round(stats.kv_cache_usage * group.blocks_total)
@@ -337,11 +365,15 @@ FLAVOURS = (("EvenstepScheduler", 0), ("EvenstepAsyncScheduler", 1))
 
 
 def _check(make: Schedulers, steps: int) -> dict[str, Any]:
-    return {name: check(make, name, ahead, 1, steps, remote=False) for name, ahead in FLAVOURS}
+    return {name: check(make, name, ahead, 1, steps) for name, ahead in FLAVOURS}
 
 
 def _remote(make: Schedulers, steps: int) -> dict[str, Any]:
     return {name: check(make, name, ahead, 1, steps, remote=True) for name, ahead in FLAVOURS}
+
+
+def _drafts(make: Schedulers, steps: int) -> dict[str, Any]:
+    return {name: check(make, name, ahead, 1, steps, drafts=3) for name, ahead in FLAVOURS}
 
 
 def _admission(make: Schedulers, steps: int) -> dict[str, Any]:
@@ -355,12 +387,13 @@ def _names(make: Schedulers, steps: int) -> dict[str, Any]:
 
 
 def _bench(make: Schedulers, steps: int) -> dict[str, Any]:
-    from tests.support.scheduler_bench import bench
+    from tests.support.scheduler_bench import KEPT, bench
 
     return {
-        f"{kind} {running}": bench(make, f"Evenstep{kind}", kind, running, steps)
+        f"{kind} {running}, {way}": bench(make, f"Evenstep{kind}", kind, running, steps, kept)
         for kind in ("Scheduler", "AsyncScheduler")
-        for running in (32, 256)
+        for running in (256,)
+        for way, kept in KEPT.items()
     }
 
 
@@ -374,6 +407,7 @@ TASKS = {
     "admission": _admission,
     "bench": _bench,
     "check": _check,
+    "drafts": _drafts,
     "model": _model,
     "names": _names,
     "remote": _remote,

@@ -11,9 +11,13 @@ from typing import Any
 from tests.support.real_schedulers import Driver, Reader, Schedulers
 
 RUNS = 5
+KEPT = {"1": (0, 0), "2": (1, 1), "1 to 4": (0, 3)}
+"""Fewest and most drafts that a request keeps, by the tokens that it gains in a step."""
 
 
-def bench(make: Schedulers, ours: str, theirs: str, running: int, steps: int) -> dict[str, float]:
+def bench(
+    make: Schedulers, ours: str, theirs: str, running: int, steps: int, kept: tuple[int, int]
+) -> dict[str, float]:
     """CPU time of the engine's thread in one step, hook on and off alternating; bytes of a step.
 
     CPU time, because a thread that loses its core to somebody else is not the hook's fault; the
@@ -21,14 +25,22 @@ def bench(make: Schedulers, ours: str, theirs: str, running: int, steps: int) ->
     machine does only adds.
     """
     ahead = int("Async" in ours)
-    drivers = [Driver(make.make(flavour, slots=running), ahead) for flavour in (ours, theirs)]
+    rng = random.Random(running)
+    drivers = [
+        Driver(
+            make.make(flavour, slots=running, drafts=kept[1], step_tokens=max(8192, 8 * running)),
+            ahead,
+            kept=lambda: rng.randint(*kept),
+        )
+        for flavour in (ours, theirs)
+    ]
     reporter = drivers[0].scheduler.evenstep
     meter = Meter()
     for name in ("scheduled", "stepped", "arrived"):
         setattr(reporter, name, meter.around(getattr(reporter, name)))
     reader = Reader(reporter.endpoint)
     bench_run(drivers, meter, reader, running, range(steps // 5))
-    reader.bytes = 0
+    reader.bytes = reader.growths = 0
     firsts = range(steps // 5, steps // 5 + RUNS * steps, steps)
     runs = [
         bench_run(drivers, meter, reader, running, range(first, first + steps)) for first in firsts
@@ -38,7 +50,8 @@ def bench(make: Schedulers, ours: str, theirs: str, running: int, steps: int) ->
     for driver in drivers:
         driver.scheduler.shutdown()
     least = {name: min(run[name] for run in runs) for name in runs[0]}
-    return {**least, "bytes": reader.bytes / (RUNS * steps)}
+    per_step = {"bytes": reader.bytes, "growths": reader.growths}
+    return {**least, **{name: total / (RUNS * steps) for name, total in per_step.items()}}
 
 
 def bench_run(

@@ -214,13 +214,17 @@ class Feed:
             self._compute(snapshot.scheduled_prefill_tokens)
         if self._asked or self.step_asked:
             self.step_asked = self._work_of_asked()
-        finished = dict.fromkeys(snapshot.finished)
-        for engine_id in finished:
+        ended = []
+        for engine_id in dict.fromkeys(snapshot.finished):
+            part = self._parts.get(engine_id)
+            token = request_token(engine_id) if part is None else part.token
+            if token is not None:
+                ended.append(token)
             self._leave(engine_id, completed=True)
         for engine_id in snapshot.preempted:
             self._leave(engine_id, completed=False)
         self.full_wanted = full_wanted or self._misplaced
-        return [token for i in finished if (token := request_token(i)) is not None]
+        return ended
 
     def forget(self, token: str) -> None:
         """Forget a request whose answer is complete; later snapshots that show it are late."""
