@@ -27,12 +27,14 @@ class StatLog(StatLoggerBase):  # type: ignore[misc]
     ) -> None:
         if scheduler_stats is None:
             return
+        drafts = getattr(scheduler_stats, "spec_decoding_stats", None)
         line = {
             "running": scheduler_stats.num_running_reqs,
             "waiting": scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
             "kv_usage": scheduler_stats.kv_cache_usage,
             "preempted": getattr(iteration_stats, "num_preempted_reqs", 0),
             "generated": getattr(iteration_stats, "num_generation_tokens", 0),
+            "kept": getattr(drafts, "num_accepted_tokens", 0),
         }
         self._file.write(json.dumps(line) + "\n")
 

@@ -214,15 +214,7 @@ class Feed:
             self._compute(snapshot.scheduled_prefill_tokens)
         if self._asked or self.step_asked:
             self.step_asked = self._work_of_asked()
-        ended = []
-        for engine_id in dict.fromkeys(snapshot.finished):
-            part = self._parts.get(engine_id)
-            token = request_token(engine_id) if part is None else part.token
-            if token is not None:
-                ended.append(token)
-            self._leave(engine_id, completed=True)
-        for engine_id in snapshot.preempted:
-            self._leave(engine_id, completed=False)
+        ended = self._end(snapshot)
         self.full_wanted = full_wanted or self._misplaced
         return ended
 
@@ -396,6 +388,19 @@ class Feed:
         if token is not None:
             self._running[token] = self._running.get(token, 0) + 1
             self.changed.add(token)
+
+    def _end(self, snapshot: Snapshot) -> list[str]:
+        """Let requests leave; returns the tokens of those that are routers' and have ended."""
+        ended = []
+        for engine_id in dict.fromkeys(snapshot.finished):
+            part = self._parts.get(engine_id)
+            token = request_token(engine_id) if part is None else part.token
+            if token is not None:
+                ended.append(token)
+            self._leave(engine_id, completed=True)
+        for engine_id in snapshot.preempted:
+            self._leave(engine_id, completed=False)
+        return ended
 
     def _leave(self, engine_id: str, *, completed: bool) -> None:
         if engine_id in self._uncounted:
