@@ -118,6 +118,26 @@ BALANCE = Row(
             (Query(_TOGETHER),),
         ),
         Panel(
+            "What a step costs",
+            "As the group's steps have taught: in any case (step), and for each KV token, request "
+            "and computed prompt token of its slowest worker. No line of what they do not tell.",
+            "s",
+            (Query("evenstep_step_cost_seconds{" + GROUP + "}", "{{group}} {{term}}"),),
+        ),
+        Panel(
+            "How well steps are predicted",
+            "Median error of predicting a step before it was learned from, as a share of the step, "
+            "and the share of how steps vary that the four costs do not explain.",
+            "percentunit",
+            (
+                Query("evenstep_step_cost_error_ratio{" + GROUP + "}", "{{group}} {{steps}}"),
+                Query(
+                    "1 - evenstep_step_cost_explained_ratio{" + GROUP + "}",
+                    "{{group}} not explained",
+                ),
+            ),
+        ),
+        Panel(
             "Load of workers (KV tokens)",
             "Resident KV tokens: of the most loaded worker, on average, of the least loaded one. "
             "Where workers step together the first alone sets the time of a step.",

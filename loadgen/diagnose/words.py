@@ -56,14 +56,8 @@ def _barrier(barrier: Barrier) -> str:
     said = f"Yes: {said}"
     if fitted is None:
         return f"{said} The time of a step does not follow the load of the fullest worker."
-    terms = f"{fitted.base_s * 1e3:.2f} ms + {fitted.per_token_s * 1e9:.1f} ns per KV token"
-    for each, seconds in (
-        ("request", fitted.per_request_s),
-        ("prompt token", fitted.per_prompt_token_s),
-    ):
-        terms += f" + {seconds * 1e6:.1f} us per {each}" if seconds > 0 else ""
     return (
-        f"{said} A step takes {terms} of the slowest worker, which explains "
+        f"{said} A step takes {fitted.formula} of the slowest worker, which explains "
         f"{fitted.explained:.0%} of how it varies."
     )
 

@@ -13,6 +13,8 @@ from router.core.forecast.look_ahead import LookAhead
 from router.core.rounds.decider import Decider
 from router.core.state.group import Group
 from router.core.state.worker import Worker
+from router.core.step_fit import NUMBERS
+from router.core.step_time import StepTime
 from router.core.types import StateSource
 
 _SIGNALS = {
@@ -66,7 +68,7 @@ def facts(
     if live:
         found.append(_loads(live))
     if group.serves is None:
-        found.append(_waiting(group))
+        found += [_waiting(group), _cost(group)]
     found.append(_power(len(live), powered, footing))
     if decider is not None:
         found += _deciding(decider, footing)
@@ -127,8 +129,28 @@ def _waiting(group: Group) -> Fact:
     if measured > _ALL:
         return Fact("Idle share", "good", "Every engine times how long it waits for the others.")
     of_it = f"{measured:.0%} timed by the engines, the rest modelled" if measured else "Modelled"
-    text = f"{of_it}: the gap to the fullest worker, times a step's fitted time per KV token."
+    text = f"{of_it}: by how much less work each worker had in a step than the slowest."
     return Fact("Idle share", "fallback", text)
+
+
+def _cost(group: Group) -> Fact:
+    found, used = group.fitted, group.step_time
+    if used is None:
+        text = "Not known yet: steps of different loads tell it."
+        return Fact("Cost of a step", "unknown", text)
+    text = f"{used.formula} of the slowest worker"
+    if found is None or used is not found:
+        return Fact("Cost of a step", "fallback", f"{text}, as --step-time says.")
+    known = (
+        both if name in found.known else (0.0, 0.0)
+        for name, both in zip(NUMBERS, found.intervals, strict=True)
+    )
+    low, high = (StepTime(*side) for side in zip(*known, strict=True))
+    text = (
+        f"{text}, which explains {found.explained:.0%} of how steps vary. With 95 % certainty from "
+        f"{low.formula} to {high.formula}."
+    )
+    return Fact("Cost of a step", "good", text)
 
 
 def _power(live: int, powered: int, footing: Footing) -> Fact:

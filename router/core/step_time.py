@@ -13,6 +13,13 @@ from typing import NamedTuple, Self
 
 from router.core.errors import ConfigError
 
+_UNITS = (
+    (1e3, "ms"),
+    (1e9, "ns per KV token"),
+    (1e6, "us per request"),
+    (1e6, "us per prompt token"),
+)
+
 
 class Work(NamedTuple):
     """What a worker, or one of its requests, has in a step: KV tokens, requests, prompt tokens."""
@@ -52,6 +59,17 @@ class StepTime:
         """Time that one worker needs; half the speed takes twice as long."""
         return (self.base_s + self.work_s(load_tokens, requests, prompt_tokens)) / speed
 
+    @property
+    def numbers(self) -> tuple[float, float, float, float]:
+        """C, t_l, t_r and t_p."""
+        return self.base_s, self.per_token_s, self.per_request_s, self.per_prompt_token_s
+
+    @property
+    def formula(self) -> str:
+        """In words, without what costs nothing."""
+        costs = zip(self.numbers, _UNITS, strict=True)
+        return " + ".join(f"{each * scale:.4g} {unit}" for each, (scale, unit) in costs if each > 0)
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse ``C,t_l[,t_r[,t_p]]`` in seconds.
@@ -68,7 +86,7 @@ class StepTime:
 
     def __str__(self) -> str:
         """As ``parse`` takes it, without zeros at the end."""
-        values = [self.base_s, self.per_token_s, self.per_request_s, self.per_prompt_token_s]
+        values = list(self.numbers)
         while len(values) > 2 and values[-1] == 0:
             values.pop()
         return ",".join(f"{value:g}" for value in values)

@@ -13,6 +13,7 @@ from router.core.forecast.look_ahead import LookAhead
 from router.core.rounds.decider import Decider
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
+from router.core.step_fit import NUMBERS
 from router.core.types import ADMISSION_ENDED, Outcome, StateSource
 from router.metrics.rows import HistogramRow, Row
 
@@ -33,6 +34,32 @@ def _admissions(group: Group) -> dict[str, float]:
 def _fitted_watts(group: Group) -> dict[str, float]:
     found = group.level_fit.fitted()
     return {} if found is None else dict(zip(STATES, found.watts, strict=False))
+
+
+_TERMS = dict(zip(NUMBERS, ("step", "kv_token", "request", "prompt_token"), strict=True))
+
+
+def _costs(group: Group) -> dict[str, float]:
+    found = group.fitted
+    if found is None:
+        return {}
+    return {_TERMS[name]: getattr(found, name) for name in found.known} | dict(found.extras)
+
+
+def _bounds(group: Group, side: int) -> dict[str, float]:
+    found = group.fitted
+    if found is None:
+        return {}
+    intervals = zip(NUMBERS, found.intervals, strict=True)
+    return {_TERMS[name]: both[side] for name, both in intervals if name in found.known}
+
+
+def _errors(group: Group) -> dict[str, float]:
+    found = group.fitted
+    if found is None:
+        return {}
+    errors = {"decode": found.decode_error, "prompts": found.prompt_error}
+    return {kind: error for kind, error in errors.items() if error is not None}
 
 
 DECIDER_ROWS: Sequence[Row[Decider]] = (
@@ -151,14 +178,47 @@ GROUP_ROWS: Sequence[Row[Group]] = (
         lambda group: group.preemptions,
     ),
     Row(
+        "evenstep_step_cost_seconds",
+        "What a step takes, as the group's steps have taught: in any case (step), and for each KV "
+        "token, request and computed prompt token of its slowest worker; further terms where they "
+        "predict better. No value of what the steps do not tell.",
+        _costs,
+        "term",
+    ),
+    Row(
+        "evenstep_step_cost_low_seconds",
+        "Lower end of the 95 % interval of evenstep_step_cost_seconds.",
+        lambda group: _bounds(group, 0),
+        "term",
+    ),
+    Row(
+        "evenstep_step_cost_high_seconds",
+        "Upper end of the 95 % interval of evenstep_step_cost_seconds.",
+        lambda group: _bounds(group, 1),
+        "term",
+    ),
+    Row(
+        "evenstep_step_cost_explained_ratio",
+        "Share of the variance of step times that the costs of step, KV token, request and prompt "
+        "token explain.",
+        lambda group: None if group.fitted is None else group.fitted.explained,
+    ),
+    Row(
+        "evenstep_step_cost_error_ratio",
+        "Median error of predicting a step before it was learned from, as a share of the step: "
+        "decode-only steps, and steps with prompts.",
+        _errors,
+        "steps",
+    ),
+    Row(
         "evenstep_useful_energy_joules_total",
         "Energy that workers spent on computing, by the calibrated --power-levels.",
         lambda group: group.joules.useful_j,
     ),
     Row(
         "evenstep_waiting_energy_joules_total",
-        "Energy that workers spent on waiting in steps for the fullest of them, by the calibrated "
-        "--power-levels and the time that a step takes for each KV token: what balancing can save.",
+        "Energy that workers spent on waiting in steps for the slowest of them, by the calibrated "
+        "--power-levels and the step's cost: what balancing can save.",
         lambda group: group.joules.waiting_j,
     ),
     Row(
@@ -370,9 +430,9 @@ STEP_ROWS: Sequence[Row[StepTotals]] = (
     ),
     Row(
         "evenstep_waiting_seconds_total",
-        "Time that workers waited in steps for the fullest of them, summed over workers: as "
-        "engines have timed it, else modelled from their loads and the time that a step takes for "
-        "each KV token. Divide by evenstep_timed_worker_seconds_total for the idle share.",
+        "Time that workers waited in steps for the slowest of them, summed over workers: as "
+        "engines have timed it, else modelled by what each had in the step and the step's cost. "
+        "Divide by evenstep_timed_worker_seconds_total for the idle share.",
         lambda totals: totals.waiting_s,
     ),
     Row(

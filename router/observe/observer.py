@@ -174,6 +174,7 @@ def group_report(group: Group) -> dict[str, Any]:
         **asdict(measured),
         "barrier": measured.barrier,
         "idle_share_source": measured.idle_share_source,
+        "step_time": None if group.fitted is None else asdict(group.fitted),
         "useful_j": joules.useful_j,
         "waiting_j": joules.waiting_j,
         "idle_j": joules.idle_j,

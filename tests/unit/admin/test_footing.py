@@ -16,6 +16,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
+from router.core.step_time import StepTime
 from router.core.types import Dispatch, WorkerSpec, prefill_stage
 from tests.support.clusters import cluster_of, show
 from tests.support.core import running, snapshot
@@ -93,6 +94,20 @@ def step(cluster: Cluster, number: int, waited_s: float | None, load_tokens: int
         told_now = snapshot("full", number, running("0-x", 100 + extra), step_s=0.01 + extra * 1e-6)
         timed = msgspec.structs.replace(told_now, waited_s=waited_s)
         show(cluster, timed, worker_id=worker_id)
+
+
+def test_the_cost_of_a_step_is_learned_unless_it_is_fixed() -> None:
+    cluster = cluster_of(*TWO)
+    assert told(cluster)["Cost of a step"][0] == "unknown"
+    for number in range(1, 200):
+        step(cluster, number, None, number % 7 * 1000)
+    standing, text = told(cluster)["Cost of a step"]
+    assert standing == "good"
+    assert "1000 ns per KV token of the slowest worker, which explains 100% of how" in text
+    assert text.endswith("With 95 % certainty from 1000 ns per KV token to 1000 ns per KV token.")
+    cluster.fix_step_time(StepTime(5e-3, 0.0, 4e-5))
+    said = "5 ms + 40 us per request of the slowest worker, as --step-time says."
+    assert told(cluster)["Cost of a step"] == ("fallback", said)
 
 
 def test_idle_share_is_modelled_where_engines_do_not_time_it() -> None:
