@@ -13,6 +13,12 @@ def test_a_step_is_linear_in_its_work_and_slower_at_half_the_speed() -> None:
     assert time.seconds(3, 2, speed=0.5) == pytest.approx(2.64)
 
 
+def test_its_formula_leaves_out_what_costs_nothing() -> None:
+    assert StepTime(5e-3, 9.5e-8, 0.0, 5e-5).formula == (
+        "5 ms + 95 ns per KV token + 50 us per prompt token"
+    )
+
+
 @pytest.mark.parametrize("text", ["0.005,1e-07", "0.005,1e-07,0,5e-05", "0.005,0,4e-05"])
 def test_the_text_is_that_of_the_option(text: str) -> None:
     assert str(StepTime.parse(text)) == text

@@ -12,7 +12,14 @@ from router.core.energy.joules import METER_SILENT_S
 from router.core.errors import KeyLimitError
 from router.core.events import Failed, Fetched, PowerTold, SnapshotReceived, WorkerDown, WorkerUp
 from router.core.stats import Histogram
-from router.core.types import ADMISSION_ENDED, Outcome, PoolState, Request, WorkerSpec
+from router.core.types import (
+    ADMISSION_ENDED,
+    Outcome,
+    PoolState,
+    Request,
+    RunningRequest,
+    WorkerSpec,
+)
 from router.dispatch.dispatcher import Dispatcher
 from router.metrics import groups, other, workers
 from tests.support import core
@@ -87,6 +94,27 @@ def test_joules_by_what_they_were_spent_on(bench: Bench) -> None:
     assert samples["undivided_energy_joules_total", ("g",)] == joules.unknown_j
     for spent in ("useful", "waiting", "idle"):
         assert samples[f"{spent}_energy_joules_total", ("g",)] == 0
+
+
+def test_what_a_step_costs_once_the_steps_tell_it(bench: Bench) -> None:
+    def costs(what: str) -> dict[str, float]:
+        samples = bench.scrape().items()
+        return {
+            labels[1]: value for (name, labels), value in samples if name == f"step_cost_{what}"
+        }
+
+    assert (costs("seconds"), costs("error_ratio")) == ({}, {})
+    for number in range(1, 400):
+        load = 1000 * (1 + number % 9)
+        told = {"sequence": number, "step": number, "step_s": 0.01 + 1e-6 * load}
+        running = (RunningRequest("cmpl-x", load, 0),)
+        snapshot = msgspec.structs.replace(BASE, running=running, **told)
+        bench.dispatcher.apply(SnapshotReceived("a", snapshot, bench.now_s))
+    assert costs("seconds") == pytest.approx({"kv_token": 1e-6})
+    assert costs("low_seconds") == pytest.approx({"kv_token": 1e-6})
+    assert costs("high_seconds") == pytest.approx({"kv_token": 1e-6})
+    assert set(costs("error_ratio")) == {"decode"}
+    assert bench.scrape()["step_cost_explained_ratio", ("g",)] == pytest.approx(1)
 
 
 def test_seconds_of_metered_workers_by_what_they_did(bench: Bench) -> None:
