@@ -34,9 +34,11 @@ BLIND_TIE_WEIGHT = 0.1
 WINDOW = 2.0  # effective look-ahead in steps where a worker completes one request per step
 WINDOW_STEPS = (1.5, 10.0)  # its bounds
 WINDOWS_SEEN = 4.0  # the horizon, in effective look-aheads
-TIE_WEIGHT = 1.2e-5  # where a worker completes one request per step
-TIE_WEIGHTS = (1e-4, 1e-3)  # its bounds
-MANY_WORKERS = 64  # above, 30,000 moves level all only with the upper bound
+# Of requests of one token, where a worker completes one per step; its bounds.
+TIE_WEIGHT = 0.05
+TIE_WEIGHTS = (0.04, 1.0)
+MANY_WORKERS = 64  # above, 30,000 moves level all only with more
+MANY_TIE_WEIGHT = 0.4
 # Lead of a worker with free slots below the others, as a share of the tokens that it gains until
 # its next free slot: without and with look-ahead.
 BLIND_LEAD = 1.5
@@ -74,6 +76,7 @@ def choose(
     workers: int,
     slots: int,
     output_steps: float,
+    size_tokens: float,
     skill: float | None,
     horizon: int | None = None,
     growth: float = 1.0,
@@ -91,18 +94,24 @@ def choose(
     w      -                           2 e^(1/2), 1.5 to 10 steps
     H      0                           4 w
     gamma  1                           1 - 1 / w
-    mu     0.1                         1.2e-5 e^2, 1e-4 to 1e-3; 1e-3 above G = 64
+    mu     0.1                         0.05 e / Z, 0.04 / Z to 1 / Z; 0.4 / Z or more above G = 64
     lead   1.5 S growth                0.5 S growth
     =====  ==========================  =============================
+
+    Loads farther from their mean than 1 / mu count by their squares. Each request that ends lowers
+    a load by its size, until a later choice fills the slot. So 1 / mu is a number of mean sizes Z:
+    if it were less, the many ends of far steps would decide instead of what enters now. The fewer
+    ends the window has, the smaller it may be.
 
     The lead is not in the paper. The program ignores that the others refill as requests end, while
     a worker just filled gains S growth tokens until its next end.
 
-    Fitted to simulations of BurstGPT and Azure conv lengths (e from 0.8 to 9, oracles that miss
-    none to half of the ends) at 16 to 64 workers. A single worker has nothing to balance: H = 0.
+    Fitted to simulations of BurstGPT, Azure conv, Mooncake and Vidur arXiv lengths (Z from 400 to
+    15,000, e from 0.8 to 12, oracles that miss none to half of the ends) at 16 to 64 workers. A
+    single worker has nothing to balance: H = 0.
 
-    ``workers`` is G, ``slots`` B of each, ``output_steps`` the mean S, ``growth`` tokens per step.
-    A given horizon is kept.
+    ``workers`` is G, ``slots`` B of each, ``output_steps`` the mean S, ``size_tokens`` Z, the mean
+    load that leaves with a request, ``growth`` tokens per step. A given horizon is kept.
     """
     completion_steps = output_steps / slots
     window = _between(WINDOW_STEPS, WINDOW * math.sqrt(completion_steps))
@@ -111,8 +120,9 @@ def choose(
         horizon = math.ceil(WINDOWS_SEEN * window) if sees else 0
     if horizon == 0:
         return Parameters(0, 1.0, BLIND_TIE_WEIGHT, BLIND_LEAD * growth * output_steps)
-    wanted = math.inf if workers > MANY_WORKERS else TIE_WEIGHT * completion_steps**2
-    tie_weight = _between(TIE_WEIGHTS, wanted)
+    least, most = TIE_WEIGHTS
+    bounds = (MANY_TIE_WEIGHT if workers > MANY_WORKERS else least, most)
+    tie_weight = _between(bounds, TIE_WEIGHT * completion_steps) / size_tokens
     return Parameters(horizon, 1 - 1 / window, tie_weight, LEAD * growth * output_steps)
 
 
@@ -132,6 +142,7 @@ SIGNALS: Mapping[str, Callable[[WorkProfile], Signal]] = MappingProxyType(
 
 REVIEW_STEPS = 64
 FIRST_OUTPUT_TOKENS = 256.0  # mean output length before the first end
+FIRST_SIZE_TOKENS = 1024.0  # mean KV tokens of a request at its end, likewise
 OUTPUTS_REMEMBERED = 4096
 
 
@@ -160,7 +171,7 @@ class LookAhead:
         self._lead_tokens = lead_tokens
         self._learner = signal if isinstance(signal, LearningSignal) else None
         self._meter = None if isinstance(signal, NoSignal) else SkillMeter()
-        self._lengths = MeanOutput()
+        self._lengths = MeanLengths()
         self._fleet = (1, DEFAULT_SLOTS)
         self._unreviewed = 0
         self._parameters = self._choose()
@@ -261,7 +272,10 @@ class LookAhead:
     def _choose(self, horizon: int | None = None) -> Parameters:
         horizon = self._horizon if horizon is None else horizon
         output_steps = self._lengths.mean_tokens / self.step_tokens
-        chosen = choose(*self._fleet, output_steps, self.skill, horizon, self.profile.growth)
+        size_tokens = self._lengths.mean_size_tokens + self.profile.request_tokens
+        chosen = choose(
+            *self._fleet, output_steps, size_tokens, self.skill, horizon, self.profile.growth
+        )
         if self._discount is not None:
             chosen = replace(chosen, discount=self._discount)
         if self._tie_weight is not None:
@@ -275,20 +289,27 @@ class LookAhead:
         return Outlook(work, self.profile, chosen.discount, chosen.tie_weight, chosen.lead_tokens)
 
 
-class MeanOutput:
-    """Tokens per completion, aborted requests' tokens included.
+class MeanLengths:
+    """Output tokens per completion, aborted requests' tokens included; KV tokens per departure.
 
-    The maximum-likelihood mean of an exponential law with censoring, with decay. A request that
-    returns, as after a preemption, adds only its new tokens.
+    The first is the maximum-likelihood mean of an exponential law with censoring, both with decay.
+    A request that returns, as after a preemption, adds only its new tokens to the first.
     """
 
     def __init__(self) -> None:
         self._tokens = FIRST_OUTPUT_TOKENS
         self._completions = 1.0
+        self._size_tokens = FIRST_SIZE_TOKENS
+        self._departures = 1.0
         self.mean_tokens = FIRST_OUTPUT_TOKENS
+        self.mean_size_tokens = FIRST_SIZE_TOKENS
 
     def ended(self, departure: Departure) -> None:
         fade = math.exp(-1 / OUTPUTS_REMEMBERED)
         self._tokens = self._tokens * fade + departure.new_tokens
         self._completions = self._completions * fade + departure.completed
         self.mean_tokens = self._tokens / self._completions
+        size_tokens = max(1, departure.prompt_tokens + departure.generated_tokens)
+        self._size_tokens = self._size_tokens * fade + size_tokens
+        self._departures = self._departures * fade + 1
+        self.mean_size_tokens = self._size_tokens / self._departures

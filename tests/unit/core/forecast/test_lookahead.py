@@ -13,6 +13,7 @@ from router.core.forecast.forecast import Ends, Outlook, Running, Signal, WorkPr
 from router.core.forecast.look_ahead import (
     BLIND_LEAD,
     BLIND_TIE_WEIGHT,
+    FIRST_SIZE_TOKENS,
     LEAD,
     REVIEW_STEPS,
     LookAhead,
@@ -149,6 +150,18 @@ def test_the_mean_output_is_learned_from_all() -> None:
     assert look_ahead.mean_output_tokens == pytest.approx(80, rel=0.02)
 
 
+def test_the_tie_weight_follows_what_leaves_with_a_request() -> None:
+    """The cost of a running request leaves with it, too; an aborted one counts like another."""
+    look_ahead = LookAhead(CapSignal(), WorkProfile(request_tokens=800), horizon=8)
+    first = look_ahead.parameters.tie_weight
+    for _ in range(20_000):
+        look_ahead.ended(departure(156, prompt=9844))
+        look_ahead.ended(departure(100, prompt=4900, completed=False))
+    look_ahead.advance(REVIEW_STEPS)
+    sizes = (FIRST_SIZE_TOKENS + 800) / (7500 + 800)
+    assert look_ahead.parameters.tie_weight / first == pytest.approx(sizes, rel=0.02)
+
+
 @pytest.mark.parametrize("growth", [0.0, 0.5, 1.0])
 def test_the_lead_is_what_requests_gain(growth: float) -> None:
     look_ahead = LookAhead(NoSignal(), WorkProfile(growth=growth))
@@ -159,18 +172,18 @@ def test_with_accepted_drafts_requests_end_the_sooner() -> None:
     """Two tokens a step: twice the growth for half as long, and ends come twice as often."""
     look_ahead = LookAhead(CapSignal(), WorkProfile(growth=2), horizon=8)
     look_ahead.outlook(NOW, 2, 72)
-    assert look_ahead.parameters == choose(2, 72, 128, None, 8, growth=2)
+    assert look_ahead.parameters == choose(2, 72, 128, FIRST_SIZE_TOKENS, None, 8, growth=2)
     assert look_ahead.parameters.lead_tokens == LEAD * 256
-    assert look_ahead.parameters.discount == choose(2, 144, 256, None, 8).discount
+    assert look_ahead.parameters.discount == choose(2, 144, 256, 1000, None, 8).discount
 
 
 def test_another_fleet_has_other_weights_at_once() -> None:
     look_ahead = LookAhead(CapSignal(), horizon=20)
-    assert look_ahead.parameters == choose(1, DEFAULT_SLOTS, 256, None, 20)
+    assert look_ahead.parameters == choose(1, DEFAULT_SLOTS, 256, FIRST_SIZE_TOKENS, None, 20)
     for slots in (16, 72):
         outlook = look_ahead.outlook(NOW, 2, slots)
-        assert outlook.discount == choose(2, slots, 256, None, 20).discount
-        assert look_ahead.parameters == choose(2, slots, 256, None, 20)
+        assert outlook.discount == choose(2, slots, 256, FIRST_SIZE_TOKENS, None, 20).discount
+        assert look_ahead.parameters == choose(2, slots, 256, FIRST_SIZE_TOKENS, None, 20)
 
 
 def test_only_workers_that_have_changed_are_looked_at_again() -> None:

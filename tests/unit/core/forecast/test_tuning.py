@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,9 @@ from router.core.forecast.look_ahead import (
     BLIND_LEAD,
     BLIND_TIE_WEIGHT,
     LEAD,
+    MANY_TIE_WEIGHT,
     NEEDED_SKILL,
+    TIE_WEIGHTS,
     Parameters,
     choose,
 )
@@ -24,43 +27,56 @@ SKILLED = 1.0
 
 @pytest.mark.parametrize("skill", [None, -1.0, 0.0, NEEDED_SKILL - 0.01])
 def test_without_skill_nothing_is_looked_ahead(skill: float | None) -> None:
-    assert choose(16, 72, 250, skill) == Parameters(0, 1.0, BLIND_TIE_WEIGHT, BLIND_LEAD * 250)
+    assert choose(16, 72, 250, 1000, skill) == Parameters(
+        0, 1.0, BLIND_TIE_WEIGHT, BLIND_LEAD * 250
+    )
 
 
 def test_a_worker_alone_has_nothing_to_balance() -> None:
-    assert choose(1, 72, 250, SKILLED).horizon == 0
+    assert choose(1, 72, 250, 1000, SKILLED).horizon == 0
 
 
 def test_a_window_of_some_completions() -> None:
-    chosen = [choose(16, 72, tokens, SKILLED) for tokens in (10, 250, 500, 1300, 100_000)]
+    chosen = [choose(16, 72, tokens, 1000, SKILLED) for tokens in (10, 250, 500, 1300, 100_000)]
     assert all(a.horizon <= b.horizon and a.discount <= b.discount for a, b in pairwise(chosen))
     assert chosen[0].horizon < chosen[3].horizon
     assert all(6 <= each.horizon <= 40 for each in chosen)
     assert all(each.discount**each.horizon < 0.05 for each in chosen)
 
 
-def test_many_workers_get_the_largest_tie_weight() -> None:
-    weights = [choose(workers, 72, 100, SKILLED).tie_weight for workers in (16, 64, 65, 256)]
-    assert weights == [1e-4, 1e-4, 1e-3, 1e-3]
-    assert choose(256, 72, 100, None) == choose(16, 72, 100, None)
+def test_many_workers_get_a_large_tie_weight() -> None:
+    sizes = [choose(workers, 72, 100, 1000, SKILLED).tie_weight for workers in (16, 64, 65, 256)]
+    assert sizes[0] == sizes[1] < sizes[2] == sizes[3] == MANY_TIE_WEIGHT / 1000
+    assert choose(256, 72, 100, 1000, None) == choose(16, 72, 100, 1000, None)
+
+
+@pytest.mark.parametrize("workers", [16, 256])
+@pytest.mark.parametrize("output_steps", [10, 250, 100_000])
+def test_the_tie_weight_is_in_sizes_of_requests(workers: int, output_steps: float) -> None:
+    """Loads that are ten times as large change no choice."""
+    one, ten = (choose(workers, 72, output_steps, size, SKILLED) for size in (1000, 10_000))
+    assert ten.tie_weight == pytest.approx(one.tie_weight / 10)
+    assert replace(ten, tie_weight=one.tie_weight) == one
+    least, most = TIE_WEIGHTS
+    assert least <= one.tie_weight * 1000 <= most
 
 
 def test_the_tie_weight_grows_with_the_time_between_completions() -> None:
-    weights = [choose(16, slots, 250, SKILLED).tie_weight for slots in (256, 72, 24, 4)]
+    weights = [choose(16, slots, 250, 1000, SKILLED).tie_weight for slots in (256, 72, 24, 4)]
     assert weights == sorted(weights)
     assert weights[0] < weights[-1] < BLIND_TIE_WEIGHT
 
 
 def test_a_horizon_that_is_given_is_kept() -> None:
-    assert choose(16, 72, 250, None, horizon=20).horizon == 20
-    assert choose(16, 72, 250, SKILLED, horizon=0) == Parameters(
+    assert choose(16, 72, 250, 1000, None, horizon=20).horizon == 20
+    assert choose(16, 72, 250, 1000, SKILLED, horizon=0) == Parameters(
         0, 1.0, BLIND_TIE_WEIGHT, BLIND_LEAD * 250
     )
 
 
 def test_the_lead_is_what_a_worker_gains_until_its_next_request_ends() -> None:
-    assert choose(16, 72, 250, SKILLED, growth=2).lead_tokens == LEAD * 2 * 250
-    assert choose(16, 72, 250, None, growth=0).lead_tokens == 0
+    assert choose(16, 72, 250, 1000, SKILLED, growth=2).lead_tokens == LEAD * 2 * 250
+    assert choose(16, 72, 250, 1000, None, growth=0).lead_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -323,7 +323,7 @@ def test_parameters_that_are_left_out_follow_the_signal_s_skill() -> None:
     used = simulate(config).parameters
     assert used["skill"] == 1
     # The mean output of 40 tokens is learned; until some have ended, a longer one is assumed.
-    rule = choose(4, 8, 40.0, skill=1.0)
+    rule = choose(4, 8, 40.0, size_tokens=200.0, skill=1.0)
     assert used["horizon"] == pytest.approx(rule.horizon, rel=0.1)
     assert rule.horizon > 0
 
