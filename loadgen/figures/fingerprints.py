@@ -37,7 +37,7 @@ _ADMISSION = tuple(
     f"loadgen.simulator.admission.{name}"
     for name in ("admission_results", "admission_simulation", "predictions", "scenarios")
 )
-_OTHER_SIMULATIONS = ("loadgen.simulator.admission", "loadgen.simulator.tune")
+_OTHER_SIMULATIONS = tuple(f"loadgen.simulator.{name}" for name in ("admission", "serving", "tune"))
 _ADMITTING = (
     *_ADMISSION,
     *(
@@ -100,6 +100,10 @@ def decode_code(policy: str, *, prefill_workers: bool) -> Code:
 
 
 ADMISSION_CODE = Code(_ADMITTING)
+# Whole engines under the live core.
+SERVING_CODE = Code(
+    ("router.core.", "loadgen.simulator.serving.", "loadgen.engine."), ("router.core.placement.",)
+)
 # The same for whole studies, as files and folders (``loadgen.report.origin``).
 DECODE_FOLDERS = ("router/core", "loadgen/simulator/decode", "loadgen/model", "loadgen/traces")
 HANDOFF_FOLDERS = (*DECODE_FOLDERS, "loadgen/engine")
@@ -107,6 +111,7 @@ ADMISSION_FOLDERS = (
     *("engine_patches/admission", "loadgen/simulator/admission", "loadgen/engine"),
     *("loadgen/model", "router/core/forecast"),
 )
+SERVING_FOLDERS = ("router/core", "loadgen/simulator/serving", "loadgen/engine", "loadgen/traces")
 CHAIN_FOLDERS = ("router/core/placement", "router/core/policies", "loadgen/chains")
 
 

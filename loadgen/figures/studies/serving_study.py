@@ -1,0 +1,216 @@
+"""Whole engines behind one barrier: policies for workers that compute prompts and cache prefixes.
+
+The figures to reach are those of a proof of concept with other conventions: a prefix counts as
+cached from its request's admission on, every request is admitted at once, loads are tokens computed
+so far, and the queue that llm-d's score sees is all requests of a worker. The rows "as the proof"
+have the last two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+
+from msgspec.structs import replace as changed
+
+from loadgen.figures.claims import Claim, at_most, within
+from loadgen.figures.fingerprints import SERVING_FOLDERS
+from loadgen.figures.laboratory import Laboratory
+from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.serving_cases import ServingCase
+from loadgen.figures.study import Study
+from loadgen.figures.tables import Column, Table, shown
+from loadgen.report.intervals import paired
+from loadgen.simulator.serving.serving_command import ServingOptions
+from router.core.policies.baselines import PerRequest
+from router.core.policies.policy_protocol import NOTHING, Known, Policy
+from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.policies.prompts import kv_cost, prefix_score
+from router.core.types import Assignment, Dispatch, Request, WorkerView
+
+_PROMPT_HEAVY, _DECODE_HEAVY = "5e-3,9.5e-8,0,5e-5", "5e-3,9.5e-8,0,5e-6"
+_ALL, _SMALL, _WINDOW, _DECODE = (
+    "2,048 tokens a step",
+    "512 tokens a step",
+    "2,048 tokens in one of four steps",
+    "t_p 5e-6, 16/s",
+)
+_BASE = ServingOptions(policy="barrier_time", trace="mooncake-synthetic", dispatch=Dispatch.INSTANT)
+REGIMES: Mapping[str, ServingOptions] = MappingProxyType(
+    {
+        _ALL: replace(_BASE, step_time=_PROMPT_HEAVY),
+        _SMALL: replace(_BASE, step_time=_PROMPT_HEAVY, batch_tokens=512),
+        _WINDOW: replace(_BASE, step_time=_PROMPT_HEAVY, prefill_window="1/4"),
+        _DECODE: replace(_BASE, step_time=_DECODE_HEAVY, arrivals="poisson:16"),
+    }
+)
+_OURS, _BFIO = "barrier_time", "bfio, pool"
+_TUNED_COST, _TUNED_SCORE = "kv_cost, tuned", "prefix_score, tuned"
+_AS_PROOF = ", as the proof"
+_RULES = ("least_tokens", "prefix_score", "kv_cost", "lmetric", "least_prefill", "cache_aware")
+# Found by ``tests/bench/tune_peer_rules.py`` on conversations.
+_COST_WEIGHTS = {_PROMPT_HEAVY: 16.0, _DECODE_HEAVY: 2.0}
+_SCORE_WEIGHTS = {_PROMPT_HEAVY: (3.0, 2.0, 2.0), _DECODE_HEAVY: (3.0, 2.0, 2.0)}
+
+
+class AsProof(Policy):
+    """A policy that sees loads and queues as the proof of concept counts them."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def assign(
+        self,
+        waiting: Sequence[Request],
+        workers: Sequence[WorkerView],
+        known: Known = NOTHING,
+    ) -> Sequence[Assignment]:
+        seen = [
+            changed(
+                each,
+                load_tokens=max(0, each.load_tokens - each.pending_prompt_tokens),
+                waiting=each.requests,
+            )
+            for each in workers
+        ]
+        return self._policy.assign(waiting, seen, known)
+
+
+def _as_proof(name: str, seed: int) -> Policy:
+    return AsProof(POLICIES[name].make(PolicySettings(seed=seed)))
+
+
+def _cost(weight: float, seed: int) -> Policy:
+    return PerRequest(kv_cost(weight))
+
+
+def _score(weights: tuple[float, float, float], seed: int) -> Policy:
+    return PerRequest(prefix_score(seed, *weights))
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """Figures of the proof of concept, one seed: seconds and milliseconds."""
+
+    ttft_s: float
+    tpot_ms: float
+    ttft_p99_s: float | None = None
+    tpot_p99_ms: float | None = None
+
+
+PROOF: Mapping[tuple[str, str], _Figures] = MappingProxyType(
+    {
+        (_ALL, "least_tokens" + _AS_PROOF): _Figures(13.6, 127, 56),
+        (_ALL, "prefix_score" + _AS_PROOF): _Figures(1.40, 120, 6.6),
+        (_ALL, "kv_cost" + _AS_PROOF): _Figures(1.34, 117, 5.1),
+        (_ALL, "lmetric"): _Figures(1.37, 127, 9.5),
+        (_ALL, "least_prefill"): _Figures(0.71, 107, 3.5),
+        (_ALL, _OURS): _Figures(0.70, 102, 3.4),
+        (_SMALL, "least_tokens" + _AS_PROOF): _Figures(14.3, 41),
+        (_SMALL, "prefix_score" + _AS_PROOF): _Figures(2.09, 40),
+        (_SMALL, "kv_cost" + _AS_PROOF): _Figures(1.71, 37.5),
+        (_SMALL, "lmetric"): _Figures(1.66, 42),
+        (_SMALL, "least_prefill"): _Figures(0.83, 37.5),
+        (_SMALL, _OURS): _Figures(0.85, 36.2),
+        (_WINDOW, "least_tokens" + _AS_PROOF): _Figures(13.9, 36),
+        (_WINDOW, "prefix_score" + _AS_PROOF): _Figures(2.38, 38),
+        (_WINDOW, "kv_cost" + _AS_PROOF): _Figures(1.78, 35),
+        (_WINDOW, "lmetric"): _Figures(1.74, 39),
+        (_WINDOW, "least_prefill"): _Figures(0.97, 35.5),
+        (_DECODE, "least_tokens" + _AS_PROOF): _Figures(0.33, 20.3, None, 31),
+        (_DECODE, "kv_cost" + _AS_PROOF): _Figures(0.13, 17.1, None, 26),
+        (_DECODE, "least_prefill"): _Figures(0.13, 19.7, None, 36),
+        (_DECODE, _OURS): _Figures(0.11, 16.6, None, 26),
+    }
+)
+
+TTFT, TTFT_P99 = Column("TTFT, s", "ttft_mean_s"), Column("p99, s", "ttft_p99_s", 1.0, 1)
+TPOT = Column("TPOT, ms", "tpot_mean_s", 1e-3, 1)
+TPOT_P99 = Column("p99, ms", "tpot_p99_s", 1e-3, 0)
+HITS = Column("cached, %", "prefix_hit_share", 0.01, 1)
+IDLE = Column("idle, %", "idle_share", 0.01, 1)
+COLUMNS = (TTFT, TTFT_P99, TPOT, TPOT_P99, HITS, IDLE)
+
+
+def _ways(options: ServingOptions) -> dict[str, ServingCase]:
+    """The rows of a regime."""
+    plain = {name: replace(options, policy=name) for name in (*_RULES, _OURS)}
+    cases = {name: ServingCase((), each) for name, each in plain.items()}
+    cases[_BFIO] = ServingCase((), replace(options, policy="bfio", dispatch=Dispatch.POOL))
+    makers: dict[str, Callable[[int], Policy]] = {
+        _TUNED_COST: partial(_cost, _COST_WEIGHTS[options.step_time]),
+        _TUNED_SCORE: partial(_score, _SCORE_WEIGHTS[options.step_time]),
+    }
+    for name in ("least_tokens", "prefix_score", "kv_cost"):
+        makers[name + _AS_PROOF] = partial(_as_proof, name)
+    for way, make in makers.items():
+        cases[way] = ServingCase((), plain[way.partition(",")[0]], make)
+    return cases
+
+
+class ServingStudy(Study):
+    title = "Engines that compute prompts and cache prefixes"
+    conditions = (
+        "Eight ranks behind one barrier, 128 slots and 1,000,000 KV tokens each, blocks of 512; "
+        "the first 2,500 requests of mooncake-synthetic with their prefixes, Poisson arrivals at 7/s, "
+        "the first fifth left out. C = 5 ms, t_l = 9.5e-8 s, t_p = 5e-5 s, t_r = 0. All rules send "
+        "on arrival, except bfio, which keeps requests until a slot is free. The router learns the "
+        "step time and is given exact hits."
+    )
+    code = SERVING_FOLDERS
+
+    def measure(self, laboratory: Laboratory) -> Outcomes:
+        return laboratory.run(
+            [
+                replace(case, key=(regime, way))
+                for regime, options in REGIMES.items()
+                for way, case in _ways(options).items()
+            ]
+        )
+
+    def tables(self, outcomes: Outcomes) -> list[Table]:
+        header = ["policy", *(column.title for column in COLUMNS), "TTFT, TPOT over barrier_time"]
+        return [
+            Table(
+                header,
+                [
+                    [
+                        way,
+                        *(column.cell(sample) for column in COLUMNS),
+                        _beside(sample, outcomes[regime, _OURS]),
+                    ]
+                    for (of, way), sample in outcomes.items()
+                    if of == regime
+                ],
+                f"{regime}, 5 seeds",
+            )
+            for regime in REGIMES
+        ]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for (regime, way), proof in PROOF.items():
+            sample, text = outcomes[regime, way], f"{regime}, {way}"
+            yield within(f"{text}: TTFT mean, s", sample, TTFT.metric, proof.ttft_s, 0.1)
+            yield within(f"{text}: TPOT, s", sample, TPOT.metric, proof.tpot_ms / 1e3, 0.1)
+            if (p99_s := proof.ttft_p99_s) is not None:
+                yield within(f"{text}: TTFT p99, s", sample, TTFT_P99.metric, p99_s, 0.25)
+            if (p99_ms := proof.tpot_p99_ms) is not None:
+                yield within(f"{text}: TPOT p99, s", sample, TPOT_P99.metric, p99_ms / 1e3, 0.25)
+        for regime in REGIMES:
+            ours = outcomes[regime, _OURS]
+            for way in ("least_prefill", "kv_cost", _TUNED_COST, _TUNED_SCORE):
+                for column in (TTFT, TPOT):
+                    ratio = ours.ratio(outcomes[regime, way], column.metric)
+                    yield at_most(f"{regime}: {column.title}, barrier_time / {way}", ratio, 1.03)
+
+
+def _beside(sample: Sample, ours: Sample) -> str:
+    """Paired differences of means, seed by seed."""
+    return ", ".join(
+        f"x {shown(replace(found, mean=found.mean + 1), 1.0, 2)}"
+        for found in (
+            paired(sample.each(column.metric), ours.each(column.metric)) for column in (TTFT, TPOT)
+        )
+    )
