@@ -154,10 +154,10 @@ class ServingStudy(Study):
     title = "Engines that compute prompts and cache prefixes"
     conditions = (
         "Eight ranks behind one barrier, 128 slots and 1,000,000 KV tokens each, blocks of 512; "
-        "the first 2,500 requests of mooncake-synthetic with their prefixes, Poisson arrivals at 7/s, "
-        "the first fifth left out. C = 5 ms, t_l = 9.5e-8 s, t_p = 5e-5 s, t_r = 0. All rules send "
-        "on arrival, except bfio, which keeps requests until a slot is free. The router learns the "
-        "step time and is given exact hits."
+        "the first 2,500 requests of mooncake-synthetic with their prefixes, Poisson arrivals at "
+        "7/s, the first fifth left out. C = 5 ms, t_l = 9.5e-8 s, t_p = 5e-5 s, t_r = 0. All rules "
+        "send on arrival, except bfio, which keeps requests until a slot is free. The router "
+        "learns the step time and is given exact hits."
     )
     code = SERVING_FOLDERS
 
