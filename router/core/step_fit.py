@@ -55,6 +55,7 @@ _LEAST_SPREAD = 1e-5  # relative; below, clocks make the difference
 _FAR, _MOST_HICCUPS = 6.0, 0.05
 _FEW = 4  # steps whose own spread says nothing
 _FIRST_TURNS, _TURNS = 12, 1
+_GOOD = 0.8  # share explained, of all steps
 # The engine has changed: errors of the last blocks, as a share of the step and of those before.
 _CHANGED, _TIMES = 0.03, 3.0
 # A further term earns its place by this much of the error on steps that were not learned yet.
@@ -263,12 +264,16 @@ def graph_size(batch: int) -> int:
 
 
 def _solved(steps: _Steps, before: _Solution | None) -> _Solution:
-    """Find the slowest rows and their costs in turn; without a fit before, from both ends."""
-    if before is not None:
-        return _turned(steps, before.costs, _TURNS)
+    """Find the slowest rows and their costs in turn; without a good fit before, from both ends.
+
+    A fit with the wrong rows takes the steps that would correct it for hiccups.
+    """
+    found = [] if before is None else [_turned(steps, before.costs, _TURNS)]
+    if found and _explained(steps.seconds, found[0]) >= _GOOD:
+        return found[0]
     typical_s = float(np.median(steps.seconds))
     by_tokens, by_prompts = np.array(((typical_s, 1e-9, 0, 0), (typical_s, 1e-12, 0, 1e-9)))
-    found = [_turned(steps, costs, _FIRST_TURNS) for costs in (by_tokens, by_prompts)]
+    found += [_turned(steps, costs, _FIRST_TURNS) for costs in (by_tokens, by_prompts)]
     return min(found, key=lambda each: float(np.minimum(1.0, np.abs(each.off)).mean()))
 
 

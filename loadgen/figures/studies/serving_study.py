@@ -51,8 +51,8 @@ _TUNED_COST, _TUNED_SCORE = "kv_cost, tuned", "prefix_score, tuned"
 _AS_PROOF = ", as the proof"
 _RULES = ("least_tokens", "prefix_score", "kv_cost", "lmetric", "least_prefill", "cache_aware")
 # Found by ``tests/bench/tune_peer_rules.py`` on conversations.
-_COST_WEIGHTS = {_PROMPT_HEAVY: 16.0, _DECODE_HEAVY: 2.0}
-_SCORE_WEIGHTS = {_PROMPT_HEAVY: (3.0, 2.0, 2.0), _DECODE_HEAVY: (3.0, 2.0, 2.0)}
+_COST_WEIGHTS = {_PROMPT_HEAVY: 64.0, _DECODE_HEAVY: 8.0}
+_SCORE_WEIGHTS = {_PROMPT_HEAVY: (1.0, 0.5, 2.0), _DECODE_HEAVY: (1.0, 2.0, 2.0)}
 
 
 class AsProof(Policy):

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 
 from router.core.policies.baselines import Choose
 from router.core.policies.room import Room
-from router.core.step_time import StepTime
 from router.core.types import Request
 
-# Before any step is known, a prompt token costs as much as 200 resident ones: the measured ratios
-# lie between 50 and 530. Only the ratio counts.
-UNKNOWN = StepTime(base_s=0.0, per_token_s=1.0, per_prompt_token_s=200.0)
+PROMPT_RATIO = 200.0
+"""t_p / t_l while no step with prompts is known; measured ratios lie between 50 and 530."""
 
 EXCESS_STEPS = 50
 """D of ``barrier_time``; 25 to 100 give nearly the same."""
@@ -31,15 +29,17 @@ def barrier_time(steps: float = EXCESS_STEPS) -> Choose:
     """
 
     def choose(request: Request, room: Room, open_: Sequence[int]) -> int:
-        cost = room.known.step_time or UNKNOWN
-        fullest = max(room.load_tokens)
+        cost, fullest = room.known.step_time, max(room.load_tokens)
+        token, prompt_token = 1.0, PROMPT_RATIO  # only their ratio counts
+        if cost is not None and cost.per_prompt_token_s:
+            token, prompt_token = cost.per_token_s, cost.per_prompt_token_s
 
-        def added_s(i: int) -> tuple[float, int]:
-            prompts_s = cost.per_prompt_token_s * room.prompt_work(i, request)
+        def added(i: int) -> tuple[float, int]:
             excess = max(0, room.load_tokens[i] + request.load_tokens - fullest)
-            return prompts_s + steps * cost.per_token_s * excess, room.load_tokens[i]
+            work = prompt_token * room.prompt_work(i, request) + steps * token * excess
+            return work, room.load_tokens[i]
 
-        return min(open_, key=added_s)
+        return min(open_, key=added)
 
     return choose
 

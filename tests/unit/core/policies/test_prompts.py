@@ -74,7 +74,9 @@ ROUNDS = st.builds(
 
 
 def barrier_time(seen: Round) -> list[tuple[float, float]]:
-    cost = seen.step_time or StepTime(0.0, 1.0, per_prompt_token_s=200.0)
+    cost = seen.step_time
+    if cost is None or not cost.per_prompt_token_s:
+        cost = StepTime(0.0, 1.0, per_prompt_token_s=200.0)
     fullest = max(worker.load_tokens for worker in seen.workers)
     return [
         (
