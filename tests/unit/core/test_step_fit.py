@@ -160,20 +160,6 @@ def test_hiccups_are_left_out() -> None:
     assert fit.fitted.explained > 0.95
 
 
-def test_steps_that_correct_a_wrong_start_are_no_hiccups() -> None:
-    """At first nearly every step has a full chunk somewhere, which could be any part of C."""
-    rng, fit, cost = np.random.default_rng(0), StepFit(), StepTime(5e-3, 9.5e-8, 0.0, 5e-5)
-    for number in range(1536):
-        loads = rng.integers(60_000, 150_000, 8).tolist()
-        prompts = (2000 * (rng.random(8) < 0.5)).tolist()
-        if number > 256 and rng.random() < 0.03:
-            prompts = [0] * 8
-        step = Made(loads, [30] * 8, prompts, [0.0] * 8)
-        learn(fit, step, cost.base_s + max(work(cost, step)))
-    assert fit.fitted is not None
-    assert fit.fitted.per_prompt_token_s == pytest.approx(cost.per_prompt_token_s, rel=0.02)
-
-
 def test_an_engine_that_changes_is_learned_anew() -> None:
     rng, fit = np.random.default_rng(0), StepFit()
     later = StepTime(9e-3, 3e-7, 1e-5, 1e-4)

@@ -18,7 +18,7 @@ from loadgen.simulator.serving.serving_config import (
 )
 from loadgen.simulator.serving.serving_simulation import simulate_serving
 from loadgen.simulator.serving.turns import turns_of
-from loadgen.traces.trace import Trace, TraceRequest
+from loadgen.traces.trace import Trace, TraceRequest, load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
@@ -295,6 +295,28 @@ def test_options_that_cannot_be_used(
     code, _, err = evenstep("simulate", "serving", *flags.split())
     assert code == 2
     assert problem in " ".join(err.split())
+
+
+def test_the_router_learns_what_steps_cost() -> None:
+    """Nearly every step has a full chunk on some rank, which at first could be part of C."""
+    cost = StepTime(5e-3, 9.5e-8, per_prompt_token_s=5e-5)
+    witness = Witness("barrier_time")
+    simulate_serving(
+        ServingConfig(
+            policy="barrier_time",
+            trace=load_trace("mooncake-synthetic"),
+            arrivals=ServingArrivals("poisson", 7.0),
+            requests=900,
+            step_time=cost,
+            dispatch=Dispatch.INSTANT,
+            seed=1,
+        ),
+        policy=witness,
+    )
+    learned = witness.seen[-1][2].step_time
+    assert learned is not None
+    assert learned.per_prompt_token_s == pytest.approx(cost.per_prompt_token_s, rel=0.02)
+    assert learned.per_token_s == pytest.approx(cost.per_token_s, rel=0.05)
 
 
 KEYS = (
