@@ -60,6 +60,7 @@ def main() -> None:
 
 def measure_schedulers(engine: Installation, steps: int) -> dict[str, Any]:
     rows = real_schedulers(engine, "bench", steps)
+    rows |= real_schedulers(engine, "bench_large", steps // 5)
     print("scheduler, running, tokens     hook us   p90  wall us  step us  without  bytes  loop ms")
     for name, row in rows.items():
         print(

@@ -386,26 +386,25 @@ def _names(make: Schedulers, steps: int) -> dict[str, Any]:
     return names(make)
 
 
-def _bench(make: Schedulers, steps: int) -> dict[str, Any]:
+def _bench(make: Schedulers, steps: int, sizes: Iterable[int] = (32, 256)) -> dict[str, Any]:
     from tests.support.scheduler_bench import KEPT, bench
 
     return {
         f"{kind} {running}, {way}": bench(make, f"Evenstep{kind}", kind, running, steps, kept)
         for kind in ("Scheduler", "AsyncScheduler")
-        for running in (256,)
+        for running in sizes
         for way, kept in KEPT.items()
     }
 
 
-def _model(make: Schedulers, steps: int) -> dict[str, Any]:
-    from tests.support.model_beside_vllm import beside
-
-    return beside(make, steps)
+def _bench_large(make: Schedulers, steps: int) -> dict[str, Any]:
+    return _bench(make, steps, (1024,))
 
 
 TASKS = {
     "admission": _admission,
     "bench": _bench,
+    "bench_large": _bench_large,
     "check": _check,
     "drafts": _drafts,
     "model": _model,
