@@ -401,6 +401,12 @@ def _bench_large(make: Schedulers, steps: int) -> dict[str, Any]:
     return _bench(make, steps, (1024,))
 
 
+def _model(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.model_beside_vllm import beside
+
+    return beside(make, steps)
+
+
 TASKS = {
     "admission": _admission,
     "bench": _bench,
