@@ -221,14 +221,32 @@ def _lockstep_row(way: str, seeds: Sequence[Figures]) -> Row:
     )
 
 
+_GAINED = ("1", "2", "1 to 4")
+
+
 def plugin_cost() -> Table:
-    """The hook's time and bytes, for each of vLLM's schedulers."""
+    """The hook's time and bytes, for each of vLLM's schedulers, by tokens in a step."""
     found = kept("plugin/cost.json")["schedulers"]["rows"]
     rows = []
     for kind in ("Scheduler", "AsyncScheduler"):
-        sizes = (found[f"{kind} {running}"] for running in (32, 256))
-        rows.append((f"`{kind}`", *(f"{row['hook_us']:.0f}, {row['bytes']:.0f}" for row in sizes)))
-    return words_table(("scheduler", "32 running: us, bytes a step", "256 running"), rows)
+        for running in (32, 256, 1024):
+            ways = (found[f"{kind} {running}, {gained}"] for gained in _GAINED)
+            cells = (f"{row['hook_us']:.0f} us, {row['bytes']:.0f} B" for row in ways)
+            rows.append((f"`{kind}`", f"{running:,}", *cells))
+    header = ("scheduler", "running", "one token a step", "two", "one to four")
+    return words_table(header, rows)
+
+
+def ingest_cost() -> Table:
+    """A snapshot's decoding and application, by tokens in a step."""
+    found = kept("plugin/ingest.json")["rows"]
+    rows = []
+    for running in (32, 256, 1024):
+        ways = (found[f"{running}, {gained}"] for gained in (*_GAINED, "2, listed"))
+        cells = (f"{row['median_us']:,.0f} us, {row['bytes']:,} B" for row in ways)
+        rows.append((f"{running:,}", *cells))
+    header = ("running", "one token a step", "two", "one to four", "two, each request listed")
+    return words_table(header, rows)
 
 
 _WAYS = {
@@ -381,6 +399,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "hindsight": hindsight,
     "lockstep": lockstep,
     "plug-in cost": plugin_cost,
+    "snapshot cost": ingest_cost,
     "admission, engines": admission_engines,
     "fair shares": fair_share,
     "switches": switches,
