@@ -12,8 +12,9 @@ token, or a number of --gains at random. The router receives, decodes and applie
 ZMQ thread; limit: 25 % of a core. --json FILE writes the figures.
 
 --loop: one worker's messages decoded and applied in a loop, without sockets: CPU time and bytes of
-a snapshot (median and mean, the least of five runs), for batches of 32 to 1,024 that gain one token,
-two, or one to four; limit at 256: 60 us, 3 kB. Listed: as plug-ins before 0.2 send drafts, each request a row.
+a snapshot (median and mean, the least of five runs), for batches of 32 to 1,024 that gain one
+token, two, or one to four; limit at 256: 60 us, 3 kB. Listed: as plug-ins of 0.1 send drafts, each
+request a row.
 """
 
 from __future__ import annotations
