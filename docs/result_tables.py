@@ -227,13 +227,14 @@ _GAINED = ("1", "2", "1 to 4")
 def plugin_cost() -> Table:
     """The hook's time and bytes, for each of vLLM's schedulers, by tokens in a step."""
     found = kept("plugin/cost.json")["schedulers"]["rows"]
+    gained = [way for way in _GAINED if f"Scheduler 32, {way}" in found]
     rows = []
     for kind in ("Scheduler", "AsyncScheduler"):
         for running in (32, 256, 1024):
-            ways = (found[f"{kind} {running}, {gained}"] for gained in _GAINED)
-            cells = (f"{row['hook_us']:.0f} us, {row['bytes']:.0f} B" for row in ways)
-            rows.append((f"`{kind}`", f"{running:,}", *cells))
-    header = ("scheduler", "running", "one token a step", "two", "one to four")
+            ways = [found[name] for way in gained if (name := f"{kind} {running}, {way}") in found]
+            cells = [f"{row['hook_us']:.0f} us, {row['bytes']:.0f} B" for row in ways]
+            rows += [(f"`{kind}`", f"{running:,}", *cells)] if cells else []
+    header = ("scheduler", "running", *(f"tokens a step: {way}" for way in gained))
     return words_table(header, rows)
 
 
