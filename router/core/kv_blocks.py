@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -43,19 +44,16 @@ class KvBlocks:
     @classmethod
     def of(cls, groups: Iterable[KvGroup]) -> KvBlocks:
         """Arithmetic of these groups; those of an unknown kind keep every token."""
-        return cls(
-            tuple(
-                Counter(
-                    _Kind(
-                        max(1, group.block_size),
-                        group.ahead_tokens,
-                        group.most_entering or _UNBOUNDED,
-                        group.most_held or _UNBOUNDED,
-                    )
-                    for group in groups
-                ).items()
+        kinds = Counter(
+            _Kind(
+                max(1, group.block_size),
+                group.ahead_tokens,
+                group.most_entering or _UNBOUNDED,
+                group.most_held or _UNBOUNDED,
             )
+            for group in groups
         )
+        return _of(tuple(kinds.items()))
 
     @classmethod
     def plain(cls, block_tokens: int = 1) -> KvBlocks:
@@ -119,3 +117,9 @@ class KvBlocks:
                 return max(0, blocks // groups * kind.block_size - kind.ahead_tokens)
         most = blocks * max((kind.block_size for kind, _ in self.kinds), default=1)
         return bisect_right(range(1, max(0, most) + 1), blocks, key=self.entering)
+
+
+@lru_cache(maxsize=64)
+def _of(kinds: tuple[tuple[_Kind, int], ...]) -> KvBlocks:
+    """One object for all workers that count alike, so that a round compares them at once."""
+    return KvBlocks(kinds)

@@ -1,11 +1,14 @@
 """What a decision of bfio costs on one core, the forecast included, in steady state.
 
-    python tests/bench/bench_decision.py [--steps 400] [--runs 5] [--growth] [--plot PNG] [--json F]
+    python tests/bench/bench_decision.py [--steps 400] [--runs 5] [--memory] [--growth] [--plot PNG]
+        [--json F]
 
 Simulates full pools of BurstGPT lengths on workers of 72 slots, where some 1.75 % of the slots come
 free at each step, with oracle look-ahead. A decision is forecast, tiers of the pool, rounds and
 policy. Times are CPU time of one thread, and of each decision the shortest of several runs, so that
-what else the machine does hardly counts.
+what else the machine does hardly counts. With --memory every size is measured a second time, in
+turn with the first, and every other worker has KV memory for 97 % of the usual load: it fills up
+with slots to spare.
 """
 
 from __future__ import annotations
@@ -14,20 +17,25 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
 from loadgen.report.origin import Engines, origin, write_figures
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.decode_engines import Engines as SimulatedEngines
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.traces.trace import load_trace
 from router.core.forecast.forecast import Floats
 from router.core.policies.bfio.policy import BfIo
 from router.core.policies.bfio.solver import DEFAULT_MOVES
+from router.core.policies.policy_protocol import NOTHING, Known
+from router.core.types import Assignment, Request, WorkerView
 
 CODE = (
     "router/core",
@@ -37,6 +45,7 @@ CODE = (
 )
 
 WARM_UP = 200
+MEMORY_SHARE = 0.97
 DISCOUNT = 0.8
 TIE_WEIGHT = 1e-4
 
@@ -53,10 +62,18 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the decisions of one size took."""
+    """What the decisions of one size took.
+
+    Attributes:
+        memory: true if the memory of half of the workers was limited.
+        free_slots: requests that end at a step.
+        waiting_share: part of the decisions that left slots free for lack of memory.
+    """
 
     size: Size
+    memory: bool
     free_slots: float
+    waiting_share: float
     p50_ms: float
     p99_ms: float
     imbalance_tokens: float
@@ -83,7 +100,35 @@ class Stopwatch:
         return 1e3 * np.diff(np.reshape(self._read_s, (-1, 2)))[:, 0]
 
 
-def measure(size: Size, steps: int, moves: int, runs: int) -> Cost:
+class Tapped(BfIo):
+    """Counts the decisions that leave slots free."""
+
+    def __init__(self, moves: int) -> None:
+        super().__init__(0.0, moves)
+        self.left_free: list[bool] = []
+
+    def assign(
+        self, waiting: Sequence[Request], workers: Sequence[WorkerView], known: Known = NOTHING
+    ) -> Sequence[Assignment]:
+        done = super().assign(waiting, workers, known)
+        self.left_free.append(len(done) < sum(worker.capacity for worker in workers))
+        return done
+
+
+def limited(kv_tokens: float) -> AbstractContextManager[object]:
+    """Simulated engines of which every other one has so much KV memory, and evicts nobody."""
+
+    def admissible(engines: SimulatedEngines, step: int) -> Sequence[int | None]:
+        loads = engines.known_tokens(step).tolist()
+        return [
+            None if worker % 2 else max(0, int(kv_tokens - load))
+            for worker, load in enumerate(loads)
+        ]
+
+    return patch.object(SimulatedEngines, "admissible_tokens", admissible)
+
+
+def measure(size: Size, steps: int, moves: int, runs: int, *, memory: bool) -> list[Cost]:
     """Take each decision's shortest time; all runs decide alike."""
     config = DecodeConfig(
         policy="bfio",
@@ -99,22 +144,33 @@ def measure(size: Size, steps: int, moves: int, runs: int) -> Cost:
         deadline_steps=0,
         overcommit=0,
     )
-    clocks = [Stopwatch() for _ in range(runs)]
-    results = [simulate(config, clock=clock, policy=BfIo(0.0, moves)) for clock in clocks]
-    taken_ms = np.min([clock.taken_ms for clock in clocks], axis=0)[-steps:]
-    p50_ms, p99_ms = np.percentile(taken_ms, [50, 99]).tolist()
-    result = results[0]
-    free = result.completed / result.steps
-    return Cost(size, free, p50_ms, p99_ms, result.avg_imbalance_tokens)
+    usual = simulate(config, policy=BfIo(0.0, moves)).mean_load_tokens
+    taken: dict[bool, list[Floats]] = {False: [], True: []}
+    last = {}
+    for run in range((1 + memory) * runs):
+        tight = bool(memory and run % 2)
+        clock, policy = Stopwatch(), Tapped(moves)
+        with limited(MEMORY_SHARE * usual) if tight else nullcontext():
+            last[tight] = simulate(config, clock=clock, policy=policy), policy
+        taken[tight].append(clock.taken_ms)
+    costs = []
+    for tight, (result, policy) in last.items():
+        p50_ms, p99_ms = np.percentile(np.min(taken[tight], axis=0)[-steps:], [50, 99]).tolist()
+        free, left = result.completed / result.steps, float(np.mean(policy.left_free[-steps:]))
+        imbalance = result.avg_imbalance_tokens
+        costs.append(Cost(size, tight, free, left, p50_ms, p99_ms, imbalance))
+    return costs
 
 
 def markdown(costs: Sequence[Cost]) -> str:
     lines = [
-        "| G | R | H | slots coming free at a step | p50 | p99 | at most | imbalance, tokens |",
-        "|---|---|---|---|---|---|---|---|",
+        "| G | R | H | memory | slots coming free at a step | p50 | p99 | at most | imbalance |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {cost.size.workers} | {cost.size.pool} | {cost.size.horizon} | {cost.free_slots:.0f} "
+        f"| {cost.size.workers} | {cost.size.pool} | {cost.size.horizon} "
+        f"| {f'left slots free in {cost.waiting_share:.0%}' if cost.memory else 'ample'} "
+        f"| {cost.free_slots:.0f} "
         f"| {cost.p50_ms:.2f} ms | {cost.p99_ms:.2f} ms "
         f"| {f'{cost.size.limit_ms:g} ms' if cost.size.limit_ms else ''} "
         f"| {cost.imbalance_tokens:,.0f} |"
@@ -149,6 +205,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=400, help="decisions measured of each size")
     parser.add_argument("--runs", type=int, default=5, help="times that each is measured")
     parser.add_argument("--moves", type=int, default=DEFAULT_MOVES, help="the solver's budget")
+    parser.add_argument("--memory", action="store_true", help="measure with limited memory too")
     parser.add_argument("--growth", action="store_true", help="measure growth with G, R and H too")
     parser.add_argument("--plot", type=Path, help="PNG of the growth")
     parser.add_argument("--json", type=Path, help="file for everything that was measured")
@@ -160,19 +217,22 @@ def main() -> None:
     sizes = list(SIZES)
     if args.growth or args.plot:
         sizes += [*BY_WORKERS, *BY_POOL, *BY_HORIZON]
-    costs = {}
+    costs = []
     for size in dict.fromkeys(sizes):
-        costs[size] = measure(size, args.steps, args.moves, args.runs)
+        costs += measure(size, args.steps, args.moves, args.runs, memory=args.memory)
         print(f"measured {size}", file=sys.stderr)
-    print(markdown([*costs.values()]))
+    print(markdown(costs))
+    ample = [cost for cost in costs if not cost.memory]
     if args.plot:
-        plot(costs, args.plot)
+        plot({cost.size: cost for cost in ample}, args.plot)
     if args.json:
         kept = {
             "moves": args.moves,
             "steps": args.steps,
             "runs": args.runs,
-            "sizes": [*map(asdict, costs.values())],
+            "sizes": [*map(asdict, ample)],
+            "memory_share": MEMORY_SHARE,
+            "with_memory": [asdict(cost) for cost in costs if cost.memory],
         }
         write_figures(args.json, kept, origin(Engines.SIMULATED, CODE))
 

@@ -5,7 +5,8 @@
 Simulates full pools of BurstGPT lengths with oracle look-ahead, takes programs out of the runs,
 drops their quadratic term (mu = 0), and solves each one exactly (HiGHS) and by ``solve``. Gaps are
 in percent of the optimum J; with --cache, optima that are known are not computed again. --kept
-measures the programs of tests/data/programs.json.gz, drawn so from an earlier solver's runs.
+measures the programs of tests/data/programs.json.gz, drawn so from an earlier solver's runs;
+--memory gives their workers about as much memory as the free slots need, more or less at random.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+from zlib import crc32
+
+import numpy as np
 
 from loadgen.report.origin import Engines, origin, write_part
 from loadgen.simulator.decode.barrier_decode import simulate
@@ -32,7 +36,7 @@ from loadgen.traces.trace import load_trace
 from router.core.policies.bfio.exact import TOLERANCE, solve_exact
 from router.core.policies.bfio.instances import from_json, to_json
 from router.core.policies.bfio.policy import BfIo
-from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, solve
+from router.core.policies.bfio.solver import DEFAULT_MOVES, Instance, Memory, solve
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.types import Assignment, Request, WorkerView
 
@@ -46,6 +50,7 @@ CODE = (
 FIRST_STEP = 400
 EVERY = 25
 PER_SEED = 8
+_ROOM_SIGMA = 0.7  # of the rooms' logarithm
 NAMED = "{workers}_{horizon}_{discount:g}_{seed}_{step}"
 
 
@@ -169,6 +174,17 @@ def kept_jobs(file: Path) -> Iterator[Job]:
         yield case, name, from_json(program), program["exact"]
 
 
+def with_memory(job: Job) -> Job:
+    """The program with workers whose memory binds for most: about what their slots need."""
+    case, name, instance, _ = job
+    rng = np.random.default_rng(crc32(name.encode()))
+    need = instance.candidates[:, 0].astype(np.int64)
+    usual = np.maximum(instance.capacity, 1) * np.median(need)
+    room = (usual * rng.lognormal(0.0, _ROOM_SIGMA, len(usual))).astype(np.int64)
+    memory = Memory(room, need, np.zeros(len(room), dtype=np.bool_))
+    return case, name, replace(instance, memory=memory), None
+
+
 def measure(job: Job, moves: int, limit_s: float, cache: Path | None) -> Gap:
     case, name, instance, known = job
     known = known or optimum(name, instance, limit_s, cache)
@@ -226,6 +242,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kept", type=Path, help="programs with their optima: nothing is drawn")
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 16, 32], help="G of classes")
     parser.add_argument("--horizon", type=int, nargs="+", default=[0, 20], help="H of classes")
+    parser.add_argument("--memory", action="store_true", help="with memory that binds; with --kept")
     parser.add_argument("--moves", type=int, default=DEFAULT_MOVES, help="the solver's budget")
     parser.add_argument("--time-limit", type=float, default=120.0, help="HiGHS's, seconds each")
     parser.add_argument("--processes", type=int, default=1)
@@ -244,6 +261,8 @@ def main() -> None:
     jobs: list[Job] = [*kept_jobs(args.kept)] if args.kept else []
     if not args.kept:
         jobs = [(case, *named, None) for case in cases for named in drawn(case, args.each)]
+    if args.memory:
+        jobs = [with_memory(job) for job in jobs]
     work = partial(measure, moves=args.moves, limit_s=args.time_limit, cache=args.cache)
     with ProcessPoolExecutor(args.processes) as pool:
         gaps = list(pool.map(work, jobs))
@@ -252,7 +271,8 @@ def main() -> None:
     print(f"\nproven: within {TOLERANCE:.2%} of the bound, or half a token")
     if args.json:
         part = {"moves": args.moves, "classes": rows}
-        write_part(args.json, f"{args.moves}_moves", part, origin(Engines.SIMULATED, CODE))
+        name = f"{args.moves}_moves" + "_memory" * args.memory
+        write_part(args.json, name, part, origin(Engines.SIMULATED, CODE))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,13 @@ from router.core.policies.policy_protocol import NOTHING, Known
 from router.core.types import Assignment, Request, WorkerView
 
 
+def limited(workers: Sequence[WorkerView]) -> bool:
+    """True if the memory of one of them is known to be limited."""
+    # A list and plain attributes: this is on the way of every decision.
+    known = [one.admissible_tokens is not None or one.kv is not None for one in workers]
+    return True in known
+
+
 class Room:
     """A mutable copy of the workers of one round, by index.
 
@@ -27,9 +34,9 @@ class Room:
         self.rate_error = [worker.rate_error for worker in workers]
         self.assignments: list[Assignment] = []
         self._views = workers
-        rooms = [worker.admissible for worker in workers]
+        self._limited = limited(workers)
+        rooms = [worker.admissible for worker in workers] if self._limited else ()
         self._memory = [math.inf if room is None else room for room in rooms]
-        self._limited = any(room is not None for room in rooms)
         self._most: float | None = None
 
     @property
@@ -53,11 +60,11 @@ class Room:
         """True if a worker has memory for requests together."""
         if len(requests) == 1:
             return self.fits(index, requests[0])
-        needs = map(self._views[index].need, requests)
-        return self._memory[index] == math.inf or sum(needs) <= self._memory[index]
+        room = self._memory[index] if self._limited else math.inf
+        return room == math.inf or sum(map(self._views[index].need, requests)) <= room
 
     def _room(self, index: int) -> float:
-        return self._memory[index] if self.requests[index] else math.inf
+        return self._memory[index] if self._limited and self.requests[index] else math.inf
 
     def _may_fit(self, request: Request) -> bool:
         """False if it surely fits nowhere, so that a long pool costs little."""

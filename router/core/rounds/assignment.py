@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from msgspec import structs
 
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
+from router.core.policies.room import limited
 from router.core.queue.tier import Tier
 from router.core.rounds.checks import check
 from router.core.types import Assignment, Hits, Request, WorkerView
@@ -43,12 +44,12 @@ def assign(
         PolicyError: the policy broke its contract (see ``Policy.assign``).
     """
     in_turn = [tier if isinstance(tier, Tier) else Tier.of(tier) for tier in tiers]
-    limited = any([worker.admissible is not None for worker in workers])  # noqa: C419 - faster
-    if overdue is not None and limited:
+    memory = limited(workers)
+    if overdue is not None and memory:
         first = in_turn[0]
         others = [request for request in first if request is not overdue]
         in_turn[:1] = [Tier.of(some, first.avoid, first.lacks) for some in ([overdue], others)]
-    round_ = _Round(policy, workers, known, askable, limited)
+    round_ = _Round(policy, workers, known, askable, memory=memory)
     shares = [1.0] if len(in_turn) == 1 else _shares(in_turn, workers)
     done: list[Assignment] = []
     for tier, share in zip(in_turn, shares, strict=True):
@@ -59,7 +60,7 @@ def assign(
 class _Round:
     """The workers and what is known of them, as assignments change them.
 
-    ``limited``: some worker's memory is known.
+    ``memory``: true if that of some worker is limited.
     """
 
     def __init__(
@@ -68,14 +69,15 @@ class _Round:
         workers: Sequence[WorkerView],
         known: Known,
         askable: Set[str],
-        limited: bool,
+        *,
+        memory: bool,
     ) -> None:
         self._policy = policy
         self._askable = askable
         self._workers = workers
         self._known = known
         self._last: tuple[Sequence[Assignment], Tier] | None = None
-        self._limited = limited
+        self._limited = memory
         self._kept: set[str] = set()
 
     def serve(self, tier: Tier, share: float) -> Sequence[Assignment]:
@@ -87,7 +89,7 @@ class _Round:
             if self._policy.solves:
                 self._policy.share = share
             assignments = self._policy.assign(tier, workers, self._known)
-            check(assignments, tier, workers, limited=self._limited)
+            check(assignments, tier, workers, memory=self._limited)
         self._last = assignments, tier
         return assignments
 

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from router.core.errors import PolicyError
 from router.core.kv_blocks import KvBlocks
 from router.core.queue.tier import Tier
-from router.core.types import Assignment, WorkerView
-
-_UNLIMITED = 1 << 60
+from router.core.types import Assignment, Request, WorkerView
 
 
 def check(
-    assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView], *, limited: bool
+    assignments: Sequence[Assignment], tier: Tier, workers: Sequence[WorkerView], *, memory: bool
 ) -> None:
-    """Check the contract of ``Policy.assign``; ``limited``: a worker's memory is known.
+    """Check the contract of ``Policy.assign``; ``memory``: true if a worker's is limited.
 
     Raises:
         PolicyError: it is broken.
     """
     capacity = {worker.id: worker.capacity for worker in workers}
-    entered: set[str] = set()
+    entered: dict[str, Request] = {}
     by_id, others = tier.by_id, tier.others
     for request_id, worker_id in assignments:
         request, free = by_id.get(request_id), capacity.get(worker_id)
@@ -33,41 +32,52 @@ def check(
             raise PolicyError(f"{worker_id} is not a live worker of the group")
         if free <= 0:
             raise PolicyError(f"{worker_id} was given more requests than it has free slots")
-        entered.add(request_id)
+        entered[request_id] = request
         capacity[worker_id] = free - request.slots
-    left = len(tier.requests) - len(entered)
-    if limited:
-        open_ = np.array([capacity[worker.id] > 0 for worker in workers])
-        left = _check_memory(assignments, tier, workers, open_)
-    elif max(capacity.values()) <= 0:
-        left = 0
+    if memory:
+        left = _check_memory(assignments, entered, tier, workers, capacity)
+    else:
+        left = len(tier) - len(entered) if max(capacity.values()) > 0 else 0
     if left:
         raise PolicyError(f"{left} requests are held back that a worker could take")
 
 
 def _check_memory(
     assignments: Sequence[Assignment],
+    entered: Mapping[str, Request],
     tier: Tier,
     workers: Sequence[WorkerView],
-    open_: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    capacity: Mapping[str, int],
 ) -> int:
-    """Number of requests left for which an open worker has memory."""
-    index = {worker.id: at for at, worker in enumerate(workers)}
-    place = np.array([index[worker_id] for _, worker_id in assignments], dtype=np.int64)
-    requests = Tier.of([tier.by_id[request_id] for request_id, _ in assignments])
-    number = np.bincount(place, minlength=len(workers))
-    free = np.array([_UNLIMITED if one.admissible is None else one.admissible for one in workers])
-    idle = np.array([not worker.requests for worker in workers])
-    held_back: set[str] = set()
-    for kv in {worker.kv for worker in workers}:
-        mine = np.array([worker.kv == kv for worker in workers])
-        needs = KvBlocks.needs(kv, requests.prompt_tokens, requests.slots)
-        room = free - np.bincount(place, needs, len(workers)).astype(np.int64)
-        over = mine & (room < 0) & (number > idle)
-        if over.any():
-            raise PolicyError(f"{workers[int(over.argmax())].id} was given more than its memory")
-        room[idle & (number == 0)] = _UNLIMITED
-        most = room[mine & open_].max(initial=-1)
-        fitting = np.flatnonzero(KvBlocks.needs(kv, tier.prompt_tokens, tier.slots) <= most)
-        held_back.update(tier[at].id for at in fitting.tolist())
-    return len(held_back - requests.by_id.keys())
+    """Number of requests left for which a worker with capacity left has memory."""
+    held_back = 0
+    prompts = np.array([one.prompt_tokens for one in entered.values()], dtype=np.int64)
+    slots = np.array([one.slots for one in entered.values()], dtype=np.int64)
+    for kv, alike in _by_kv(workers):
+        free = {one.id: math.inf if (room := one.admissible) is None else room for one in alike}
+        needs = KvBlocks.needs(kv, prompts, slots)
+        idle = {worker.id for worker in alike if not worker.requests}
+        for (_, worker_id), need in zip(assignments, needs.tolist(), strict=True):
+            if worker_id not in free:
+                continue
+            free[worker_id] -= need
+            if worker_id in idle:
+                idle.remove(worker_id)
+            elif free[worker_id] < 0:
+                raise PolicyError(f"{worker_id} was given more than its memory")
+        open_ = [worker.id for worker in alike if capacity[worker.id] > 0]
+        most = max([math.inf if id_ in idle else free[id_] for id_ in open_], default=-1.0)
+        fitting = np.count_nonzero(KvBlocks.needs(kv, tier.prompt_tokens, tier.slots) <= most)
+        held_back = max(held_back, fitting - np.count_nonzero(needs <= most))
+    return held_back
+
+
+def _by_kv(
+    workers: Sequence[WorkerView],
+) -> Sequence[tuple[KvBlocks | None, Sequence[WorkerView]]]:
+    """The workers by what they count memory in; mostly that is the same."""
+    first = workers[0].kv
+    if all([worker.kv is first for worker in workers]):  # noqa: C419 - faster
+        return [(first, workers)]
+    kinds = {worker.kv for worker in workers}
+    return [(kv, [worker for worker in workers if worker.kv == kv]) for kv in kinds]

@@ -15,6 +15,13 @@ that can fill the slots, does so by itself,
     M_h >= F_h + sum_v o_vfh X_vf .
 
 It holds for several slots too, because F_h is at least L_f(h) and the smallest that fill f.
+
+Where memory binds, slots may stay free, and there are columns that say why (``_add_memory``):
+
+    W_v   1 if a candidate of kind v waits
+    N     at most the least need of those that wait
+    Z_f   1 only if all slots of f are filled
+    A_f   1 if an idle f has a single candidate, which may need more than its room
 """
 
 from __future__ import annotations
@@ -26,8 +33,8 @@ from typing import NamedTuple
 import highspy
 import numpy as np
 
-from router.core.forecast.forecast import Floats, Ints
-from router.core.policies.bfio.solver import Instance
+from router.core.forecast.forecast import Bools, Floats, Ints
+from router.core.policies.bfio.solver import Instance, Memory
 
 # Unit of loads with look-ahead: a power of two, so exact, yet it leaves few integers. HiGHS would
 # treat integral M and S as integers, and spend minutes on tightening one's bounds by another's in
@@ -51,9 +58,11 @@ class Program:
         members: candidates of each kind.
         open: shape (F,), workers with a free slot.
         slots: shape (F,), candidates that each can take.
-        full: true if every slot is filled; otherwise every candidate enters.
+        full: true if every slot is filled; otherwise every candidate enters, or memory binds.
         least: shape (max slots + 1, K), least work of so many newcomers.
         floor: shape (K,), lower bound on the highest load.
+        needs: shape (V,), memory of one candidate per kind.
+        memory: that of the instance; None: it never binds.
     """
 
     instance: Instance
@@ -64,19 +73,40 @@ class Program:
     full: bool
     least: Floats
     floor: Floats
+    needs: Ints
+    memory: Memory | None
 
     @classmethod
     def of(cls, instance: Instance) -> Program:
-        kinds, kind_of = np.unique(instance.candidates, axis=0, return_inverse=True)
-        order = np.argsort(kinds @ instance.weights, kind="stable")
-        members = [np.flatnonzero(kind_of.ravel() == kind) for kind in order]
         open_ = np.flatnonzero(instance.capacity > 0)
         slots = np.minimum(instance.capacity[open_], len(instance.candidates))
-        full = int(instance.capacity[open_].sum()) <= len(instance.candidates)
+        memory, need = instance.memory, np.zeros(len(instance.candidates), dtype=np.int64)
+        if memory is not None:
+            need = memory.need
+            most = np.append(0, np.sort(need)[::-1].cumsum())
+            if (most[slots] <= memory.room[open_]).all():
+                memory = None
+        rows: Floats = np.column_stack((instance.candidates, need))
+        kinds, kind_of = np.unique(rows, axis=0, return_inverse=True)
+        kinds, needs = kinds[:, :-1], kinds[:, -1].astype(np.int64)
+        order = np.argsort(kinds @ instance.weights, kind="stable")
+        members = [np.flatnonzero(kind_of.ravel() == kind) for kind in order]
+        full = memory is None and int(instance.capacity[open_].sum()) <= len(instance.candidates)
         least = _least(instance.candidates, full)[: slots.max(initial=0) + 1]
         bare = instance.loads.copy()
         bare[open_] += least[slots]
-        return cls(instance, kinds[order], members, open_, slots, full, least, bare.max(axis=0))
+        return cls(
+            instance=instance,
+            kinds=kinds[order],
+            members=members,
+            open=open_,
+            slots=slots,
+            full=full,
+            least=least,
+            floor=bare.max(axis=0),
+            needs=needs[order],
+            memory=memory,
+        )
 
     @property
     def counts(self) -> Ints:
@@ -96,6 +126,19 @@ class Program:
     def rest(self) -> Floats:
         """Work of a kind beyond S and the shared growth, mostly 0; shape (V, K)."""
         return self.kinds - self.kinds[:, :1] - self.shared
+
+    @property
+    def room(self) -> Ints:
+        """Shape (F,), none above what all candidates need."""
+        assert self.memory is not None
+        room: Ints = np.minimum(self.memory.room[self.open], self.counts @ self.needs)
+        return room
+
+    @property
+    def idle(self) -> Bools:
+        """Shape (F,)."""
+        assert self.memory is not None
+        return self.memory.idle[self.open]
 
     def placed(self, places: Ints) -> Ints:
         """Shape (V, F)."""
@@ -175,17 +218,26 @@ class Model:
         self.sums = len(self.peaks) + np.arange(workers)
         self.entered = self.sums[-1] + 1 + np.arange(kinds * workers).reshape(kinds, workers)
         self.split_columns = self.entered[-1, -1] + 1 + np.arange(len(self.splits))
+        self.size = int(self.entered[-1, -1]) + 1 + len(self.splits)
+        if program.memory is not None:
+            self.least = self.size
+            self.waits = self.least + 1 + np.arange(kinds)
+            self.filled = self.waits[-1] + 1 + np.arange(workers)
+            self.alone = self.filled[-1] + 1 + np.arange(workers)
+            self.size = int(self.alone[-1]) + 1
         self.lp = highspy.HighsLp()
         self._set_columns(whole, fixed or {})
         rows = Rows()
         self._add_counts(rows)
         self._add_loads(rows)
+        if program.memory is not None:
+            self._add_memory(rows)
         rows.into(self.lp)
 
     def _set_columns(self, whole: bool, fixed: Mapping[Split, int]) -> None:
         program, lp = self._program, self.lp
         weights, shared, unit = program.instance.weights, program.shared, program.unit_tokens
-        size = len(self.peaks) + len(self.sums) + self.entered.size + len(self.splits)
+        size = self.size
         cost, lower, upper = np.zeros(size), np.zeros(size), np.full(size, np.inf)
         cost[self.peaks] = unit * len(program.instance.loads) * weights
         lower[self.peaks] = program.floor / unit
@@ -195,6 +247,12 @@ class Model:
         for split, column in zip(self.splits, self.split_columns, strict=True):
             upper[column] = fixed.get(split, int(program.slots[split.worker]))
             lower[column] = fixed.get(split, 0)
+        if program.memory is not None:
+            too_large = (program.needs[:, None] > program.room) & ~program.idle
+            upper[self.entered[too_large]] = 0
+            upper[self.least] = self._beyond
+            upper[[*self.waits, *self.filled]] = 1
+            upper[self.alone] = program.idle
         lp.num_col_ = size
         lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost, lower, upper
         admitted = program.instance.most_admitted
@@ -202,7 +260,32 @@ class Model:
         types = np.full(size, highspy.HighsVarType.kContinuous)
         types[self.split_columns] = highspy.HighsVarType.kInteger
         types[self.entered] = highspy.HighsVarType.kInteger if whole else types[self.entered]
+        if program.memory is not None:
+            types[[*self.waits, *self.filled, *self.alone]] = highspy.HighsVarType.kInteger
         lp.integrality_ = list(types)
+
+    @property
+    def _beyond(self) -> int:
+        """More than any need and any memory left."""
+        return int(self._program.counts @ self._program.needs) + 1
+
+    def _add_memory(self, rows: Rows) -> None:
+        """No worker exceeds its memory, and no candidate waits that fits somewhere."""
+        program, beyond = self._program, self._beyond
+        needs = program.needs.astype(np.float64)
+        for kind, count in enumerate(program.counts):
+            waits = self.waits[[kind]]
+            rows.add((self.entered[kind], 1.0), (waits, float(count)), lower=count)
+            rows.add(([self.least], 1.0), (waits, beyond - needs[kind]), upper=beyond)
+        for worker, (slots, room) in enumerate(zip(program.slots, program.room, strict=True)):
+            entered, filled = self.entered[:, worker], self.filled[[worker]]
+            alone = self.alone[[worker]]
+            rows.add((entered, needs), (alone, -needs.max()), upper=room)
+            rows.add((entered, 1.0), (alone, slots - 1.0), upper=slots)
+            rows.add((entered, 1.0), (filled, -float(slots)), lower=0)
+            rows.add((entered, needs), ([self.least], 1.0), (filled, room + 1.0), lower=room + 1)
+            for kind in range(len(needs)) if program.idle[worker] else ():
+                rows.add((entered, 1.0), (self.waits[[kind]], -1.0), lower=0)
 
     def _add_counts(self, rows: Rows) -> None:
         """Slots are filled, each candidate enters once, splits count."""
@@ -215,6 +298,7 @@ class Model:
                 (self.entered[:, worker], sizes), ([self.sums[worker]], -1.0), lower=0, upper=0
             )
         everyone = program.instance.most_admitted == len(program.instance.candidates)
+        everyone &= program.memory is None
         for kind, count in enumerate(program.counts):
             rows.add((self.entered[kind], 1.0), lower=count if everyone else 0, upper=count)
         for at, split in enumerate(self.splits):
@@ -257,6 +341,12 @@ class Model:
         values[self.sums] = program.kinds[:, 0] @ entered / program.unit_tokens
         values[self.entered] = entered
         values[self.split_columns] = [entered[rank:, worker].sum() for worker, rank in self.splits]
+        if program.memory is not None:
+            waits = entered.sum(axis=1) < program.counts
+            values[self.waits] = waits
+            values[self.least] = program.needs[waits].min(initial=self._beyond)
+            values[self.filled] = entered.sum(axis=0) == program.slots
+            values[self.alone] = program.needs @ entered > program.room
         return values
 
 

@@ -6,9 +6,12 @@
      "growth": 1,                           default 0
      "capacity": [1, 2],
      "weights": [1, 0.8],                   of each step; or "discount": 0.8
-     "tie_weight": 0}                       default 0
+     "tie_weight": 0,                       default 0
+     "room": [900, null],                   memory of each worker; null: no limit
+     "need": [210, 100],                    of each candidate, in the same unit
+     "idle": [0]}                           workers that run nothing; default none
 
-Other keys are ignored, and may hold notes.
+Without ``room`` no worker has a limit. Other keys are ignored, and may hold notes.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import numpy as np
 
 from router.core.errors import InputError
 from router.core.forecast.forecast import Floats, Ints
-from router.core.policies.bfio.solver import Instance
+from router.core.policies.bfio.solver import UNLIMITED, Instance, Memory
 
 FORMAT = "evenstep-instance"
 VERSION = 1
@@ -31,7 +34,14 @@ _LIMIT = 1e12  # of any other number, so that sums and squares are finite
 
 def to_json(instance: Instance) -> dict[str, Any]:
     """``from_json`` restores the same numbers, bit by bit."""
-    growth = _growth(instance.candidates)
+    growth, memory = _growth(instance.candidates), {}
+    if instance.memory is not None:
+        rooms = instance.memory.room.tolist()
+        memory = {
+            "room": [None if room >= UNLIMITED else room for room in rooms],
+            "need": instance.memory.need.tolist(),
+            "idle": np.flatnonzero(instance.memory.idle).tolist(),
+        }
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -41,6 +51,7 @@ def to_json(instance: Instance) -> dict[str, Any]:
         "capacity": [int(slots) for slots in instance.capacity],
         "weights": _short(instance.weights),
         "tie_weight": _short([instance.tie_weight])[0],
+        **memory,
     }
 
 
@@ -62,6 +73,7 @@ def from_json(data: object) -> Instance:
         capacity=_capacity(_list(data, "capacity"), len(loads)),
         weights=_weights(data, steps),
         tie_weight=_at_least_0(_number(data, "tie_weight"), "tie_weight"),
+        memory=_memory(data, len(loads), len(candidates)) if "room" in data else None,
     )
 
 
@@ -155,12 +167,33 @@ def _candidates(values: list[Any], growth: float, steps: int) -> Floats:
 
 
 def _capacity(values: list[Any], workers: int) -> Ints:
-    if len(values) != workers:
-        raise InputError(f"capacity has {len(values)} entries, one for each of {workers} workers")
+    return _whole(values, "capacity", workers, "workers", "requests", _CAPACITY_LIMIT)
+
+
+def _whole(
+    values: list[Any], key: str, count: int, of: str, unit: str, limit: int, least: int = -(2**53)
+) -> Ints:
+    if len(values) != count:
+        raise InputError(f"{key} has {len(values)} entries, one for each of {count} {of}")
     for at, value in enumerate(values):
-        if type(value) is not int or abs(value) > _CAPACITY_LIMIT:
-            raise InputError(f"capacity[{at}] is a whole number of requests, not {_shown(value)}")
+        if type(value) is not int or abs(value) > limit or value < least:
+            raise InputError(f"{key}[{at}] is a whole number of {unit}, not {_shown(value)}")
     return np.array(values, dtype=np.int64)
+
+
+def _memory(data: Mapping[str, Any], workers: int, candidates: int) -> Memory:
+    limit, unit = int(_LIMIT), f"at least 0 and at most {_LIMIT:g}"
+    rooms = [UNLIMITED if room is None else room for room in _list(data, "room")]
+    idle = data.get("idle", [])
+    if not isinstance(idle, list) or not all(
+        type(worker) is int and 0 <= worker < workers for worker in idle
+    ):
+        raise InputError(f"idle is a list of workers, by number from 0, not {_shown(idle)}")
+    return Memory(
+        room=_whole(rooms, "room", workers, "workers", unit, UNLIMITED, 0),
+        need=_whole(_list(data, "need"), "need", candidates, "candidates", unit, limit, 0),
+        idle=np.isin(np.arange(workers), idle),
+    )
 
 
 def _weights(data: Mapping[str, Any], steps: int) -> Floats:

@@ -18,6 +18,7 @@ from router.core.kv_blocks import KvBlocks
 from router.core.policies.baselines import PerRequest, fcfs, least_tokens
 from router.core.policies.bfio.solver import DEFAULT_MOVES, UNLIMITED, Instance, Memory, solve
 from router.core.policies.policy_protocol import NOTHING, Decision, Known, Policy
+from router.core.policies.room import limited
 from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
 
@@ -46,9 +47,9 @@ class BfIo(Policy):
         # A single worker has nothing to balance, and serves by age.
         if len(workers) < 2:
             return PerRequest(fcfs).assign(waiting, workers)
+        memory = limited(workers)
         # A candidate has one need; engines that count differently hardly meet in a group.
-        kv, *others = {worker.kv for worker in workers if worker.admissible is not None} or {None}
-        if others:
+        if memory and len({one.kv for one in workers if one.admissible is not None}) > 1:
             return PerRequest(least_tokens).assign(waiting, workers)
         if outlook is None:
             loads = np.array([[worker.load_tokens] for worker in workers], dtype=np.float64)
@@ -60,7 +61,7 @@ class BfIo(Policy):
             order = sorted(range(len(workers)), key=lambda i: (workers[i].load_tokens, i))
             workers = [workers[i] for i in order]
             outlook = replace(outlook, work=outlook.work[order])
-        done = _Placement(workers, outlook, kv)
+        done = _Placement(workers, outlook, memory=memory)
         narrow = done.place_wide(tier) if wide else tier
         instance = done.instance(narrow)
         solution = solve(instance, int(self.share * self._moves))
@@ -71,21 +72,20 @@ class BfIo(Policy):
 
 
 class _Placement:
-    """``kv``: blocks that requests take on all workers; None: KV tokens count."""
+    """``memory``: true if it is limited; all workers with a limit count alike."""
 
-    def __init__(
-        self, workers: Sequence[WorkerView], outlook: Outlook, kv: KvBlocks | None
-    ) -> None:
+    def __init__(self, workers: Sequence[WorkerView], outlook: Outlook, *, memory: bool) -> None:
         self._ids = [worker.id for worker in workers]
         self._capacity = np.array([worker.capacity for worker in workers], dtype=np.int64)
         self._loads = outlook.work + outlook.lead_tokens * (self._capacity > 0)[:, None]
         self._outlook = outlook
         self._weights = outlook.discount ** np.arange(outlook.work.shape[1], dtype=np.float64)
-        self._kv = kv
-        rooms = [worker.admissible for worker in workers]
-        self._limited = any(room is not None for room in rooms)
-        self._room = np.array([UNLIMITED if room is None else room for room in rooms])
-        self._idle = np.array([not worker.requests for worker in workers])
+        self._limited = memory
+        if memory:
+            self._kv = next((worker.kv for worker in workers if worker.kv is not None), None)
+            rooms = [worker.admissible for worker in workers]
+            self._room = np.array([UNLIMITED if room is None else room for room in rooms])
+            self._idle = np.array([not worker.requests for worker in workers])
         self.assignments: list[Assignment] = []
 
     def instance(self, requests: Tier) -> Instance:
@@ -116,10 +116,14 @@ class _Placement:
     def place_wide(self, requests: Tier) -> Tier:
         """Place requests of several slots where the objective grows least; return the others."""
         wide = Tier.of([request for request in requests if request.slots > 1])
-        needs = KvBlocks.needs(self._kv, wide.prompt_tokens, wide.slots)
+        needs = wide.prompt_tokens
+        if self._limited:
+            needs = KvBlocks.needs(self._kv, wide.prompt_tokens, wide.slots)
         rows = self._outlook.request_work(wide)
         for request, row, need in zip(wide, rows, needs.tolist(), strict=True):
-            some = (self._capacity > 0) & (self._idle | (need <= self._room))
+            some = self._capacity > 0
+            if self._limited:
+                some &= self._idle | (need <= self._room)
             wide_enough = some & (self._capacity >= request.slots)
             open_ = np.flatnonzero(wide_enough if wide_enough.any() else some)
             if not len(open_):
@@ -128,8 +132,9 @@ class _Placement:
             self.place([request], np.array([place]))
             self._loads[place] += row
             self._capacity[place] -= request.slots
-            self._room[place] -= need
-            self._idle[place] = False
+            if self._limited:
+                self._room[place] -= need
+                self._idle[place] = False
         return Tier.of([request for request in requests if request.slots == 1])
 
     def _cheapest(self, row: Floats, open_: Ints) -> int:
