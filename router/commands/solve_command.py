@@ -112,7 +112,7 @@ def _placement(instance: Instance, places: Ints) -> Table:
     after = instance.loads_after(places)
     title = (
         f"{len(instance.loads)} workers, {len(instance.candidates)} candidates, "
-        f"{instance.most_admitted} enter, {len(instance.weights)} steps"
+        f"{np.count_nonzero(places >= 0)} enter, {len(instance.weights)} steps"
     )
     table = Table("worker", "free", "load", "load then", "candidates (size)", title=title, box=None)
     for worker in np.flatnonzero(instance.capacity > 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -170,18 +171,52 @@ def assert_same(one: Solution, other: Solution) -> None:
 @settings(deadline=None)
 def test_the_order_of_candidates_does_not_matter(instance: Instance, seed: int) -> None:
     """Where no two different rows weigh the same: those are alike to the ranking."""
-    candidates = np.unique(instance.candidates, axis=0)
-    sizes = candidates @ instance.weights
+    candidates, first = np.unique(instance.candidates, axis=0, return_index=True)
+    sizes, memory = candidates @ instance.weights, instance.memory
     if len(np.unique(sizes)) < len(sizes):
         return
+    if memory is not None:
+        memory = replace(memory, need=memory.need[first])
+    one = replace(instance, candidates=candidates, memory=memory)
     shuffled = np.random.default_rng(seed).permutation(len(candidates))
-    one = Instance(
-        instance.loads, candidates, instance.capacity, instance.weights, instance.tie_weight
-    )
-    other = Instance(
-        one.loads, candidates[shuffled], one.capacity, one.weights, instance.tie_weight
-    )
+    if memory is not None:
+        memory = replace(memory, need=memory.need[shuffled])
+    other = replace(one, candidates=candidates[shuffled], memory=memory)
     np.testing.assert_array_equal(solve(one, 500).places[shuffled], solve(other, 500).places)
+
+
+@given(instances(), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_the_order_of_workers_does_not_matter(instance: Instance, seed: int) -> None:
+    """Where no two have the same load: among those, the order decides."""
+    loads = instance.loads @ instance.weights
+    if len(np.unique(loads)) < len(loads):
+        return
+    shuffled = np.random.default_rng(seed).permutation(len(loads))
+    memory = instance.memory
+    if memory is not None:
+        memory = replace(memory, room=memory.room[shuffled], idle=memory.idle[shuffled])
+    other = replace(
+        instance,
+        loads=instance.loads[shuffled],
+        capacity=instance.capacity[shuffled],
+        memory=memory,
+    )
+    places = solve(other, 500).places
+    expected = np.where(places < 0, -1, shuffled[places])
+    np.testing.assert_array_equal(solve(instance, 500).places, expected)
+
+
+@given(instances(), st.sampled_from(BUDGETS))
+@settings(deadline=None)
+def test_ample_memory_changes_nothing(instance: Instance, moves: int) -> None:
+    """Ample is what holds any choice; needs follow sizes, as they tell candidates apart."""
+    plain = replace(instance, memory=None)
+    alike = np.unique(plain.candidates, axis=0, return_inverse=True)[1].reshape(-1)
+    need = 1 + 3 * alike
+    room = np.maximum(plain.capacity, 0) * need.max(initial=0)
+    ample = Memory(room, need, np.zeros(len(room), dtype=np.bool_))
+    assert_same(solve(plain, moves), solve(replace(plain, memory=ample), moves))
 
 
 @pytest.mark.parametrize("moves", BUDGETS)
@@ -208,20 +243,32 @@ def test_a_step_without_weight_decides_nothing() -> None:
         )
     ),
     free=st.lists(st.integers(-1, 3), min_size=9, max_size=9),
+    rooms=st.none() | st.lists(st.sampled_from([3, 5, 9, UNLIMITED]), min_size=9, max_size=9),
+    idle=st.lists(st.booleans(), min_size=9, max_size=9),
     tie_weight=TIE_WEIGHTS,
     discount=st.sampled_from([0.5, 0.7, 1.0]),
 )
 @settings(deadline=None)  # the first search loads the kernels
 def test_one_candidate_alone_goes_where_the_search_would_put_it(
-    rows: list[list[int]], free: list[int], tie_weight: float, discount: float
+    rows: list[list[int]],
+    free: list[int],
+    rooms: list[int] | None,
+    idle: list[bool],
+    tie_weight: float,
+    discount: float,
 ) -> None:
     row, *loads = np.array(rows, dtype=np.float64)
+    memory = None
+    if rooms is not None:
+        some = slice(len(loads))
+        memory = Memory(np.array(rooms[some]), np.array([5]), np.array(idle[some]))
     alone = Instance(
         loads=np.array(loads),
         candidates=row[None],
         capacity=np.array(free[: len(loads)], dtype=np.int64),
         weights=np.array([discount**h for h in range(len(row))]),
         tie_weight=tie_weight,
+        memory=memory,
     )
     one, other = solve(alone), _searched(alone, np.array([-1]), DEFAULT_MOVES)
     assert one.places.tolist() == other.places.tolist()
@@ -233,7 +280,7 @@ def test_one_that_went_to_the_least_loaded_worker_moves_on() -> None:
 
 
 def drawn(count: int, *, choice: bool) -> Iterator[Instance]:
-    """Random instances of every kind, without and with look-ahead and quadratic term."""
+    """Random instances of every kind, without and with look-ahead, quadratic term and memory."""
     rng = np.random.default_rng(3)
     for number in range(count):
         steps, workers = (1, 7)[number % 2], int(rng.integers(2, 7))
@@ -243,12 +290,18 @@ def drawn(count: int, *, choice: bool) -> Iterator[Instance]:
         sizes = np.ceil(rng.lognormal(5, 1.2, pool))[:, None]
         ahead = np.arange(steps, dtype=np.float64)
         general = rng.random((pool, steps)) < (0.5, 1.0)[number % 3 > 0]
+        memory = Memory(
+            room=rng.integers(0, 900, workers),
+            need=sizes[:, 0].astype(np.int64),
+            idle=rng.random(workers) < 0.2,
+        )
         yield Instance(
             loads=rng.integers(2000, 4000, (workers, 1)) + rng.integers(0, 9, (workers, 1)) * ahead,
             candidates=np.where(general, sizes + ahead, 0.0),
             capacity=capacity,
             weights=np.array([0.8**h for h in range(steps)]),
             tie_weight=(0.0, 1e-3, 0.1)[number // 2 % 3],
+            memory=memory if number % 5 < 2 else None,
         )
 
 

@@ -68,7 +68,7 @@ def _check_memory(
         open_ = [worker.id for worker in alike if capacity[worker.id] > 0]
         most = max([math.inf if id_ in idle else free[id_] for id_ in open_], default=-1.0)
         fitting = np.count_nonzero(KvBlocks.needs(kv, tier.prompt_tokens, tier.slots) <= most)
-        held_back = max(held_back, fitting - np.count_nonzero(needs <= most))
+        held_back = max(held_back, int(fitting) - int(np.count_nonzero(needs <= most)))
     return held_back
 
 

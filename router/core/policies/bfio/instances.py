@@ -182,7 +182,7 @@ def _whole(
 
 
 def _memory(data: Mapping[str, Any], workers: int, candidates: int) -> Memory:
-    limit, unit = int(_LIMIT), f"at least 0 and at most {_LIMIT:g}"
+    limit, unit = int(_LIMIT), "units, at least 0"
     rooms = [UNLIMITED if room is None else room for room in _list(data, "room")]
     idle = data.get("idle", [])
     if not isinstance(idle, list) or not all(

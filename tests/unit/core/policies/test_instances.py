@@ -6,7 +6,7 @@ import pytest
 
 from router.core.errors import InputError
 from router.core.policies.bfio.instances import from_json, to_json
-from router.core.policies.bfio.solver import Instance
+from router.core.policies.bfio.solver import UNLIMITED, Instance
 
 Data = dict[str, Any]
 
@@ -37,6 +37,33 @@ def test_what_a_person_wrote() -> None:
 def test_a_discount_instead_of_weights() -> None:
     read = from_json(without("weights") | {"discount": 0.5})
     assert read.weights.tolist() == [1, 0.5]
+
+
+def test_memory_there_and_back() -> None:
+    memory = {"room": [900, None], "need": [210, 100], "idle": [1]}
+    read = from_json(plain(**memory))
+    assert read.memory is not None
+    assert read.memory.room.tolist() == [900, UNLIMITED]
+    assert read.memory.need.tolist() == [210, 100]
+    assert read.memory.idle.tolist() == [False, True]
+    assert to_json(read).items() >= memory.items()
+    assert "room" not in to_json(from_json(plain()))
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        ({"need": [1]}, "need has 1 entries, one for each of 2 candidates"),
+        ({"room": [1]}, "room has 1 entries, one for each of 2 workers"),
+        ({"room": [1, -1]}, r"room\[1\] is a whole number of units, at least 0, not -1"),
+        ({"need": [1.5, 1]}, r"need\[0\] is a whole number of units, at least 0, not 1.5"),
+        ({"idle": [2]}, r"idle is a list of workers, by number from 0, not \[2\]"),
+        ({"idle": 0}, "idle is a list of workers, by number from 0, not 0"),
+    ],
+)
+def test_memory_that_makes_no_sense(memory: Data, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_json(plain(**{"room": [1, 1], "need": [1, 1]} | memory))
 
 
 def same(one: Instance, other: Instance) -> bool:
