@@ -27,6 +27,13 @@ class RequestSettings(SettingGroup):
         metavar="true|false",
         live=True,
     )
+    client_ranks: bool = setting(
+        False,
+        "Whether a client's X-Data-Parallel-Rank chooses the rank that serves its request, as in "
+        "vLLM; other requests go where the policy says.",
+        metavar="true|false",
+        live=True,
+    )
     max_slots: int = setting(
         DEFAULT_LIMITS.max_slots,
         "Answers that one request may ask for: its prompts times n; more: 400.",

@@ -12,6 +12,7 @@ from router.core.types import Card
 
 if TYPE_CHECKING:
     from router.core.state.cluster import Cluster
+    from router.core.state.group import Group
     from router.core.types import WorkerSpec
 
 
@@ -155,6 +156,11 @@ class ModelTable:
             check_served(model, lacks, group.askable)
         return Route(model, group.name, lacks, group.most_slots, self.prefills(group.name, lacks))
 
+    def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]:
+        """Workers that must not serve a request for one rank; errors as from ``other_ranks``."""
+        workers = self._cluster.groups[group]
+        return other_ranks(ranks_of(workers), rank, lacks, workers.askable)
+
     def resolve(self, name: str | None) -> str | None:
         return name if name is None else self._aliases.get(name, name)
 
@@ -178,6 +184,35 @@ def check_served(model: str | None, lacks: Set[str], askable: Set[str]) -> None:
     """Raises NoWorkerError if all workers that take requests lack the model."""
     if askable and askable <= lacks:
         raise NoWorkerError(f"no worker that serves {model!r} is up; retry")
+
+
+def ranks_of(group: Group) -> dict[str, int]:
+    """Data-parallel rank of each worker; those without are numbered in their order."""
+    return {
+        worker_id: index if worker.spec.rank is None else worker.spec.rank
+        for index, (worker_id, worker) in enumerate(group.workers.items())
+    }
+
+
+def other_ranks(
+    ranks: Mapping[str, int], rank: int, lacks: frozenset[str], askable: Set[str]
+) -> frozenset[str]:
+    """``lacks`` and the workers of other ranks.
+
+    Raises:
+        InvalidRequestError: no worker has the rank.
+        NoWorkerError: none of it takes requests.
+    """
+    if rank not in ranks.values():
+        known = ", ".join(map(str, sorted(set(ranks.values()))))
+        raise InvalidRequestError(
+            f"no worker has data-parallel rank {rank}; there are {known}",
+            param="X-Data-Parallel-Rank",
+        )
+    others = lacks.union(worker_id for worker_id, own in ranks.items() if own != rank)
+    if askable and askable <= others:
+        raise NoWorkerError(f"no worker of data-parallel rank {rank} is up; retry")
+    return others
 
 
 def group_of(

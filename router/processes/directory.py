@@ -9,7 +9,7 @@ import msgspec
 from router.access.key_ring import Key
 from router.core.request_limits import DEFAULT_LIMITS, RequestLimits
 from router.core.state.rates import tokens_of
-from router.dispatch.models import Route, check_served, group_of
+from router.dispatch.models import Route, check_served, group_of, other_ranks
 from router.http.port import EndingSettings, HttpLimits
 from router.proxy.context import RelaySettings
 
@@ -23,6 +23,7 @@ class GroupCard(msgspec.Struct, frozen=True):
         askable: ids of workers that take requests, now or soon.
         tokens_per_part: for an image or other non-text part.
         most_slots: of its largest worker, if known.
+        ranks: data-parallel rank of each worker.
     """
 
     bytes_per_token: float
@@ -30,6 +31,7 @@ class GroupCard(msgspec.Struct, frozen=True):
     askable: frozenset[str]
     tokens_per_part: float = 0.0
     most_slots: int | None = None
+    ranks: Mapping[str, int] = {}
 
 
 class Patience(msgspec.Struct, frozen=True):
@@ -93,6 +95,10 @@ class Directory(msgspec.Struct, frozen=True):
         if lacks:
             check_served(model, lacks, card.askable)
         return Route(model, group, lacks, card.most_slots, card.prefills)
+
+    def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]:
+        card = self.groups[group]
+        return other_ranks(card.ranks, rank, lacks, card.askable)
 
     def group(self, model: str | None) -> str:
         if model is None and len(self.groups) == 1:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil
 
+from router.dispatch.models import ranks_of
 from router.processes.directory import Access, Directory, GroupCard, Patience, Serving
 from router.serve.router import Router
 
@@ -38,6 +39,7 @@ class Teller:
                     askable=frozenset(group.askable),
                     tokens_per_part=round(group.token_rate.tokens_per_part),
                     most_slots=group.most_slots,
+                    ranks=ranks_of(group),
                 )
                 for group in router.cluster.answering
             },

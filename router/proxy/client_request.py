@@ -21,12 +21,13 @@ HEADER = b"x-request-id"
 PRIORITY = "X-Request-Priority"
 REQUEST_TIMEOUT = "X-Request-Timeout-S"
 QUEUE_TIMEOUT = "X-Queue-Timeout-S"
+RANK = "X-Data-Parallel-Rank"
 _ENERGY = b"x-evenstep-energy"
 # vLLM's; ignored if it is no number, as there.
 _ENGINE_PRIORITY = b"x-vllm-priority"
 _READ = frozenset(
     {HEADER, _ENERGY, _ENGINE_PRIORITY}
-    | {name.lower().encode() for name in (PRIORITY, REQUEST_TIMEOUT, QUEUE_TIMEOUT)}
+    | {name.lower().encode() for name in (PRIORITY, REQUEST_TIMEOUT, QUEUE_TIMEOUT, RANK)}
 )
 _MOST = 2**63
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -84,6 +85,16 @@ class RequestHead:
         given = self._asked.get(_ENGINE_PRIORITY)
         wished = None if given is None else _whole(given)
         return of_body if wished is None else wished
+
+    def rank(self) -> int | None:
+        """Rank that the client asks for; InvalidRequestError if it is no whole number."""
+        given = self._asked.get(RANK.lower().encode())
+        if given is None:
+            return None
+        rank = _whole(given)
+        if rank is None:
+            raise InvalidRequestError(f"{RANK} should be a whole number", param=RANK)
+        return rank
 
     def timeout_s(self, name: str) -> float | None:
         """None if the header is absent; InvalidRequestError if its value is malformed."""

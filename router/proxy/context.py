@@ -67,6 +67,7 @@ class RelaySettings:
     max_attempts: int
     deadlines: Deadlines
     worker_headers: bool
+    client_ranks: bool = False
 
 
 @dataclass(slots=True)
@@ -99,6 +100,8 @@ class Models(Protocol):
     """What a request asks of ``ModelTable``."""
 
     def route(self, name: str | None) -> Route: ...
+
+    def all_but(self, group: str, rank: int, lacks: frozenset[str]) -> frozenset[str]: ...
 
     @property
     def limits(self) -> RequestLimits: ...

@@ -67,7 +67,9 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
     prefills = route.prefills
     if prefills is not None and not (_splittable(parsed, context.relay) and few_fields(body)):
         prefills = None
-    head = head_of(scope)
+    head, lacks = head_of(scope), route.lacks
+    if context.relay.settings.client_ranks and (rank := head.rank()) is not None:
+        lacks = models.all_but(route.group, rank, lacks)
     if context.elsewhere is not None and (head.metered or prefills is not None):
         return context.elsewhere(scope, body)
     waiting = pool_request(
@@ -80,7 +82,7 @@ async def relay_of(context: ServingContext, scope: Scope, body: bytes) -> Serves
         queue_timeout_s=head.timeout_s(QUEUE_TIMEOUT),
         metered=head.metered,
         tenant=scope.get("tenant", ""),
-        lacks=route.lacks,
+        lacks=lacks,
     )
     asked = ClientRequest.read(scope, body, endpoint.dialect)
     asked.line = follow(scope, waiting, route.model, head.name)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.core.events import Event, Progressed
+from router.core.events import Event, Progressed, WorkerDown
 from router.core.types import Outcome
 from router.recording.lines import read
 from router.recording.recorder import Recorder, Setting
@@ -188,6 +188,29 @@ async def test_ranks_behind_one_url_are_told_apart_by_the_router() -> None:
         for exchange in exchanges:
             await exchange.answer(b"{}")
         await soon(asyncio.gather(*asked))
+
+
+async def test_a_clients_rank_pins_its_request_where_the_operator_allows_it() -> None:
+    async with scripted() as (engine,), serving([engine, engine], client_ranks=True) as router:
+        asked = [router.post(headers={"X-data-parallel-rank": "1"}) for _ in range(2)]
+        pinned = [await engine.next(), await engine.next()]
+        assert [exchange.headers["x-data-parallel-rank"] for exchange in pinned] == ["1", "1"]
+        free = router.post()
+        third = await engine.next()
+        assert third.headers["x-data-parallel-rank"] == "0"
+        for exchange in (*pinned, third):
+            await exchange.answer(b"{}")
+        await soon(asyncio.gather(*asked, free))
+
+        for rank, problem in (("7", "no worker has data-parallel rank 7"), ("x", "whole number")):
+            refused = await soon(router.post(headers={"X-data-parallel-rank": rank}))
+            assert refused.status_code == 400
+            assert problem in refused.text
+        (group,) = router.dispatcher.cluster.answering
+        router.dispatcher.apply(WorkerDown(group.live_workers()[1].spec.id, "gone"))
+        gone = await soon(router.post(headers={"X-data-parallel-rank": "1"}))
+        assert gone.status_code == 503
+        assert "no worker of data-parallel rank 1 is up" in gone.text
 
 
 @pytest.mark.parametrize(

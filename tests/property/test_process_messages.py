@@ -90,7 +90,7 @@ from_proxies = st.one_of(
     st.just(m.Beat()),
 )
 DIRECTORY = Directory(
-    groups={"g": GroupCard(3.5, "g/prefill", frozenset({"a", "b"}))},
+    groups={"g": GroupCard(3.5, "g/prefill", frozenset({"a", "b"}), ranks={"a": 0, "b": 3})},
     models={"tiny": "g"},
     aliases={"small": "tiny"},
     known=("tiny", "small"),

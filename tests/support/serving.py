@@ -160,6 +160,7 @@ async def serving(
     deadlines: Deadlines | None = None,
     breakers: BreakerSettings = DEFAULTS,
     plane: DataPlane | None = None,
+    client_ranks: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Router]:
     """A router before these engines until the block ends; ``settings`` of the dispatch loop.
@@ -195,7 +196,12 @@ async def serving(
         upstream,
         trouble,
         ranked,
-        RelaySettings(max_attempts, deadlines or Deadlines(), worker_headers=False),
+        RelaySettings(
+            max_attempts,
+            deadlines or Deadlines(),
+            worker_headers=False,
+            client_ranks=client_ranks,
+        ),
         time.monotonic,
         transfer=KvTransfer(dispatcher, kept_s, Bootstraps(upstream)),
     )

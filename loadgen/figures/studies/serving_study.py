@@ -41,9 +41,9 @@ _BASE = ServingOptions(policy="barrier_time", trace="mooncake-synthetic", dispat
 REGIMES: Mapping[str, ServingOptions] = MappingProxyType(
     {
         _ALL: replace(_BASE, step_time=_PROMPT_HEAVY),
+        _DECODE: replace(_BASE, step_time=_DECODE_HEAVY, arrivals="poisson:16"),
         _SMALL: replace(_BASE, step_time=_PROMPT_HEAVY, batch_tokens=512),
         _WINDOW: replace(_BASE, step_time=_PROMPT_HEAVY, prefill_window="1/4"),
-        _DECODE: replace(_BASE, step_time=_DECODE_HEAVY, arrivals="poisson:16"),
     }
 )
 _OURS, _BFIO = "barrier_time", "bfio, pool"

@@ -9,8 +9,10 @@ from router.core.errors import EvenstepError, InvalidRequestError, NoWorkerError
 from router.core.events import SnapshotReceived, WorkerDown, WorkerUp
 from router.core.state.cluster import Cluster
 from router.core.types import Card, WorkerSpec
-from router.dispatch.models import ModelTable, group_of
+from router.dispatch.models import ModelTable, group_of, ranks_of
+from router.processes.directory import GroupCard
 from tests.support.core import snapshot
+from tests.support.linked import NO_DIRECTORY
 
 
 def table(*groups: str, aliases: Mapping[str, str] | None = None) -> ModelTable:
@@ -171,3 +173,19 @@ def test_the_most_slots_are_those_that_an_engine_reports() -> None:
         assert models.route(None).most_slots == (None if worker_id == "a" else 6)
     cluster.apply(WorkerDown("b", "it restarts"))
     assert models.route(None).most_slots is None, "one that fits there waits for it"
+
+
+def test_a_rank_leaves_only_its_workers() -> None:
+    cluster = Cluster([WorkerSpec("a", "x", rank=4), WorkerSpec("b", "y"), WorkerSpec("c", "z")])
+    models, none = ModelTable(cluster), frozenset[str]()
+    for worker in "ab":
+        cluster.apply(WorkerUp(worker))
+    assert models.all_but("default", 4, none) == {"b", "c"}
+    assert models.all_but("default", 1, frozenset({"a"})) == {"a", "c"}, "the second in order"
+    with pytest.raises(InvalidRequestError, match="no worker has data-parallel rank 0; .* 1, 2, 4"):
+        models.all_but("default", 0, none)
+    with pytest.raises(NoWorkerError, match="no worker of data-parallel rank 2 is up"):
+        models.all_but("default", 2, none)
+    card = GroupCard(4.0, None, frozenset("ab"), ranks=ranks_of(cluster.groups["default"]))
+    told = msgspec.structs.replace(NO_DIRECTORY, groups={"default": card})
+    assert told.all_but("default", 4, none) == {"b", "c"}
