@@ -50,6 +50,11 @@ _OURS, _BFIO = "barrier_time", "bfio, pool"
 _TUNED_COST, _TUNED_SCORE = "kv_cost, tuned", "prefix_score, tuned"
 _AS_PROOF = ", as the proof"
 _RULES = ("least_tokens", "prefix_score", "kv_cost", "lmetric", "least_prefill", "cache_aware")
+# The rows of the smaller tables.
+_SHORT = (
+    *("lmetric", "least_prefill", _OURS, _BFIO, "least_tokens" + _AS_PROOF),
+    *("prefix_score" + _AS_PROOF, "kv_cost" + _AS_PROOF),
+)
 # Found by ``tests/bench/tune_peer_rules.py`` on conversations.
 _COST_WEIGHTS = {_PROMPT_HEAVY: 64.0, _DECODE_HEAVY: 8.0}
 _SCORE_WEIGHTS = {_PROMPT_HEAVY: (1.0, 0.5, 2.0), _DECODE_HEAVY: (1.0, 2.0, 2.0)}
@@ -147,6 +152,8 @@ def _ways(options: ServingOptions) -> dict[str, ServingCase]:
         makers[name + _AS_PROOF] = partial(_as_proof, name)
     for way, make in makers.items():
         cases[way] = ServingCase((), plain[way.partition(",")[0]], make)
+    if options.step_time == _PROMPT_HEAVY and options != REGIMES[_ALL]:
+        return {way: case for way, case in cases.items() if way in _SHORT}
     return cases
 
 
@@ -198,7 +205,7 @@ class ServingStudy(Study):
                 yield within(f"{text}: TTFT p99, s", sample, TTFT_P99.metric, p99_s, 0.25)
             if (p99_ms := proof.tpot_p99_ms) is not None:
                 yield within(f"{text}: TPOT p99, s", sample, TPOT_P99.metric, p99_ms / 1e3, 0.25)
-        for regime in REGIMES:
+        for regime in (_ALL, _DECODE):
             ours = outcomes[regime, _OURS]
             for way in ("least_prefill", "kv_cost", _TUNED_COST, _TUNED_SCORE):
                 for column in (TTFT, TPOT):

@@ -182,7 +182,7 @@ def test_a_rank_leaves_only_its_workers() -> None:
         cluster.apply(WorkerUp(worker))
     assert models.all_but("default", 4, none) == {"b", "c"}
     assert models.all_but("default", 1, frozenset({"a"})) == {"a", "c"}, "the second in order"
-    with pytest.raises(InvalidRequestError, match="no worker has data-parallel rank 0; .* 1, 2, 4"):
+    with pytest.raises(InvalidRequestError, match="rank 0; there are 1, 2, 4"):
         models.all_but("default", 0, none)
     with pytest.raises(NoWorkerError, match="no worker of data-parallel rank 2 is up"):
         models.all_but("default", 2, none)
