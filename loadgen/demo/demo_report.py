@@ -78,7 +78,7 @@ def summary(
 ) -> Report:
     """All conditions and results as JSON-able values."""
     warmup = runs[0].outcome.plan.warmup
-    header = origin(Engines.EMULATED, CODE)
+    header = origin(Engines.EMULATED, CODE, runs[0].outcome.engines)
     return {
         "emulated": True,
         "statement": STATEMENT,

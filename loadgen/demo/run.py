@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +72,17 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Output of a run."""
+    """Output of a run.
+
+    Attributes:
+        engines: which features the emulated engines had.
+    """
 
     plan: RunPlan
     report: Report
     record: Sequence[StepRecord]
     record_file: Path
+    engines: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -94,7 +99,7 @@ def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outc
     """
     report_file = folder / f"{plan.name}.json"
     report_file.unlink(missing_ok=True)
-    with serving(plan, fleet, folder / plan.name) as url:
+    with serving(plan, fleet, folder / plan.name) as (url, engines):
         replay = replay_arguments(plan, fleet, url, report_file)
         with Child(replay, folder / f"{plan.name}.replay.log") as client:
             code = client.finish(timeout_s)
@@ -102,12 +107,14 @@ def execute(plan: RunPlan, fleet: Fleet, folder: Path, timeout_s: float) -> Outc
     if report is None:
         raise EvenstepError(f"evenstep replay ended with {code} and no report: {client.last_words}")
     record_file = _record_file(folder / plan.name)
-    return Outcome(plan, report, read_record(record_file), record_file)
+    return Outcome(plan, report, read_record(record_file), record_file, engines)
 
 
 @contextlib.contextmanager
-def serving(plan: RunPlan, fleet: Fleet, files: Path, *flags: str) -> Iterator[str]:
-    """Start a fresh fleet behind a fresh router, yield the router's URL, and end both.
+def serving(
+    plan: RunPlan, fleet: Fleet, files: Path, *flags: str
+) -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Start a fresh fleet behind a fresh router, yield its URL and the engines' features; end both.
 
     Record and logs are ``files``, with suffixes; ``flags`` are the router's.
 
@@ -141,7 +148,7 @@ def serving(plan: RunPlan, fleet: Fleet, files: Path, *flags: str) -> Iterator[s
         ]
         with Child(serve, files.with_name(f"{files.name}.router.log")) as router:
             router.until(lambda: _all_up(url, fleet.workers), READY_TIMEOUT_S)
-            yield url
+            yield url, ready["engines"]
 
 
 def _record_file(files: Path) -> Path:

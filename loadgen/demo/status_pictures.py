@@ -40,7 +40,7 @@ def photograph(plan: RunPlan, fleet: Fleet, folder: Path) -> Sequence[Path]:
     lasting = replace(plan, requests=_REQUESTS)
     with (
         browsing(program) as page,
-        serving(plan, fleet, files, "--admin-port", str(port), *EMULATED_POWER) as url,
+        serving(plan, fleet, files, "--admin-port", str(port), *EMULATED_POWER) as (url, _),
     ):
         page.size(_WIDTH, _HEIGHT)
         page.prefer(prefers_color_scheme="light")

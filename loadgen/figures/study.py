@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from loadgen.engine.engine_features import EngineFeatures
 from loadgen.figures.cases import trace_lengths
 from loadgen.figures.claims import Claim
 from loadgen.figures.fingerprints import DECODE_FOLDERS
@@ -23,6 +24,18 @@ TRACE_NAMES: Mapping[str, str] = MappingProxyType(
 )
 
 
+# Workers hold tokens and grow; prompts are computed elsewhere.
+DECODING: Mapping[str, object] = MappingProxyType(
+    {
+        **EngineFeatures(prefix_caching=False, block_tokens=1).described(),
+        "batch_tokens": None,
+        "prompts_cost": False,
+    }
+)
+# Workers, or others for them, compute prompts in chunks; the cases name their sizes.
+COMPUTING: Mapping[str, object] = MappingProxyType({**DECODING, "prompts_cost": True})
+
+
 class Study(ABC):
     """One question to the simulator.
 
@@ -30,11 +43,13 @@ class Study(ABC):
         title: subject of the study.
         conditions: conditions of the simulation, in a sentence or two.
         code: files and folders that decide its figures, beside its own file.
+        physics: which features its engines have, beside the sizes that its cases name.
     """
 
     title: ClassVar[str]
     conditions: ClassVar[str]
     code: ClassVar[Sequence[str]] = DECODE_FOLDERS
+    physics: ClassVar[Mapping[str, object]] = DECODING
 
     @abstractmethod
     def measure(self, laboratory: Laboratory) -> Outcomes:
@@ -64,7 +79,7 @@ class Study(ABC):
     def origin(self) -> Document:
         """Origin of figures that are simulated now."""
         own = type(self).__module__.replace(".", "/") + ".py"
-        return origin(Engines.SIMULATED, (*self.code, own))
+        return origin(Engines.SIMULATED, (*self.code, own), self.physics)
 
 
 def _way(policy: str, **changes: Any) -> Mapping[str, Any]:

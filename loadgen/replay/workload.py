@@ -6,16 +6,19 @@ import json
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.traces.trace import Trace, TraceRequest
+from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.errors import ConfigError
 
 # All have three digits, so a prompt is one slice of a string. A byte vocabulary has them too.
 _TOKEN_IDS = (100, 228)
 _ID_WIDTH = len("100,")
 _BANK_TOKENS = 1 << 16
+_BLOCK_DIGITS = 5
+_SPREAD = 40_503  # odd, so that neighbouring ids begin at places far apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ def plan(
 ) -> tuple[TraceRequest, ...]:
     """Select requests and set their arrivals in engine seconds; none in a closed loop.
 
-    The trace's own times take its earliest requests, other arrivals a sample of it.
+    The trace's own times take its earliest requests, other arrivals a sample of it, or the first
+    ones in its order if their prompts share prefixes.
 
     Raises:
         InputError: the trace has no arrival times of its own, or too few, and they were requested.
@@ -126,17 +130,32 @@ def plan(
     at_s = 0.0
     timed = []
     for request in requests:
-        timed.append(TraceRequest(request.prompt_tokens, request.output_tokens, at_s))
+        timed.append(replace(request, arrival_s=at_s))
         at_s += rng.expovariate(arrivals.value)
     return tuple(timed)
 
 
 def _prompts(requests: Sequence[TraceRequest], seed: int) -> Iterator[bytes]:
-    """Random token ids, comma-separated; two prompts share a prefix only by chance."""
+    """Random token ids, comma-separated.
+
+    Prompts share what the trace says that they share; further prefixes only by chance.
+    """
     rng = random.Random(f"{seed} prompts")
     longest = max((request.prompt_tokens for request in requests), default=0)
-    ids = rng.choices(range(*_TOKEN_IDS), k=_BANK_TOKENS + longest)
+    ids = rng.choices(range(*_TOKEN_IDS), k=_BANK_TOKENS + max(longest, BLOCK_TOKENS))
     bank = ",".join(map(str, ids)).encode() + b","
     for request in requests:
+        prompt = b"".join(_block(bank, id_) for id_ in request.blocks)
+        missing = request.prompt_tokens - len(prompt) // _ID_WIDTH
         start = rng.randrange(_BANK_TOKENS) * _ID_WIDTH
-        yield bank[start : start + request.prompt_tokens * _ID_WIDTH - 1]
+        prompt += bank[start : start + max(0, missing) * _ID_WIDTH]
+        yield prompt[: request.prompt_tokens * _ID_WIDTH - 1]
+
+
+def _block(bank: bytes, id_: int) -> bytes:
+    """The tokens of a block of a trace; they begin with its id, so that no two are alike."""
+    first, values = _TOKEN_IDS[0], _TOKEN_IDS[1] - _TOKEN_IDS[0]
+    digits = [first + id_ // values**place % values for place in range(_BLOCK_DIGITS)]
+    start = id_ * _SPREAD % _BANK_TOKENS * _ID_WIDTH
+    rest = bank[start : start + (BLOCK_TOKENS - _BLOCK_DIGITS) * _ID_WIDTH]
+    return ",".join(map(str, digits)).encode() + b"," + rest

@@ -45,16 +45,23 @@ class Engines(StrEnum):
     UNKNOWN = UNKNOWN
 
 
-def origin(engines: Engines, code: Sequence[str], **versions: str) -> Document:
+def origin(
+    engines: Engines,
+    code: Sequence[str],
+    physics: Mapping[str, object] | None = None,
+    **versions: str,
+) -> Document:
     """Header of figures that are made now, by this process.
 
     Args:
         engines: what stood for the engines.
         code: files and folders that decide the figures, below ``ROOT``.
+        physics: which features the modelled engines had; None: real ones, or none at all.
         versions: of further programs, by name.
     """
     return {
         "engines": engines.value,
+        "physics": None if physics is None else dict(physics),
         "commit": commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command(),

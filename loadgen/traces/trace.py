@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from types import MappingProxyType
 
@@ -46,10 +47,14 @@ class Trace:
     def sample(self, count: int, seed: int) -> tuple[TraceRequest, ...]:
         """Draw requests without their arrival times.
 
-        Without replacement while there are enough rows, else with replacement.
+        Without replacement while there are enough rows, else with replacement. Requests that share
+        prefixes are the first ones in the trace's order, again and again.
         """
         rng = random.Random(seed)
         rows = self.requests
+        if any(row.blocks for row in rows):
+            firsts = islice(cycle(rows), count)
+            return tuple(replace(row, arrival_s=None) for row in firsts)
         drawn = rng.sample(rows, count) if count <= len(rows) else rng.choices(rows, k=count)
         return tuple(TraceRequest(row.prompt_tokens, row.output_tokens) for row in drawn)
 

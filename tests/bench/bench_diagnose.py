@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.report.origin import (
     EMULATION,
     SERVING,
@@ -133,7 +134,11 @@ def kinds(seconds: float) -> list[dict[str, Any]]:
 def keep(folder: Path, said: Sequence[Said]) -> None:
     """As the page shows it."""
     for name, (report, text) in zip(("before", "after"), said, strict=True):
-        write_figures(folder / f"{name}.json", report, origin(Engines.EMULATED, CODE))
+        write_figures(
+            folder / f"{name}.json",
+            report,
+            origin(Engines.EMULATED, CODE, EmulatorSettings().described()),
+        )
         lines = (line.rstrip() for line in text.splitlines())
         (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
 
@@ -149,7 +154,7 @@ def main() -> None:
     found: dict[str, Any] = {"time_scale": PLAIN.time_scale, "kinds": [], "switches": []}
     if given.only:
         found = read_figures(given.json)
-    header = origin(Engines.EMULATED, CODE)
+    header = origin(Engines.EMULATED, CODE, EmulatorSettings().described())
     if given.only in (None, "kinds"):
         found["kinds"] = kinds(given.seconds)
     for fleet in ("plain", "demo"):

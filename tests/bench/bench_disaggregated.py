@@ -24,11 +24,14 @@ import httpx
 
 from loadgen.demo.figures import steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, Outcome, RunPlan
+from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.emulator.record import read_record
+from loadgen.engine.prefill_settings import PrefillSettings
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.run.child_processes import Child, free_ports
 from router.core.types import Dispatch
 
+PHYSICS = EmulatorSettings(prefill=PrefillSettings()).described()
 CODE = (
     *SERVING,
     *EMULATION,
@@ -215,7 +218,7 @@ def main() -> None:
                 rows.append(row)
                 print(json.dumps({k: v for k, v in row.items() if k != "report"}), flush=True)
     if given.json:
-        write_figures(given.json, {"rows": rows}, origin(Engines.EMULATED, CODE))
+        write_figures(given.json, {"rows": rows}, origin(Engines.EMULATED, CODE, PHYSICS))
 
 
 if __name__ == "__main__":

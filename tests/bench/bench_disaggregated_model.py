@@ -20,7 +20,8 @@ from statistics import fmean
 from typing import Any
 
 from loadgen.demo.run import STARVATION_S
-from loadgen.engine.prefill_settings import parse_prefill_time
+from loadgen.emulator.emulator_settings import EmulatorSettings
+from loadgen.engine.prefill_settings import PrefillSettings, parse_prefill_time
 from loadgen.report.origin import Engines, origin, read_figures, write_part
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
@@ -43,6 +44,7 @@ from tests.bench.bench_disaggregated import (
 )
 from tests.bench.bench_disaggregated import CODE as LIVE
 
+PHYSICS = EmulatorSettings(prefill=PrefillSettings()).described()
 CODE = (*LIVE, "loadgen/simulator/decode", "tests/bench/bench_disaggregated_model.py")
 
 MOST_DELAY_STEPS = 8
@@ -176,7 +178,7 @@ def main() -> None:
                 "rows": [asdict(r) | {"ratio": r.ratio} for r in rows if r.trace == trace],
             }
             part = {"model": model, "live": [run for run in runs if run["trace"] == trace]}
-            write_part(given.json, trace, part, origin(Engines.EMULATED, CODE))
+            write_part(given.json, trace, part, origin(Engines.EMULATED, CODE, PHYSICS))
 
 
 def summary(rows: list[Row], trace: str, name: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.traces.recordings import load_recording
 from router.engines.http_client import HttpClient, bearer
@@ -191,7 +192,9 @@ def main() -> None:
     }
     print(json.dumps(figures, indent=1))
     if given.json is not None:
-        write_figures(given.json, figures, origin(Engines.EMULATED, CODE))
+        write_figures(
+            given.json, figures, origin(Engines.EMULATED, CODE, EmulatorSettings().described())
+        )
 
 
 if __name__ == "__main__":

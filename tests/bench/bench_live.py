@@ -20,6 +20,7 @@ from statistics import fmean
 from loadgen.demo.demo_command import CAP_TOKENS
 from loadgen.demo.figures import steady_steps, step_figures
 from loadgen.demo.run import STARVATION_S, Fleet, RunPlan, execute
+from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
@@ -139,7 +140,9 @@ def main() -> None:
             "simulated_tokens": model,
             "rows": [vars(row) for row in rows],
         }
-        write_figures(given.json, result, origin(Engines.EMULATED, CODE))
+        write_figures(
+            given.json, result, origin(Engines.EMULATED, CODE, EmulatorSettings().described())
+        )
 
 
 if __name__ == "__main__":

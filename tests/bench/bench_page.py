@@ -29,6 +29,7 @@ from statistics import median
 import httpx
 import msgspec
 
+from loadgen.emulator.emulator_settings import EmulatorSettings
 from loadgen.report.browser import browsing, find
 from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
 from router.admin.facts import Footing
@@ -252,7 +253,9 @@ def main() -> None:
     }
     print(json.dumps(figures, indent=1))
     if given.json is not None:
-        write_figures(given.json, figures, origin(Engines.EMULATED, CODE))
+        write_figures(
+            given.json, figures, origin(Engines.EMULATED, CODE, EmulatorSettings().described())
+        )
 
 
 if __name__ == "__main__":

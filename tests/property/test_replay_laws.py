@@ -1,13 +1,18 @@
 """Laws of the replay's arithmetic and of its event reader."""
 
+import json
 import statistics
+from itertools import product
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.emulator.prompt_content import Content
 from loadgen.replay.replay_results import percentile
 from loadgen.replay.stream import CompletionStream
+from loadgen.replay.workload import Arrivals, Workload
 from loadgen.traces.trace import Trace, TraceRequest
+from loadgen.traces.trace_files import BLOCK_TOKENS
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1).map(sorted)
 
@@ -45,3 +50,34 @@ def test_a_sample_has_the_size_asked_for(rows: int, count: int, seed: int) -> No
     drawn = trace.sample(count, seed)
     assert len(drawn) == count
     assert len(set(drawn)) == count or count > rows
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5 * BLOCK_TOKENS)), min_size=1))
+def test_prompts_share_what_the_trace_says(asked: list[tuple[int, int]]) -> None:
+    ids: dict[tuple[int, ...], int] = {}
+    rows = []
+    for kind, prompt_tokens in asked:
+        # Prompts of a kind begin alike: its number in all blocks but those in a second form.
+        blocks = -(-prompt_tokens // BLOCK_TOKENS)
+        content = [kind % 2 if n < 2 else kind for n in range(blocks)]
+        chain = [tuple(content[: n + 1]) for n in range(blocks)]
+        rows.append(
+            TraceRequest(
+                prompt_tokens, 1, blocks=tuple(ids.setdefault(part, len(ids)) for part in chain)
+            )
+        )
+    work = Workload(rows, Arrivals("closed", 1), "m", 1, 3)
+    prompts = [json.loads(body)["prompt"] for body in work.bodies()]
+    assert [len(prompt) for prompt in prompts] == [row.prompt_tokens for row in rows]
+    for (one, first), (other, second) in product(zip(rows, prompts, strict=True), repeat=2):
+        alike = sum(a == b for a, b in zip(one.blocks, other.blocks, strict=False))
+        chains = [Content(each).chain(BLOCK_TOKENS, "m") for each in (first, second)]
+        found = sum(a == b for a, b in zip(*chains, strict=False))
+        assert found == min(alike, *map(len, chains))
+
+
+def test_prompts_without_prefixes_share_none() -> None:
+    rows = [TraceRequest(600, 1)] * 50
+    work = Workload(rows, Arrivals("closed", 1), "m", 1, 3)
+    prompts = [json.loads(body)["prompt"] for body in work.bodies()]
+    assert len({tuple(prompt[:16]) for prompt in prompts}) == 50

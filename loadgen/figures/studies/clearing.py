@@ -16,7 +16,7 @@ from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.fingerprints import ADMISSION_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
-from loadgen.figures.study import Study
+from loadgen.figures.study import COMPUTING, Study
 from loadgen.figures.tables import Table, shown
 from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.report.intervals import Estimate, estimate
@@ -106,6 +106,7 @@ class ClearingStudy(Study):
         "latencies of 2,000 to 10,000 requests."
     )
     code = ADMISSION_FOLDERS
+    physics = COMPUTING
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
         return laboratory.run([*_cases()])

@@ -15,7 +15,7 @@ from loadgen.figures.fingerprints import HANDOFF_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.studies.arrivals_study import FORMS, OURS
-from loadgen.figures.study import Study, config
+from loadgen.figures.study import COMPUTING, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Column, Table, metric_table
 from loadgen.report.charts import Line, draw_line, finish, legend, panels, save
 from loadgen.report.intervals import paired
@@ -136,6 +136,7 @@ class HandoffStudy(Study):
         "together."
     )
     code = HANDOFF_FOLDERS
+    physics = COMPUTING
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
         full = laboratory.run([Case(("capacity",), _config(OURS), _SEEDS)])

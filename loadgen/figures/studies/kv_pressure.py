@@ -11,7 +11,7 @@ from loadgen.figures.claims import Claim, at_least, at_most
 from loadgen.figures.fingerprints import ADMISSION_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
-from loadgen.figures.study import Study
+from loadgen.figures.study import COMPUTING, Study
 from loadgen.figures.tables import Column, Table, metric_table
 from loadgen.report.intervals import Estimate, paired
 from loadgen.simulator.admission.admission_command import AdmissionOptions
@@ -97,6 +97,7 @@ class KvPressureStudy(Study):
         "the first 15 % of the arrivals left out."
     )
     code = ADMISSION_FOLDERS
+    physics = COMPUTING
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
         return laboratory.run([*_cases()])

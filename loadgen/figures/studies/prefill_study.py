@@ -13,7 +13,7 @@ from dataclasses import replace
 from loadgen.figures.cases import Case
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
-from loadgen.figures.study import NONE, ORACLE, Study, config
+from loadgen.figures.study import COMPUTING, NONE, ORACLE, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Table
 from router.core.forecast.forecast import WorkProfile
 
@@ -33,6 +33,7 @@ class PrefillStudy(Study):
         "model on an A100); beta = 100: nine tenths of the prompts in the prefix cache. Imbalance: "
         "KV tokens alone."
     )
+    physics = COMPUTING
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
         cases = []

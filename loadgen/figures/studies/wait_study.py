@@ -15,7 +15,7 @@ from loadgen.figures.fingerprints import ADMISSION_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
 from loadgen.figures.studies.kv_pressure import EVICTIONS, LATENCY, P99, TOKENS
-from loadgen.figures.study import Study
+from loadgen.figures.study import COMPUTING, Study
 from loadgen.figures.tables import Column, Table, metric_table
 from loadgen.simulator.admission.admission_command import AdmissionOptions
 from loadgen.simulator.admission.admission_simulation import EvictionKind, Order
@@ -160,6 +160,7 @@ class WaitStudy(Study):
         "minute at most. Live: entries are capped, nobody pauses."
     )
     code = ADMISSION_FOLDERS
+    physics = COMPUTING
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
         example = [AdmissionCase((_EXAMPLE, way), way_, 1) for way, way_ in _EXAMPLE_WAYS.items()]

@@ -248,6 +248,13 @@ def test_sample_resamples_when_more_are_asked_for() -> None:
     assert {row.prompt_tokens for row in drawn} <= {1, 2, 3, 4, 5}
 
 
+def test_requests_that_share_prefixes_keep_their_order() -> None:
+    rows = Trace("t", "f", tuple(TraceRequest(1 + i, 1, float(i), (i,)) for i in range(3)))
+    drawn = rows.sample(5, seed=1)
+    assert [(row.blocks, row.arrival_s) for row in drawn] == [((i % 3,), None) for i in range(5)]
+    assert rows.earliest(2)[1] == TraceRequest(2, 1, 1.0, (1,))
+
+
 def test_earliest_sorts_and_starts_at_zero() -> None:
     assert ROWS.earliest(2) == (TraceRequest(5, 1, 0.0), TraceRequest(4, 1, 1.0))
     assert len(ROWS.earliest()) == 5

@@ -162,6 +162,7 @@ def test_summary() -> None:
     assert found["emulated"] is True
     assert "not a GPU's gain" in found["statement"]
     assert found["conditions"]["seed"] == 0
+    assert found["origin"]["physics"] == RUNS[0].outcome.engines
     assert [run["complete"] for run in found["runs"]] == [True] * 3
     comparison = found["comparison"]
     assert comparison["baseline"] == "jsq-instant"

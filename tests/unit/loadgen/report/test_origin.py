@@ -91,10 +91,13 @@ def test_a_header_says_what_decided_the_figures(root: Path) -> None:
     header = origin(Engines.REAL, ("code",), vllm="0.32.0")
     assert header["engines"] == "real"
     assert header["commit"] == UNKNOWN
+    assert header["physics"] is None
     assert header["versions"].keys() >= {"python", "evenstep", "numpy", "vllm"}
     assert header["machine"]["cores"] >= 1
     assert str(root) not in json.dumps(header)
     assert changed(header) == []
+    told = origin(Engines.EMULATED, (), {"prefix_caching": True})
+    assert told["physics"] == {"prefix_caching": True}
     (root / "code/b.py").write_text("MORE = 1\n")
     assert changed(header) == ["code"]
     unlike = {"code": code_hash("code"), "gone": "1", "not recorded": None, "code/a.py": None}
