@@ -369,6 +369,13 @@ def _handed(found: Figures, name: str) -> Row:
 # --- simulated, and all ---------------------------------------------------------------------------
 
 
+def engine_model() -> Table:
+    """Speed of the engine model."""
+    found = kept("engine_model/speed.json")["steps_per_cpu_s"]
+    rows = [(name, f"{round(steps, -2):,}") for name, steps in found.items()]
+    return words_table(("prefix cache", "steps a second"), rows)
+
+
 def study_tables(name: str) -> Sequence[Table]:
     """Every table of a study of ``evenstep figures``."""
     return STUDIES[name].tables(outcomes_of(kept("figures/figures.json"))[name])
@@ -405,6 +412,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "fair shares": fair_share,
     "switches": switches,
     "hand-off": handoff,
+    "engine model": engine_model,
     "kept files": kept_files,
 }
 TEXTS: Mapping[str, Callable[[], str]] = {

@@ -318,9 +318,7 @@ class Engine:
             if not more:
                 continue
             before = request.load_tokens
-            self._growth.leave(request)
-            request.generated_tokens += more
-            self._growth.join(request)
+            self._growth.gain(request, more)
             self.load_tokens += more
             self.generated_total += more
             self._read_tokens += layers.read(before + more) - layers.read(before)

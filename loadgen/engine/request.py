@@ -106,17 +106,17 @@ class Growth:
 
     def join(self, request: EngineRequest) -> None:
         """From the next step on it grows."""
-        generated, layers = request.generated_tokens, self._layers
+        generated = request.generated_tokens
         request.growth = self
         request.generated_tokens = generated
         self.requests[request] = None
-        self._count(request, 1)
-        _put(self._ends, self.steps + request.output_tokens - generated, request)
-        if layers.sliding:
-            for most in (layers.window_tokens, layers.reach_tokens):
-                if request.load_tokens <= most:
-                    _put(self._turns, self.steps + most + 1 - request.load_tokens, request)
-        self.expect_full_block(request)
+        self._expect(request)
+
+    def gain(self, request: EngineRequest, tokens: int) -> None:
+        """It grows by further tokens, at once; below its end."""
+        self._count(request, -1)
+        request.generated_tokens += tokens
+        self._expect(request)
 
     def leave(self, request: EngineRequest) -> None:
         self._count(request, -1)
@@ -170,6 +170,18 @@ class Growth:
         if request.load_tokens == self._layers.reach_tokens + 1:
             self._near[self._phase(request)] -= 1
             self._far[self._phase(request)] += 1
+
+    def _expect(self, request: EngineRequest) -> None:
+        """Note what happens to it in which step, if it grows by one token in each."""
+        self._count(request, 1)
+        layers, load = self._layers, request.load_tokens
+        end = self.steps + request.output_tokens - request.generated_tokens
+        _put(self._ends, end, request)
+        if layers.sliding:
+            for most in (layers.window_tokens, layers.reach_tokens):
+                if load <= most:
+                    _put(self._turns, self.steps + most + 1 - load, request)
+        self.expect_full_block(request)
 
     def _count(self, request: EngineRequest, by: int) -> None:
         layers = self._layers
