@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.engine.engine import Engine
@@ -204,6 +204,7 @@ class Run:
             assert self.engine.hit_tokens(request.chain, request.prompt_tokens) == hits
 
 
+@settings(deadline=None)
 @given(options, arrivals)
 def test_every_request_ends_once_and_memory_is_never_exceeded(
     options: Options, batches: list[list[Asked]]
@@ -218,6 +219,7 @@ def test_every_request_ends_once_and_memory_is_never_exceeded(
     assert all(not r.blocks for r in run.all.values())
 
 
+@settings(deadline=None)
 @given(options, arrivals)
 def test_computed_and_cached_tokens_are_the_prompts(
     options: Options, batches: list[list[Asked]]
@@ -236,11 +238,13 @@ def test_computed_and_cached_tokens_are_the_prompts(
         assert cache.queried_tokens == prompts
 
 
+@settings(deadline=None)
 @given(options, arrivals)
 def test_the_same_seed_gives_the_same_run(options: Options, batches: list[list[Asked]]) -> None:
     assert Run(options, batches).told == Run(options, batches).told
 
 
+@settings(deadline=None)
 @given(options, st.integers(1, 200))
 def test_blocks_are_those_of_the_groups_that_a_snapshot_shows(
     options: Options, tokens: int
@@ -249,6 +253,7 @@ def test_blocks_are_those_of_the_groups_that_a_snapshot_shows(
     assert layers.blocks(tokens) == KvBlocks.of(layers.kv_groups(0, 100)).held(tokens)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.booleans()), max_size=40))
 def test_the_cache_evicts_what_was_freed_first(
     moves: list[tuple[int, int, bool]],

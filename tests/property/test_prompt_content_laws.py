@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.emulator.prompt_content import Content, whole_tokens
@@ -14,6 +14,7 @@ def alike(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
+@settings(deadline=None)
 @given(ids, ids, ids, sizes)
 def test_chains_are_alike_as_far_as_tokens_are(
     shared: list[int], one: list[int], other: list[int], size: int
@@ -25,6 +26,7 @@ def test_chains_are_alike_as_far_as_tokens_are(
     assert alike(*chains) == same // size
 
 
+@settings(deadline=None)
 @given(texts, texts, sizes)
 def test_chains_of_texts_are_alike_as_far_as_characters_are(
     one: str, other: str, size: int
@@ -39,6 +41,7 @@ def test_chains_of_texts_are_alike_as_far_as_characters_are(
     assert alike(*chains) == alike(*codes) // (size * CHARS_PER_TOKEN)
 
 
+@settings(deadline=None)
 @given(ids.filter(len), texts.filter(len), st.text(), st.text())
 def test_a_salt_separates_everything(tokens: list[int], text: str, one: str, other: str) -> None:
     for content in (Content(tokens), Content(whole_tokens(text))):
@@ -47,6 +50,7 @@ def test_a_salt_separates_everything(tokens: list[int], text: str, one: str, oth
         assert not set(chains[0]) & set(chains[1]) or one == other
 
 
+@settings(deadline=None)
 @given(texts, st.data())
 def test_token_ids_are_those_of_the_tokens(text: str, data: st.DataObject) -> None:
     whole = whole_tokens(text)
