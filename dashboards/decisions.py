@@ -21,9 +21,13 @@ ROUNDS = Row(
         ),
         Panel(
             "Rounds",
-            "Rounds per second in which requests were assigned.",
+            "Rounds per second in which requests were assigned, or held back since their prompts "
+            "would make all workers wait.",
             "ops",
-            (Query(rate("evenstep_rounds_total")),),
+            (
+                Query(rate("evenstep_rounds_total")),
+                Query(rate("evenstep_rounds_held_total"), "{{group}} held back"),
+            ),
         ),
         Panel(
             "Policy errors",

@@ -69,7 +69,8 @@ def _rows(function: Callable[..., None]) -> Iterator[tuple[str, str, str]]:
     app.command()(function)
     typed = inspect.signature(function, eval_str=True).parameters
     for parameter in get_command(app).params:
-        if parameter.name in typed and not _is_setting(typed[parameter.name]):
+        hidden = getattr(parameter, "hidden", False)
+        if parameter.name in typed and not (hidden or _is_setting(typed[parameter.name])):
             yield _row(parameter, typed[parameter.name])
 
 

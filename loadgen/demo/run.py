@@ -34,6 +34,7 @@ class Fleet:
         slots: requests that a worker runs at once.
         step_time: C,t_l as ``evenstep emulate`` takes it.
         stream_interval: tokens per streamed event.
+        more: further options of ``evenstep emulate``.
     """
 
     workers: int = 8
@@ -41,6 +42,7 @@ class Fleet:
     pool: int = 64
     step_time: str = "4.95e-3,9.5e-8"
     stream_interval: int = 16
+    more: tuple[str, ...] = ()
 
     @property
     def concurrency(self) -> int:
@@ -130,6 +132,7 @@ def serving(
         *("--step-time", fleet.step_time, "--time-scale", f"{plan.time_scale:g}"),
         *("--stream-interval", str(fleet.stream_interval), "--seed", str(plan.seed)),
         *("--record", str(record_file), "--json", str(_ready_file(record_file))),
+        *fleet.more,
     ]
     with Child(emulate, files.with_name(f"{files.name}.fleet.log")) as workers:
         ready = workers.until(lambda: _json_file(_ready_file(record_file)), READY_TIMEOUT_S)

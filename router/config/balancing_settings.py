@@ -8,10 +8,21 @@ from pydantic import ValidationInfo, field_validator
 
 from router.config.setting import MOMENT_S, WEEK_S, SettingGroup, checked, setting
 from router.config.worker_notation import unknown
-from router.core.forecast.forecast import DEFAULT_CHUNK
 from router.core.policies.policy_table import POLICIES
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
+
+# Settings of earlier versions, and what has taken their place.
+_LEARNED = "the router learns it from the engines' steps"
+REPLACED = {
+    "prefill_beta": f"{_LEARNED}; --step-time C,t_l,t_r,t_p fixes the cost of a step",
+    "request_tokens": f"{_LEARNED}; --step-time C,t_l,t_r,t_p fixes the cost of a step",
+    "prefill_chunk": _LEARNED,
+    "drift": f"{_LEARNED}: output tokens of a request in a step, accepted drafts included",
+    "window": "engines report the windows of their KV groups in their snapshots",
+    "window_share": "engines report the windows of their KV groups in their snapshots",
+    "lead_tokens": "it follows from the mean output length by the rule of docs/policies.md",
+}
 
 
 class BalancingSettings(SettingGroup):
@@ -76,16 +87,6 @@ class BalancingSettings(SettingGroup):
         le=1e6,
         live=True,
     )
-    lead_tokens: float | None = setting(
-        None,
-        "How far below the others bfio leaves a worker that it can fill; "
-        "unset: by the rule of docs/policies.md.",
-        unit="tokens",
-        ge=0,
-        le=1e9,
-        live=True,
-        advanced=True,
-    )
     solver_ms: float = setting(
         1.0,
         "Time for all searches of bfio in one decision.",
@@ -102,57 +103,6 @@ class BalancingSettings(SettingGroup):
         ge=0,
         le=64,
         live=True,
-    )
-    drift: float = setting(
-        1.0,
-        "Output tokens of a request in a step, accepted drafts included.",
-        unit="tokens",
-        ge=0,
-        le=1000,
-        live=True,
-        advanced=True,
-    )
-    window: int | None = setting(
-        None,
-        "Tokens of the model's sliding window, if it has one.",
-        unit="tokens",
-        ge=1,
-        le=1_000_000_000,
-        live=True,
-    )
-    window_share: float = setting(
-        1.0,
-        "Fraction of the layers that have the window.",
-        metavar="F",
-        ge=0,
-        le=1,
-        live=True,
-        advanced=True,
-    )
-    request_tokens: float = setting(
-        0.0,
-        "Cost of running a request, in KV tokens' worth.",
-        unit="tokens",
-        ge=0,
-        le=1e9,
-        live=True,
-        advanced=True,
-    )
-    prefill_beta: float = setting(
-        0.0,
-        "Cost of computing a prompt token, in KV tokens' worth.",
-        unit="tokens",
-        ge=0,
-        le=1e9,
-        live=True,
-        advanced=True,
-    )
-    prefill_chunk: int = setting(
-        DEFAULT_CHUNK,
-        "Prompt tokens of a request that a step computes at most.",
-        unit="tokens",
-        ge=1,
-        le=1_000_000_000,
     )
     step_time: str = setting(
         "auto",

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from router.config.balancing_settings import REPLACED
 from router.config.serve_settings import GROUPS, SETTINGS, ServeSettings, title_of
 from router.config.setting import marks_of
-from router.config.setting_sources import CONFIG_VARIABLE, flag_name, load_settings
+from router.config.setting_sources import CONFIG_VARIABLE, flag_name, load_settings, replaced
 from router.core.errors import ConfigError
 
 ConfigFile = Annotated[
@@ -31,7 +32,8 @@ def with_flags(command: Callable[..., None], settings: Iterable[str] = SETTINGS)
     settings = sorted(settings, key=lambda name: marks_of(SETTINGS[name])["advanced"])
     signature = inspect.signature(command, eval_str=True)
     *own, _ = signature.parameters.values()
-    parameters = [*own, *map(_flag, settings)]
+    old = REPLACED if len(settings) == len(SETTINGS) else ()
+    parameters = [*own, *map(_flag, settings), *map(_old_flag, old)]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
 
 
@@ -41,6 +43,9 @@ def given_settings(context: typer.Context, config: Path | None) -> ServeSettings
     Raises:
         ConfigError: see ``load_settings``.
     """
+    for name in REPLACED:
+        if context.params.get(name) is not None:
+            raise ConfigError(replaced(name, flag_name(name)))
     given = {name: value for name in SETTINGS if (value := context.params.get(name)) or value == ""}
     return load_settings(given, config)
 
@@ -65,6 +70,14 @@ def _flag(setting: str) -> inspect.Parameter:
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
         annotation=Annotated[kind | None, option],
+    )
+
+
+def _old_flag(setting: str) -> inspect.Parameter:
+    """Return a hidden flag whose use is an error that says what has replaced it."""
+    annotation = Annotated[str | None, typer.Option(flag_name(setting), hidden=True)]
+    return inspect.Parameter(
+        setting, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
 
 

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource
 
 from router.access.key_files import KEYS_VARIABLE
+from router.config.balancing_settings import REPLACED
 from router.config.serve_settings import PREFIX, SETTINGS, ServeSettings
 from router.config.setting import range_of
 from router.config.toml_file import read_toml
@@ -126,6 +127,8 @@ def _from_environment() -> dict[str, object]:
     links = {name for name, value in os.environ.items() if _is_service_link(name, value)}
     known = {PREFIX + setting.upper() for setting in SETTINGS} | _OTHER_VARIABLES
     for name in os.environ:
+        if (old := name.removeprefix(PREFIX).lower()) in REPLACED and name.startswith(PREFIX):
+            raise ConfigError(replaced(old, name))
         if name.startswith(PREFIX) and name not in known | links:
             raise ConfigError(unknown("environment variable", name, known))
     values = _Environment(ServeSettings)()
@@ -141,9 +144,16 @@ def _is_service_link(name: str, value: str) -> bool:
 
 def _check_names(values: Iterable[str], where: str) -> None:
     for name in values:
+        if name in REPLACED:
+            raise ConfigError(replaced(name, where))
         if name not in SETTINGS:
             wrong = unknown("setting", name, SETTINGS)
             raise ConfigError(f"{wrong} (in {where})")
+
+
+def replaced(name: str, where: str) -> str:
+    """Return a message about a setting that is no more."""
+    return f"{name} is no setting any more: {REPLACED[name]} (from {where})"
 
 
 def _toml_value(value: object) -> str:

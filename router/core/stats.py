@@ -61,6 +61,7 @@ class GroupStats:
         unserved: requests rejected because no worker was live.
         returned: dispatches that came back before their first byte.
         unreturned: failures passed on to the client, since the retry budget was spent.
+        held_rounds: rounds whose requests wait for more, since their prompts make all workers wait.
         estimated: assignments of requests whose prompt no engine had counted yet.
         fallbacks: requests served whole, since prefill workers were missing or failed.
         repeated_prefills: prompts computed again, since their KV was gone.
@@ -78,6 +79,7 @@ class GroupStats:
     unreturned: int = 0
     beside: int = 0
     rounds: int = 0
+    held_rounds: int = 0
     policy_errors: int = 0
     estimated: int = 0
     fallbacks: int = 0

@@ -123,6 +123,11 @@ DECIDER_ROWS: Sequence[Row[Decider]] = (
         lambda decider: decider.stats.rounds,
     ),
     Row(
+        "evenstep_rounds_held_total",
+        "Rounds whose requests waited for more: their prompts make all workers wait.",
+        lambda decider: decider.stats.held_rounds,
+    ),
+    Row(
         "evenstep_policy_errors_total",
         "Rounds in which the policy failed and a simpler one stood in.",
         lambda decider: decider.stats.policy_errors,

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 from router.config.live import Part
@@ -35,32 +35,13 @@ class DecidingSettings:
     horizon: int | None
     discount: float | None
     tie_weight: float | None
-    lead_tokens: float | None
-    drift: float
-    window: int | None
-    window_share: float
-    request_tokens: float
-    prefill_beta: float
-    prefill_chunk: int = field(compare=False)  # fixed at the start
 
     @property
     def look_ahead(self) -> LookAhead:
-        profile = WorkProfile(
-            growth=self.drift,
-            window=self.window,
-            window_share=self.window_share,
-            request_tokens=self.request_tokens,
-            prefill_beta=self.prefill_beta,
-            prefill_chunk=self.prefill_chunk,
-        )
-        return LookAhead(
-            SIGNALS[self.lookahead](profile),
-            profile,
-            self.horizon,
-            self.discount,
-            self.tie_weight,
-            self.lead_tokens,
-        )
+        """Its work profile is learned from here on."""
+        profile = WorkProfile()
+        signal = SIGNALS[self.lookahead](profile)
+        return LookAhead(signal, profile, self.horizon, self.discount, self.tie_weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,6 @@ class Router:
         self.cluster = Cluster(
             settings.workers,
             settings.lockstep,
-            settings.prefill_chunk,
             settings.levels,
             settings.of(BreakerSettings),
             settings.fixed_step_time,

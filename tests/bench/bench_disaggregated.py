@@ -107,7 +107,7 @@ def run(plan: Plan, setting: Setting, folder: Path) -> dict[str, Any]:
             *("serve", "--port", url.rpartition(":")[2], "--log-level", "warning"),
             *("--policy", plan.policy, "--dispatch", plan.dispatch),
             *("--starvation", f"{STARVATION_S * scale:g}", "--queue-timeout", f"{60 * scale:g}"),
-            *("--kv-expiry", f"{30 * scale:g}", "--prefill-chunk", PREFILL_CHUNK),
+            *("--kv-expiry", f"{30 * scale:g}"),
             *(part for spec in specs for part in ("--worker", spec)),
         ]
         with Child(router, folder / f"{plan.name}.router.log") as serving:

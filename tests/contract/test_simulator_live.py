@@ -32,6 +32,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
+from router.core.step_time import PAPER_STEP_TIME
 from router.core.types import Dispatch, Request, RunningRequest, Snapshot, WorkerSpec
 from tests.support.core import part, token
 
@@ -50,12 +51,23 @@ class Traits:
         priorities: the same of priorities.
         kv_tokens: KV memory of a worker, which its snapshots report; None: it is not reported.
         patience: steps after which a request is overdue.
+        prompt_tokens_worth: KV tokens that cost as much as a computed prompt token; 0: prompts are
+            computed elsewhere.
     """
 
     tenants: str = "-"
     priorities: tuple[int, ...] = (0,)
     kv_tokens: int | None = None
     patience: int = DEADLINE
+    prompt_tokens_worth: float = 0.0
+
+    @property
+    def profile(self) -> WorkProfile:
+        return WorkProfile(prefill_beta=self.prompt_tokens_worth)
+
+    def seconds(self, load_tokens: int, prompt_tokens: int) -> float:
+        work = load_tokens + self.prompt_tokens_worth * prompt_tokens
+        return PAPER_STEP_TIME.seconds(work, 0)
 
 
 class TraitStream(FullStream):
@@ -125,7 +137,7 @@ class Live:
     """Cluster and decider of the router, with engines that step at once."""
 
     def __init__(self, policy: str, look_ahead: LookAhead | None, traits: Traits) -> None:
-        self.kv_tokens = traits.kv_tokens
+        self.kv_tokens, self.traits = traits.kv_tokens, traits
         self.ids = [f"w{index}" for index in range(WORKERS)]
         self.cluster = Cluster(WorkerSpec(i, i, slots=SLOTS) for i in self.ids)
         for worker_id in self.ids:
@@ -170,11 +182,17 @@ class Live:
         return decided
 
     def step(self, step: int, snapshot: Snapshots) -> list[int]:
-        loads = []
-        for worker_id, engine in self.engines.items():
-            entered = list(engine.schedule().admitted)
-            loads.append(engine.load_tokens)
-            message = snapshot(engine, step, engine.advance(), entered)
+        schedules = [engine.schedule() for engine in self.engines.values()]
+        loads = [engine.load_tokens for engine in self.engines.values()]
+        prompts = [schedule.prefill_tokens for schedule in schedules]
+        seconds = max(map(self.traits.seconds, loads, prompts))
+        for (worker_id, engine), schedule in zip(self.engines.items(), schedules, strict=True):
+            message = snapshot(engine, step, engine.advance(), list(schedule.admitted))
+            if self.traits.prompt_tokens_worth:
+                computed = schedule.prefill_tokens
+                message = msgspec.structs.replace(
+                    message, step_s=seconds, scheduled_prefill_tokens=computed
+                )
             self.decider.learn(step_complete=self.receive(worker_id, engine, message))
         return loads
 
@@ -192,10 +210,12 @@ class Seen:
     Attributes:
         overdue: numbers of the requests that were overdue.
         turns: turns of the tenants.
+        decider: the live one, at the end.
     """
 
     overdue: list[int] = field(default_factory=list)
     turns: list[Sequence[Any]] = field(default_factory=list)
+    decider: Decider | None = field(default=None, compare=False)
 
     def watch(self, patch: pytest.MonkeyPatch) -> None:
         overdue, turns = Pool.overdue, FairShare.turns
@@ -239,6 +259,7 @@ def compare(
         lead_tokens=20,
         knowledge=Knowledge.parse(signal or "none"),
         overcommit=0,
+        profile=traits.profile,
     )
     made: list[WatchedEngines] = []
 
@@ -270,6 +291,7 @@ def compare(
             assert live.step(step + 1, snapshots) == simulated.loads[step].tolist(), step
     assert live.decider.stats.policy_errors == 0
     assert len(live.jobs) >= 2 * WORKERS * SLOTS
+    seen_live.decider = live.decider
     return seen_simulated, seen_live
 
 
@@ -302,3 +324,14 @@ def test_overdue_requests_and_turns_of_tenants_are_decided_alike(
     assert len(live.overdue) > 20
     assert len(set(live.overdue)) > 3
     assert sum(any(turn) for turn in live.turns) > 10
+
+
+@pytest.mark.parametrize(("signal", "worth"), [("none", 30.0), ("none", 300.0), ("survival", 30.0)])
+def test_the_cost_of_prompts_is_learned_and_decided_on_alike(
+    signal: str, worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, live = compare("bfio", signal, delta, Traits(prompt_tokens_worth=worth), monkeypatch)
+    assert live.decider is not None
+    assert live.decider.look_ahead is not None
+    assert live.decider.look_ahead.profile.prefill_beta == pytest.approx(worth, rel=0.1)
+    assert live.decider.stats.held_rounds > 5

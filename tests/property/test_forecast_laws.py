@@ -64,7 +64,7 @@ RUNNING = st.lists(REQUEST, min_size=1, max_size=12).map(_columns)
 
 
 def scalar_work(profile: WorkProfile, tokens: int, left: int, steps: int) -> list[float]:
-    """One request, simulated step by step."""
+    """One request, simulated step by step; the last also has what is left of its prompt."""
     work = []
     held = float(tokens)
     for _ in range(steps):
@@ -76,6 +76,7 @@ def scalar_work(profile: WorkProfile, tokens: int, left: int, steps: int) -> lis
         work.append(attended + profile.request_tokens + profile.prefill_beta * computed)
         if left == 0 or not profile.prefill_beta:
             held += profile.growth
+    work[-1] += profile.prefill_beta * left
     return work
 
 

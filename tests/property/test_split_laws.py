@@ -69,7 +69,9 @@ class Story:
     def __init__(self, policy: OnlyExact) -> None:
         self.policy = policy
         self.now_s = 100.0
-        self.cluster = Cluster(SPECS, prefill_chunk=200)
+        self.cluster = Cluster(SPECS)
+        for each in self.cluster.groups["default/prefill"].prefill_workers:
+            each.chunk_tokens = 200
         self.port = Dispatcher(
             self.cluster,
             lambda: cast(Policy, policy),

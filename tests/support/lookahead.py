@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import NO_CAP, Ends, Floats, Ints, Running
+from router.core.forecast.forecast import NO_CAP, Ends, Floats, Ints, Running, WorkProfile
 
 
 def column(values: Sequence[int] | Ints) -> Ints:
@@ -87,6 +87,9 @@ class Fleet:
         rows = np.searchsorted(np.sort(self.id), running.id)
         order = np.argsort(self.id)[rows]
         return Ends((self.length - self.generated)[order])
+
+    def follow(self, profile: WorkProfile) -> None:
+        """The ends are known."""
 
     def _draw(self, count: int) -> Ints:
         return self._rng.choice(self.outputs, count).astype(np.int64)

@@ -94,9 +94,9 @@ class _Simulation:
         self._front.decide(step, self._now_s)
         starts = engines.begin(step, self._now_s)
         recorder.started(step, starts)
-        self._front.started(len(starts))
         step_time = config.step_time
         seconds = step_time.base_s + step_time.per_token_s * float(engines.work(step).max())
+        self._front.stepped(len(starts), seconds)
         recorder.step(
             seconds, idle_s, engines.tokens(step), engines.decoding(step), self._front.waiting
         )

@@ -151,7 +151,7 @@ class DecodeOptions:
     horizon: _Horizon = SERVE["horizon"]
     discount: _Discount = SERVE["discount"]
     tie_weight: _TieWeight = SERVE["tie_weight"]
-    lead_tokens: _Lead = SERVE["lead_tokens"]
+    lead_tokens: _Lead = None
     starvation_s: _Starvation = SERVE["starvation_s"]
     deadline_steps: _Deadline = None
     lookahead: LookaheadFlag = SERVE["lookahead"]
@@ -159,7 +159,7 @@ class DecodeOptions:
     dispatch: _Dispatch = SERVE["dispatch"]
     dispatch_delay: _Delay = 0
     overcommit: _Overcommit = SERVE["overcommit"]
-    drift: _Drift = SERVE["drift"]
+    drift: _Drift = 1.0
     prefill_cost: _Prefill = None
     step_time: StepTimeFlag = "4.95e-3,9.5e-8"
     kv_tokens: _KvTokens = 0

@@ -73,7 +73,7 @@ class DecodeConfig:
         deadline_steps: patience in steps, in place of ``starvation_s``; 0: endless.
         horizon, discount, tie_weight, lead_tokens: H, gamma, mu and the lead; None: by the rule.
         profile: cost of requests; ``step_time`` adds its t_r and its t_p.
-        known_profile: cost that the policy assumes; None: the true one.
+        known_profile: cost that the policy assumes; None: it learns the cost from the steps.
         kv_tokens: KV memory of a worker, for the usage in views; 0: no usage in views.
         prefill: prefill workers for these; None: prompts are free, or the workers compute them.
         size_error: sigma of a lognormal factor of mean 1 on the prompt sizes that policies see; 0:
@@ -102,7 +102,7 @@ class DecodeConfig:
     horizon: int | None = SERVE["horizon"]
     discount: float | None = SERVE["discount"]
     tie_weight: float | None = SERVE["tie_weight"]
-    lead_tokens: float | None = SERVE["lead_tokens"]
+    lead_tokens: float | None = None
     knowledge: Knowledge = field(default_factory=lambda: Knowledge(SERVE["lookahead"]))
     step_time: StepTime = PAPER_STEP_TIME
     power: PowerModel = field(default_factory=PowerModel)
@@ -157,7 +157,7 @@ class DecodeConfig:
 
     def described(self) -> dict[str, object]:
         """Everything that a result depends on, except the parameters that the rule chose."""
-        known = self.known_profile or self.true_profile
+        known = self.known_profile
         return {
             "policy": self.policy,
             "lengths": self.lengths.name,
@@ -168,7 +168,7 @@ class DecodeConfig:
             "step_time": asdict(self.step_time),
             "power": asdict(self.power),
             "profile": asdict(self.true_profile),
-            "known_profile": asdict(known),
+            "known_profile": "learned" if known is None else asdict(known),
             **({"prefill": asdict(self.prefill)} if self.prefill else {}),
             **({} if self.deadline_steps is not None else {"starvation_s": self.starvation_s}),
             **({"size_error": self.size_error} if self.size_error else {}),

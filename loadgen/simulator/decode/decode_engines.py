@@ -145,6 +145,19 @@ class Engines:
         left: Ints = self._prefill_left(step).reshape(self._shape).sum(axis=1)
         return left + self._queued_tokens
 
+    def shown(self, step: int) -> tuple[list[int], list[int], list[int], list[float]]:
+        """What snapshots show of a step, by worker.
+
+        KV tokens at its end, requests, computed prompt tokens, and these times those before them.
+        """
+        held = self._held(self._prompt, _decoded(step + 1, self._first))
+        left = self._prefill_left(step)
+        computed = np.minimum(left, self._profile.prefill_chunk)
+        contexts = computed * (self._prompt - left + computed / 2)
+        tokens, prompts = (each.reshape(self._shape).sum(axis=1) for each in (held, computed))
+        by_worker = contexts.reshape(self._shape).sum(axis=1)
+        return tokens.tolist(), self.running.tolist(), prompts.tolist(), by_worker.tolist()
+
     def admissible_tokens(self, step: int) -> Sequence[int | None]:
         """KV tokens that each worker can take on; None: its memory is not limited."""
         return [None] * self._shape[0]
@@ -160,7 +173,8 @@ class Engines:
         profile = self._profile
         if profile.plain:
             return self.tokens(step) + profile.request_tokens * self.running
-        work = profile.work(self._tokens(step), self._prefill_left(step), 1)[:, 0]
+        now = np.zeros((1, 1), dtype=np.int64)
+        (work,) = profile.work_at(self._tokens(step), self._prefill_left(step), now)
         total: Floats = np.where(self._end >= 0, work, 0.0).reshape(self._shape).sum(axis=1)
         return total
 

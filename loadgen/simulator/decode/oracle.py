@@ -65,6 +65,9 @@ class OracleSignal:
         unseen = _uniform(running.id, self.seed) < self.missed
         return Ends(np.where(unseen, np.maximum(running.remaining, horizon + 1), running.remaining))
 
+    def follow(self, profile: WorkProfile) -> None:
+        """The ends are known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:

@@ -16,7 +16,8 @@ from loadgen.simulator.decode.estimates import seen_prompt_tokens
 from loadgen.simulator.decode.oracle import Drift
 from loadgen.simulator.decode.request_streams import Job
 from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import NO_CAP, Outlook
+from router.core.forecast.forecast import NO_CAP, Outlook, WorkProfile
+from router.core.forecast.learned_profile import Shown, learned
 from router.core.forecast.look_ahead import LookAhead, Parameters
 from router.core.policies.policy_protocol import Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
@@ -25,6 +26,7 @@ from router.core.rounds.decider import RoundDecider
 from router.core.rounds.overcommit import Overcommit
 from router.core.state.barrier import StepTotals
 from router.core.state.worker import UNBOUNDED
+from router.core.step_fit import StepFit
 from router.core.step_time import StepTime
 from router.core.types import Dispatch, PoolState, Request, WorkerView
 
@@ -64,6 +66,7 @@ class SimulatedWorkers:
         self.departures: list[Departure] = []
         self.held: Counter[str] = Counter()
         self.totals: Mapping[PoolState, StepTotals] = {PoolState.WAITING: StepTotals()}
+        self._fit = StepFit()
 
     @property
     def slots(self) -> int:
@@ -71,14 +74,20 @@ class SimulatedWorkers:
 
     @property
     def step_time(self) -> StepTime | None:
-        """With the work that the profile adds, in seconds."""
-        cost, profile = self._config.step_time, self._config.true_profile
-        return StepTime(
-            cost.base_s,
-            cost.per_token_s,
-            cost.per_token_s * profile.request_tokens,
-            cost.per_token_s * profile.prefill_beta,
-        )
+        """Learned from the simulated steps, as live."""
+        return self._fit.fitted
+
+    @property
+    def barrier(self) -> bool:
+        return True
+
+    def profile(self, before: WorkProfile) -> WorkProfile:
+        """Learned, unless it is configured; what engines report of the model is true at once."""
+        if self._config.known_profile is not None:
+            return before
+        model = self._config.profile
+        shown = Shown(model.growth, model.prefill_chunk, model.window, model.window_share)
+        return learned(before, self.step_time, shown)
 
     @property
     def hits(self) -> None:
@@ -132,15 +141,23 @@ class SimulatedWorkers:
         requests = np.array([view.requests for view in views])
         return look_ahead.outlook_from_loads(loads, requests, config.slots)
 
-    def started(self, count: int) -> None:
-        """Count the first steps of a step in which requests wait; they show the empty slots."""
+    def stepped(self, started: int, seconds: float, *, waiting: bool) -> None:
+        """Report a step before its ends; where requests wait, first steps show empty slots."""
+        loads, running, prompts, contexts = self._engines.shown(self.step)
+        likely = None
+        if (cost := self._fit.fitted) is not None:
+            work = list(map(cost.work_s, loads, running, prompts))
+            likely = work.index(max(work))
+        self._fit.observe(loads, running, prompts, contexts, seconds, likely=likely)
+        if not waiting:
+            return
         seen = self.totals[PoolState.WAITING]
-        empty = self.slots - int(self._engines.running.sum())
         counted = replace(
             seen,
             steps=seen.steps + 1,
-            entered=seen.entered + count,
-            free_slots=seen.free_slots + empty,
+            step_s=seen.step_s + seconds,
+            entered=seen.entered + started,
+            free_slots=seen.free_slots + self.slots - sum(running),
         )
         self.totals = {PoolState.WAITING: counted}
 
@@ -237,10 +254,8 @@ class Front:
             self._round(step, now)
         self._recorder.left_waiting(len(self._jobs))
 
-    def started(self, count: int) -> None:
-        """The number of first steps shows the empty slots."""
-        if self._jobs:
-            self._workers.started(count)
+    def stepped(self, started: int, seconds: float) -> None:
+        self._workers.stepped(started, seconds, waiting=bool(self._jobs))
 
     def learn(self, ended: Sequence[Residence]) -> None:
         for job, *_ in ended:
@@ -276,7 +291,10 @@ def _raise(error: Exception) -> None:
 
 
 def _look_ahead(config: DecodeConfig) -> LookAhead:
-    profile = Drift(**asdict(config.known_profile or config.true_profile))
+    known = config.known_profile
+    if known is None:  # its costs are learned
+        known = replace(config.profile, request_tokens=0.0, prefill_beta=0.0)
+    profile = Drift(**asdict(known))
     return LookAhead(
         config.knowledge.signal(profile, config.seed),
         profile,

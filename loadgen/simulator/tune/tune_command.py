@@ -140,9 +140,9 @@ def advice(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> list[str]:
     if not verdict.change:
         return [*lines, "Keep the rule: nothing better is certain. Its choice needs no flags."]
     look_ahead = f"--lookahead {config.knowledge}"
-    lines.append(f"evenstep simulate decode {look_ahead} {tuned.best.flags()}")
+    lines.append(f"evenstep simulate decode {look_ahead} {tuned.best.simulation_flags}")
     if str(config.knowledge) in SIGNALS:
-        return [*lines, f"evenstep serve {look_ahead} {tuned.best.flags('--lead-tokens')}"]
+        return [*lines, f"evenstep serve {look_ahead} {tuned.best.flags}"]
     return [*lines, f"Live there is no look-ahead like {config.knowledge}: no flags for serve."]
 
 
@@ -162,7 +162,7 @@ def report(config: DecodeConfig, tuned: Tuned, verdict: Verdict) -> dict[str, ob
             "throughput": asdict(verdict.throughput),
         },
         "change": verdict.change,
-        "flags": tuned.best.flags() if verdict.change else "",
+        "flags": tuned.best.simulation_flags if verdict.change else "",
         "tried": [
             asdict(setting) | {"imbalance_tokens": tokens}
             for setting, tokens in sorted(tuned.tried.items(), key=lambda pair: pair[1])

@@ -27,13 +27,19 @@ class Setting:
     tie_weight: float
     lead_tokens: float | None = None
 
-    def flags(self, lead_flag: str = "--lead") -> str:
-        """Options for ``simulate decode``; ``serve`` has another flag for the lead."""
-        lead = "" if self.lead_tokens is None else f" {lead_flag} {self.lead_tokens:g}"
+    @property
+    def flags(self) -> str:
+        """Options of ``serve``, where the lead is the rule's."""
         return (
             f"--horizon {self.horizon} --discount {self.discount:g} "
-            f"--tie-weight {self.tie_weight:g}{lead}"
+            f"--tie-weight {self.tie_weight:g}"
         )
+
+    @property
+    def simulation_flags(self) -> str:
+        """Options of ``simulate decode``."""
+        lead = "" if self.lead_tokens is None else f" --lead {self.lead_tokens:g}"
+        return f"{self.flags}{lead}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,8 @@ class Search:
         for number, setting in enumerate(settings, 1):
             imbalances = [self._trial(setting, seed).imbalance_tokens for seed in range(seeds)]
             found[setting] = fmean(imbalances)
-            self.tell(f"{what} {number}/{len(settings)}: {setting.flags()}: {found[setting]:,.0f}")
+            tried = f"{what} {number}/{len(settings)}: {setting.simulation_flags}"
+            self.tell(f"{tried}: {found[setting]:,.0f}")
         return found
 
     def _trial(self, setting: Setting, seed: int) -> Trial:

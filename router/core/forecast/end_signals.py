@@ -80,8 +80,11 @@ class NoSignal:
     def predict(self, running: Running, horizon: int) -> Ends:
         return Ends(np.full(len(running), horizon + 1, dtype=np.int64))
 
+    def follow(self, profile: WorkProfile) -> None:
+        """Nothing depends on it."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class CapSignal:
     """Every request goes on to its cap."""
 
@@ -90,8 +93,11 @@ class CapSignal:
     def predict(self, running: Running, horizon: int) -> Ends:
         return Ends(steps_to_cap(running, self.profile))
 
+    def follow(self, profile: WorkProfile) -> None:
+        self.profile = profile
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class ReportedSignal:
     """The engine's probability p of the end token: t more tokens with chance (1 - p)^t.
 
@@ -104,8 +110,12 @@ class ReportedSignal:
 
     def __post_init__(self) -> None:
         # Checked once: an isinstance test of a protocol costs more than the calls.
-        learner = self.otherwise if isinstance(self.otherwise, LearningSignal) else None
-        object.__setattr__(self, "_learner", learner)
+        self._learner = self.otherwise if isinstance(self.otherwise, LearningSignal) else None
+
+    def follow(self, profile: WorkProfile) -> None:
+        self.profile = profile
+        if self.otherwise is not None:
+            self.otherwise.follow(profile)
 
     def predict(self, running: Running, horizon: int) -> Prediction:
         told = ~np.isnan(running.end_probability)
@@ -201,6 +211,9 @@ class SurvivalSignal:
         self._since_refresh = 0
         self.stale = False
         self._log_survival = self._draw(self._ended, self._left)
+
+    def follow(self, profile: WorkProfile) -> None:
+        self._profile = profile
 
     def survival(self, prompt_tokens: int) -> Floats:
         """Probability of an output longer than x = 0, 1, … tokens."""

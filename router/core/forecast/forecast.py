@@ -37,7 +37,7 @@ class WorkProfile:
         window: tokens that a sliding-window layer attends to; None: full attention.
         window_share: fraction of the layers with the window.
         request_tokens: fixed cost of a running request, t_r / t_l.
-        prefill_beta: work per computed prompt token; 0 where other workers prefill.
+        prefill_beta: work per computed prompt token, t_p / t_l; 0 where other workers prefill.
         prefill_chunk: most prompt tokens of a request per step.
 
     Raises:
@@ -73,22 +73,29 @@ class WorkProfile:
         return max(1.0, self.growth)
 
     def work(self, tokens: Ints, prefill_left: Ints, steps: int) -> Floats:
-        """Work at step k + h in column h; shape (n, K).
+        """Work at step k + h in column h, and in the last one the prompt tokens left then as well.
 
-        A prompt counts in full from its request's first step, computed or not, as in snapshots.
+        An engine's budget for prompts holds for a worker's step, whatever waits there: what one
+        step cannot compute delays a later one. So without a look-ahead prompts count whole. As KV
+        tokens a prompt counts in full from its request's first step, computed or not, as in
+        snapshots.
 
         Args:
             tokens: shape (n,), prompt and generated tokens at the next step.
             prefill_left: shape (n,), prompt tokens still to be computed.
-            steps: K.
+            steps: K; the result has shape (n, K).
         """
         if self.plain:
             ahead = np.arange(steps, dtype=np.float64)
             return (tokens + (self.request_tokens + self.growth * ahead)[:, None]).T
-        return self.work_at(tokens, prefill_left, np.arange(steps)[:, None]).T
+        work = self.work_at(tokens, prefill_left, np.arange(steps)[:, None])
+        if self.prefill_beta > 0:
+            left = np.maximum(0, prefill_left - steps * self.prefill_chunk)
+            work[-1] += self.prefill_beta * left
+        return work.T
 
     def work_at(self, tokens: Ints, prefill_left: Ints, ahead: Ints) -> Floats:
-        """Shape (K, n) for steps k + ahead of shape (K, 1)."""
+        """Work of each step alone; shape (K, n) for steps k + ahead of shape (K, 1)."""
         held: Floats = tokens + self.growth * self.decoded(prefill_left, ahead)
         if self.window is not None:
             seen = np.minimum(held, self.window)
@@ -187,6 +194,10 @@ class Signal(Protocol):
         """Ends within steps k to k + horizon; rows as in ``running``."""
         ...
 
+    def follow(self, profile: WorkProfile) -> None:
+        """From now on requests compute and grow as this profile says."""
+        ...
+
 
 def forecast(
     running: Running, prediction: Prediction, profile: WorkProfile, workers: int, horizon: int
@@ -198,10 +209,9 @@ def forecast(
     """
     if isinstance(prediction, Ends) and profile.plain:
         return _linear(running, prediction.steps, profile, workers, horizon + 1)
-    ahead = np.arange(horizon + 1)[:, None]
-    work = profile.work_at(running.tokens, running.prefill_left, ahead)
+    work = profile.work(running.tokens, running.prefill_left, horizon + 1).T
     work *= prediction.chances(horizon + 1).T
-    place = running.worker + workers * ahead
+    place = running.worker + workers * np.arange(horizon + 1)[:, None]
     bins = workers * (horizon + 1)
     by_step = np.bincount(place.ravel(), work.ravel(), bins).reshape(horizon + 1, workers)
     return by_step.T.astype(np.float64, order="C")  # bincount of nothing returns integers

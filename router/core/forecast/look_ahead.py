@@ -241,15 +241,27 @@ class LookAhead:
         if self._meter is not None:
             self._meter.ended(departure)
 
-    def advance(self, steps: int = 1) -> None:
+    def follow(self, profile: WorkProfile) -> None:
+        """Forecast by another profile from now on."""
+        if profile == self.profile:
+            return
+        self.profile, self.step_tokens = profile, profile.step_tokens
+        self.signal.follow(profile)
+        self._work = np.empty((0, 0))
+        self._parameters = self._choose(self._parameters.horizon)
+
+    def advance(self, steps: int = 1) -> bool:
+        """Count steps; true if they ended with a review."""
         if self._learner is not None:
             self._learner.advance(steps)
         if self._meter is not None:
             self._meter.advance(steps)
         self._unreviewed += steps
-        if self._unreviewed >= REVIEW_STEPS:
-            self._unreviewed = 0
-            self._parameters = self._choose()
+        if self._unreviewed < REVIEW_STEPS:
+            return False
+        self._unreviewed = 0
+        self._parameters = self._choose()
+        return True
 
     def _observe(self, running: Running) -> None:
         self._work = np.empty((0, 0))  # cached work may be out of date from here on

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from router.core.clock import Clock
 from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import Outlook
+from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.forecast.look_ahead import LookAhead
 from router.core.policies.policy_protocol import NOTHING, Decision, Known, Policy
 from router.core.queue.fair_share import ANONYMOUS, FairShare, Offer
@@ -16,6 +16,7 @@ from router.core.queue.pool import Pool
 from router.core.queue.tier import Tier
 from router.core.rounds import assignment
 from router.core.rounds.overcommit import Overcommit
+from router.core.rounds.prompt_waves import PromptWaves, delay_s
 from router.core.rounds.reservations import Reservations
 from router.core.state.barrier import StepTotals
 from router.core.state.group import Group
@@ -54,6 +55,15 @@ class Workers(Protocol):
 
     @property
     def hits(self) -> Hits | None: ...
+
+    @property
+    def barrier(self) -> bool | None:
+        """True if its workers wait for each other; None: unknown."""
+        ...
+
+    def profile(self, before: WorkProfile) -> WorkProfile:
+        """The work of requests, as the group's steps show it by now."""
+        ...
 
     def own_steps(self, step_tokens: float) -> int:
         """Steps since the last call that no ``learn`` reports."""
@@ -108,6 +118,7 @@ class RoundDecider(Generic[W]):
     look_ahead: LookAhead | None = None
     overcommit: Overcommit = field(default_factory=Overcommit)
     reservations: Reservations = field(default_factory=Reservations)
+    waves: PromptWaves = field(default_factory=PromptWaves)
     fair: FairShare = field(default_factory=FairShare)
     stats: GroupStats = field(default_factory=GroupStats)
     solved: Decision | None = None
@@ -127,9 +138,9 @@ class RoundDecider(Generic[W]):
             for departure in departures:
                 ahead.ended(departure)
             steps = 1 if step_complete else self.group.own_steps(ahead.step_tokens)
-            if steps:
-                ahead.advance(steps)
-        if step_complete:
+            if steps and ahead.advance(steps):
+                ahead.follow(self.group.profile(ahead.profile))
+        if step_complete and self._shared_cost is None:
             self.overcommit.review(self.group.totals[PoolState.WAITING], self.group.slots)
 
     def decide(self, now: float, clock: Clock) -> Sequence[Assignment]:
@@ -144,6 +155,9 @@ class RoundDecider(Generic[W]):
             return ()
         spent = self.policy.spent
         assignments = self._assign(given)
+        if self._wait_for_more(given, assignments):
+            assignments, self.solved = (), None
+            self.stats.held_rounds += 1
         self.stats.decision_s.observe(clock() - now)
         self.stats.decision_candidates.observe(waiting)
         self.stats.decision_admitted.observe(len(assignments))
@@ -153,7 +167,9 @@ class RoundDecider(Generic[W]):
         return assignments
 
     def _collect(self, now: float) -> RoundInput | None:
-        views = self.group.views(self.dispatch, self.overcommit.requests)
+        # What queues in an engine begins alone.
+        overcommit = 0 if self._shared_cost else self.overcommit.requests
+        views = self.group.views(self.dispatch, overcommit)
         capacity = sum([view.capacity for view in views])
         if not capacity:
             return None
@@ -193,6 +209,24 @@ class RoundDecider(Generic[W]):
             self.on_policy_error(error)
         self.stats.policy_errors += 1
         return assignment.assign(self.fallback, given.tiers, given.views, NOTHING, *rest)
+
+    @property
+    def _shared_cost(self) -> StepTime | None:
+        """Cost of a step where a prompt makes all workers wait; None: requests enter one by one."""
+        ahead = self.look_ahead
+        if ahead is None or not ahead.profile.prefill_beta or self.overcommit.imposed:
+            return None
+        return self.group.step_time if self.policy.solves and self.group.barrier else None
+
+    def _wait_for_more(self, given: RoundInput, assignments: Sequence[Assignment]) -> bool:
+        """Nobody waits for others while there is room for all, or who has waited too long."""
+        cost, late = self._shared_cost, given.overdue is not None or given.tiers[0].avoid
+        if not assignments or cost is None or late or len(self.pool) <= given.capacity:
+            return False
+        by_id = {request.id: request for tier in given.tiers for request in tier}
+        delay = delay_s(assignments, by_id, given.views, cost, self.group.hits)
+        waited_s = self.group.totals[PoolState.WAITING].step_s
+        return self.waves.wait(delay, given.capacity / self.group.slots, waited_s)
 
 
 Decider = RoundDecider[Group]

@@ -29,6 +29,11 @@ class Overcommit:
         self._seen = StepTotals()
         self._until_retry = 0
 
+    @property
+    def imposed(self) -> bool:
+        """True if a number above 0 is fixed."""
+        return self._fixed and self.requests > 0
+
     def review(self, totals: StepTotals, slots: int) -> None:
         """Update it after enough steps in which requests waited."""
         steps = totals.steps - self._seen.steps

@@ -38,7 +38,6 @@ from router.core.events import (
     WorkerDown,
     WorkerUp,
 )
-from router.core.forecast.forecast import DEFAULT_CHUNK
 from router.core.request_watcher import RequestWatcher, Served
 from router.core.state.breaker import DEFAULTS, BreakerSettings
 from router.core.state.group import Group
@@ -68,7 +67,6 @@ class Cluster:
 
     Args:
         lockstep: groups that are down as soon as one of their workers is.
-        prefill_chunk: most prompt tokens that an engine computes in a step.
         step_time: cost of a step of answering workers; None: each group learns its own.
 
     Attributes:
@@ -82,7 +80,6 @@ class Cluster:
         self,
         specs: Iterable[WorkerSpec],
         lockstep: Collection[str] = (),
-        prefill_chunk: int = DEFAULT_CHUNK,
         power_levels: PowerLevels | None = None,
         breakers: BreakerSettings = DEFAULTS,
         step_time: StepTime | None = None,
@@ -93,9 +90,7 @@ class Cluster:
         self.watchers: list[Watcher] = []
         self._lockstep = lockstep
         self._step_time = step_time
-        self._make = partial(
-            Group, prefill_chunk=prefill_chunk, power_levels=power_levels, breakers=breakers
-        )
+        self._make = partial(Group, power_levels=power_levels, breakers=breakers)
         for spec in in_order(specs):
             self.join(spec)
 

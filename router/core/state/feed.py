@@ -71,6 +71,8 @@ class Feed:
         admissible_tokens: longest prompt that it would admit with an empty queue.
         admissible_blocks: KV blocks of prompts that it would admit so; None: it does not tell.
         kv: blocks that requests take there; None until ``known``.
+        chunk_tokens: most prompt tokens of a step that left some; 0: none has.
+        windows: of its KV groups, without Mamba's; 0: all tokens.
         known: true after a full snapshot; deltas alone show only a part.
         full_wanted: true if only a full snapshot can repair a gap.
         departures: requests that stopped running; the reader clears it.
@@ -94,6 +96,7 @@ class Feed:
         "admissible_tokens",
         "admission",
         "changed",
+        "chunk_tokens",
         "departures",
         "epoch",
         "full_wanted",
@@ -120,6 +123,7 @@ class Feed:
         "waiting",
         "waiting_routed",
         "waiting_tokens",
+        "windows",
     )
 
     def __init__(
@@ -150,6 +154,8 @@ class Feed:
         self.admission: str | None = None
         self.preemptions = 0
         self._preemptions_told: int | None = None
+        self.chunk_tokens = 0
+        self.windows: tuple[int, ...] = ()
         self.known = False
         self.full_wanted = True
         self.gaps = 0
@@ -261,11 +267,14 @@ class Feed:
         self.epoch = epoch
         self.sequence = 0
         self.known, self.full_wanted = False, True
+        self.chunk_tokens = 0
         self._drop_all_but(set())
 
     def _note(self, snapshot: Snapshot, received_s: float) -> None:
         if snapshot.kind == "full":
             self.known, self.full_wanted = True, False
+            groups = [group for group in snapshot.kv_groups if group.kind != "mamba"]
+            self.windows = tuple(group.window for group in groups)
             # Constant while the engine runs; all groups share one pool.
             self.kv = KvBlocks.of(snapshot.kv_groups)
             total = min((group.blocks_total for group in snapshot.kv_groups), default=0)
@@ -326,6 +335,8 @@ class Feed:
                 seen = told.generated_tokens - latest if before is None else before.from_tokens
                 from_tokens = min(max(0, seen), told.generated_tokens)
                 self._add(told, token, before, place, from_tokens)
+        if self._prefill_left:
+            self.chunk_tokens = max(self.chunk_tokens, snapshot.scheduled_prefill_tokens)
 
     def _taken_off(self, told: RunningRequest) -> _Part | None:
         """The request's part before the message, removed to be listed anew."""

@@ -12,7 +12,8 @@ from router.core.energy.joules import Joules, PowerLevels
 from router.core.energy.levels import LevelFit
 from router.core.events import PowerTold, SnapshotReceived
 from router.core.forecast.end_signals import Departure
-from router.core.forecast.forecast import DEFAULT_CHUNK, Outlook, Running
+from router.core.forecast.forecast import DEFAULT_CHUNK, Outlook, Running, WorkProfile
+from router.core.forecast.learned_profile import Shown, learned
 from router.core.forecast.look_ahead import LookAhead
 from router.core.state.barrier import StepLedger, StepShares, StepTotals
 from router.core.state.breaker import DEFAULTS, Breaker, BreakerSettings, may_open, review
@@ -60,7 +61,6 @@ class Group:
 
     Args:
         lockstep: true if no worker can step without all others.
-        prefill_chunk: most prompt tokens that an engine computes in a step.
         serves: decode group, for a prefill group; else None.
 
     Attributes:
@@ -75,7 +75,6 @@ class Group:
         name: str,
         *,
         lockstep: bool = False,
-        prefill_chunk: int = DEFAULT_CHUNK,
         serves: Group | None = None,
         power_levels: PowerLevels | None = None,
         breakers: BreakerSettings = DEFAULTS,
@@ -92,7 +91,6 @@ class Group:
         self.held: Counter[str] = Counter()
         self.departures: list[Departure] = []
         self.token_rate: TokenRate = TokenRate() if serves is None else serves.token_rate
-        self._prefill_chunk = prefill_chunk
         self._table = RunningTable()
         self._ledger = StepLedger(power_levels)
         self._growth = Growth()
@@ -160,6 +158,20 @@ class Group:
         self._ledger.fixed = step_time
 
     @property
+    def shown(self) -> Shown:
+        feeds = [worker.feed for worker in self._live if worker.feed is not None]
+        chunk = max((feed.chunk_tokens for feed in feeds), default=0) or DEFAULT_CHUNK
+        attended = [feed.windows for feed in feeds if feed.windows]
+        windows = [window for window in max(attended, default=()) if window]
+        if not windows:
+            return Shown(self.growth, chunk)
+        return Shown(self.growth, chunk, max(windows), len(windows) / len(max(attended)))
+
+    def profile(self, before: WorkProfile) -> WorkProfile:
+        """The work of requests, as the group's steps show it by now."""
+        return learned(before, self.step_time, self.shown)
+
+    @property
     def hits(self) -> Hits | None:
         """A decode worker has every prompt, from a prefill worker; None: nothing is known."""
         here = [worker.spec.role == "decode" for worker in self._live]
@@ -201,9 +213,8 @@ class Group:
         if self._live:
             self._newcomers.add(spec.id)
         parts = spec, self._table.worker(), self.departures, self.token_rate
-        self.workers[spec.id] = (
-            Worker(*parts) if self.serves is None else PrefillWorker(*parts, self._prefill_chunk)
-        )
+        make = Worker if self.serves is None else PrefillWorker
+        self.workers[spec.id] = make(*parts)
         self.workers[spec.id].breaker = Breaker(self._breakers)
         self.workers[spec.id].service = self._rates.join(spec.service_rate)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from router.core.forecast.end_signals import Departure
+from router.core.forecast.forecast import DEFAULT_CHUNK
 from router.core.state.rates import TokenRate
 from router.core.state.running_table import WorkerRows
 from router.core.state.worker import Worker
@@ -24,10 +25,8 @@ CHUNKS_AHEAD = 2
 class PrefillWorker(Worker):
     """One prefill worker.
 
-    Args:
-        chunk_tokens: most prompt tokens that its engine computes in a step.
-
     Attributes:
+        chunk_tokens: prompt tokens that its engine computes in a step, until it shows them.
         kept_tokens: KV tokens of computed prompts that are not known to be fetched.
         refusing: true for a moment after it has rejected a prompt.
     """
@@ -38,12 +37,11 @@ class PrefillWorker(Worker):
         rows: WorkerRows,
         departures: list[Departure],
         token_rate: TokenRate,
-        chunk_tokens: int,
     ) -> None:
         super().__init__(spec, rows, departures, token_rate)
+        self.chunk_tokens = DEFAULT_CHUNK
         self.kept_tokens = 0
         self.refusing = False
-        self._backlog_tokens = CHUNKS_AHEAD * chunk_tokens
         self._kept: dict[str, tuple[int, float]] = {}
         self._handed_out: dict[str, int] = {}
         self._left: set[str] = set()
@@ -115,7 +113,8 @@ class PrefillWorker(Worker):
 
     def fresh_view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
         requests, left = self.requests, self.load_tokens
-        wants = left < self._backlog_tokens and requests < CHUNKS_AHEAD * self.slots
+        chunk_tokens = (self.feed.chunk_tokens if self.feed else 0) or self.chunk_tokens
+        wants = left < CHUNKS_AHEAD * chunk_tokens and requests < CHUNKS_AHEAD * self.slots
         return WorkerView(
             id=self.spec.id,
             load_tokens=left,

@@ -1,9 +1,14 @@
+import re
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from router.commands.serve_command import serve
+from router.config.balancing_settings import REPLACED
 from router.config.serve_settings import ServeSettings
-from router.config.setting_sources import flag_name, load_settings, to_toml
+from router.config.setting_sources import changed, flag_name, load_settings, to_toml
 from router.config.worker_notation import parse_worker
 from router.core.errors import ConfigError
 from router.core.policies.policy_table import POLICIES
@@ -123,6 +128,26 @@ def test_variables_of_kubernetes_services_are_no_settings(monkeypatch: pytest.Mo
 
 
 # --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_setting_that_is_no_more_says_what_has_replaced_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"{name} is no setting any more: {REPLACED[name]}"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_settings({}, toml(tmp_path, f"{name} = 1"))
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        changed(ServeSettings(), {name: 1})
+    flag = flag_name(name)
+    app = typer.Typer()
+    app.command()(serve)
+    given = CliRunner().invoke(app, [flag, "1", "--print-config"])
+    assert given.exit_code != 0
+    assert f"{said} (from {flag})" in str(given.exception)
+    monkeypatch.setenv(f"EVENSTEP_{name.upper()}", "1")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_settings({})
 
 
 @pytest.mark.parametrize(

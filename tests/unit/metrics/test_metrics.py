@@ -273,7 +273,7 @@ def test_requests_by_outcome_and_rounds(bench: Bench) -> None:
     for number, outcome in enumerate(Outcome, 1):
         stats.outcomes[outcome] += number
     stats.rejected, stats.unserved, stats.assigned, stats.returned = 5, 6, 7, 8
-    stats.rounds, stats.policy_errors = 9, 10
+    stats.rounds, stats.policy_errors, stats.held_rounds = 9, 10, 11
     samples = bench.scrape()
     ended = [samples["requests_total", ("g", outcome.value)] for outcome in Outcome]
     assert ended == [1, 2, 3, 4, 5]
@@ -283,6 +283,7 @@ def test_requests_by_outcome_and_rounds(bench: Bench) -> None:
     assert samples["requests_returned_total", ("g",)] == 8
     assert samples["rounds_total", ("g",)] == 9
     assert samples["policy_errors_total", ("g",)] == 10
+    assert samples["rounds_held_total", ("g",)] == 11
     assert samples["pool_requests", ("g",)] == 0
     assert samples["pool_limit_requests", ("g",)] == 1024
     assert samples["requests_total", ("other", "completed")] == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from router.core.forecast.end_signals import CapSignal, NoSignal, SurvivalSignal
+from router.core.forecast.end_signals import CapSignal, NoSignal, ReportedSignal, SurvivalSignal
 from router.core.forecast.forecast import Ends, Outlook, Running, Signal, WorkProfile, forecast
 from router.core.forecast.look_ahead import (
     BLIND_LEAD,
@@ -36,6 +36,9 @@ class Deaf:
     def predict(self, running: Running, horizon: int) -> Ends:
         ends = self.fleet.predict(running, horizon)
         return Ends(column(ends.steps[::-1])) if self.deaf else ends
+
+    def follow(self, profile: WorkProfile) -> None:
+        """The ends stay the same."""
 
 
 class Renewing(LookAhead):
@@ -184,6 +187,29 @@ def test_another_fleet_has_other_weights_at_once() -> None:
         outlook = look_ahead.outlook(NOW, 2, slots)
         assert outlook.discount == choose(2, slots, 256, FIRST_SIZE_TOKENS, None, 20).discount
         assert look_ahead.parameters == choose(2, slots, 256, FIRST_SIZE_TOKENS, None, 20)
+
+
+def test_another_profile_holds_for_forecast_signal_and_parameters() -> None:
+    look_ahead = LookAhead(ReportedSignal(otherwise=CapSignal()), horizon=1)
+    before = look_ahead.parameters
+    look_ahead.follow(WorkProfile(growth=2, request_tokens=7))
+    assert look_ahead.step_tokens == 2
+    assert look_ahead.parameters.lead_tokens == before.lead_tokens, (
+        "twice the growth, half the steps"
+    )
+    work = look_ahead.outlook(NOW, 2, 72).work
+    # The first has a token to its cap; the others gain two in each step.
+    assert work.tolist() == [[17, 0], [21 + 7 + 32 + 7, 23 + 7 + 34 + 7]]
+    look_ahead.follow(look_ahead.profile)
+    assert look_ahead.outlook(NOW, 2, 72).work.tolist() == work.tolist()
+
+
+def test_a_survival_curve_follows_the_profile() -> None:
+    look_ahead = LookAhead(SurvivalSignal(), horizon=1)
+    one = look_ahead.signal.predict(NOW, 1).chances(2)[:, 1]
+    look_ahead.follow(WorkProfile(growth=2))
+    two = look_ahead.signal.predict(NOW, 1).chances(2)[:, 1]
+    assert two[1:] == pytest.approx(one[1:] ** 2, rel=0.01), "a step is two tokens"
 
 
 def test_only_workers_that_have_changed_are_looked_at_again() -> None:

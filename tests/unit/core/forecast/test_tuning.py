@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from router.core.forecast.end_signals import NoSignal, SkillMeter
-from router.core.forecast.forecast import Chances, Prediction, Running, Signal
+from router.core.forecast.forecast import Chances, Prediction, Running, Signal, WorkProfile
 from router.core.forecast.look_ahead import (
     BLIND_LEAD,
     BLIND_TIE_WEIGHT,
@@ -107,6 +107,9 @@ class Says:
 
     def predict(self, running: Running, horizon: int) -> Prediction:
         return Chances(np.tile(self._chances[: horizon + 1], (len(running), 1)))
+
+    def follow(self, profile: WorkProfile) -> None:
+        """It says the same anyhow."""
 
 
 def measured(signal: Signal, fleet: Fleet, meter: SkillMeter, steps: int) -> float | None:

@@ -45,6 +45,16 @@ def test_prefill_is_computed_in_chunks_and_its_last_yields_the_first_token() -> 
     assert work(profile, 10, 10, 5) == [10 + 8, 10 + 8, 10 + 4, 11, 12]
     assert work(profile, 10, 3, 3) == [10 + 6, 11, 12]
     assert work(profile, 10, 0, 2) == [10, 11]
+
+
+def test_the_last_step_looked_at_has_what_is_left_of_a_prompt() -> None:
+    profile = WorkProfile(prefill_beta=2, prefill_chunk=4)
+    assert work(profile, 10, 10, 1) == [10 + 20]
+    assert work(profile, 10, 10, 2) == [10 + 8, 10 + 12]
+
+
+def test_steps_before_the_first_token() -> None:
+    profile = WorkProfile(prefill_beta=2, prefill_chunk=4)
     assert profile.steps_before_first(column([0, 1, 4, 5, 8, 9])).tolist() == [0, 0, 0, 1, 1, 2]
     assert WorkProfile().steps_before_first(column([9])).tolist() == [0]
 

@@ -91,9 +91,9 @@ class Counting(LookAhead):
 
     steps = 0
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self, steps: int = 1) -> bool:
         self.steps += steps
-        super().advance(steps)
+        return super().advance(steps)
 
 
 def test_without_snapshots_the_tokens_that_requests_receive_are_steps() -> None:

@@ -29,9 +29,10 @@ P = "default/prefill"
 
 def cluster(chunk: int = 100) -> Cluster:
     specs = [WorkerSpec("p", "http://p", role="prefill"), WorkerSpec("d", "http://d")]
-    made = Cluster(specs, prefill_chunk=chunk)
+    made = Cluster(specs)
     for spec in specs:
         made.apply(WorkerUp(spec.id))
+    worker(made).chunk_tokens = chunk
     return made
 
 

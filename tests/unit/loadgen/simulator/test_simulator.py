@@ -332,6 +332,17 @@ def test_parameters_that_are_left_out_follow_the_signal_s_skill() -> None:
     assert simulate(replace(SMALL, policy="fcfs")).parameters["horizon"] is None
 
 
+def test_the_cost_of_prompts_is_learned_from_the_steps() -> None:
+    witness = Witness("bfio")
+    truth = WorkProfile(prefill_beta=200.0, prefill_chunk=64)
+    report = simulate(replace(SMALL, profile=truth, steps=600), policy=witness).parameters
+    assert report["known_profile"] == "learned"
+    first, *_, last = [outlook.profile for outlook in witness.outlooks if outlook]
+    assert first.prefill_beta == 0
+    assert last.prefill_beta == pytest.approx(200, rel=0.05)
+    assert last.prefill_chunk == 64
+
+
 def test_what_the_policy_takes_requests_to_cost_can_differ_from_the_truth() -> None:
     witness = Witness("bfio")
     truth = WorkProfile(prefill_beta=2.0, prefill_chunk=64)
@@ -342,5 +353,5 @@ def test_what_the_policy_takes_requests_to_cost_can_differ_from_the_truth() -> N
     assert ignorant.parameters["profile"] != ignorant.parameters["known_profile"]
 
     witness = Witness("bfio")
-    simulate(replace(config, known_profile=None), policy=witness)
+    simulate(replace(config, known_profile=truth), policy=witness)
     assert {outlook.profile.prefill_beta for outlook in witness.outlooks if outlook} == {2}

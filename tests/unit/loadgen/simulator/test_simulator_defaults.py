@@ -37,10 +37,10 @@ def test_what_simulate_and_serve_both_have_is_the_same() -> None:
     serve, options = ServeSettings(), DecodeOptions()
     (config,) = options.configs()
     both = ("policy", "dispatch", "starvation_s", "overcommit", "seed")
-    for name in (*both, "horizon", "discount", "tie_weight", "lead_tokens"):
+    for name in (*both, "horizon", "discount", "tie_weight"):
         assert getattr(config, name) == getattr(serve, name), name
     assert str(config.knowledge) == serve.lookahead
-    assert config.profile.growth == serve.drift
+    assert config.known_profile is None, "what requests cost is learned in both"
     assert config.patience == serve.starvation_s
     for arrivals in ("poisson:10", "trace"):
         (open_,) = replace(options, arrivals=arrivals).configs()

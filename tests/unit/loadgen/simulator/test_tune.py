@@ -98,7 +98,7 @@ def test_a_better_setting_is_advised_with_its_flags() -> None:
     ]
     oracle = replace(CONFIG, knowledge=Knowledge.parse("oracle"))
     assert "no look-ahead like oracle" in advice(oracle, tuned, verdict)[-1]
-    assert report(CONFIG, tuned, verdict)["flags"] == tuned.best.flags()
+    assert report(CONFIG, tuned, verdict)["flags"] == tuned.best.simulation_flags
 
 
 def test_the_rule_stays_where_nothing_better_is_certain() -> None:
@@ -113,7 +113,7 @@ def test_a_workload_is_tuned_by_simulation() -> None:
     told: list[str] = []
     tuned = tune_config(CONFIG, 2, told.append)
     ends = {line.split(": ")[1] for line in told if line.startswith(("the best of", "refinement"))}
-    finally_tried = {s: tokens for s, tokens in tuned.tried.items() if s.flags() in ends}
+    finally_tried = {s: tokens for s, tokens in tuned.tried.items() if s.simulation_flags in ends}
     assert len(finally_tried) == len(ends) > 4
     assert tuned.best == min(finally_tried, key=finally_tried.__getitem__)
     assert tuned.rule_trials[0].used.horizon == 0

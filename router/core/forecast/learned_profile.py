@@ -1,0 +1,86 @@
+"""BF-IO's work profile as a group's own steps show it: nobody has to know it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from router.core.forecast.forecast import DEFAULT_CHUNK, WorkProfile
+from router.core.step_fit import FittedStepTime
+from router.core.step_time import StepTime
+
+# Below, in KV tokens' worth, a request or a prompt token costs nothing worth a decision.
+_LEAST_REQUEST, _LEAST_PROMPT = 1.0, 0.1
+# Above, KV tokens would be lost in rounding.
+_MOST = 1e5
+# A profile is kept until one of its numbers moves by more, or leaves its interval.
+_MOVES = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What engines show of their requests.
+
+    Attributes:
+        growth: output tokens of a request in a step, accepted drafts included.
+        chunk: prompt tokens that a step computes where more are left.
+        window: tokens of the sliding window; None: full attention.
+        window_share: fraction of the layers with the window.
+    """
+
+    growth: float = 1.0
+    chunk: int = DEFAULT_CHUNK
+    window: int | None = None
+    window_share: float = 1.0
+
+
+def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkProfile:
+    """The profile by now, in KV tokens' worth; numbers that have moved by noise only are kept.
+
+    Where KV tokens cost too little to be seen, as with MLA, they count as the most that they may
+    cost: prompts then decide, and KV tokens decide among equals. So one unit serves both, and the
+    profile is continuous as evidence comes in.
+    """
+    request, prompt = before.request_tokens, before.prefill_beta
+    if cost is not None:
+        _, token, by_request, by_prompt = _intervals(cost)
+        unit = cost.per_token_s if token[0] > 0 else token[1]
+        request = _ratio(request, cost.per_request_s, by_request, unit, token, _LEAST_REQUEST)
+        prompt = _ratio(prompt, cost.per_prompt_token_s, by_prompt, unit, token, _LEAST_PROMPT)
+    return replace(
+        before,
+        growth=before.growth if _near(before.growth, shown.growth) else shown.growth,
+        window=shown.window,
+        window_share=shown.window_share,
+        request_tokens=request,
+        prefill_beta=prompt,
+        prefill_chunk=shown.chunk,
+    )
+
+
+_Interval = tuple[float, float]
+
+
+def _intervals(cost: StepTime) -> tuple[_Interval, ...]:
+    """95 % intervals of the four; configured numbers are certain."""
+    if isinstance(cost, FittedStepTime):
+        return cost.intervals
+    numbers = (cost.base_s, cost.per_token_s, cost.per_request_s, cost.per_prompt_token_s)
+    return tuple((number, number) for number in numbers)
+
+
+def _ratio(
+    before: float, cost_s: float, cost: _Interval, unit_s: float, token: _Interval, least: float
+) -> float:
+    """A cost in KV tokens' worth; 0 if it may be none."""
+    if cost[0] <= 0 or cost_s < least * unit_s:
+        return 0.0
+    ratio = cost_s / max(unit_s, cost_s / _MOST)
+    low = cost[0] / token[1] if token[1] > 0 else ratio
+    high = cost[1] / token[0] if token[0] > 0 else math.inf
+    kept = before > 0 and (low <= before <= high or _near(before, ratio))
+    return before if kept else ratio
+
+
+def _near(before: float, now: float) -> bool:
+    return abs(now - before) <= _MOVES * before
