@@ -2,71 +2,43 @@
 
 The simulation repeats the requests that ended in the window, on the recorded workers and slots, at
 the fitted step time. Where requests waited, it keeps as many in the system as the recording had.
-Else each arrives at its recorded time; those from before the window come at its end.
+Else each arrives at its recorded time; those from before the window come at its end. Where workers
+compute prompts, whole engines are simulated, else their decode steps alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
-from itertools import count, cycle
+from dataclasses import asdict, replace
+from itertools import count, cycle, islice
 
 import numpy as np
 
 from loadgen.diagnose.analysis.findings import Figures, Findings
-from loadgen.diagnose.analysis.prospects import Mode, Prospect, Prospects
+from loadgen.diagnose.analysis.prospects import Prospect, Prospects
 from loadgen.diagnose.analysis.window import Window
+from loadgen.diagnose.setting import Outcome, Setting, setting_of
 from loadgen.model.power_model import PowerModel
 from loadgen.simulator.decode.barrier_decode import simulate
 from loadgen.simulator.decode.decode_config import DecodeConfig
 from loadgen.simulator.decode.length_sources import TraceLengths
 from loadgen.simulator.decode.oracle import Knowledge
 from loadgen.simulator.decode.request_streams import ClosedStream, Job, Stream, TimedStream
+from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_simulation import simulate_serving
 from loadgen.traces.trace import Trace, TraceRequest
 from router.core.policies.policy_table import POLICIES
-from router.core.step_time import StepTime
 from router.core.types import Dispatch
 
-# Defaults of ``evenstep serve``: forecast, and waiting time after which a request goes first.
+# Forecast by default of ``evenstep serve``.
 _LOOKAHEAD = "survival"
-_STARVATION_S = 5.0
 # Delay from a decision to the request's first step in an engine that does not wait for it.
 _DELAY_STEPS = 1
-# With shorter outputs, a delay of one step empties more than 2 % of the slots' time. The router
-# then queues a few requests in the engines (``router.core.rounds.overcommit``).
-_SHORT_OUTPUT_TOKENS = 65
-_MOST_QUEUED = 2
-# Warm-up, until the simultaneous start of the first requests no longer shows.
-_WARMUP_LIVES = 4
-_WARMUP_STEPS = (300, 4000)
-_MEASURED_STEPS = (1500, 6000)
-# Share of steps with waiting requests from which on the system is kept full.
-FULL_SHARE = 0.5
 # BF-IO chooses among waiting requests; assigning at once leaves it no choice.
 _POOL_ONLY = frozenset({"bfio"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    figures: Figures
-    energy_j_per_token: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """Common settings of the simulations."""
-
-    window: Window
-    mode: Mode
-    clients: int
-    slots: int
-    workers: int
-    step_time: StepTime
-    deadline_steps: int
-    overcommit: int
-    warmup: int
-    steps: int
+# KV tokens: memory does not bind in the simulations.
+_UNBOUNDED = 10**12
 
 
 def prospects(
@@ -80,10 +52,11 @@ def prospects(
         policies: at least one; the one in force is always simulated.
         seed: of policies that draw at random.
     """
-    setting, measured = _setting(window, found), found.waiting.figures
+    setting, measured = setting_of(window, found), found.waiting.figures
     assert measured is not None
+    simulated = _whole_engines if setting.computes_prompts else _decode_steps
     outcomes = {
-        (policy, dispatch): _simulated(setting, policy, dispatch, seed)
+        (policy, dispatch): simulated(setting, policy, dispatch, seed)
         for policy, row in POLICIES.items()
         for dispatch in sorted(row.dispatch, key=str)
         if (policy, dispatch) == (window.policy, window.dispatch)
@@ -109,42 +82,7 @@ def prospects(
     return Prospects(setting.mode, len(window.completed), setting.steps, tuple(chosen))
 
 
-def _setting(window: Window, found: Findings) -> _Setting:
-    load, fitted = found.load, found.barrier.fitted
-    assert fitted is not None
-    assert load.slots is not None
-    assert load.output_tokens is not None
-    # As many queue in each engine as recorded, else by the router's rule.
-    overcommit = int(load.output_tokens < _SHORT_OUTPUT_TOKENS)
-    if window.dispatch is Dispatch.POOL:
-        overcommit = min(_MOST_QUEUED, round(float(window.queued.mean()) / load.workers))
-    lives = math.ceil(_WARMUP_LIVES * load.output_tokens)
-    wall_step_s = found.waiting.step_s * window.time_scale
-    return _Setting(
-        window=window,
-        mode="full" if load.waiting_share >= FULL_SHARE else "arrivals",
-        clients=max(1, round(load.inside)),
-        slots=max(1, round(load.slots)),
-        workers=load.workers,
-        step_time=_decode_time(window, fitted),
-        deadline_steps=max(1, round(_STARVATION_S / wall_step_s)),
-        overcommit=overcommit,
-        warmup=_between(_WARMUP_STEPS, lives),
-        steps=_between(_MEASURED_STEPS, window.steps),
-    )
-
-
-def _decode_time(window: Window, fitted: StepTime) -> StepTime:
-    """The cost of tokens, and as the base all else in a mean step."""
-    rest_s = float((window.step_s - fitted.per_token_s * window.peak_tokens).mean())
-    return StepTime(max(rest_s, 1e-9), fitted.per_token_s)
-
-
-def _between(bounds: tuple[int, int], value: int) -> int:
-    return min(max(value, bounds[0]), bounds[1])
-
-
-def _simulated(setting: _Setting, policy: str, dispatch: Dispatch, seed: int) -> _Outcome:
+def _decode_steps(setting: Setting, policy: str, dispatch: Dispatch, seed: int) -> Outcome:
     pool = dispatch is Dispatch.POOL
     config = DecodeConfig(
         policy=policy,
@@ -160,7 +98,7 @@ def _simulated(setting: _Setting, policy: str, dispatch: Dispatch, seed: int) ->
         overcommit=setting.overcommit if pool else 0,
         deadline_steps=setting.deadline_steps if pool else 0,
         knowledge=Knowledge.parse(_LOOKAHEAD if POLICIES[policy].looks_ahead else "none"),
-        step_time=setting.step_time,
+        step_time=setting.decode_time,
     )
     stream: Stream = TimedStream(_in_a_circle(setting.window))
     if setting.mode == "full":
@@ -168,20 +106,49 @@ def _simulated(setting: _Setting, policy: str, dispatch: Dispatch, seed: int) ->
         stream = ClosedStream(cycle(rows), setting.clients)
     records = simulate(config, stream=stream, keep_records=True).records
     assert records is not None
-    busy_s, tokens = float(records.seconds.sum()), float(records.tokens.sum())
-    imbalance = records.imbalance_tokens
-    idle_s = setting.step_time.per_token_s * float(imbalance.sum())
-    power = PowerModel()
-    energy_j = float(records.power_w(power).sum(axis=1) @ records.seconds)
-    return _Outcome(
-        Figures(
-            imbalance_tokens=float(imbalance.mean()),
-            idle_share=idle_s / (records.loads.shape[1] * busy_s),
-            throughput_tok_s=tokens / busy_s,
-            step_s=float(np.mean(records.seconds)),
-        ),
-        energy_j / max(1.0, tokens),
+    waited_s = config.step_time.per_token_s * (
+        records.loads.max(axis=1, keepdims=True) - records.loads
     )
+    return Outcome.of(
+        records.seconds, records.loads, waited_s, records.tokens, records.power_w(PowerModel())
+    )
+
+
+def _whole_engines(setting: Setting, policy: str, dispatch: Dispatch, seed: int) -> Outcome:
+    """The engines compute the share of each prompt that they computed in the recording."""
+    window, cost, computed = setting.window, setting.step_time, setting.window.computed_share
+    steps = setting.warmup + setting.steps
+    requests = setting.clients + math.ceil(len(window.parts) * steps / window.steps)
+    jobs = list(islice(_in_a_circle(window), requests))
+    rows = tuple(
+        TraceRequest(each.prompt_tokens, each.output_tokens, each.arrival_s) for each in jobs
+    )
+    full = setting.mode == "full"
+    budget = math.ceil(int(window.prompts.max()) / computed)
+    config = ServingConfig(
+        policy=policy,
+        trace=Trace("recorded", "recording", rows),
+        arrivals=ServingArrivals(*(("closed", setting.clients) if full else ("trace", 1.0))),
+        requests=requests,
+        workers=setting.workers,
+        slots=setting.slots,
+        kv_tokens=_UNBOUNDED,
+        block_tokens=1,
+        batch_tokens=budget + setting.slots,
+        prompt_budget=budget,
+        step_time=replace(cost, per_prompt_token_s=computed * cost.per_prompt_token_s),
+        dispatch=dispatch,
+        dispatch_delay=_DELAY_STEPS if dispatch is Dispatch.POOL else 0,
+        starvation_s=setting.starvation_s,
+        warmup=setting.warmup / steps,
+        seed=seed,
+    )
+    records = simulate_serving(config, keep_records=True).records
+    assert records is not None
+    waited_s = records.seconds[:, None] - records.needed_s
+    work_s = np.maximum(records.needed_s - cost.base_s, 1e-12)
+    watts = PowerModel().watts(work_s / work_s.max(axis=1, keepdims=True))
+    return Outcome.of(records.seconds, records.loads, waited_s, records.tokens, watts)
 
 
 def recorded_lengths(window: Window) -> TraceLengths:
@@ -200,7 +167,7 @@ def _in_a_circle(window: Window) -> Iterator[Job]:
             yield Job(next(numbers), *lengths, turn * length_s + at_s)
 
 
-def _predicted(measured: Figures, simulated: Figures, current: _Outcome | None) -> Figures:
+def _predicted(measured: Figures, simulated: Figures, current: Outcome | None) -> Figures:
     if current is None:
         return simulated
     now, new, old = map(asdict, (measured, simulated, current.figures))

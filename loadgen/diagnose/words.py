@@ -69,7 +69,15 @@ def _waiting(waiting: Waiting, barrier: Barrier) -> str:
     )
     if waiting.idle_share is None:
         return f"{'Not known.' if barrier.there else 'None waits for another.'} {loads}"
-    return f"{waiting.idle_share:.1%} of the workers' time ({waiting.idle_share_is}). {loads}"
+    parts = ""
+    if waiting.decode_share is not None and waiting.prompt_share:
+        parts = (
+            f" Uneven tokens and requests alone would cost {waiting.decode_share:.1%}; prompts, "
+            f"which some workers compute while the others wait, add {waiting.prompt_share:.1%}."
+        )
+    return (
+        f"{waiting.idle_share:.1%} of the workers' time ({waiting.idle_share_is}).{parts} {loads}"
+    )
 
 
 def _memory(memory: Memory) -> str:

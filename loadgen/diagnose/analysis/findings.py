@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -12,6 +12,7 @@ from loadgen.diagnose.analysis.window import Flags, Window
 from router.core.forecast.forecast import Floats, Ints
 from router.core.state.barrier import is_barrier
 from router.core.step_fit import FittedStepTime, StepFit
+from router.core.step_time import StepTime
 from router.core.types import Dispatch
 
 # Hardly any request fits above this: a prompt with its output takes a few percent of the memory.
@@ -75,7 +76,7 @@ class Figures:
     Attributes:
         imbalance_tokens: G max L - sum L.
         idle_share: share of the workers' step time spent waiting for the fullest worker.
-        throughput_tok_s: output tokens per second in steps, one token per running request and step.
+        throughput_tok_s: output tokens per second in steps.
     """
 
     imbalance_tokens: float
@@ -92,10 +93,15 @@ class Waiting:
         idle_share: share of the workers' step time spent waiting; None: unknown.
         idle_share_is: ``measured`` by the engines, or ``modelled``: by how much less work each had
             than the slowest; None: unknown.
+        decode_share: modelled part of it that uneven tokens and requests would cost without
+            prompts; None: unknown.
+        prompt_share: modelled part that prompts add, which some workers compute while others wait.
     """
 
     idle_share: float | None
     idle_share_is: str | None
+    decode_share: float | None
+    prompt_share: float | None
     imbalance_tokens: float
     mean_load_tokens: float
     max_load_tokens: float
@@ -107,15 +113,21 @@ class Waiting:
         busy_s = float(window.step_s.sum())
         fitted = barrier.fitted if barrier.there else None
         idle_share, how = _idle_share(window, fitted)
+        decode_share = prompt_share = None
+        if fitted is not None:
+            decode_share = _waited_share(window, replace(fitted, per_prompt_token_s=0.0))
+            prompt_share = max(0.0, _waited_share(window, fitted) - decode_share)
         workers = max(1, int(window.counted.sum()))
         return cls(
             idle_share=idle_share,
             idle_share_is=how,
+            decode_share=decode_share,
+            prompt_share=prompt_share,
             imbalance_tokens=_mean(window.imbalance_tokens),
             mean_load_tokens=float(window.loads.sum()) / workers,
             max_load_tokens=_mean(window.peak_tokens),
             step_s=_mean(window.step_s),
-            throughput_tok_s=float(window.running.sum()) / busy_s if busy_s else 0.0,
+            throughput_tok_s=float(window.tokens.sum()) / busy_s if busy_s else 0.0,
         )
 
     @property
@@ -172,7 +184,7 @@ class Load:
         places = float((window.counted * np.nan_to_num(slots)).sum())
         known = bool(told.size) and told.size == slots.size and places > 0
         waiting = window.pool * window.slots_per_request + window.queued
-        tokens, late = window.running.sum(axis=1), window.end_s > window.elapsed_s / 2
+        tokens, late = window.tokens, window.end_s > window.elapsed_s / 2
         first = float(tokens[~late].sum())
         return cls(
             workers=int(np.median(window.counted.sum(axis=1))) if window.steps else len(slots),
@@ -301,13 +313,18 @@ def _idle_share(window: Window, fitted: FittedStepTime | None) -> tuple[float | 
         return float(window.waited_s[timed].sum()) / worker_s, "measured"
     if fitted is None:
         return None, None
+    return _waited_share(window, fitted), "modelled"
+
+
+def _waited_share(window: Window, cost: StepTime) -> float:
+    """Share of the workers' time by which each had less work than the slowest."""
     work = (
-        fitted.per_token_s * window.loads
-        + fitted.per_request_s * window.running
-        + fitted.per_prompt_token_s * window.prompts
+        cost.per_token_s * window.loads
+        + cost.per_request_s * window.running
+        + cost.per_prompt_token_s * window.prompts
     )
     waits = np.where(window.counted, work.max(axis=1, keepdims=True) - work, 0.0)
-    return min(1.0, float(waits.sum()) / window.worker_seconds), "modelled"
+    return min(1.0, float(waits.sum()) / window.worker_seconds)
 
 
 def _slots(window: Window) -> Floats:

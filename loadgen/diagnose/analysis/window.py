@@ -68,6 +68,7 @@ class Window:
         loads: shape (S, G), KV tokens; 0 for workers that do not count.
         counted: shape (S, G), whether a worker counts: it is up and reports its state.
         prompts: shape (S, G), prompt tokens computed in the step; 0 if the recording has none.
+        tokens: shape (S,), output tokens; in recordings without them, the running requests.
         pool, queued: shape (S,), requests waiting in the router, and in the engines.
         together: shape (S,), whether all busy workers made the step together.
         waited_s: shape (S,), time waited for the fullest worker, timed by engines; NaN: not timed.
@@ -93,6 +94,7 @@ class Window:
     counted: Flags
     running: Ints
     prompts: Ints
+    tokens: Ints
     pool: Ints
     queued: Ints
     together: Flags
@@ -140,6 +142,15 @@ class Window:
         """Shape (S,): G max L - sum L over the workers that count."""
         imbalance: Ints = self.counted.sum(axis=1) * self.peak_tokens - self.loads.sum(axis=1)
         return imbalance
+
+    @property
+    def computed_share(self) -> float:
+        """Prompt tokens that the workers computed, over those of the completed requests.
+
+        0: prompts are computed elsewhere. Below 1, prefix caches had the rest.
+        """
+        prompts = sum(lengths[0] for _, lengths in self.parts)
+        return min(1.0, float(self.prompts.sum()) / prompts) if prompts else 0.0
 
     @property
     def worker_seconds(self) -> float:
@@ -254,11 +265,14 @@ def _columns(steps: Sequence[StepLine], workers: int) -> dict[str, Any]:
     loads = _filled([each.loads for each in steps], shape)
     counted = ~np.isnan(loads)
     unknown = [None] * workers
+    running = _counts([each.running for each in steps], shape)
+    told = [each.tokens for each in steps]
     return {
         "step_s": np.array([each.step_s for each in steps], dtype=np.float64),
         "loads": np.nan_to_num(loads).astype(np.int64),
         "counted": counted,
-        "running": _counts([each.running for each in steps], shape),
+        "running": running,
+        "tokens": running.sum(axis=1) if None in told else np.array(told, dtype=np.int64),
         "prompts": _counts([each.prompts or unknown for each in steps], shape),
         "pool": np.array([each.pool for each in steps], dtype=np.int64),
         "queued": np.array([each.queued for each in steps], dtype=np.int64),

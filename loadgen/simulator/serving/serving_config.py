@@ -105,6 +105,7 @@ class ServingConfig:
         requests: the first ones of the trace.
         batch_tokens: most tokens that a worker computes in a step, of prompts and outputs.
         prompt_budget: most of them that belong to prompts; None: no further bound.
+        starvation_s: wait after which a request goes before all others.
         think: mean seconds, exponential, from an answer to the next turn of its session; None:
             every request arrives by ``arrivals``.
         pool: requests that a policy sees, the oldest of an unbounded queue.
@@ -132,6 +133,7 @@ class ServingConfig:
     dispatch: Dispatch = SERVE["dispatch"]
     pool: int = SERVE["pool_size"]
     dispatch_delay: int = 0
+    starvation_s: float = SERVE["starvation_s"]
     think: float | None = None
     warmup: float = 0.2
     seed: int = 0

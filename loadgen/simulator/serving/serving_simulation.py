@@ -101,7 +101,7 @@ class _Simulation:
         policy = policy or row.make(PolicySettings(seed=config.seed))
         return Decider(
             group,
-            Pool(config.pool, SERVE["starvation_s"]),
+            Pool(config.pool, config.starvation_s),
             policy,
             policy,
             config.dispatch,

@@ -22,7 +22,7 @@ BUSY = Findings(
     steps=3000,
     elapsed_s=60.0,
     barrier=Barrier(1.0, 0.95, FittedStepTime(2e-3, 1e-6), 1.01e-6, 0.5),
-    waiting=Waiting(0.2, "modelled", 4000, 6000, 8000, 0.01, 3000),
+    waiting=Waiting(0.2, "modelled", 0.2, 0.0, 4000, 6000, 8000, 0.01, 3000),
     load=Load(2, 16, 0.97, 10, 1.0, 41, 20, 1.0, 1000, 3, 400, 80),
     memory=Memory(100_000, 0.06, 0.1, 0, 0, 0.01),
 )

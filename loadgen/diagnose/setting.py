@@ -1,0 +1,124 @@
+"""What all simulations of a diagnosis share: the recorded conditions, and what is read off."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from loadgen.diagnose.analysis.findings import Figures, Findings
+from loadgen.diagnose.analysis.prospects import Mode
+from loadgen.diagnose.analysis.window import Window
+from router.core.forecast.forecast import Floats, Ints
+from router.core.step_time import StepTime
+from router.core.types import Dispatch
+
+# Default of ``evenstep serve``: waiting time after which a request goes first.
+_STARVATION_S = 5.0
+# With shorter outputs, a delay of one step empties more than 2 % of the slots' time. The router
+# then queues a few requests in the engines (``router.core.rounds.overcommit``).
+_SHORT_OUTPUT_TOKENS = 65
+_MOST_QUEUED = 2
+# Warm-up, until the simultaneous start of the first requests no longer shows.
+_WARMUP_LIVES = 4
+_WARMUP_STEPS = (300, 4000)
+_MEASURED_STEPS = (1500, 6000)
+# Share of steps with waiting requests from which on the system is kept full.
+FULL_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Figures of one simulation."""
+
+    figures: Figures
+    energy_j_per_token: float
+
+    @classmethod
+    def of(
+        cls, seconds: Floats, loads: Ints, waited_s: Floats, tokens: Ints, watts: Floats
+    ) -> Self:
+        """Averages over S steps of G workers.
+
+        Args:
+            seconds: shape (S,), duration of each step.
+            loads: shape (S, G), KV tokens.
+            waited_s: shape (S, G), time that each worker waited for the slowest.
+            tokens: shape (S,), output tokens.
+            watts: shape (S, G).
+        """
+        busy_s, workers = float(seconds.sum()), loads.shape[1]
+        return cls(
+            Figures(
+                imbalance_tokens=float((workers * loads.max(axis=1) - loads.sum(axis=1)).mean()),
+                idle_share=float(waited_s.sum()) / (workers * busy_s),
+                throughput_tok_s=float(tokens.sum()) / busy_s,
+                step_s=float(np.mean(seconds)),
+            ),
+            float(watts.sum(axis=1) @ seconds) / max(1.0, float(tokens.sum())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Common settings of the simulations.
+
+    Attributes:
+        step_time: as fitted.
+        decode_time: the cost of tokens, and as the base all else in a mean step.
+        starvation_s: engine seconds.
+    """
+
+    window: Window
+    mode: Mode
+    clients: int
+    slots: int
+    workers: int
+    step_time: StepTime
+    decode_time: StepTime
+    starvation_s: float
+    deadline_steps: int
+    overcommit: int
+    warmup: int
+    steps: int
+
+    @property
+    def computes_prompts(self) -> bool:
+        """Whether the workers compute prompts, and that takes time."""
+        return self.window.computed_share > 0 and self.step_time.per_prompt_token_s > 0
+
+
+def setting_of(window: Window, found: Findings) -> Setting:
+    """The window's conditions; its findings have a fitted step time and known slots."""
+    load, fitted = found.load, found.barrier.fitted
+    assert fitted is not None
+    assert load.slots is not None
+    assert load.output_tokens is not None
+    # As many queue in each engine as recorded, else by the router's rule.
+    overcommit = int(load.output_tokens < _SHORT_OUTPUT_TOKENS)
+    if window.dispatch is Dispatch.POOL:
+        overcommit = min(_MOST_QUEUED, round(float(window.queued.mean()) / load.workers))
+    lives = math.ceil(_WARMUP_LIVES * load.output_tokens)
+    rest_s = float((window.step_s - fitted.per_token_s * window.peak_tokens).mean())
+    costs = fitted.per_token_s, fitted.per_request_s, fitted.per_prompt_token_s
+    starvation_s = _STARVATION_S / window.time_scale
+    return Setting(
+        window=window,
+        mode="full" if load.waiting_share >= FULL_SHARE else "arrivals",
+        clients=max(1, round(load.inside)),
+        slots=max(1, round(load.slots)),
+        workers=load.workers,
+        step_time=StepTime(max(fitted.base_s, 1e-9), *costs),
+        decode_time=StepTime(max(rest_s, 1e-9), fitted.per_token_s),
+        starvation_s=starvation_s,
+        deadline_steps=max(1, round(starvation_s / found.waiting.step_s)),
+        overcommit=overcommit,
+        warmup=_between(_WARMUP_STEPS, lives),
+        steps=_between(_MEASURED_STEPS, window.steps),
+    )
+
+
+def _between(bounds: tuple[int, int], value: int) -> int:
+    return min(max(value, bounds[0]), bounds[1])
