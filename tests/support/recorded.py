@@ -13,6 +13,9 @@ from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_results import StepRecords
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.request_streams import ClosedStream, Job
+from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.trace import Trace, TraceRequest
 from router.core.step_time import StepTime
 from router.core.types import Dispatch
 from router.recording.lines import (
@@ -84,6 +87,60 @@ def run(cluster: Cluster) -> tuple[StepRecords, list[Job]]:
     records = simulate(cluster.config, stream=stream, keep_records=True).records
     assert records is not None
     return records, stream.jobs
+
+
+def with_prompts(policy: str, dispatch: Dispatch, cached: float = 0.0) -> ServingConfig:
+    """Whole engines that compute the prompts of clients that each wait."""
+    rng = np.random.default_rng(0)
+    prompts, outputs = rng.lognormal(6.5, 0.9, 1500), rng.geometric(1 / 40, 1500)
+    rows = tuple(
+        TraceRequest(int(prompt * (1 - cached)) + 1, int(output))
+        for prompt, output in zip(prompts, outputs, strict=True)
+    )
+    return ServingConfig(
+        policy=policy,
+        trace=Trace("made", "made", rows),
+        arrivals=ServingArrivals("closed", 96),
+        requests=len(rows),
+        workers=4,
+        slots=16,
+        batch_tokens=512,
+        step_time=StepTime(2e-3, 2e-7, 1e-5, 1e-5),
+        dispatch=dispatch,
+        dispatch_delay=int(dispatch is Dispatch.POOL),
+    )
+
+
+def recorded_with_prompts(config: ServingConfig, cached: float = 0.0) -> Recording:
+    """Of ``with_prompts``; requests tell their prompts with what was cached of them."""
+    records = simulate_serving(config, keep_records=True).records
+    assert records is not None
+    ends_s = np.cumsum(records.seconds).tolist()
+    steps = [
+        step(
+            number,
+            records.loads[number].tolist(),
+            records.seconds[number],
+            time_s=end_s,
+            running=records.running[number].tolist(),
+            prompts=records.prompts[number].tolist(),
+            tokens=int(records.tokens[number]),
+            pool=max(0, 96 - int(records.running[number].sum())),
+        )
+        for number, end_s in enumerate(ends_s)
+    ]
+    rows = config.trace.requests[config.requests // 5 : config.requests - 96]
+    requests = [
+        request(
+            n,
+            (n + 1) * ends_s[-1] / len(rows),
+            round(row.prompt_tokens / (1 - cached)),
+            row.output_tokens,
+        )
+        for n, row in enumerate(rows)
+    ]
+    told = {"policy": config.policy, "dispatch": config.dispatch.value}
+    return Recording(header(**told), tuple(steps), tuple(requests))
 
 
 def header(workers: int = 4, slots: int | None = 16, **changed: object) -> Header:

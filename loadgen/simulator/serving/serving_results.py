@@ -20,12 +20,16 @@ class ServingRecords:
         seconds: duration of each step, shape (S,).
         needed_s: what each rank alone would have needed, shape (S, G).
         loads: KV tokens of running requests, shape (S, G).
+        running: their number, shape (S, G).
+        prompts: prompt tokens computed, shape (S, G).
         tokens: output tokens of the step, shape (S,).
     """
 
     seconds: Floats
     needed_s: Floats
     loads: Ints
+    running: Ints
+    prompts: Ints
     tokens: Ints
 
 
@@ -64,6 +68,10 @@ class ServingResult:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
 
+# KV tokens, requests, and prompt tokens of a rank in a step.
+_Row = tuple[int, int, int]
+
+
 @dataclass(slots=True)
 class _Sums:
     tokens: int = 0
@@ -86,7 +94,7 @@ class ServingRecorder:
         self._uncounted = uncounted
         self._since_s: float | None = None
         self._last_s = 0.0
-        self._steps: list[tuple[float, float, Sequence[float], Sequence[int], int]] = []
+        self._steps: list[tuple[float, float, Sequence[float], Sequence[_Row], int]] = []
         self._before = _Sums()
         self._now = _Sums()
         self._first_s: dict[int, float] = {}
@@ -106,12 +114,12 @@ class ServingRecorder:
         now_s: float,
         seconds: float,
         needed_s: Sequence[float],
-        loads: Sequence[int],
+        rows: Sequence[_Row],
         tokens: int,
         preempted: int,
     ) -> None:
-        """The step ends now; values as in ``ServingRecords``."""
-        self._steps.append((now_s, seconds, needed_s, loads, tokens))
+        """The step ends now; values as in ``ServingRecords``, by rank."""
+        self._steps.append((now_s, seconds, needed_s, rows, tokens))
         sums = self._now
         sums.tokens += tokens
         sums.preemptions += preempted
@@ -137,9 +145,10 @@ class ServingRecorder:
         since_s, kept = self._since_s or 0.0, self._steps
         if some := [step for step in kept if since_s < step[0] <= self._last_s]:
             kept = some
-        _, seconds, needed_s, loads, tokens = zip(*kept, strict=True)
+        _, seconds, needed_s, rows, tokens = zip(*kept, strict=True)
+        loads, running, prompts = np.moveaxis(np.array(rows), 2, 0)
         return ServingRecords(
-            np.array(seconds), np.array(needed_s), np.array(loads), np.array(tokens)
+            np.array(seconds), np.array(needed_s), loads, running, prompts, np.array(tokens)
         )
 
     def result(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain, islice
 
 from loadgen.engine.engine import Engine
 from loadgen.engine.prefix_cache import PrefixCache
@@ -58,6 +59,9 @@ class _Simulation:
         arriving = [(t.arrival_s, t.number) for t in self._turns if t.arrival_s is not None]
         self._arriving: list[tuple[float, int]] = arriving
         heapq.heapify(self._arriving)
+        # Closed clients send the next one at each end.
+        closed = config.arrivals.kind == "closed"
+        self._unsent = iter(self._turns[len(arriving) :] if closed else ())
         self._behind: deque[Request] = deque()
         self._turn_of: dict[str, Turn] = {}
         self._ranks = [
@@ -122,7 +126,10 @@ class _Simulation:
             )
             for rank, schedule in zip(ranks, schedules, strict=True)
         ]
-        loads = [rank.resident_tokens for rank in ranks]
+        rows = [
+            (rank.resident_tokens, len(rank.engine.batch), schedule.prefill_tokens)
+            for rank, schedule in zip(ranks, schedules, strict=True)
+        ]
         seconds = max(needed_s)
         now_s += seconds
         self._arrivals(now_s)
@@ -136,7 +143,7 @@ class _Simulation:
             self._account(rank, now_s)
         generated = sum(rank.engine.generated_total for rank in ranks) - generated
         preempted = sum(len(schedule.preempted) for schedule in schedules)
-        self._recorder.step(now_s, seconds, needed_s, loads, generated, preempted)
+        self._recorder.step(now_s, seconds, needed_s, rows, generated, preempted)
         self._decider.learn(step_complete=complete)
         self._round(now_s)
         return now_s
@@ -148,7 +155,7 @@ class _Simulation:
             turn = self._turn_of.pop(request.id)
             self._recorder.ended(turn, now_s)
             self._cluster.apply(Ended(request.id, Outcome.COMPLETED, now_s))
-            for following in turn.following:
+            for following in chain(turn.following, islice(self._unsent, 1)):
                 following.arrival_s = now_s + following.think_s
                 heapq.heappush(self._arriving, (following.arrival_s, following.number))
 

@@ -16,7 +16,7 @@ class Turn:
     """One request.
 
     Attributes:
-        arrival_s: None until the answer that it waits for has ended.
+        arrival_s: None until the answer that it waits for has ended, or with closed clients any.
         chain: ids of its full blocks of known content: the prompt, and with sessions as much of the
             answer as the next turn repeats.
         think_s: from that answer's end to its arrival.
@@ -45,9 +45,6 @@ def turns_of(config: ServingConfig) -> list[Turn]:
         Turn(n, row.prompt_tokens, row.output_tokens, None, _chain(config, row.blocks, row))
         for n, row in enumerate(rows)
     ]
-    if config.arrivals.kind == "closed":
-        for turn, its_next in zip(turns, turns[int(config.arrivals.value) :], strict=False):
-            turn.following.append(its_next)
     if config.think is not None:
         rng = random.Random(f"think {config.seed}")
         waits_s = [rng.expovariate(1) * config.think for _ in rows]
@@ -57,6 +54,8 @@ def turns_of(config: ServingConfig) -> list[Turn]:
             turns[before].chain = _chain(config, rows[after].blocks, rows[before], answered=True)
     waiting = {turn.number for before in turns for turn in before.following}
     first = [turn for turn in turns if turn.number not in waiting]
+    if config.arrivals.kind == "closed":
+        first = turns[: int(config.arrivals.value)]
     for turn, at_s in zip(first, _times(config, [rows[t.number] for t in first]), strict=True):
         turn.arrival_s = at_s
     return turns

@@ -220,6 +220,8 @@ def test_closed_clients_send_the_next_request_when_they_have_their_answer() -> N
     assert result.records.seconds == pytest.approx([2.01, 1.011] * 2)
     assert result.records.loads.tolist() == [[10], [11]] * 2
     assert result.records.tokens.tolist() == [1, 1] * 2
+    assert result.records.running.tolist() == [[1], [1]] * 2
+    assert result.records.prompts.tolist() == [[10], [0]] * 2
     assert result.records.needed_s[:, 0] == pytest.approx(result.records.seconds)
     assert "records" not in result.report()
 

@@ -1,0 +1,88 @@
+"""What a diagnosis says of workers that compute prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from loadgen.diagnose.analysis.window import Span, window_of
+from loadgen.diagnose.diagnosis import Diagnosis, diagnose_window
+from loadgen.diagnose.words import answers
+from loadgen.simulator.serving.serving_simulation import simulate_serving
+from router.core.types import Dispatch
+from tests.support.recorded import recorded_with_prompts, with_prompts
+
+WORST = ("fcfs", Dispatch.POOL)
+
+
+@pytest.fixture(scope="module")
+def diagnosis() -> Diagnosis:
+    whole = recorded_with_prompts(with_prompts(*WORST))
+    return diagnose_window(window_of(whole, Span()), policies=("least_prefill", "bfio"))
+
+
+def test_the_fit_finds_what_prompts_cost(diagnosis: Diagnosis) -> None:
+    fitted, true = diagnosis.found.barrier.fitted, with_prompts(*WORST).step_time
+    assert fitted is not None
+    assert fitted.per_prompt_token_s == pytest.approx(true.per_prompt_token_s, rel=0.01)
+    assert fitted.per_token_s == pytest.approx(true.per_token_s, rel=0.05)
+    assert fitted.explained > 0.99
+
+
+def test_waiting_is_split_into_what_decode_and_prompts_cost(diagnosis: Diagnosis) -> None:
+    waiting = diagnosis.found.waiting
+    records = simulate_serving(with_prompts(*WORST), keep_records=True).records
+    assert records is not None
+    waited_s = records.seconds[:, None] - records.needed_s
+    idle_share = float(waited_s.sum()) / (4 * float(records.seconds.sum()))
+    assert waiting.idle_share == pytest.approx(idle_share, rel=0.02)
+    assert waiting.decode_share is not None
+    assert waiting.prompt_share is not None
+    assert waiting.decode_share + waiting.prompt_share == pytest.approx(idle_share, rel=0.02)
+    assert 0.05 < waiting.decode_share < waiting.prompt_share
+    assert waiting.throughput_tok_s == pytest.approx(
+        float(records.tokens.sum() / records.seconds.sum())
+    )
+    said = dict(answers(diagnosis))["How much is waiting?"]
+    assert "prompts, which some workers compute while the others wait, add" in said
+
+
+@pytest.mark.parametrize("policy", ["least_prefill", "bfio"])
+def test_a_switch_wins_what_was_predicted(policy: str, diagnosis: Diagnosis) -> None:
+    assert diagnosis.prospects is not None
+    row = diagnosis.prospects.of(policy)
+    assert row is not None
+    now = diagnosis.found.waiting
+    records = simulate_serving(with_prompts(policy, row.dispatch), keep_records=True).records
+    assert records is not None
+    then_tok_s = float(records.tokens.sum() / records.seconds.sum())
+    measured, predicted = (
+        tok_s / now.throughput_tok_s - 1 for tok_s in (then_tok_s, row.predicted.throughput_tok_s)
+    )
+    # Both are of some 800 steps.
+    assert predicted == pytest.approx(measured, abs=0.025)
+    waited_s = records.seconds[:, None] - records.needed_s
+    idle_share = float(waited_s.sum()) / (4 * float(records.seconds.sum()))
+    assert row.predicted.idle_share == pytest.approx(idle_share, rel=0.1)
+
+
+def test_cached_parts_of_prompts_are_not_computed_in_the_simulation_either() -> None:
+    config = with_prompts(*WORST, cached=0.5)
+    window = window_of(recorded_with_prompts(config, cached=0.5), Span())
+    assert window.computed_share == pytest.approx(0.5, rel=0.05)
+    half = diagnose_window(window, policies=())
+    error = half.simulation_error
+    assert error is not None
+    # Resident tokens are twice what the made recording says, and cheap.
+    assert abs(error["throughput_tok_s"]) < 0.1
+
+
+def test_prompts_computed_elsewhere_leave_the_decode_steps_alone(diagnosis: Diagnosis) -> None:
+    whole = recorded_with_prompts(with_prompts(*WORST))
+    window = window_of(whole, Span())
+    elsewhere = replace(window, prompts=np.zeros_like(window.prompts))
+    assert elsewhere.computed_share == 0
+    found = diagnose_window(elsewhere, policies=()).found
+    assert found.waiting.prompt_share in (None, 0.0)
