@@ -139,8 +139,8 @@ def recorded_with_prompts(config: ServingConfig, cached: float = 0.0) -> Recordi
         )
         for n, row in enumerate(rows)
     ]
-    told = {"policy": config.policy, "dispatch": config.dispatch.value}
-    return Recording(header(**told), tuple(steps), tuple(requests))
+    head = header(policy=config.policy, dispatch=config.dispatch.value)
+    return Recording(head, tuple(steps), tuple(requests))
 
 
 def header(workers: int = 4, slots: int | None = 16, **changed: object) -> Header:
