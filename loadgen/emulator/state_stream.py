@@ -126,6 +126,7 @@ def _report(
         slots=engine.slots,
         kv_groups=engine.kv_groups,
         admissible_kv_tokens=engine.admissible_tokens,
+        admissible_blocks=engine.admissible_blocks,
         admission=engine.admission,
         scheduled_prefill_tokens=part.schedule.prefill_tokens if part else 0,
         scheduled_decode_tokens=part.schedule.decode_tokens if part else 0,

@@ -172,6 +172,11 @@ class Engine:
         return max(0, min(self._queue.admissible_tokens(self._memory()), free))
 
     @property
+    def admissible_blocks(self) -> int | None:
+        """Blocks for which requests would be admitted; None: a policy of admission says."""
+        return None if self.admission else max(0, self._available() - self._watermark())
+
+    @property
     def unfinished(self) -> bool:
         """Whether there is work; a running transfer counts, as vLLM's engines poll it."""
         return bool(self.running or self._waiting or self._fetching)

@@ -212,6 +212,7 @@ async def test_a_window_has_kv_groups_of_its_own(tmp_path: Path) -> None:
         full, *sliding = snapshot.kv_groups
         assert [(group.kind, group.window) for group in sliding] == [("sliding", 8)] * 2
         assert full.blocks_total == 300
+        assert snapshot.admissible_blocks == 300 - full.blocks_used
         (row,) = snapshot.running
         assert full.blocks_used == engine.layers.blocks(row.prompt_tokens + row.generated_tokens)
         await call
