@@ -160,6 +160,15 @@ def test_hiccups_are_left_out() -> None:
     assert fit.fitted.explained > 0.95
 
 
+def test_prompts_that_come_later_are_learned() -> None:
+    fit = StepFit()
+    for chunk, steps in ((0, MEMORY_STEPS), (512, 600)):
+        for step in made(steps, 0, chunk=chunk):
+            learn(fit, step, COST.base_s + max(work(COST, step)))
+    assert fit.fitted is not None
+    assert max(off(fit.fitted, COST)) < 0.02
+
+
 def test_an_engine_that_changes_is_learned_anew() -> None:
     rng, fit = np.random.default_rng(0), StepFit()
     later = StepTime(9e-3, 3e-7, 1e-5, 1e-4)

@@ -48,7 +48,7 @@ def test_with_noise_each_number_is_near_or_inside_its_interval() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.03, 0.1])
 def test_intervals_hold_the_truth_at_most_seeds(noise: float) -> None:
-    numbers = np.array([found(swept(seed, noise)) for seed in range(40)])
+    numbers = np.array([found(swept(seed, noise)) for seed in range(20)])
     inside = numbers[:, :, 1].mean(axis=0)
     assert (inside >= 0.9).all(), inside
 
