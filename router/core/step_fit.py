@@ -29,7 +29,9 @@ from router.core.step_regression import (
     Steps,
     changed,
     explained_share,
+    from_both_ends,
     middle_of,
+    poor,
     solved,
     with_extras,
 )
@@ -47,6 +49,7 @@ _REFITS = 8  # in the memory
 _Z95 = 1.96
 # The four explain the steps if their F statistic is above.
 _SURE = 16.0
+_MOST_PATIENCE = 32
 # A further term earns its place by this much of the error on steps that were not learned yet.
 _EARNS, _NO_WORSE = 0.97, 1.02
 _JUDGED_STEPS = 512
@@ -91,6 +94,7 @@ class StepFit:
         # Errors of predictions, by choice of terms, without and with prompts: sums, and how many.
         self._misses, self._judged = np.zeros((len(CHOICES), 2)), np.zeros(2)
         self._kept = 0
+        self._poor, self._patience = 0, 1  # poor fits since the last search for other rows
         self._recent: Floats = np.zeros((0, len(CHOICES) + 1))  # the last; whether with prompts
 
     def observe(
@@ -145,14 +149,26 @@ class StepFit:
             self._judge(new, self._costs)
         both = zip(self._steps, new, strict=True)
         self._steps = Steps(*(np.concatenate(parts)[-MEMORY_STEPS:] for parts in both))
-        solution = solved(self._steps, self._solution)
+        solution = self._with_right_rows(solved(self._steps, self._solution))
         if changed(self._steps, solution, len(new.seconds)):
             self._steps = self._steps.last(len(new.seconds))
             self._misses[:], self._judged[:], self._recent = 0.0, 0.0, self._recent[:0]
-            solution = solved(self._steps, None)
+            solution = solved(self._steps)
         self._solution = solution
         self._costs = with_extras(self._steps, solution)
         self.fitted = self._described(solution, self._costs)
+
+    def _with_right_rows(self, found: Solution) -> Solution:
+        """Look for other rows where a fit is poor; ever more seldom while that is in vain."""
+        if not poor(self._steps, found):
+            return found
+        self._poor += 1
+        if self._poor < self._patience:
+            return found
+        best = from_both_ends(self._steps, found)
+        self._patience = 1 if best is not found else min(_MOST_PATIENCE, 2 * self._patience)
+        self._poor = 0
+        return best
 
     def _judge(self, new: Steps, costs: Floats) -> None:
         """Predict steps that are not learned yet."""

@@ -25,7 +25,7 @@ _LEAST_SPREAD = 1e-5  # relative; below, clocks make the difference
 _FAR, _MOST_HICCUPS = 6.0, 0.05
 _FEW = 4  # steps whose own spread says nothing
 _FIRST_TURNS, _AGAIN_TURNS = 12, 4
-_GOOD = 0.8  # share explained
+_GOOD, _BETTER = 0.8, 0.95  # share explained; errors of a fit with other rows
 # The engine has changed: errors of the last blocks, as a share of the step and of those before.
 _CHANGED, _TIMES = 0.03, 3.0
 
@@ -83,19 +83,36 @@ class Solution(NamedTuple):
         return self.weights > 0
 
 
-def solved(steps: Steps, before: Solution | None) -> Solution:
-    """Find the slowest rows and their costs in turn; without a good fit before, from both ends.
+def solved(steps: Steps, before: Solution | None = None) -> Solution:
+    """Find the slowest rows and their costs in turn; from both ends without a fit before."""
+    return from_both_ends(steps) if before is None else _turned(steps, before.costs)
 
-    A fit with the wrong rows takes the steps that would correct it for hiccups.
+
+def poor(steps: Steps, found: Solution) -> bool:
+    """Whether it explains so little that its rows may be wrong.
+
+    Such a fit takes the steps that would correct it for hiccups.
     """
-    found = [] if before is None else [_turned(steps, before.costs)]
-    if found and explained_share(steps.seconds, found[0]) >= _GOOD:
-        return found[0]
+    return explained_share(steps.seconds, found) < _GOOD
+
+
+def from_both_ends(steps: Steps, before: Solution | None = None) -> Solution:
+    """Begin with the fullest ranks as the slowest, and with those with the most prompt tokens.
+
+    Returns:
+        The better one, or the fit before unless that is clearly worse.
+    """
     typical_s = middle_of(steps.seconds)
     by_tokens, by_prompts = np.array(((typical_s, 1e-9, 0, 0), (typical_s, 1e-12, 0, 1e-9)))
-    turns = _AGAIN_TURNS if found else _FIRST_TURNS
-    found += [_turned(steps, costs, turns) for costs in (by_tokens, by_prompts)]
-    return min(found, key=lambda each: float(np.minimum(1.0, np.abs(each.off)).mean()))
+    turns = _FIRST_TURNS if before is None else _AGAIN_TURNS
+    found = min((_turned(steps, costs, turns) for costs in (by_tokens, by_prompts)), key=_missed)
+    if before is not None and _missed(found) > _BETTER * _missed(before):
+        return before
+    return found
+
+
+def _missed(found: Solution) -> float:
+    return float(np.minimum(1.0, np.abs(found.off)).mean())
 
 
 def _turned(steps: Steps, costs: Floats, turns: int = 0) -> Solution:
@@ -257,7 +274,7 @@ def changed(steps: Steps, found: Solution, count: int) -> bool:
     missed = middle_of(recent)
     if missed < max(_CHANGED, _TIMES * middle_of(before)):
         return False
-    alone = solved(steps.last(count), None)
+    alone = solved(steps.last(count))
     return _TIMES * middle_of(np.abs(alone.off)) < missed
 
 
