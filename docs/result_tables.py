@@ -197,6 +197,30 @@ def _range(percents: Sequence[float], digits: int) -> str:
 _HINDSIGHT = {"off": "vLLM's own order", "memory_checked, no ageing": "`memory_checked`, no ageing"}
 
 
+def look_ahead() -> Table:
+    """Imbalance with an oracle's look-ahead beside none, by trace."""
+    header = (
+        *("lengths", "prompt, output", "without, 10⁴ tokens", "oracle"),
+        *("ratio, each seed's", "throughput"),
+    )
+    return words_table(
+        header, [_look_ahead_row(run) for run in kept("simulator/look_ahead.json")["runs"]]
+    )
+
+
+def _look_ahead_row(run: Figures) -> Row:
+    least, most = min(run["ratios"]), max(run["ratios"])
+    gained = run["oracle_tok_s"] / run["none_tok_s"] - 1
+    return (
+        run["trace"],
+        f"{run['prompt_tokens']:,.0f}, {run['output_tokens']:,.0f}",
+        f"{run['none_imbalance'] / 1e4:.2f}",
+        f"{run['oracle_imbalance'] / 1e4:.2f}",
+        f"{run['ratio']:.2f} ({least:.2f} to {most:.2f})",
+        f"{100 * gained:+.1f} %",
+    )
+
+
 # --- real engines ---------------------------------------------------------------------------------
 
 
@@ -277,6 +301,23 @@ def admission_engines() -> Table:
         "tokens/s while requests wait, beside vLLM's order",
     )
     return words_table(header, rows)
+
+
+def engine_steps() -> str:
+    """What is learned of the steps of a trained model on a CPU engine."""
+    found = kept("engine_steps/fit.json")
+    numbers, steps, errors = found["fitted"], found["steps"], found["errors"]
+    ratio = numbers["per_prompt_token_s"] / numbers["per_token_s"]
+    return (
+        f"Of {sum(steps.values()):,} steps the four numbers explain {found['explained']:.0%} of "
+        f"the variance, C and t_l alone {found['by_tokens']:.0%}. "
+        f"C is {numbers['base_s'] * 1e3:.0f} ms, t_l {numbers['per_token_s'] * 1e6:.1f} µs, "
+        f"t_r {numbers['per_request_s'] * 1e3:.2f} ms, "
+        f"t_p {numbers['per_prompt_token_s'] * 1e3:.2f} ms: a prompt token costs as much as "
+        f"{ratio:.0f} resident ones. The next step is predicted with a median error of "
+        f"{errors['decode']:.1%} if it only decodes ({steps['decode']} steps), and of "
+        f"{errors['prompts']:.1%} if it has prompts ({steps['prompts']})."
+    )
 
 
 # --- emulated engines -----------------------------------------------------------------------------
@@ -405,6 +446,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "solver gaps": solver_gaps,
     "decision times": decision_times,
     "hindsight": hindsight,
+    "look-ahead": look_ahead,
     "lockstep": lockstep,
     "plug-in cost": plugin_cost,
     "snapshot cost": ingest_cost,
@@ -416,6 +458,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "kept files": kept_files,
 }
 TEXTS: Mapping[str, Callable[[], str]] = {
+    "engine steps": engine_steps,
     "demo comparison": demo_comparison,
     "diagnosis before": lambda: diagnosis("before"),
     "diagnosis after": lambda: diagnosis("after"),

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.engine import Installation
+from tests.support.engine_steps import Step, judged
+from tests.support.rank_steps import rank_steps, reading
 from tests.support.server import Server, running_router
-from tests.support.trained import Trained, answered, running_trained
+from tests.support.trained import Trained, answered, chats, running_trained
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -36,3 +38,17 @@ def test_it_answers_and_ends_by_itself(router: Server) -> None:
     # Three of the prompt's turns are the template's: system, user and assistant.
     assert answer.usage.prompt_tokens == 37
     assert answer.usage.completion_tokens < 30
+
+
+@pytest.mark.slow
+def test_its_steps_are_learned(trained: Trained) -> None:
+    """Looser than on a machine with nothing else to do, see tests/bench/bench_engine_steps.py."""
+    with reading([trained.endpoint]) as log:
+        answered(trained.server, chats(36, seed=2), max_tokens=100)
+        log.rest(36)
+    report = judged([Step.of(step) for _, step in sorted(rank_steps(log.snapshots[0]).items())])
+
+    assert report.explained >= 0.75
+    assert report.by_tokens < report.explained / 2
+    assert report.errors["decode"] <= 0.3
+    assert report.fitted.per_prompt_token_s > 20 * report.fitted.per_token_s

@@ -32,6 +32,7 @@ class RankStep:
         tokens: what it computed.
         power_w: of its GPUs; None where there are none.
         prompt_tokens: those of them that prompts had.
+        prompt_context: each of these times the tokens before it, summed.
     """
 
     time_s: float
@@ -42,6 +43,7 @@ class RankStep:
     tokens: int
     power_w: float | None = None
     prompt_tokens: int = 0
+    prompt_context: float = 0.0
 
 
 Ranks = Sequence[Mapping[int, RankStep]]
@@ -146,6 +148,7 @@ def rank_steps(snapshots: Sequence[Snapshot]) -> dict[int, RankStep]:
             tokens,
             snapshot.power_w,
             snapshot.scheduled_prefill_tokens,
+            feed.step_prompt_context,
         )
     return steps
 
