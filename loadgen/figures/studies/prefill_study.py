@@ -1,4 +1,4 @@
-"""Cost of ignoring prefill where the decode workers prefill as well.
+"""What bfio makes of prompts that the decode workers compute, and what it loses unaware of them.
 
 A computed prompt token costs as much time as beta KV tokens read. For a dense model of 8e9
 parameters it takes 2 * 8e9 FLOP, which is 103 us at half of an A100's 312 TFLOP/s. Reading a KV
@@ -8,20 +8,40 @@ token takes 0.095 us (t_l of these studies, fitted to such a model on an A100), 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 from loadgen.figures.cases import Case
+from loadgen.figures.claims import Claim, at_least
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes
-from loadgen.figures.study import COMPUTING, NONE, ORACLE, Study, config
+from loadgen.figures.study import COMPUTING, NONE, Study, config
 from loadgen.figures.tables import IMBALANCE, THROUGHPUT, TPOT, TTFT, Table
+from loadgen.simulator.decode.decode_config import DecodeConfig
+from loadgen.simulator.decode.oracle import Knowledge
 from router.core.forecast.forecast import WorkProfile
 
 BETAS = (100.0, 1000.0)
 CHUNK = 512
-_WAYS = ("fcfs", "least_tokens", NONE, ORACLE)
-UNAWARE = f"{NONE}, ignoring prefill"
+SEEDS = 3
+SERVED = "bfio, serve's defaults"
+UNAWARE = f"{NONE}, unaware of prompts"
+# Throughput of serve's defaults over that of fcfs.
+GAINS: Mapping[float, float] = MappingProxyType({100.0: 1.2, 1000.0: 1.4})
 _STEPS = 2000
+
+
+def _ways(beta: float) -> dict[str, DecodeConfig]:
+    profile = WorkProfile(prefill_beta=beta, prefill_chunk=CHUNK)
+    common: dict[str, Any] = {"steps": _STEPS, "profile": profile}
+    runs = {"fcfs": config("burstgpt", "fcfs", **common)}
+    defaults = {"knowledge": Knowledge("auto"), "overcommit": None, "deadline_steps": None}
+    runs[SERVED] = config("burstgpt", NONE, **common, **defaults)
+    runs[NONE] = config("burstgpt", NONE, **common)
+    runs[UNAWARE] = replace(runs[NONE], known_profile=WorkProfile())
+    return runs
 
 
 class PrefillStudy(Study):
@@ -30,18 +50,18 @@ class PrefillStudy(Study):
         f"BurstGPT lengths, G=16, B=72, pool 128, {_STEPS:,} steps without the first 500. A prompt "
         f"token costs beta KV tokens' worth, in chunks of {CHUNK} per request and step; beta = "
         "1,000: 2 x 8e9 FLOP at half of 312 TFLOP/s against 9.5e-8 s per KV token read (a dense 8B "
-        "model on an A100); beta = 100: nine tenths of the prompts in the prefix cache. Imbalance: "
-        "KV tokens alone."
+        "model on an A100); beta = 100: nine tenths of the prompts in the prefix cache. bfio "
+        "learns the cost from the steps, unless unaware; serve's defaults: with survival curve, "
+        f"starvation after 5 s, over-commit as measured. {SEEDS} seeds. Imbalance: KV tokens alone."
     )
     physics = COMPUTING
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
-        cases = []
-        for beta in BETAS:
-            changes = {"profile": WorkProfile(prefill_beta=beta, prefill_chunk=CHUNK)}
-            runs = {way: config("burstgpt", way, steps=_STEPS, **changes) for way in _WAYS}
-            runs[UNAWARE] = replace(runs[NONE], known_profile=WorkProfile())
-            cases += [Case((f"{beta:g}", way), run) for way, run in runs.items()]
+        cases = [
+            Case((f"{beta:g}", way), run, seeds=SEEDS)
+            for beta in BETAS
+            for way, run in _ways(beta).items()
+        ]
         return laboratory.run(cases)
 
     def tables(self, outcomes: Outcomes) -> list[Table]:
@@ -49,9 +69,15 @@ class PrefillStudy(Study):
         rows = []
         for beta in BETAS:
             first = outcomes[f"{beta:g}", "fcfs"]
-            for way in (*_WAYS, UNAWARE):
+            for way in _ways(beta):
                 sample = outcomes[f"{beta:g}", way]
                 over = sample.ratio(first, THROUGHPUT.metric) - 1
                 cells = [column.cell(sample) for column in columns]
                 rows.append([f"beta {beta:g}, {way}", *cells, f"{over:+.1%}"])
         return [Table(["", *(column.title for column in columns), "throughput over fcfs"], rows)]
+
+    def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
+        for beta, gain in GAINS.items():
+            ours, fcfs = outcomes[f"{beta:g}", SERVED], outcomes[f"{beta:g}", "fcfs"]
+            ratio = ours.ratio(fcfs, THROUGHPUT.metric)
+            yield at_least(f"beta {beta:g}, {SERVED}: throughput over fcfs", ratio, gain)

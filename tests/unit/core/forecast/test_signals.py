@@ -47,6 +47,9 @@ def test_reported_chances_hold_for_every_token() -> None:
 def test_reported_chances_with_drafts_and_prefill() -> None:
     now = running([10, 10], p=[0.5, 0.5], left=[0, 9])
     assert chances(ReportedSignal(WorkProfile(growth=2)), now, 1) == [[1, 0.25]] * 2
+    followed = ReportedSignal()
+    followed.follow(PREFILL)
+    assert chances(followed, now, 3) == chances(ReportedSignal(PREFILL), now, 3)
     assert chances(ReportedSignal(PREFILL), now, 3) == [[1, 0.5, 0.25, 0.125], [1, 1, 1, 0.5]]
 
 

@@ -343,6 +343,15 @@ def test_the_cost_of_prompts_is_learned_from_the_steps() -> None:
     assert last.prefill_chunk == 64
 
 
+@pytest.mark.parametrize("knowledge", ["none", "survival", "oracle"])
+def test_without_prompts_what_is_learned_changes_no_decision(knowledge: str) -> None:
+    config = replace(SMALL, knowledge=Knowledge.parse(knowledge), steps=600)
+    learned = simulate(config).report()
+    plain = simulate(replace(config, known_profile=WorkProfile())).report()
+    assert (learned.pop("parameters"), plain.pop("parameters")) != (None, None)
+    assert learned == plain
+
+
 def test_what_the_policy_takes_requests_to_cost_can_differ_from_the_truth() -> None:
     witness = Witness("bfio")
     truth = WorkProfile(prefill_beta=2.0, prefill_chunk=64)
