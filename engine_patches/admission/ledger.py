@@ -10,10 +10,12 @@ decides; ``entered``; at the end of the step ``stepped``, and ``left`` for those
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol
+
+from router.core.kv_blocks import KvBlocks
 
 Key = tuple[float, ...]
 """A place in the order of waiting; the least goes first."""
@@ -35,6 +37,10 @@ class Ticket:
         generated_tokens: while it waits, output tokens from before it lost its slot.
         late_steps: upper estimate of steps to come that compute its prompt without growth.
         offset_tokens: while it runs, its size less the ledger's steps.
+        prefix: hashes of its prompt's blocks, each of all tokens up to the block's end.
+        cached_tokens: prompt tokens that it found computed as it entered.
+        uncomputed_tokens: while it runs, prompt tokens that no step so far computes.
+        entry: place in the order of entering, from 1; 0 while it waits.
     """
 
     id: str
@@ -49,6 +55,10 @@ class Ticket:
     generated_tokens: int = 0
     late_steps: int = 0
     offset_tokens: int = 0
+    prefix: Sequence[Hashable] = ()
+    cached_tokens: int = 0
+    uncomputed_tokens: int = 0
+    entry: int = 0
     place: tuple[Key, int] = field(default=((), 0), init=False, repr=False)
 
     @property
@@ -61,24 +71,46 @@ class Ticket:
         return self.prompt_tokens + self.predicted_tokens - 1 - self.offset_tokens
 
 
+_TOKENS = KvBlocks.plain()
+
+
+def _nothing_found(ticket: Ticket) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An engine's KV memory before a step is scheduled.
+    """An engine's KV memory before a step is scheduled, in blocks.
 
     Attributes:
-        capacity_tokens: C.
-        used_tokens: tokens held at the end of the step without new requests, in whole blocks.
-            Includes running requests' whole prompts and next tokens, and other holders of memory.
+        capacity_blocks: C.
+        used_blocks: blocks held at the end of the step without new requests. Includes running
+            requests' whole prompts and next tokens, and other holders of memory.
+        kv: blocks that requests take.
         step_tokens: maximum of tokens that a step computes; 0: unlimited.
         prompt_tokens_left: number of these left for prompts of entering requests.
+        hashed_tokens: tokens of each hash of a prefix; 0: requests share no memory.
+        found: blocks that a waiting request would not take, because running ones hold them.
     """
 
-    capacity_tokens: int
-    used_tokens: int
+    capacity_blocks: int
+    used_blocks: int
     slots_free: int
-    block_tokens: int = 1
+    kv: KvBlocks = _TOKENS
     step_tokens: int = 0
     prompt_tokens_left: int = 0
+    hashed_tokens: int = 0
+    found: Callable[[Ticket], int] = _nothing_found
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Longest request that the whole memory holds."""
+        return self.kv.tokens(self.capacity_blocks)
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens by which a request is now shorter than that."""
+        return self.capacity_tokens - self.kv.tokens(self.capacity_blocks - self.used_blocks)
 
     def late_steps(self, prompt_tokens: int, running: int) -> int:
         """Steps after this one until these prompt tokens are computed."""
@@ -87,13 +119,16 @@ class Memory:
         later = max(0, prompt_tokens - self.prompt_tokens_left)
         return -(-later // max(1, self.step_tokens - running))
 
-    def rounded(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens) * self.block_tokens
+    def need(self, ticket: Ticket) -> int:
+        """Blocks that a waiting request takes as it enters."""
+        return max(0, self.kv.entering(ticket.entry_tokens) - self.found(ticket))
 
-    def room(self, limit_tokens: int) -> int:
-        """Most tokens that a request may bring within the limit."""
-        free = min(limit_tokens, self.capacity_tokens) - self.used_tokens
-        return max(0, free // self.block_tokens * self.block_tokens)
+    def room(self, limit_blocks: int | None = None) -> int:
+        """Blocks that requests may bring within the limit, by default all."""
+        limit = self.capacity_blocks
+        if limit_blocks is not None:
+            limit = min(limit, limit_blocks)
+        return max(0, limit - self.used_blocks)
 
 
 class Lengths(Protocol):
@@ -193,18 +228,21 @@ class Ledger:
         self.arrivals[ticket.kind] = self.arrivals.get(ticket.kind, 0) + 1
         self._wait(ticket)
 
-    def entered(self, id_: str) -> None:
+    def entered(self, id_: str, *, cached_tokens: int = 0) -> None:
         """Start a waiting request with the step about to be scheduled, or just scheduled."""
         ticket = self._stop_waiting(id_)
         ticket.offset_tokens = ticket.entry_tokens - self.steps
+        ticket.cached_tokens = cached_tokens
         self.running[id_] = ticket
         self.entered_total += 1
+        ticket.entry = self.entered_total
         self._follow(ticket)
 
     def preempted(self, id_: str, *, keeps_tokens: bool = True) -> None:
         """The request lost its memory; it waits again."""
         ticket = self._stop_running(id_)
         ticket.generated_tokens = self.generated_tokens(ticket) if keeps_tokens else 0
+        ticket.entry = 0
         self.preempted_total += 1
         self._predict(ticket, ticket.generated_tokens)
         self._wait(ticket)

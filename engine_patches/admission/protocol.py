@@ -55,8 +55,8 @@ class Admission(Protocol):
         """
         ...
 
-    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
-        """Prompt tokens admissible with an empty queue (``admissible_kv_tokens``)."""
+    def admissible_blocks(self, ledger: Ledger, memory: Memory) -> int:
+        """Blocks of requests admissible with an empty queue."""
         ...
 
 

@@ -14,6 +14,7 @@ from inspect import signature
 from operator import attrgetter
 from typing import Any
 
+from engine_patches.plugin.compat_memory import MANAGER, MEMORY, REQUEST_MEMORY, KvMemory
 from engine_patches.plugin.end_table import EndReader, table_path
 from engine_patches.plugin.settings import PlugInError
 from engine_patches.plugin.state import EngineRequest
@@ -26,9 +27,6 @@ SCHEDULER = (
     "requests",
     "finished_req_ids",
     "get_request_counts",
-    "kv_cache_manager.block_pool.num_gpu_blocks",
-    "kv_cache_manager.block_pool.get_num_free_blocks",
-    "kv_cache_config.kv_cache_groups",
     "kv_cache_config.kv_cache_tensors",
     "vllm_config.additional_config",
     "vllm_config.parallel_config.data_parallel_index",
@@ -40,11 +38,10 @@ SCHEDULER = (
     "vllm_config.parallel_config.tensor_parallel_size",
     "vllm_config.parallel_config.distributed_executor_backend",
     "vllm_config.instance_id",
-    "kv_cache_manager.watermark_blocks",
+    *MEMORY,
 )
 # Number of requests that run at once; in 0.32 and 0.33 it differs from the model runner's slots.
 SLOTS = ("max_num_active_reqs", "max_num_running_reqs")
-KV_GROUP = ("kv_cache_spec.block_size",)
 REQUEST = ("request_id", "num_prompt_tokens", "num_output_tokens", "num_computed_tokens")
 OUTPUT = (
     "num_scheduled_tokens",
@@ -60,7 +57,7 @@ OUTPUTS = ("outputs",)
 KV_TENSOR = ("size", "block_stride")
 TOKENS = ("request_id", "new_token_ids")
 CLASSES = {
-    "vllm.v1.request.Request": REQUEST,
+    "vllm.v1.request.Request": (*REQUEST, *REQUEST_MEMORY),
     "vllm.v1.engine.EngineCoreOutputs": OUTPUTS,
     "vllm.v1.engine.EngineCoreOutput": TOKENS,
     "vllm.v1.core.sched.output.SchedulerOutput": OUTPUT,
@@ -94,10 +91,7 @@ class EngineView:
 
     Attributes:
         lockstep: whether its steps are those of a data-parallel group (mixture of experts).
-        block_sizes: tokens per KV block, one for each KV group of the model.
-        blocks_total: KV blocks of the pool that all groups of a hybrid model share.
-        tokens_per_block: tokens whose KV takes one block of that pool, in all groups together.
-        watermark: number of these blocks that admission leaves free.
+        memory: its KV blocks.
         kv_bytes: bytes of the KV cache on each GPU.
 
     Raises:
@@ -107,19 +101,13 @@ class EngineView:
     def __init__(self, scheduler: Any) -> None:
         check(scheduler)
         self._scheduler = scheduler
-        self._pool = scheduler.kv_cache_manager.block_pool
         parallel = scheduler.vllm_config.parallel_config
         self.rank = int(parallel.data_parallel_index)
         self.gpus = _gpus(parallel, self.rank)
         # For dense models vLLM configures each engine as a single one.
         self.lockstep = int(parallel.data_parallel_size) > 1
         self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
-        groups = scheduler.kv_cache_config.kv_cache_groups
-        self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in groups)
-        self.tokens_per_block = 1 / sum(1 / size for size in self.block_sizes or (1,))
-        # One block is a placeholder that no request gets.
-        self.blocks_total = int(self._pool.num_gpu_blocks) - 1
-        self.watermark = int(scheduler.kv_cache_manager.watermark_blocks)
+        self.memory = KvMemory(scheduler)
         self.kv_bytes = _kv_bytes(scheduler.kv_cache_config.kv_cache_tensors)
 
     def open_ends(self) -> EndReader:
@@ -161,10 +149,6 @@ class EngineView:
     @property
     def waiting(self) -> int:
         return self._scheduler.get_request_counts()[1]  # type: ignore[no-any-return]
-
-    @property
-    def blocks_free(self) -> int:
-        return self._pool.get_num_free_blocks()  # type: ignore[no-any-return]
 
 
 def admissions(output: Any) -> Iterator[tuple[str, int]]:
@@ -302,8 +286,8 @@ def check(scheduler: Any) -> None:
         missing.append(f"Scheduler.{' or '.join(SLOTS)}")
     missing.extend(_missing_arguments(type(scheduler)))
     if not missing:
-        for group in scheduler.kv_cache_config.kv_cache_groups:
-            missing.extend(f"KV group's {path}" for path in KV_GROUP if not _has(group, path))
+        for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
+            missing.extend(f"KV group's {name}" for name in MANAGER if not _has(manager, name))
     if missing:
         raise PlugInError(_cannot_work(missing))
 

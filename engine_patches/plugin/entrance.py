@@ -19,6 +19,7 @@ class Entrance:
     Attributes:
         step_tokens: maximum of tokens that a step computes.
         in_order: vLLM's queue is first come, first served, so that it can be reordered.
+        remote: KV may come from elsewhere.
         uneven: running requests may grow by other than one token a step: by speculative tokens, or
             not at all if KV from elsewhere fails to arrive.
 
@@ -35,7 +36,8 @@ class Entrance:
         self._aside: Any = None
         self.step_tokens = int(scheduler.max_num_scheduled_tokens)
         self.in_order = scheduler.policy.value == _FCFS
-        self.uneven = scheduler.connector is not None or scheduler.num_spec_tokens > 0
+        self.remote = scheduler.connector is not None
+        self.uneven = self.remote or scheduler.num_spec_tokens > 0
 
     @property
     def holders(self) -> Sequence[Any]:

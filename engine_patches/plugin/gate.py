@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
+
 from engine_patches.admission import ADMISSIONS, make_admission
 from engine_patches.admission.ledger import Memory, Ticket
 from engine_patches.admission.protocol import ledger_of
@@ -67,8 +69,8 @@ class AdmissionGate:
         self._ledger = ledger_of(self.policy)
         self._requests: dict[str, Any] = {}
         self._prefilling: set[str] = set()
-        sizes = engine.block_sizes
-        self._block_tokens = sizes[0] if len(sizes) == 1 else 1
+        # Requests that have computed their prompts lately, with the last step that may show it.
+        self._begun: dict[str, int] = {}
         if not (entrance.in_order or ADMISSIONS[settings.policy].in_order):
             raise PlugInError(
                 f"evenstep.admission: {settings.policy} orders the queue, and so does this "
@@ -77,9 +79,9 @@ class AdmissionGate:
 
     @property
     @_ends_admission
-    def admissible_tokens(self) -> int | None:
-        """Prompt tokens that could enter with an empty queue; None: admission has ended."""
-        return max(0, self.policy.admissible_tokens(self._ledger, self._memory()))
+    def admissible_blocks(self) -> int | None:
+        """Blocks of requests that could enter with an empty queue; None: admission has ended."""
+        return max(0, self.policy.admissible_blocks(self._ledger, self._memory()))
 
     @property
     def admission(self) -> str:
@@ -116,8 +118,7 @@ class AdmissionGate:
         )
         idle = not admit and len(self._ledger.running) <= self._entrance.paused
         if idle and verdict.wake_s is None:
-            # vLLM knows better what fits into an idle engine: it drops its watermark, finds cached
-            # prompts, and knows which KV groups keep only the end of a prompt.
+            # vLLM knows better what fits into an idle engine: it drops its watermark.
             admit = [*self._ledger.waiting[:1]]
         self._entrance.admit([ticket.id for ticket in admit], len(self._ledger.running))
         # In lockstep the other ranks compute and would wait for the sleeper; no polling occurs
@@ -136,8 +137,8 @@ class AdmissionGate:
             if id_ in ledger.running:  # otherwise it was withdrawn too
                 self._prefilling.discard(id_)
                 ledger.preempted(id_)
-        for id_, _ in compat.admissions(output):
-            self._enter(self._requests[id_])
+        for id_, cached_tokens in compat.admissions(output):
+            self._enter(self._requests[id_], cached_tokens)
         for request in self._entrance.holders:
             if request.request_id not in ledger.running:
                 self._enter(request)
@@ -154,10 +155,11 @@ class AdmissionGate:
                 hint_tokens=None if hint is None else hint + self._ahead,
                 priority=0 if self._entrance.in_order else request.priority,
                 arrived_s=self._clock(),
+                prefix=self._engine.memory.prefix(request),
             )
         )
 
-    def _enter(self, request: Any) -> None:
+    def _enter(self, request: Any, cached_tokens: int = 0) -> None:
         """The request runs, or waits with memory."""
         id_, ledger = request.request_id, self._ledger
         self._prefilling.add(id_)
@@ -168,7 +170,8 @@ class AdmissionGate:
             # A session's next input.
             ledger.left(id_)
             self._wait(request)
-        ledger.entered(id_)
+        # What came from elsewhere is in blocks of its own.
+        ledger.entered(id_, cached_tokens=0 if self._entrance.remote else cached_tokens)
 
     def _measure(self) -> None:
         """Enter the sizes of running requests that may have grown by other than one token."""
@@ -185,9 +188,12 @@ class AdmissionGate:
         running = self._ledger.running
         if not self._prefilling and len(scheduled) == len(running):
             return ()
-        self._prefilling.difference_update(
-            [id_ for id_ in self._prefilling if self._prefill_left(id_) <= 0]
-        )
+        for id_ in [*self._prefilling]:
+            left = running[id_].uncomputed_tokens = max(0, self._prefill_left(id_))
+            if not left:
+                self._prefilling.discard(id_)
+                if self._engine.memory.kv.windowed:
+                    self._begun[id_] = self._ledger.steps + 1 + self._engine.memory.steps_ahead
         return [id_ for id_ in running if id_ not in scheduled or id_ in self._prefilling]
 
     def _prefill_left(self, id_: str) -> int:
@@ -198,17 +204,37 @@ class AdmissionGate:
 
     def _memory(self) -> Memory:
         """Memory for the next step; growth of running requests in it counts as used."""
-        engine, block = self._engine, self._block_tokens
-        used = int((engine.blocks_total - engine.blocks_free) * engine.tokens_per_block)
-        # Each computes a token, and one in ``block`` of them needs a new block for it.
-        growing = len(self._ledger.running)
-        promised = sum(map(self._prefill_left, self._prefilling))
+        memory, running, steps = self._engine.memory, self._ledger.running, self._ledger.steps
+        used = memory.blocks_total - memory.blocks_free
+        promised = 0
+        for id_ in self._prefilling:
+            left = self._prefill_left(id_)
+            promised += left
+            size = self._ledger.size_tokens(running[id_])
+            used += memory.kv.entering(size) - memory.kv.entering(size - left)
+        decoding = running.keys() - self._prefilling if self._prefilling else running.keys()
+        if self._begun:
+            self._begun = {id_: step for id_, step in self._begun.items() if step >= steps}
+            fresh = decoding & self._begun.keys()
+            used += sum(memory.growth_of(self._requests[id_]) for id_ in fresh)
+            decoding -= fresh
+        sizes = np.array([running[id_].offset_tokens for id_ in decoding], dtype=np.int64) + steps
         step = self._entrance.step_tokens
         return Memory(
-            capacity_tokens=int((engine.blocks_total - engine.watermark) * engine.tokens_per_block),
-            used_tokens=used + -(-(growing + promised) // block) * block,
-            slots_free=max(0, engine.slots - growing),
-            block_tokens=block,
+            capacity_blocks=memory.blocks_total - memory.watermark,
+            used_blocks=used + memory.kv.growth(sizes, memory.in_flight),
+            slots_free=max(0, self._engine.slots - len(running)),
+            kv=memory.kv,
             step_tokens=step,
-            prompt_tokens_left=max(0, step - promised - growing + len(self._prefilling)),
+            prompt_tokens_left=max(0, step - promised - len(running) + len(self._prefilling)),
+            hashed_tokens=memory.hashed_tokens,
+            found=self._found,
         )
+
+    def _found(self, ticket: Ticket) -> int:
+        """Blocks of a waiting request that running ones hold; vLLM is asked only if any may."""
+        running, memory = self._ledger.running.values(), self._engine.memory
+        related = any(ticket.prefix[:1] == one.prefix[:1] for one in running)
+        if not ticket.prefix or not (related or memory.caches_states):
+            return 0
+        return memory.blocks_found(self._requests[ticket.id])

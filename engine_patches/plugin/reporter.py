@@ -24,7 +24,6 @@ from engine_patches.power.nvml import NvmlSource, open_source
 from engine_patches.power.source import UNKNOWN
 from engine_patches.stream.curve import CurveGate
 from engine_patches.stream.publisher import SnapshotMessage, SnapshotPublisher, StepReport
-from router.core.types import KvGroup
 from router.core.wire import is_local
 
 log = logging.getLogger("vllm.evenstep")
@@ -37,7 +36,7 @@ _ends_stream = harmless("the state stream ends here; the engine goes on without 
 def _cross_check(source: NvmlSource, engine: EngineView) -> None:
     """Log the KV cache beside NVML's memory; warn if NVML's is less."""
     try:
-        found = source.cross_check(engine.kv_bytes, engine.blocks_total + 1)
+        found = source.cross_check(engine.kv_bytes, engine.memory.blocks_total + 1)
     except Exception:
         log.exception("evenstep: NVML does not tell how much memory the engine holds")
         return
@@ -51,8 +50,8 @@ class Admissible(Protocol):
     """Source of the admission figures."""
 
     @property
-    def admissible_tokens(self) -> int | None:
-        """Prompt tokens that could enter with an empty queue; None: it no longer decides."""
+    def admissible_blocks(self) -> int | None:
+        """Blocks of requests that could enter with an empty queue; None: it no longer decides."""
         ...
 
     @property
@@ -176,14 +175,17 @@ class Reporter:
 
     def _open(self, settings: Settings) -> SnapshotPublisher:
         engine = self._engine
-        total = self._blocks_free = engine.blocks_total
+        memory = engine.memory
+        total = self._blocks_free = memory.blocks_total
+        admissible = self._admissible_blocks(total)
         initial = StepReport(
             step=0,
             time_s=self._wall(),
             step_s=0.0,
             slots=engine.slots,
-            kv_groups=tuple(KvGroup(size, 0, total) for size in engine.block_sizes),
-            admissible_kv_tokens=self._admissible_tokens(total),
+            kv_groups=memory.groups,
+            admissible_kv_tokens=memory.kv.tokens(admissible),
+            admissible_blocks=admissible,
         )
         try:
             if settings.secret_key_file is not None:
@@ -238,33 +240,32 @@ class Reporter:
     def _moved(self, message: SnapshotMessage) -> bool:
         """During a KV transfer from or to another engine no step computes anything."""
         engine = self._engine
-        return engine.blocks_free != self._blocks_free or engine.waiting != message.waiting
+        return engine.memory.blocks_free != self._blocks_free or engine.waiting != message.waiting
 
     def _describe(self, message: SnapshotMessage) -> None:
         """Update the fields that do not depend on a step."""
         engine = self._engine
-        free = engine.blocks_free
+        memory = engine.memory
+        free = memory.blocks_free
         message.step = self._steps
         message.time_s = self._wall()
         message.waiting = engine.waiting
         message.waiting_tokens = self._state.waiting_tokens
         message.waiting_routed = self._state.waiting_routed
-        message.admissible_kv_tokens = self._admissible_tokens(free)
+        admissible = self._admissible_blocks(free)
+        if admissible != message.admissible_blocks:
+            message.admissible_blocks = admissible
+            message.admissible_kv_tokens = memory.kv.tokens(admissible)
         if self._admissible is not None:
             message.admission = self._admissible.admission
         message.preemptions_total = self._preemptions
         if free != self._blocks_free:
             self._blocks_free = free
-            used, total = engine.blocks_total - free, engine.blocks_total
-            # The KV groups of a hybrid model share one pool of blocks.
-            message.kv_groups = tuple(KvGroup(size, used, total) for size in engine.block_sizes)
+            message.kv_groups = memory.used(memory.blocks_total - free)
 
-    def _admissible_tokens(self, blocks_free: int) -> int:
-        told = None if self._admissible is None else self._admissible.admissible_tokens
-        if told is not None:
-            return told
-        engine = self._engine
-        return int(max(0, blocks_free - engine.watermark) * engine.tokens_per_block)
+    def _admissible_blocks(self, blocks_free: int) -> int:
+        told = None if self._admissible is None else self._admissible.admissible_blocks
+        return max(0, blocks_free - self._engine.memory.watermark) if told is None else told
 
     @_ends_stream
     def _answer(self) -> None:

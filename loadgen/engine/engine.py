@@ -24,13 +24,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence, Set
 from itertools import chain, count
 
-from engine_patches.admission.ledger import Memory
+from engine_patches.admission.ledger import Memory, Ticket
 from loadgen.engine.kv_handoff import KeptKv
 from loadgen.engine.kv_layers import KvLayers
 from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.queues import EngineOrder, Eviction, Queue
 from loadgen.engine.request import EngineRequest, Growth
 from loadgen.engine.schedule import Budget, Drafts, Schedule
+from router.core.kv_blocks import KvBlocks
 from router.core.types import KvGroup
 from router.core.wire import request_token
 
@@ -95,6 +96,7 @@ class Engine:
         self.prompt_budget = prompt_budget
         self._block_tokens = block_tokens
         self._blocks = kv_tokens // block_tokens * self.layers.groups
+        self._kv = KvBlocks.of(self.layers.kv_groups(0, self._blocks))
         # Blocks without content; below 0 when memory overflows.
         self._free_blocks = self._blocks
         self._chunk = _UNBOUNDED if chunk is None else chunk
@@ -167,14 +169,14 @@ class Engine:
 
     @property
     def admissible_tokens(self) -> int:
-        """Prompt tokens that would still be admitted."""
-        free = (self._available() - self._watermark()) * self._block_tokens // self.layers.groups
-        return max(0, min(self._queue.admissible_tokens(self._memory()), free))
+        """Longest prompt that would still be admitted."""
+        return self._kv.tokens(self.admissible_blocks)
 
     @property
-    def admissible_blocks(self) -> int | None:
-        """Blocks for which requests would be admitted; None: a policy of admission says."""
-        return None if self.admission else max(0, self._available() - self._watermark())
+    def admissible_blocks(self) -> int:
+        """Blocks of requests that would still be admitted."""
+        free = self._available() - self._watermark()
+        return max(0, min(self._queue.admissible_blocks(self._memory()), free))
 
     @property
     def unfinished(self) -> bool:
@@ -535,16 +537,23 @@ class Engine:
         return self._watermark_blocks if self.running else 0
 
     def _memory(self) -> Memory:
-        slots_free = max(0, self.slots - len(self.running) - len(self._ready))
-        used = self.used_tokens
-        if self._chunk == _UNBOUNDED:
-            return Memory(self.kv_tokens, used, slots_free, self._block_tokens)
         busy = self._prefill_tokens + len(self.running) - len(self._prefilling)
+        bounded = self._chunk != _UNBOUNDED
         return Memory(
-            self.kv_tokens,
-            used,
-            slots_free,
-            self._block_tokens,
-            self._chunk,
-            max(0, self._chunk - busy),
+            self._blocks,
+            self._blocks - self._available(),
+            max(0, self.slots - len(self.running) - len(self._ready)),
+            self._kv,
+            self._chunk if bounded else 0,
+            max(0, self._chunk - busy) if bounded else 0,
+            0 if self.prefix_cache is None else self._block_tokens,
+            self._found,
         )
+
+    def _found(self, ticket: Ticket) -> int:
+        """Blocks of a waiting request that running ones hold."""
+        cache = self.prefix_cache
+        if cache is None or not ticket.prefix:
+            return 0
+        found = cache.find(ticket.prefix, (ticket.entry_tokens - 1) // self._block_tokens)
+        return self.layers.full * sum(block.holders > 0 for block in found)

@@ -63,8 +63,8 @@ class Queue(Protocol):
         """A running request grew by more than a token in the step."""
         ...
 
-    def admissible_tokens(self, memory: Memory) -> int:
-        """Prompt tokens that would still be admitted."""
+    def admissible_blocks(self, memory: Memory) -> int:
+        """Blocks of requests that would still be admitted."""
         ...
 
 
@@ -110,8 +110,8 @@ class EngineOrder:
     def resized(self, request: EngineRequest) -> None:
         """No-op: this order keeps no ledger."""
 
-    def admissible_tokens(self, memory: Memory) -> int:
-        return memory.capacity_tokens - memory.used_tokens
+    def admissible_blocks(self, memory: Memory) -> int:
+        return memory.capacity_blocks - memory.used_blocks
 
 
 class PolicyOrder:
@@ -125,6 +125,7 @@ class PolicyOrder:
         self.wake_s: float | None = None
         self._requests: dict[str, EngineRequest] = {}
         self._order: list[Ticket] | None = []
+        self._computing: list[Ticket] = []
 
     def arrived(self, request: EngineRequest) -> None:
         self._requests[request.id] = request
@@ -137,6 +138,7 @@ class PolicyOrder:
                 kind=request.kind,
                 priority=request.priority,
                 arrived_s=request.arrived_s,
+                prefix=request.chain,
             )
         )
 
@@ -154,7 +156,8 @@ class PolicyOrder:
     def entered(self, request: EngineRequest) -> None:
         if self._order is not None:
             self._order.pop()
-        self.ledger.entered(request.id)
+        found = request.load_tokens - request.prefill_left if request.fetch is None else 0
+        self.ledger.entered(request.id, cached_tokens=found)
 
     def preempted(self, request: EngineRequest) -> None:
         self.ledger.preempted(request.id, keeps_tokens=request.generated_tokens > 0)
@@ -165,13 +168,19 @@ class PolicyOrder:
         self.ledger.left(request.id, by_itself=ended)
 
     def stepped(self, still: Iterable[str]) -> None:
-        self.ledger.stepped(still)
+        idle = list(still)
+        for ticket in self._computing:
+            ticket.uncomputed_tokens = 0
+        self._computing = [self.ledger.running[id_] for id_ in idle]
+        for ticket in self._computing:
+            ticket.uncomputed_tokens = self._requests[ticket.id].prefill_left
+        self.ledger.stepped(idle)
 
     def resized(self, request: EngineRequest) -> None:
         self.ledger.resized(self.ledger.running[request.id], request.load_tokens)
 
-    def admissible_tokens(self, memory: Memory) -> int:
-        return self.policy.admissible_tokens(self.ledger, memory)
+    def admissible_blocks(self, memory: Memory) -> int:
+        return self.policy.admissible_blocks(self.ledger, memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""KV memory in blocks: how many of a worker's pool a request takes, as vLLM counts them.
+"""KV memory in blocks: what a request takes, in blocks of the groups that share a pool, as in vLLM.
 
-The KV groups of a model share one pool. For n tokens a group takes ceil((n + ahead) / block), up to
-a bound: behind a sliding window blocks become free again, and Mamba keeps one state. A prompt
-enters with the tokens of whole steps beside its window, so its bound on entry is larger.
+For n tokens a group takes ceil((n + ahead) / block), up to a bound: blocks behind a sliding window
+become free again, and Mamba keeps one state. A prompt enters with the tokens of whole steps beside
+its window, so its bound on entry is larger.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ class _Kind(NamedTuple):
     """What groups that take equally many blocks have in common."""
 
     block_size: int
-    ahead_tokens: int
-    most_entering: int
-    most_held: int
+    ahead_tokens: int = 0
+    most_entering: int = _UNBOUNDED
+    most_held: int = _UNBOUNDED
+    window: int = 0
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class KvBlocks:
                 group.ahead_tokens,
                 group.most_entering or _UNBOUNDED,
                 group.most_held or _UNBOUNDED,
+                group.window,
+                group.kind == "chunked",
             )
             for group in groups
         )
@@ -58,7 +62,12 @@ class KvBlocks:
     @classmethod
     def plain(cls, block_tokens: int = 1) -> KvBlocks:
         """One group that keeps every token."""
-        return cls(((_Kind(block_tokens, 0, _UNBOUNDED, _UNBOUNDED), 1),))
+        return cls(((_Kind(block_tokens), 1),))
+
+    @property
+    def windowed(self) -> bool:
+        """Whether requests free blocks while they run."""
+        return any(kind.window for kind, _ in self.kinds)
 
     def entering(self, tokens: int) -> int:
         """Blocks that a request of so many tokens needs to enter, without any found in a cache."""
@@ -75,23 +84,32 @@ class KvBlocks:
         )
 
     def each_entering(self, tokens: Ints) -> Ints:
-        """``entering`` of each, elementwise."""
+        """``entering``, elementwise."""
         blocks = np.zeros_like(tokens)
         for kind, groups in self.kinds:
-            taken = -(-(tokens + kind.ahead_tokens) // kind.block_size)
-            blocks += groups * np.minimum(taken, kind.most_entering)
+            blocks += groups * np.minimum(_blocks(tokens, kind), kind.most_entering)
         return blocks
 
     def each_held(self, tokens: Ints) -> Ints:
-        """``held`` of each, elementwise."""
+        """``held``, elementwise."""
         blocks = np.zeros_like(tokens)
         for kind, groups in self.kinds:
-            taken = -(-(tokens + kind.ahead_tokens) // kind.block_size)
-            blocks += groups * np.minimum(taken, kind.most_held)
+            blocks += groups * np.minimum(_blocks(tokens, kind), kind.most_held)
         return blocks
 
+    def growth(self, tokens: Ints, in_flight: int = 0) -> int:
+        """Blocks that decoding requests take with their latest token, less those that they free.
+
+        ``in_flight``: computed tokens of each whose step has not ended; no window leaves them yet.
+        """
+        grown = 0
+        for kind, groups in self.kinds:
+            more = _kept(tokens, kind, in_flight) - _kept(tokens - 1, kind, in_flight)
+            grown += groups * int(np.add.reduce(more))
+        return grown
+
     def shared(self, tokens: int) -> int:
-        """Blocks that two requests have in common for good if they begin with the same tokens.
+        """Blocks that requests have in common for good if they begin with the same tokens.
 
         Only whole blocks of groups that keep every token.
         """
@@ -111,12 +129,33 @@ class KvBlocks:
 
         If every group has a bound, as many as these blocks have room for.
         """
-        if len(self.kinds) == 1:
-            kind, groups = self.kinds[0]
-            if kind.most_entering == _UNBOUNDED:
-                return max(0, blocks // groups * kind.block_size - kind.ahead_tokens)
-        most = blocks * max((kind.block_size for kind, _ in self.kinds), default=1)
-        return bisect_right(range(1, max(0, most) + 1), blocks, key=self.entering)
+        endless = [one for one in self.kinds if one[0].most_entering == _UNBOUNDED]
+        if len(endless) == 1:
+            # Long enough for all other groups to be at their bounds?
+            kind, groups = endless[0]
+            rest = sum(count * one.most_entering for one, count in self.kinds if one is not kind)
+            most = max(0, (blocks - rest) // groups * kind.block_size - kind.ahead_tokens)
+            if self.entering(most + 1) > blocks >= self.entering(most):
+                return most
+        most = max(0, blocks) * max((kind.block_size for kind, _ in self.kinds), default=1)
+        return bisect_right(range(1, most + 1), blocks, key=self.entering)
+
+
+def _blocks(tokens: Ints, kind: _Kind) -> Ints:
+    return (tokens + (kind.ahead_tokens + kind.block_size - 1)) // kind.block_size
+
+
+def _kept(tokens: Ints, kind: _Kind, in_flight: int) -> Ints:
+    """Blocks at the end of the step that computes the last of these tokens."""
+    blocks = _blocks(tokens, kind)
+    if not kind.window:
+        return blocks
+    left: Ints
+    if kind.chunked:
+        left = np.maximum(tokens - 1 - in_flight, 0) // kind.window * kind.window
+    else:
+        left = np.maximum(tokens - kind.window - in_flight, 0)
+    return blocks - left // kind.block_size
 
 
 @lru_cache(maxsize=64)

@@ -22,6 +22,7 @@ from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.protocol import Admission, ledger_of
 from loadgen.report.origin import Engines, origin, write_figures
 from router.core.forecast.forecast import Floats
+from router.core.kv_blocks import KvBlocks
 
 CODE = ("engine_patches/admission", "router/core/forecast", "tests/bench/bench_admission.py")
 
@@ -61,7 +62,7 @@ class Bench:
         new = [self._ticket(now_s) for _ in range(self._waiting - len(ledger.waiting))]
         evicted, used = self._overflow()
         free = self._slots - len(ledger.running) + len(evicted)
-        memory = Memory(self._capacity, used, free, BLOCK)
+        memory = Memory(self._capacity // BLOCK, used // BLOCK, free, KvBlocks.plain(BLOCK))
         began = time.thread_time()
         for ticket in new:
             ledger.arrived(ticket)
@@ -82,10 +83,10 @@ class Bench:
         return took
 
     def _enter(self, tickets: object, memory: Memory) -> None:
-        used = memory.used_tokens
+        room = memory.room()
         for ticket in list(tickets):  # type: ignore[call-overload]
-            used += memory.rounded(ticket.entry_tokens)
-            if used > memory.capacity_tokens:
+            room -= memory.need(ticket)
+            if room < 0:
                 break
             self.ledger.entered(ticket.id)
 

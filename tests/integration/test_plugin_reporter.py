@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -22,7 +21,14 @@ from router.core.state.feed import Feed
 from router.core.types import KvGroup
 from router.core.wire import decode
 from tests.support.core import part
-from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
+from tests.support.plugin_engine import (
+    Coordinator,
+    FakeScheduler,
+    FullAttentionManager,
+    Request,
+    SchedulerOutput,
+    SlidingWindowManager,
+)
 from tests.support.plugin_stream import WAIT_S, Engine, Routers, ask_full
 from tests.support.server import free_port, wait_until
 
@@ -97,13 +103,13 @@ def test_a_step_scheduled_ahead_keeps_its_number(engine: Engine, routers: Router
 def test_the_groups_of_a_hybrid_model_share_one_pool(tmp_path: Path, routers: Routers) -> None:
     scheduler = FakeScheduler(blocks=100)
     scheduler.kv_cache_manager.watermark_blocks = 15
-    groups = scheduler.kv_cache_config.kv_cache_groups
-    groups.append(SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16)))
+    window = SlidingWindowManager(16, most=3, sliding_window=16)
+    scheduler.kv_cache_manager.coordinator = Coordinator(FullAttentionManager(4), window)
     reporter = Reporter(EngineView(scheduler), Settings(f"ipc://{tmp_path}/s"))
     full = ask_full(routers.asker(reporter.endpoint))
-    assert full.kv_groups == (KvGroup(4, 0, 100), KvGroup(16, 0, 100))
-    # Sixteen tokens take four blocks in one group and one in the other.
-    assert full.admissible_kv_tokens == 85 / 5 * 16
+    sliding = KvGroup(16, 0, 100, "sliding", 16, most_entering=3, most_held=2)
+    assert full.kv_groups == (KvGroup(4, 0, 100), sliding)
+    assert (full.admissible_blocks, full.admissible_kv_tokens) == (85, (85 - 3) * 4)
     reporter.close()
 
 

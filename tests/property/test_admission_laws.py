@@ -14,7 +14,7 @@ from engine_patches.admission import ADMISSIONS, make_admission, read_admission
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
 from engine_patches.admission.protocol import Admission, ledger_of
 from engine_patches.admission.theory.completions import Completions
-from tests.support.admission import STEP_S, VARIANTS, Job, Small
+from tests.support.admission import STEP_S, VARIANTS, Job, Small, memory_of
 
 CAPACITY = 60
 
@@ -64,10 +64,10 @@ class Asked(Small):
     """Is asked what would be let in, before and after each decision."""
 
     def _begin(self) -> bool:
-        self.policy.admissible_tokens(self.ledger, self.memory())
+        self.policy.admissible_blocks(self.ledger, self.memory())
         runs = super()._begin()
-        room = self.policy.admissible_tokens(self.ledger, self.memory())
-        assert 0 <= room <= self.capacity - self.memory().used_tokens
+        room = self.policy.admissible_blocks(self.ledger, self.memory())
+        assert 0 <= room * self.block <= max(0, self.capacity - self.used_tokens())
         return runs
 
 
@@ -165,14 +165,14 @@ def as_printed(ledger: Ledger, memory: Memory) -> list[str]:
     def held(ticket: Ticket, entered: bool, ahead: int) -> int:
         now = ledger.size_tokens(ticket) if entered else ticket.entry_tokens
         last = min(ticket.prompt_tokens + ticket.predicted_tokens - 1, memory.capacity_tokens)
-        return memory.rounded(now + ahead) if now + ahead <= last else 0
+        return memory.kv.held(now + ahead) if now + ahead <= last else 0
 
     admitted: list[Ticket] = []
     for ticket in ledger.waiting[: memory.slots_free]:
         chosen = [(one, True) for one in ledger.running.values()]
         chosen += [(one, False) for one in (*admitted, ticket)]
         for ahead in range(70):
-            if sum(held(one, entered, ahead) for one, entered in chosen) > memory.capacity_tokens:
+            if sum(held(one, entered, ahead) for one, entered in chosen) > memory.capacity_blocks:
                 return [one.id for one in admitted]
         admitted.append(ticket)
     return [one.id for one in admitted]
@@ -182,7 +182,7 @@ class Printed(Small):
     """Compares each decision with the algorithm as the paper prints it."""
 
     def _begin(self) -> bool:
-        if self.memory().used_tokens <= self.capacity:
+        if self.used_tokens() <= self.capacity:
             expected = as_printed(self.ledger, self.memory())
             admit = self.policy.admit(self.ledger, self.memory(), self.now_s).admit
             assert admit is not None
@@ -207,7 +207,7 @@ class Follow:
 
     def __init__(self, block: int) -> None:
         self.completions = Completions()
-        self.completions.fit(1000, block)
+        self.completions.fit(memory_of(1000, 0, 8, block))
         self.ledger = Ledger(follower=self.completions)
         self.born = 0
 

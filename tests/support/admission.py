@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from engine_patches.admission.ledger import Memory, Ticket
 from engine_patches.admission.protocol import Admission, Verdict, ledger_of
 from engine_patches.admission.settings import MAX_HOLD_S
+from router.core.kv_blocks import KvBlocks
 
 STEP_S = 0.1
 
@@ -34,6 +35,12 @@ VARIANTS: Mapping[str, Mapping[str, object]] = {
     "memory_checked, seen": {"policy": "memory_checked", "predict": "quantile:.3"},
 }
 """Settings by a name for the tests; every policy is among them."""
+
+
+def memory_of(capacity_tokens: int, used_tokens: int, slots_free: int, block: int = 1) -> Memory:
+    """Memory whose requests keep every token, in whole blocks."""
+    used = -(-used_tokens // block)
+    return Memory(capacity_tokens // block, used, slots_free, KvBlocks.plain(block))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,12 @@ class Small:
         """As a step is about to be scheduled."""
         sizes = (self.ledger.size_tokens(ticket) for ticket in self.ledger.running.values())
         used = sum(-(-size // self.block) * self.block for size in sizes)
-        return Memory(self.capacity, used, self.slots - len(self.ledger.running), self.block)
+        slots_free = self.slots - len(self.ledger.running)
+        return memory_of(self.capacity, used, slots_free, self.block)
+
+    def used_tokens(self) -> int:
+        """In whole blocks."""
+        return self.memory().used_blocks * self.block
 
     def _arrive(self, id_: str) -> None:
         job = self.jobs[id_]
@@ -110,7 +122,7 @@ class Small:
     def _begin(self) -> bool:
         """Make room or let in; whether anybody runs."""
         crowded = False
-        while self.memory().used_tokens > self.capacity:
+        while self.used_tokens() > self.capacity:
             last = next(reversed(self.ledger.running))
             self.ledger.preempted(last)
             self.preempted.append(last)
@@ -119,7 +131,7 @@ class Small:
             verdict = self.policy.admit(self.ledger, self.memory(), self.now_s)
             self._enter(verdict)
             self._check_idling(verdict)
-        self.fullest = max(self.fullest, self.memory().used_tokens)
+        self.fullest = max(self.fullest, self.used_tokens())
         return bool(self.ledger.running)
 
     def _enter(self, verdict: Verdict) -> None:
@@ -127,7 +139,7 @@ class Small:
         assert len({ticket.id for ticket in admit}) == len(admit)
         for ticket in admit[: self.entries_per_step]:
             memory = self.memory()
-            fits = memory.used_tokens + memory.rounded(ticket.entry_tokens) <= self.capacity
+            fits = memory.need(ticket) <= memory.room()
             if verdict.admit is None and not (fits and memory.slots_free):
                 break
             assert fits

@@ -77,6 +77,9 @@ class Request:
         self.in_flight = 0
         self.stale = 0
         self.drop_stale_output = False
+        self.block_hashes: list[str] = []
+        self.num_in_flight_tokens = 0
+        self.skip_reading_prefix_cache = False
 
     @property
     def num_stale_output_tokens(self) -> int:
@@ -133,6 +136,68 @@ class EngineCoreOutputs:
     outputs: list[EngineCoreOutput] = field(default_factory=list)
 
 
+class FullAttentionManager:
+    """Of a KV group; ``most`` bounds what a request enters with, ``state`` is beside its tokens."""
+
+    def __init__(self, block_size: int, most: int = 1 << 40, state: int = 0, **more: Any) -> None:
+        self.block_size = block_size
+        self.most, self.state = most, state
+        self.req_to_blocks: dict[str, object] = {}
+        vars(self).update(more)
+
+    def get_num_blocks_to_allocate(
+        self,
+        request_id: str,
+        num_tokens: int,
+        new_computed_blocks: Collection[bool],
+        total_computed_tokens: int,
+        num_local_computed_tokens: int,
+        num_tokens_main_model: int,
+        apply_admission_cap: bool = False,
+    ) -> int:
+        """``new_computed_blocks`` says of each found block whether a request holds it."""
+        self.req_to_blocks[request_id] = ()
+        needed = -(-num_tokens // self.block_size) + self.state
+        return min(needed, self.most) - sum(new_computed_blocks)
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        return 0
+
+
+class SlidingWindowManager(FullAttentionManager):
+    """Whose requests keep the last tokens."""
+
+    sliding_window = 0
+
+    def get_num_skipped_tokens(self, num_computed_tokens: int) -> int:
+        return max(0, num_computed_tokens - self.sliding_window + 1)
+
+
+class ChunkedLocalAttentionManager(FullAttentionManager):
+    """Whose requests keep the tokens of their last chunk."""
+
+
+class MambaManager(FullAttentionManager):
+    """Whose requests keep a state."""
+
+
+class Coordinator:
+    """All KV groups; ``held`` says of each of the leading blocks found whether a request has it."""
+
+    def __init__(self, *managers: FullAttentionManager) -> None:
+        self.single_type_managers = managers
+        self.held: list[bool] = []
+
+    def find_longest_cache_hit(
+        self, block_hashes: Collection[object], max_cache_hit_length: int
+    ) -> tuple[Collection[bool], int, int]:
+        return self.held, 4 * len(self.held), 0
+
+    def get_num_blocks_to_allocate(self, *args: Any, apply_admission_cap: bool) -> int:
+        asked = (one.get_num_blocks_to_allocate(*args) for one in self.single_type_managers)
+        return sum(asked)
+
+
 @dataclass
 class KVCacheTensor:
     size: int
@@ -177,16 +242,21 @@ class FakeScheduler:
         self.max_num_running_reqs = slots
         self.kv_cache_manager = SimpleNamespace(
             block_pool=SimpleNamespace(
-                num_gpu_blocks=blocks + 1, get_num_free_blocks=lambda: blocks - self.blocks_used
+                num_gpu_blocks=blocks + 1,
+                hash_block_size=4,
+                get_num_free_blocks=lambda: blocks - self.blocks_used,
             ),
             watermark_blocks=0,
+            enable_caching=True,
+            coordinator=Coordinator(FullAttentionManager(4)),
         )
-        spec = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4))
-        tensors = [KVCacheTensor(size=blocks * 4096)]
-        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[spec], kv_cache_tensors=tensors)
+        self.max_model_len = 4096
+        self.num_lookahead_tokens = 0
+        self.kv_cache_config = SimpleNamespace(kv_cache_tensors=[KVCacheTensor(blocks * 4096)])
         self.vllm_config = SimpleNamespace(
             additional_config=config,
             instance_id=instance,
+            max_concurrent_batches=1,
             parallel_config=SimpleNamespace(
                 data_parallel_index=rank,
                 data_parallel_rank_local=None,

@@ -22,6 +22,7 @@ from engine_patches.plugin.compat_admission import PREDICTED_KEY
 from engine_patches.plugin.settings import PlugInError
 from router.core.state.feed import Feed
 from router.core.wire import decode, full_endpoint
+from tests.support.kv_models import KvModel
 
 BLOCK_TOKENS = 32
 NGRAM = {"method": "ngram", "prompt_lookup_max": 4}
@@ -49,16 +50,20 @@ class Schedulers:
         caching: bool = False,
         remote: bool = False,
         drafts: int = 0,
+        watermark: float = 0.0,
+        model: KvModel | None = None,
         **settings: Any,
     ) -> Any:
         """``Scheduler`` and ``AsyncScheduler`` are vLLM's, with ``Evenstep`` before it ours.
 
         ``remote`` has prompts' KV fetched from elsewhere, by ``remote_kv.RemoteKv``; ``drafts`` is
-        the number of tokens proposed in a step; ``settings`` are the plug-in's.
+        the number of tokens proposed in a step; ``model`` has other KV groups; ``settings`` are the
+        plug-in's.
         """
         import torch
         from vllm.config import KVTransferConfig
         from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
         from vllm.v1.kv_cache_interface import (
             FullAttentionSpec,
             KVCacheConfig,
@@ -87,14 +92,24 @@ class Schedulers:
             },
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
+        config.scheduler_config.watermark = watermark
         spec = FullAttentionSpec(
             block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=32, dtype=torch.bfloat16
         )
+        groups = [KVCacheGroupSpec(["layer"], spec)]
+        if model is not None:
+            model.adjust(config)
+            # On a CPU vLLM does not, but its blocks depend on it.
+            config.scheduler_config.async_scheduling = "Async" in flavour
+            groups = model.groups(config)
+        cache = KVCacheConfig(blocks, [], groups)
+        block_tokens, hashed_tokens = resolve_kv_cache_block_sizes(cache, config)
         return _classes()[flavour](
             config,
-            KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+            cache,
             StructuredOutputManager(config),
-            block_size=BLOCK_TOKENS,
+            block_size=block_tokens,
+            hash_block_size=hashed_tokens,
             log_stats=True,
         )
 
@@ -270,7 +285,7 @@ def check(
 
     init_none_hash(sha256)
     rng = random.Random(seed)
-    sizes = {"slots": 8, "blocks": 21, "step_tokens": 64}
+    sizes: dict[str, Any] = {"slots": 8, "blocks": 21, "step_tokens": 64}
     scheduler = make.make(flavour, **sizes, caching=True, remote=remote, drafts=drafts)
     hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
     driver = Driver(scheduler, ahead, hasher, lambda: rng.randint(0, drafts))
@@ -382,6 +397,18 @@ def _admission(make: Schedulers, steps: int) -> dict[str, Any]:
     return {name: admission(make, name, ahead) for name, ahead in FLAVOURS}
 
 
+def _capacity(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.kv_capacity import capacity
+
+    return capacity(make, steps)
+
+
+def _agents(make: Schedulers, steps: int) -> dict[str, Any]:
+    from tests.support.kv_capacity import agents
+
+    return {name: agents(make, name, ahead) for name, ahead in FLAVOURS}
+
+
 def _names(make: Schedulers, steps: int) -> dict[str, Any]:
     return names(make)
 
@@ -409,8 +436,10 @@ def _model(make: Schedulers, steps: int) -> dict[str, Any]:
 
 TASKS = {
     "admission": _admission,
+    "agents": _agents,
     "bench": _bench,
     "bench_large": _bench_large,
+    "capacity": _capacity,
     "check": _check,
     "drafts": _drafts,
     "model": _model,

@@ -1,8 +1,8 @@
 """Headroom: keeps a share w of the memory free of new requests, for the growth of running ones.
 
-A request enters while KV + growth + its tokens <= (1 - w) C; growth is what the running requests
-compute in the step. A small w gains most: evictions are rare, and recomputation costs more than the
-memory kept free. The best w depends on the lengths, so w follows the preemptions.
+A request enters while KV + growth + its prompt <= (1 - w) C, all in blocks; growth is what the
+running requests take in the step. A small w gains most: evictions are rare, and recomputation costs
+more than the memory kept free. The best w depends on the lengths, so w follows the preemptions.
 
 A constant w is the alpha-protection of arXiv 2502.07115, section 7 (``alpha_beta``). On overflow
 each running request is cleared with probability beta and restarts from its prompt. Simulated
@@ -21,18 +21,18 @@ LOWER = 0.005
 
 
 def admit_below(
-    limit_tokens: int, ledger: Ledger, memory: Memory, quota: dict[int, int] | None = None
+    limit_blocks: int, ledger: Ledger, memory: Memory, quota: dict[int, int] | None = None
 ) -> list[Ticket]:
     """Waiting requests in order, up to the first that would exceed a memory limit.
 
-    At most ``limit_tokens`` are held after entry. If nothing runs, the first enters even beyond it,
+    At most ``limit_blocks`` are held after entry. If nothing runs, the first enters even beyond it,
     if it fits at all. ``quota`` limits the entries of each kind, to no more than wait; further
     requests of a kind are skipped. It is consumed.
     """
     admitted: list[Ticket] = []
     most = memory.slots_free if quota is None else min(memory.slots_free, sum(quota.values()))
-    room = memory.room(limit_tokens)
-    first = room if ledger.running else memory.room(memory.capacity_tokens)
+    room = memory.room(limit_blocks)
+    first = room if ledger.running else memory.room()
     for ticket in ledger.waiting:
         if len(admitted) >= most:
             break
@@ -40,11 +40,11 @@ def admit_below(
             if not quota.get(ticket.kind):
                 continue
             quota[ticket.kind] -= 1
-        tokens = memory.rounded(ticket.entry_tokens)
-        if tokens > (room if admitted else first):
+        blocks = memory.need(ticket)
+        if blocks > (room if admitted else first):
             break
         admitted.append(ticket)
-        room -= tokens
+        room -= blocks
     return admitted
 
 
@@ -62,7 +62,7 @@ class Reserve:
         self._entered = 0
         self._preempted = 0
 
-    def limit_tokens(self, ledger: Ledger, memory: Memory) -> int:
+    def limit_blocks(self, ledger: Ledger, memory: Memory) -> int:
         """(1 - w) C; call it every step, because it learns from the ledger's counts."""
         entered = ledger.entered_total - self._entered
         if entered >= WINDOW_ENTRIES:
@@ -72,16 +72,14 @@ class Reserve:
             elif preemptions == 0:
                 self.share = max(self._least, self.share - LOWER)
             self._entered, self._preempted = ledger.entered_total, ledger.preempted_total
-        return self._limit_tokens(memory)
+        return self._limit_blocks(memory)
 
     def room(self, ledger: Ledger, memory: Memory) -> int:
-        """Tokens that a request may bring if none waits."""
-        if not ledger.running:
-            return memory.room(memory.capacity_tokens)
-        return memory.room(self._limit_tokens(memory))
+        """Blocks that a request may bring if none waits."""
+        return memory.room(self._limit_blocks(memory) if ledger.running else None)
 
-    def _limit_tokens(self, memory: Memory) -> int:
-        return int((1 - self.share) * memory.capacity_tokens)
+    def _limit_blocks(self, memory: Memory) -> int:
+        return int((1 - self.share) * memory.capacity_blocks)
 
 
 class Headroom:
@@ -98,7 +96,7 @@ class Headroom:
         return engine_order(ticket)
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
-        return Verdict(admit_below(self.reserve.limit_tokens(ledger, memory), ledger, memory))
+        return Verdict(admit_below(self.reserve.limit_blocks(ledger, memory), ledger, memory))
 
-    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+    def admissible_blocks(self, ledger: Ledger, memory: Memory) -> int:
         return self.reserve.room(ledger, memory)

@@ -33,26 +33,27 @@ class MemoryChecked:
 
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         completions = self.follower
-        completions.fit(memory.capacity_tokens, memory.block_tokens)
+        completions.fit(memory)
         completions.settle()
         admitted = self._admit(ledger, memory)
         if not admitted and not ledger.running:
             # An empty engine takes the first request if the memory has room for it as it enters.
-            room = memory.room(memory.capacity_tokens)
             first = ledger.waiting[: min(1, memory.slots_free)]
-            admitted = [one for one in first if memory.rounded(one.entry_tokens) <= room]
+            admitted = [one for one in first if memory.need(one) <= memory.room()]
         return Verdict(admitted)
 
-    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+    def admissible_blocks(self, ledger: Ledger, memory: Memory) -> int:
         """Memory free at the fullest end; in an empty engine, all."""
         if not ledger.running:
-            return memory.room(memory.capacity_tokens)
+            return memory.room()
         free = self._limit_blocks(ledger, memory) - self.follower.highest_blocks()
-        return max(0, min(free * memory.block_tokens, memory.room(memory.capacity_tokens)))
+        return max(0, min(free, memory.room()))
 
     def _admit(self, ledger: Ledger, memory: Memory) -> list[Ticket]:
         admitted: list[Ticket] = []
         completions, limit, prompt_tokens = self.follower, None, 0
+        # A prompt takes more as it enters than later where a window leaves it.
+        room = memory.room() if memory.kv.windowed else None
         for ticket in ledger.waiting[: max(0, memory.slots_free)]:
             prompt_tokens += ticket.entry_tokens
             running = len(ledger.running) + len(admitted)
@@ -65,6 +66,8 @@ class MemoryChecked:
                 for surpassed in completions.surpassed(ledger.steps):
                     ledger.predict_again(surpassed)
                 limit = self._limit_blocks(ledger, memory)
+            if room is not None and (room := room - memory.need(ticket)) < 0:
+                break
             if not completions.book(ticket, offset, limit):
                 break
             admitted.append(ticket)
@@ -72,8 +75,8 @@ class MemoryChecked:
 
     def _limit_blocks(self, ledger: Ledger, memory: Memory) -> int:
         """Blocks without the margin and other holders of memory."""
-        used = memory.used_tokens // memory.block_tokens
-        return self._most_blocks(memory) - max(0, used - self.follower.held_blocks(ledger.steps))
+        others = memory.used_blocks - self.follower.held_blocks(ledger.steps)
+        return self._most_blocks(memory) - max(0, others)
 
     def _most_blocks(self, memory: Memory) -> int:
-        return int((1 - self._margin) * memory.capacity_tokens) // memory.block_tokens
+        return int((1 - self._margin) * memory.capacity_blocks)

@@ -59,34 +59,35 @@ class NestedWait:
         self._last = look = self._looked(self._last, ledger, memory, ledger.waiting[0])
         outlook = look.outlook
         outlook.settle(ledger.by_id())
-        now = memory.room(memory.capacity_tokens)
+        now = memory.room()
         admitted: list[Ticket] = []
         for ticket in ledger.waiting[:most]:
-            tokens = memory.rounded(ticket.entry_tokens)
+            blocks = memory.need(ticket)
+            tokens = memory.kv.tokens(blocks)
             alone = not (ledger.running or admitted)
             before = ticket.generated_tokens
             room = outlook.room_at(before) if before else outlook.room
-            if tokens > now or not (alone or tokens <= room):
+            if blocks > now or not (alone or tokens <= room):
                 break
             outlook.take(ticket, tokens)
-            now -= tokens
+            now -= blocks
             admitted.append(ticket)
         return Verdict(admitted)
 
-    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+    def admissible_blocks(self, ledger: Ledger, memory: Memory) -> int:
         """Memory left beside the expected growth; in an empty engine, all.
 
         While no request waits, the last outlook wears out. This makes one of its own, so that its
         calls do not change admissions.
         """
-        now = memory.room(memory.capacity_tokens)
+        now = memory.room()
         if not ledger.running or self._last is None:
             return now
         look = self._last
         if look.worn(ledger):
             latest = next(reversed(ledger.running.values()))
             self._asked = look = self._looked(self._asked, ledger, memory, latest)
-        return min(now, look.outlook.room)
+        return min(now, memory.kv.entering(look.outlook.room + 1) - 1)
 
     def _looked(self, last: _Look | None, ledger: Ledger, memory: Memory, like: Ticket) -> _Look:
         if last is not None and not last.worn(ledger):

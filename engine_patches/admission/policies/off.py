@@ -17,5 +17,5 @@ class Off:
     def admit(self, ledger: Ledger, memory: Memory, now_s: float) -> Verdict:
         return Verdict(None)
 
-    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
-        return memory.room(memory.capacity_tokens)
+    def admissible_blocks(self, ledger: Ledger, memory: Memory) -> int:
+        return memory.room()

@@ -97,8 +97,8 @@ class StrictWait:
             self._pauses.moved(kind, now_s)
         return Verdict(admitted, run, self._pauses.wake_s())
 
-    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
-        return memory.room(memory.capacity_tokens)
+    def admissible_blocks(self, ledger: Ledger, memory: Memory) -> int:
+        return memory.room()
 
 
 class StrictNestedWait:
@@ -138,8 +138,8 @@ class StrictNestedWait:
             self._pauses.moved(segment, now_s)
         return Verdict(admitted, run, self._pauses.wake_s())
 
-    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
-        return memory.room(memory.capacity_tokens)
+    def admissible_blocks(self, ledger: Ledger, memory: Memory) -> int:
+        return memory.room()
 
     def _limits(self, waiting: int, counts: Mapping[_Place, int]) -> dict[int, int]:
         """Thresholds of segments up to the first unmet one, and of those released."""
@@ -165,16 +165,16 @@ def _batch(stages: dict[str, _Place], limits: dict[_Place, int]) -> frozenset[st
 
 def _entering(waiting: Sequence[Ticket], quota: dict[int, int], memory: Memory) -> Iterator[Ticket]:
     """Up to the quota of each kind, in order, while slots and memory are free."""
-    left, slots, room = dict(quota), memory.slots_free, memory.room(memory.capacity_tokens)
+    left, slots, room = dict(quota), memory.slots_free, memory.room()
     for ticket in waiting:
-        tokens = memory.rounded(ticket.entry_tokens)
+        blocks = memory.need(ticket)
         if not left.get(ticket.kind):
             continue
-        if not slots or tokens > room:
+        if not slots or blocks > room:
             return
         left[ticket.kind] -= 1
         slots -= 1
-        room -= tokens
+        room -= blocks
         yield ticket
 
 

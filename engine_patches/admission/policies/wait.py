@@ -137,9 +137,9 @@ class Wait:
                 wake_s = min(wake_s, until_s)
             else:
                 quota[kind] = min(threshold, waiting)
-        limit = self._reserve.limit_tokens(ledger, memory)
+        limit = self._reserve.limit_blocks(ledger, memory)
         admitted = admit_below(limit, ledger, memory, quota)
         return Verdict(admitted, wake_s=wake_s if wake_s < math.inf else None)
 
-    def admissible_tokens(self, ledger: Ledger, memory: Memory) -> int:
+    def admissible_blocks(self, ledger: Ledger, memory: Memory) -> int:
         return self._reserve.room(ledger, memory)

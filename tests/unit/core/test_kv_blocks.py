@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -62,6 +64,33 @@ def test_tokens_without_room_or_bounds() -> None:
     assert KvBlocks.of([MAMBA]).tokens(3) == 3 * 4096
     assert KvBlocks.of([]).tokens(3) == 3
     assert KvBlocks.of([KvGroup(16, 0, 9, ahead_tokens=40)]).tokens(2) == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "held"),
+    [
+        (KvGroup(4, 0, 99), [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4]),
+        (KvGroup(4, 0, 99, "sliding", 6), [1, 1, 1, 1, 2, 2, 2, 2, 3, 2, 2, 2, 3]),
+        (KvGroup(4, 0, 99, "chunked", 8), [1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1, 2]),
+        (KvGroup(4, 0, 99, "mamba", 2, 8), [3, 3, 3, 3, 4, 3, 3, 3, 4, 3, 3, 3, 4]),
+    ],
+)
+def test_growth_is_what_a_token_takes_less_what_its_window_leaves(
+    group: KvGroup, held: list[int]
+) -> None:
+    kv = KvBlocks.of([group, group])
+    grown = [kv.growth(np.array([tokens])) for tokens in range(2, len(held) + 1)]
+    assert grown == [2 * (after - before) for before, after in pairwise(held)]
+    assert kv.growth(np.arange(2, len(held) + 1)) == 2 * (held[-1] - held[0])
+
+
+@pytest.mark.parametrize(("kind", "window", "leaves_at"), [("sliding", 6, 10), ("chunked", 8, 9)])
+def test_what_a_step_under_way_still_reads_becomes_free_a_step_later(
+    kind: str, window: int, leaves_at: int
+) -> None:
+    kv = KvBlocks.of([KvGroup(4, 0, 99, kind, window)])
+    at, after = np.array([leaves_at]), np.array([leaves_at + 1])
+    assert kv.growth(at, 1) - kv.growth(at) == -kv.growth(after, 1) > 0
 
 
 @given(st.lists(GROUPS, max_size=4), st.lists(st.integers(1, 2000), min_size=1, max_size=9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine_patches.admission.ledger import Ledger, Memory, Ticket
+from router.core.kv_blocks import KvBlocks
 
 
 def ticket(id_: str = "a", prompt: int = 10, cap: int = 5, kind: int = 0) -> Ticket:
@@ -100,10 +101,14 @@ def test_a_request_comes_once() -> None:
 
 
 def test_memory_is_taken_in_blocks() -> None:
-    memory = Memory(capacity_tokens=100, used_tokens=48, slots_free=1, block_tokens=16)
+    memory = Memory(6, 3, slots_free=1, kv=KvBlocks.plain(16))
 
-    assert [memory.rounded(tokens) for tokens in (1, 16, 17)] == [16, 16, 32]
-    assert memory.room(100) == 48
-    assert memory.room(1000) == 48
-    assert memory.room(70) == 16
-    assert memory.room(10) == 0
+    assert [memory.need(Ticket("", tokens, 9)) for tokens in (1, 16, 17)] == [1, 1, 2]
+    assert [memory.room(limit) for limit in (None, 6, 60, 4, 0)] == [3, 3, 3, 1, 0]
+    assert (memory.capacity_tokens, memory.used_tokens) == (96, 48)
+
+
+def test_blocks_that_running_requests_hold_are_not_needed() -> None:
+    memory = Memory(6, 3, 1, KvBlocks.plain(16), found=lambda ticket: ticket.priority)
+
+    assert [memory.need(Ticket("", 40, 9, priority=found)) for found in (0, 2, 9)] == [3, 1, 0]

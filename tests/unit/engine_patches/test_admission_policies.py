@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from engine_patches.admission.policies.headroom import WINDOW_ENTRIES, Reserve
 from engine_patches.admission.policies.wait import RATE_MEMORY_S, MeanStepTime, Rates
 from engine_patches.admission.protocol import Admission, Verdict, ledger_of
 from engine_patches.admission.theory.completions import Completions
-from tests.support.admission import STEP_S, Job, Small
+from tests.support.admission import STEP_S, Job, Small, memory_of
 
 
 def made(**settings: object) -> tuple[Admission, Ledger]:
@@ -20,7 +21,7 @@ def made(**settings: object) -> tuple[Admission, Ledger]:
     return policy, ledger_of(policy)
 
 
-def wait_for(ledger: Ledger, prompts: Sequence[int], **others: int) -> None:
+def wait_for(ledger: Ledger, prompts: Sequence[int], **others: Any) -> None:
     for prompt in prompts:
         number = sum(ledger.arrivals.values())
         ledger.arrived(Ticket(f"w{number}", prompt, 100, **others))
@@ -38,7 +39,7 @@ def sizes(verdict: Verdict) -> list[int]:
 
 
 def memory(used: int, slots: int = 8, block: int = 1) -> Memory:
-    return Memory(100, used, slots, block)
+    return memory_of(100, used, slots, block)
 
 
 def test_off_leaves_all_to_the_engine() -> None:
@@ -46,7 +47,7 @@ def test_off_leaves_all_to_the_engine() -> None:
     wait_for(ledger, [5])
 
     assert policy.admit(ledger, memory(40), 0.0) == Verdict(None)
-    assert policy.admissible_tokens(ledger, memory(40)) == 60
+    assert policy.admissible_blocks(ledger, memory(40)) == 60
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_below_the_headroom_requests_enter_in_their_order(settings: Mapping[str,
     assert sizes(policy.admit(ledger, memory(39, slots=1), 0.0)) == [15]
     assert sizes(policy.admit(ledger, memory(40, block=10), 0.0)) == [15, 20]
     assert sizes(policy.admit(ledger, memory(80), 0.0)) == []
-    assert policy.admissible_tokens(ledger, memory(40, block=16)) == 32
+    assert policy.admissible_blocks(ledger, memory(40, block=16)) == 1
 
 
 @pytest.mark.parametrize("policy_name", ["headroom", "wait", "memory_checked"])
@@ -80,7 +81,7 @@ def test_an_empty_engine_takes_whom_the_headroom_would_keep_out(policy_name: str
     assert sizes(policy.admit(ledger, memory(0), 0.0)) == [90]
     assert sizes(policy.admit(ledger, memory(0, slots=0), 0.0)) == []
     assert sizes(policy.admit(ledger, memory(20), 0.0)) == []
-    assert policy.admissible_tokens(ledger, memory(0)) == 100
+    assert policy.admissible_blocks(ledger, memory(0)) == 100
 
 
 def test_the_headroom_follows_the_preemptions() -> None:
@@ -94,11 +95,11 @@ def test_the_headroom_follows_the_preemptions() -> None:
                 ledger.preempted(f"{number}")
                 ledger.entered(f"{number}")
             ledger.left(f"{number}")
-        reserve.limit_tokens(ledger, memory(0))
+        reserve.limit_blocks(ledger, memory(0))
         shares.append(round(reserve.share, 3))
 
     assert shares == [0.06, 0.07, 0.07, 0.07, 0.07, 0.065, 0.06, 0.055, 0.05, 0.05]
-    assert reserve.limit_tokens(ledger, memory(0)) == 95
+    assert reserve.limit_blocks(ledger, memory(0)) == 95
 
 
 def test_no_more_of_a_type_enter_than_its_threshold() -> None:
@@ -221,7 +222,7 @@ def test_the_shortest_enter_first_while_the_memory_suffices_to_the_end() -> None
     assert admit is not None
     assert [ticket.id for ticket in admit] == ["short", "middle"]
     # When short ends they hold 42, 22 and 22.
-    assert policy.admissible_tokens(ledger, memory(40)) == 14
+    assert policy.admissible_blocks(ledger, memory(40)) == 14
 
 
 @pytest.mark.parametrize(("margin", "expected"), [(0.2, [20]), (0.25, [])])
@@ -250,7 +251,7 @@ def test_what_others_hold_counts_against_the_memory() -> None:
     # 49 and 29 tokens at the running one's end; 20 of the memory are not its.
     assert sizes(policy.admit(ledger, memory(40 + 22), 0.0)) == [20]
     assert sizes(policy.admit(ledger, memory(40 + 23), 0.0)) == []
-    assert policy.admissible_tokens(ledger, memory(40 + 23)) == 28
+    assert policy.admissible_blocks(ledger, memory(40 + 23)) == 28
 
 
 def test_a_request_that_surpasses_its_prediction_gets_another() -> None:
@@ -298,7 +299,7 @@ def test_nobody_is_predicted_to_outgrow_the_memory() -> None:
 
 def test_who_holds_more_than_the_memory_that_is_known_counts_as_it_is() -> None:
     completions = Completions()
-    completions.fit(100, 1)
+    completions.fit(memory(0))
     ledger = Ledger(follower=completions)
     ledger.arrived(Ticket("a", 120, 10))
     ledger.entered("a")
@@ -322,7 +323,7 @@ def test_prompts_take_the_steps_that_running_requests_leave_them() -> None:
 
 def test_many_running_requests_are_followed() -> None:
     completions = Completions()
-    completions.fit(100_000, 16)
+    completions.fit(memory_of(100_000, 0, 500, 16))
     ledger = Ledger(follower=completions)
     for number in range(200):
         ledger.arrived(Ticket(f"{number}", 10, 1 + number))

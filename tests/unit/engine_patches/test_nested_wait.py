@@ -176,7 +176,7 @@ def test_an_empty_engine_takes_its_first() -> None:
     waiting(ledger, [95, 95])
 
     assert let_in(policy.admit(ledger, memory(ledger, 100), 0.0)) == 1
-    assert policy.admissible_tokens(ledger, memory(ledger, 100)) == 100
+    assert policy.admissible_blocks(ledger, memory(ledger, 100)) == 100
 
 
 def test_an_empty_engine_takes_its_first_though_it_will_outgrow_the_memory() -> None:
@@ -288,9 +288,9 @@ def test_an_outlook_serves_until_many_have_left_or_it_is_old() -> None:
     ledger = ledger_of(policy)
     running(ledger, 16, 40)
     waiting(ledger, [10])
-    assert policy.admissible_tokens(ledger, memory(ledger, 1000)) == 360
+    assert policy.admissible_blocks(ledger, memory(ledger, 1000)) == 360
     assert let_in(policy.admit(ledger, memory(ledger, 1000), 0.0)) == 0
-    assert policy.admissible_tokens(ledger, memory(ledger, 1000)) == 0
+    assert policy.admissible_blocks(ledger, memory(ledger, 1000)) == 0
 
     for number in range(2):
         ledger.left(f"r{number}")
@@ -317,7 +317,7 @@ def test_while_nobody_waits_what_it_would_let_in_grows_as_others_leave() -> None
     ledger.left("w16", by_itself=False)
     rooms = []
     for number in range(15):
-        rooms.append(policy.admissible_tokens(ledger, memory(ledger, 1000)))
+        rooms.append(policy.admissible_blocks(ledger, memory(ledger, 1000)))
         ledger.left(f"r{number}")
 
     assert rooms[0] == 0
@@ -333,7 +333,7 @@ def test_who_could_not_enter_after_all_is_expected_once() -> None:
     rooms = []
     for step in range(6):
         assert let_in(policy.admit(ledger, memory(ledger, 3000), step / 10)) == 2 - (step > 3)
-        rooms.append(policy.admissible_tokens(ledger, memory(ledger, 3000)))
+        rooms.append(policy.admissible_blocks(ledger, memory(ledger, 3000)))
         if step == 3:
             ledger.entered("w10")
 

@@ -40,9 +40,10 @@ def test_what_is_read_of_an_engine() -> None:
     scheduler.add_request(Request("a", 10))
     scheduler.add_request(Request("b", 10))
     scheduler.finish_requests(["b"])
-    assert (view.rank, view.slots, view.block_sizes) == (2, 7, (4,))
+    assert (view.rank, view.slots) == (2, 7)
     assert view.gpus == RankGpus(1, 2)
-    assert (view.blocks_total, view.blocks_free, view.watermark) == (50, 50, 0)
+    memory = view.memory
+    assert (memory.blocks_total, memory.blocks_free, memory.watermark) == (50, 50, 0)
     assert (view.running, view.waiting, view.ended) == ([], 1, {"b"})
     assert list(view.alive) == ["a"]
 
@@ -111,8 +112,8 @@ def test_a_nested_attribute_is_named() -> None:
 
 def test_a_kv_group_without_a_block_size_is_named() -> None:
     scheduler = FakeScheduler()
-    del scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
-    with pytest.raises(PlugInError, match=r"KV group's kv_cache_spec\.block_size"):
+    del scheduler.kv_cache_manager.coordinator.single_type_managers[0].block_size
+    with pytest.raises(PlugInError, match=r"KV group's block_size"):
         check(scheduler)
 
 

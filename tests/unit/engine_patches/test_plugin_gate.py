@@ -13,7 +13,14 @@ from engine_patches.plugin.entrance import Entrance
 from engine_patches.plugin.gate import AdmissionGate
 from engine_patches.plugin.settings import PlugInError
 from router.core.types import ADMISSION_ENDED
-from tests.support.plugin_engine import FakeScheduler, Request, Status
+from tests.support.plugin_engine import (
+    Coordinator,
+    FakeScheduler,
+    FullAttentionManager,
+    Request,
+    SlidingWindowManager,
+    Status,
+)
 
 pytestmark = pytest.mark.usefixtures("vllm")
 
@@ -63,9 +70,9 @@ def test_requests_enter_below_the_headroom_and_as_memory_comes_free() -> None:
     gated = Gated(policy="headroom", headroom=0.1, adaptive=False)
     for id_ in "abc":
         gated.add(id_, 36)
-    assert gated.gate.admissible_tokens == 100
+    assert gated.gate.admissible_blocks == 25
     assert gated.step() == ["a", "b"]
-    assert gated.gate.admissible_tokens == 12
+    assert gated.gate.admissible_blocks == 2
     assert gated.step("a") == ["a", "b"]
     assert gated.step() == ["b", "c"]
     assert gated.scheduler.max_num_running_reqs == 8
@@ -111,7 +118,7 @@ def test_who_lost_memory_comes_back_and_who_left_is_forgotten() -> None:
     assert gated.step("b") == ["b"]
     assert gated.step() == []
     assert not gated.gate.failed
-    assert gated.gate.admissible_tokens == 100
+    assert gated.gate.admissible_blocks == 25
 
 
 def test_what_vllm_lets_in_by_itself() -> None:
@@ -172,8 +179,8 @@ def test_a_transfer_holds_memory_once_and_enters_without_asking() -> None:
     scheduler.kv_holding_waiting.append(fetched)
     fetched.status, fetched.num_computed_tokens = Status.WAITING_FOR_REMOTE_KVS, 60
     assert gated.step() == ["a"]
-    assert gated.gate.admissible_tokens == 0
-    gated.add("c", 4)
+    assert gated.gate.admissible_blocks == 1
+    gated.add("c", 8)
     gated.gate.open()
     assert scheduler.max_num_running_reqs == 2, "the one that holds memory"
     gated.gate.close()
@@ -328,8 +335,8 @@ def test_a_fault_ends_admission_and_not_the_engine() -> None:
 
 def test_a_fault_in_what_is_told_ends_admission_too() -> None:
     gated = Gated(policy="headroom")
-    gated.gate.policy = SimpleNamespace(admissible_tokens=None)
-    assert gated.gate.admissible_tokens is None
+    gated.gate.policy = SimpleNamespace(admissible_blocks=None)
+    assert gated.gate.admissible_blocks is None
     assert gated.gate.failed
 
 
@@ -357,9 +364,11 @@ def test_names_that_are_missing_are_said() -> None:
         Entrance(scheduler)
 
 
-def test_hybrid_models_count_in_tokens_of_all_groups() -> None:
+def test_hybrid_models_count_in_blocks_of_all_groups() -> None:
     gated = Gated(policy="headroom")
-    groups = gated.scheduler.kv_cache_config.kv_cache_groups
-    groups.append(SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=12)))
-    gate = AdmissionGate(EngineView(gated.scheduler), gated.entrance, read_admission({}))
-    assert gate.admissible_tokens == 75
+    window = SlidingWindowManager(12, most=2, sliding_window=12)
+    gated.scheduler.kv_cache_manager.coordinator = Coordinator(FullAttentionManager(4), window)
+    view = EngineView(gated.scheduler)
+    gate = AdmissionGate(view, gated.entrance, read_admission({}))
+    assert gate.admissible_blocks == 25
+    assert view.memory.kv.tokens(25) == (25 - 2) * 4

@@ -69,7 +69,7 @@ def test_entries_end_where_memory_or_slots_do() -> None:
 
     assert going(policy.admit(ledger, Memory(100, 0, 9), 0.0)) == ["e", "e"]
     assert going(policy.admit(ledger, Memory(1000, 0, 1), 0.0)) == ["e"]
-    assert policy.admissible_tokens(ledger, Memory(100, 30, 9)) == 70
+    assert policy.admissible_blocks(ledger, Memory(100, 30, 9)) == 70
 
 
 def test_what_stands_still_for_too_long_goes_on_until_an_arrival() -> None:
@@ -161,7 +161,7 @@ def test_of_nested_wait_all_segments_go_on_after_too_long() -> None:
     assert going(policy.admit(ledger, ROOM, 0.0)) == []
 
     assert going(policy.admit(ledger, ROOM, LONGEST_PAUSE_S)) == ["1", "4", "7"]
-    assert policy.admissible_tokens(ledger, Memory(100, 30, 9)) == 70
+    assert policy.admissible_blocks(ledger, Memory(100, 30, 9)) == 70
 
 
 def test_thresholds_and_segments_belong_together() -> None:
