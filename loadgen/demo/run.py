@@ -66,6 +66,7 @@ class RunPlan:
     seed: int
     time_scale: float
     warmup: float = 0.3
+    starvation_s: float = STARVATION_S
 
     @property
     def name(self) -> str:
@@ -145,7 +146,7 @@ def serving(
             *("--policy", plan.policy, "--dispatch", plan.dispatch.value),
             *("--seed", str(plan.seed)),
             *(argument for spec in specs for argument in ("--worker", spec)),
-            *("--starvation", f"{STARVATION_S * plan.time_scale:g}"),
+            *("--starvation", f"{plan.starvation_s * plan.time_scale:g}"),
             *("--queue-timeout", f"{QUEUE_TIMEOUT_S * plan.time_scale:g}"),
             *flags,
         ]
