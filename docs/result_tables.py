@@ -125,6 +125,35 @@ def router_cost_short() -> Table:
     return words_table(("", "evenstep", "vllm-router 0.1.17"), rows)
 
 
+# --- the cost of a step ---------------------------------------------------------------------------
+
+
+def step_costs() -> Table:
+    """How far learned numbers are off, and how often their intervals hold the truth."""
+    rows = []
+    for found in kept("step_fit/step_fit.json")["learned"]:
+        for number, title in _NUMBERS.items():
+            rows.append(
+                (
+                    f"{100 * found['noise']:.0f} %",
+                    title,
+                    f"{100 * found['median_off'][number]:.2f} %",
+                    f"{100 * found['largest_off'][number]:.2f} %",
+                    f"{100 * found['near_or_inside'][number]:.0f} %",
+                )
+            )
+    header = ("noise of a step", "number", "off: median", "largest", "within 5 % or its interval")
+    return words_table(header, rows)
+
+
+_NUMBERS = {
+    "base_s": "C",
+    "per_token_s": "t_l",
+    "per_request_s": "t_r",
+    "per_prompt_token_s": "t_p",
+}
+
+
 # --- solver ---------------------------------------------------------------------------------------
 
 
@@ -444,6 +473,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "router cost": router_cost,
     "router cost, short": router_cost_short,
     "solver gaps": solver_gaps,
+    "step cost, learned": step_costs,
     "decision times": decision_times,
     "hindsight": hindsight,
     "look-ahead": look_ahead,
