@@ -120,9 +120,18 @@ BALANCE = Row(
         Panel(
             "What a step costs",
             "As the group's steps have taught: in any case (step), and for each KV token, request "
-            "and computed prompt token of its slowest worker. No line of what they do not tell.",
+            "and computed prompt token of its slowest worker, with the ends of the 95 % interval. "
+            "No line of what they do not tell.",
             "s",
-            (Query("evenstep_step_cost_seconds{" + GROUP + "}", "{{group}} {{term}}"),),
+            (
+                Query("evenstep_step_cost_seconds{" + GROUP + "}", "{{group}} {{term}}"),
+                Query(
+                    "evenstep_step_cost_low_seconds{" + GROUP + "}", "{{group}} {{term}} at least"
+                ),
+                Query(
+                    "evenstep_step_cost_high_seconds{" + GROUP + "}", "{{group}} {{term}} at most"
+                ),
+            ),
         ),
         Panel(
             "How well steps are predicted",
