@@ -193,7 +193,7 @@ class AdmissionGate:
             if not left:
                 self._prefilling.discard(id_)
                 if self._engine.memory.kv.windowed:
-                    self._begun[id_] = self._ledger.steps + 1 + self._engine.memory.steps_ahead
+                    self._begun[id_] = self._ledger.steps + 1 + 2 * self._engine.memory.steps_ahead
         return [id_ for id_ in running if id_ not in scheduled or id_ in self._prefilling]
 
     def _prefill_left(self, id_: str) -> int:
@@ -218,7 +218,14 @@ class AdmissionGate:
             fresh = decoding & self._begun.keys()
             used += sum(memory.growth_of(self._requests[id_]) for id_ in fresh)
             decoding -= fresh
-        sizes = np.array([running[id_].offset_tokens for id_ in decoding], dtype=np.int64) + steps
+        growing = [running[id_] for id_ in decoding]
+        if self._ahead:  # a request whose last token is under way stays, and computes no more
+            growing = [
+                one
+                for one in growing
+                if one.offset_tokens + steps - one.prompt_tokens < one.cap_tokens - self._ahead
+            ]
+        sizes = np.array([one.offset_tokens for one in growing], dtype=np.int64) + steps
         step = self._entrance.step_tokens
         return Memory(
             capacity_blocks=memory.blocks_total - memory.watermark,

@@ -191,3 +191,21 @@ def test_a_prompt_just_computed_frees_what_is_behind_its_window() -> None:
     gate._memory()
     assert gate._begun == {}
     assert not gate.failed
+
+
+def test_a_request_whose_last_token_is_under_way_takes_no_block() -> None:
+    used = []
+    for most in (5, 6):
+        scheduler: Any = FakeScheduler(8, chunk=40, blocks=25)
+        settings = read_admission({"policy": "headroom"})
+        gate = AdmissionGate(EngineView(scheduler), Entrance(scheduler), settings, ahead=1)
+        request = Request("a", 12)
+        request.max_tokens = most
+        scheduler.add_request(request)
+        gate.arrived(request)
+        for _ in range(5):
+            step(gate, scheduler)
+        assert request.num_output_tokens == 5
+        used.append(gate._memory().used_blocks)
+    # Its 16 tokens have four blocks; a seventeenth would take another.
+    assert used == [4, 5]
