@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import ClassVar
 
 from msgspec.structs import replace as changed
 
@@ -46,14 +47,14 @@ REGIMES: Mapping[str, ServingOptions] = MappingProxyType(
         _WINDOW: replace(_BASE, step_time=_PROMPT_HEAVY, prefill_window="1/4"),
     }
 )
-_OURS, _BFIO = "barrier_time", "bfio, pool"
+_OURS = "barrier_time"
 _TUNED_COST, _TUNED_SCORE = "kv_cost, tuned", "prefix_score, tuned"
 _AS_PROOF = ", as the proof"
 _RULES = ("least_tokens", "prefix_score", "kv_cost", "lmetric", "least_prefill", "cache_aware")
 # The rows of the smaller tables.
 _SHORT = (
-    *("lmetric", "least_prefill", _OURS, _BFIO, "least_tokens" + _AS_PROOF),
-    *("prefix_score" + _AS_PROOF, "kv_cost" + _AS_PROOF),
+    *("lmetric", "least_prefill", _OURS),
+    *(name + _AS_PROOF for name in ("least_tokens", "prefix_score", "kv_cost")),
 )
 # Found by ``tests/bench/tune_peer_rules.py`` on conversations.
 _COST_WEIGHTS = {_PROMPT_HEAVY: 64.0, _DECODE_HEAVY: 8.0}
@@ -143,7 +144,6 @@ def _ways(options: ServingOptions) -> dict[str, ServingCase]:
     """The rows of a regime."""
     plain = {name: replace(options, policy=name) for name in (*_RULES, _OURS)}
     cases = {name: ServingCase((), each) for name, each in plain.items()}
-    cases[_BFIO] = ServingCase((), replace(options, policy="bfio", dispatch=Dispatch.POOL))
     makers: dict[str, Callable[[int], Policy]] = {
         _TUNED_COST: partial(_cost, _COST_WEIGHTS[options.step_time]),
         _TUNED_SCORE: partial(_score, _SCORE_WEIGHTS[options.step_time]),
@@ -163,17 +163,17 @@ class ServingStudy(Study):
         "Eight ranks behind one barrier, 128 slots and 1,000,000 KV tokens each, blocks of 512; "
         "the first 2,500 requests of mooncake-synthetic with their prefixes, Poisson arrivals at "
         "7/s, the first fifth left out. C = 5 ms, t_l = 9.5e-8 s, t_p = 5e-5 s, t_r = 0. All rules "
-        "send on arrival, except bfio, which keeps requests until a slot is free. The router "
-        "learns the step time and is given exact hits."
+        "send on arrival. The router learns the step time and is given exact hits."
     )
     code = SERVING_FOLDERS
+    regimes: ClassVar[Sequence[str]] = (_ALL, _DECODE)
 
     def measure(self, laboratory: Laboratory) -> Outcomes:
         return laboratory.run(
             [
                 replace(case, key=(regime, way))
-                for regime, options in REGIMES.items()
-                for way, case in _ways(options).items()
+                for regime in self.regimes
+                for way, case in _ways(REGIMES[regime]).items()
             ]
         )
 
@@ -193,11 +193,13 @@ class ServingStudy(Study):
                 ],
                 f"{regime}, 5 seeds",
             )
-            for regime in REGIMES
+            for regime in self.regimes
         ]
 
     def claims(self, outcomes: Outcomes) -> Iterator[Claim]:
         for (regime, way), proof in PROOF.items():
+            if regime not in self.regimes:
+                continue
             sample, text = outcomes[regime, way], f"{regime}, {way}"
             yield within(f"{text}: TTFT mean, s", sample, TTFT.metric, proof.ttft_s, 0.1)
             yield within(f"{text}: TPOT, s", sample, TPOT.metric, proof.tpot_ms / 1e3, 0.1)
@@ -205,7 +207,7 @@ class ServingStudy(Study):
                 yield within(f"{text}: TTFT p99, s", sample, TTFT_P99.metric, p99_s, 0.25)
             if (p99_ms := proof.tpot_p99_ms) is not None:
                 yield within(f"{text}: TPOT p99, s", sample, TPOT_P99.metric, p99_ms / 1e3, 0.25)
-        for regime in (_ALL, _DECODE):
+        for regime in [each for each in (_ALL, _DECODE) if each in self.regimes]:
             ours = outcomes[regime, _OURS]
             for way in ("least_prefill", "kv_cost", _TUNED_COST, _TUNED_SCORE):
                 for column in (TTFT, TPOT):
@@ -221,3 +223,8 @@ def _beside(sample: Sample, ours: Sample) -> str:
             paired(sample.each(column.metric), ours.each(column.metric)) for column in (TTFT, TPOT)
         )
     )
+
+
+class ServingBudgetsStudy(ServingStudy):
+    title = "Fewer prompt tokens a step, and prompts in some steps only"
+    regimes = (_SMALL, _WINDOW)

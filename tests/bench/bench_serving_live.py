@@ -1,0 +1,191 @@
+"""The live router on emulated workers that compute prompts against ``evenstep simulate serving``.
+
+    python tests/bench/bench_serving_live.py [--seeds 2] [--requests 800] [--rate 24]
+        [--time-scale 4] [--json FILE]
+
+8 ranks behind one barrier, t_p = 5e-5 s, 512 tokens a step, Azure conversation lengths, which share
+no prefixes; real HTTP. Both get the same requests at the same times, and all of them count. The
+bound: means of TTFT and TPOT within 15 % for least_tokens, least_prefill (on arrival) and bfio
+(pool).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadgen.demo.run import Fleet, RunPlan, serving
+from loadgen.replay.workload import Arrivals, plan
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
+from loadgen.run.child_processes import Child
+from loadgen.simulator.decode.decode_config import SERVE
+from loadgen.simulator.serving.serving_config import ServingArrivals, ServingConfig
+from loadgen.simulator.serving.serving_simulation import simulate_serving
+from loadgen.traces.trace import Trace, load_trace
+from router.core.step_time import StepTime
+from router.core.types import Dispatch
+
+CODE = (
+    *SERVING,
+    *EMULATION,
+    "loadgen/replay",
+    "loadgen/simulator/serving",
+    "tests/bench/bench_serving_live.py",
+)
+POLICIES = (
+    ("least_tokens", Dispatch.INSTANT),
+    ("least_prefill", Dispatch.INSTANT),
+    ("bfio", Dispatch.POOL),
+)
+WORKERS, SLOTS, KV_TOKENS, BATCH, BLOCK = 8, 128, 1_000_000, 512, 16
+COST = StepTime(5e-3, 9.5e-8, per_prompt_token_s=5e-5)
+CAP_TOKENS = 2048
+TIMEOUT_S = 900.0
+BOUND = 0.15
+
+
+@dataclass(frozen=True)
+class Setting:
+    requests: int
+    rate: float
+    time_scale: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """Means of one live run and of its simulation, in engine seconds."""
+
+    policy: str
+    seed: int
+    live_ttft_s: float
+    simulated_ttft_s: float
+    live_tpot_s: float
+    simulated_tpot_s: float
+    lateness_s: float
+
+    @property
+    def off(self) -> tuple[float, float]:
+        return (
+            self.live_ttft_s / self.simulated_ttft_s - 1,
+            self.live_tpot_s / self.simulated_tpot_s - 1,
+        )
+
+
+def live(
+    policy: str, dispatch: Dispatch, setting: Setting, folder: Path
+) -> tuple[dict[str, float], Mapping[str, object]]:
+    """The replay's report, and the engines' features."""
+    fleet = Fleet(
+        WORKERS,
+        SLOTS,
+        0,
+        str(COST),
+        more=(
+            *("--no-prefix-caching", "--kv-tokens", str(KV_TOKENS)),
+            *("--batch-tokens", str(BATCH), "--block-tokens", str(BLOCK)),
+        ),
+    )
+    scale = setting.time_scale
+    run = RunPlan(policy, dispatch, setting.requests, CAP_TOKENS, setting.seed, scale, 0.0)
+    report = folder / "report.json"
+    report.unlink(missing_ok=True)
+    patience = ("--starvation", f"{SERVE['starvation_s'] * scale:g}")
+    with serving(run, fleet, folder / run.name, *patience) as (url, engines):
+        replay = [
+            *("replay", "--url", url, "--trace", "azure-conv", "--seed", str(setting.seed)),
+            *("--arrivals", f"poisson:{setting.rate:g}", "--requests", str(setting.requests)),
+            *("--max-tokens", str(CAP_TOKENS), "--time-scale", f"{scale:g}"),
+            *("--warmup", "0", "--json", str(report)),
+        ]
+        with Child(replay, folder / f"{run.name}.replay.log") as client:
+            client.finish(TIMEOUT_S)
+    found: dict[str, float] = json.loads(report.read_bytes())
+    if found["completed"] != setting.requests:
+        raise SystemExit(f"{run.name}: {found['completed']} completed; see {folder}")
+    return found, engines
+
+
+def simulated(policy: str, dispatch: Dispatch, setting: Setting) -> tuple[float, float]:
+    trace = load_trace("azure-conv")
+    rows = plan(trace, Arrivals("poisson", setting.rate), setting.requests, setting.seed)
+    result = simulate_serving(
+        ServingConfig(
+            policy=policy,
+            trace=Trace(trace.name, "planned", rows),
+            arrivals=ServingArrivals("trace", 1.0),
+            requests=setting.requests,
+            workers=WORKERS,
+            slots=SLOTS,
+            kv_tokens=KV_TOKENS,
+            block_tokens=BLOCK,
+            batch_tokens=BATCH,
+            step_time=COST,
+            dispatch=dispatch,
+            warmup=0.0,
+            seed=setting.seed,
+        )
+    )
+    assert result.tpot_mean_s is not None
+    return result.ttft_mean_s, result.tpot_mean_s
+
+
+def rows_of(given: argparse.Namespace, folder: Path) -> Iterator[tuple[Mapping[str, object], Row]]:
+    for seed in range(given.seeds):
+        setting = Setting(given.requests, given.rate, given.time_scale, seed)
+        for policy, dispatch in POLICIES:
+            ttft_s, tpot_s = simulated(policy, dispatch, setting)
+            found, engines = live(policy, dispatch, setting, folder)
+            yield (
+                engines,
+                Row(
+                    policy,
+                    seed,
+                    found["mean_ttft_ms"] / 1e3,
+                    ttft_s,
+                    found["mean_tpot_ms"] / 1e3,
+                    tpot_s,
+                    found.get("p99_lateness_ms", 0.0) / 1e3,
+                ),
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=800)
+    parser.add_argument("--rate", type=float, default=24.0)
+    parser.add_argument("--time-scale", type=float, default=4.0)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    rows, physics = list[Row](), dict[str, object]()
+    with tempfile.TemporaryDirectory() as scratch:
+        for engines, row in rows_of(given, Path(scratch)):
+            rows.append(row)
+            physics = dict(engines)
+            ttft, tpot = row.off
+            print(
+                f"{row.policy}, seed {row.seed}: TTFT {row.live_ttft_s:.3f} s live, "
+                f"{row.simulated_ttft_s:.3f} simulated ({ttft:+.1%}); TPOT "
+                f"{1e3 * row.live_tpot_s:.2f} ms, {1e3 * row.simulated_tpot_s:.2f} ({tpot:+.1%})",
+                flush=True,
+            )
+    worst = max(abs(off) for row in rows for off in row.off)
+    print(f"largest difference {worst:.1%}, bound {BOUND:.0%}")
+    if given.json:
+        figures = {
+            "requests": given.requests,
+            "rate": given.rate,
+            "time_scale": given.time_scale,
+            "rows": [row.__dict__ | {"off": row.off} for row in rows],
+            "largest_difference": worst,
+        }
+        write_figures(given.json, figures, origin(Engines.EMULATED, CODE, physics))
+
+
+if __name__ == "__main__":
+    main()
