@@ -5,7 +5,7 @@ from __future__ import annotations
 from loadgen.engine.engine import Engine
 from loadgen.engine.request import EngineRequest
 from loadgen.engine.schedule import Schedule
-from router.core.types import KvGroup, RunningRequest, Snapshot
+from router.core.types import RunningRequest, Snapshot
 
 
 class Rank:
@@ -70,7 +70,6 @@ class Rank:
     ) -> Snapshot:
         """A delta after a step; with None for the listed requests a full one of an idle engine."""
         engine, schedule = self.engine, self._schedule
-        size = engine.layers.block_tokens
         return Snapshot(
             kind="full" if listed is None else "delta",
             group=self._group,
@@ -97,8 +96,9 @@ class Rank:
             waiting_tokens=engine.waiting_tokens,
             waiting_routed=engine.waiting,
             slots=engine.slots,
-            kv_groups=(KvGroup(size, engine.used_tokens // size, engine.kv_tokens // size),),
+            kv_groups=engine.kv_groups,
             admissible_kv_tokens=engine.admissible_tokens,
+            admissible_blocks=engine.admissible_blocks,
             scheduled_prefill_tokens=schedule.prefill_tokens,
             scheduled_decode_tokens=schedule.decode_tokens,
             preemptions_total=engine.preemptions_total,
