@@ -288,10 +288,9 @@ class StepLedger:
                 row = [rank.step_tokens], [rank.running], [rank.prompt_tokens]
                 self.step_fit.observe(*row, [rank.prompt_context], rank.step_s)
         if self.energy.metered:
-            made = map(self._ranks.__getitem__, self._reported)
-            work = [Work(rank.step_tokens, rank.running, rank.prompt_tokens) for rank in made]
-            own = dict(zip(self._reported, work, strict=True))
-            self.energy.close(own, waits, self._step_s, cost)
+            made = zip(self._ranks, map(Work, loads, running, prompts), strict=True)
+            work = {worker_id: its for worker_id, its in made if worker_id in self._reported}
+            self.energy.close(work, waits, self._step_s, cost)
         imbalance = len(loads) * peak - total
         waited_s, timed = self._waited(waits)
         power_w = sum(rank.power_w for rank in self._ranks.values())

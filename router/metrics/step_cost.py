@@ -1,0 +1,71 @@
+"""Metrics of what a group's steps have taught of their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.core.state.group import Group
+from router.core.step_fit import NUMBERS
+from router.metrics.rows import Row
+
+_TERMS = dict(zip(NUMBERS, ("step", "kv_token", "request", "prompt_token"), strict=True))
+
+
+def _costs(group: Group) -> dict[str, float]:
+    found = group.fitted
+    if found is None:
+        return {}
+    return {_TERMS[name]: getattr(found, name) for name in found.known} | dict(found.extras)
+
+
+def _bounds(group: Group, side: int) -> dict[str, float]:
+    found = group.fitted
+    if found is None:
+        return {}
+    intervals = zip(NUMBERS, found.intervals, strict=True)
+    return {_TERMS[name]: both[side] for name, both in intervals if name in found.known}
+
+
+def _errors(group: Group) -> dict[str, float]:
+    found = group.fitted
+    if found is None:
+        return {}
+    errors = {"decode": found.decode_error, "prompts": found.prompt_error}
+    return {kind: error for kind, error in errors.items() if error is not None}
+
+
+STEP_COST_ROWS: Sequence[Row[Group]] = (
+    Row(
+        "evenstep_step_cost_seconds",
+        "What a step takes, as the group's steps have taught: in any case (step), and for each KV "
+        "token, request and computed prompt token of its slowest worker; further terms where they "
+        "predict better. No value of what the steps do not tell.",
+        _costs,
+        "term",
+    ),
+    Row(
+        "evenstep_step_cost_low_seconds",
+        "Lower end of the 95 % interval of evenstep_step_cost_seconds.",
+        lambda group: _bounds(group, 0),
+        "term",
+    ),
+    Row(
+        "evenstep_step_cost_high_seconds",
+        "Upper end of the 95 % interval of evenstep_step_cost_seconds.",
+        lambda group: _bounds(group, 1),
+        "term",
+    ),
+    Row(
+        "evenstep_step_cost_explained_ratio",
+        "Share of the variance of step times that the costs of step, KV token, request and prompt "
+        "token explain.",
+        lambda group: None if group.fitted is None else group.fitted.explained,
+    ),
+    Row(
+        "evenstep_step_cost_error_ratio",
+        "Median error of predicting a step before it was learned from, as a share of the step: "
+        "decode-only steps, and steps with prompts.",
+        _errors,
+        "steps",
+    ),
+)
