@@ -101,18 +101,24 @@ class Stopwatch:
 
 
 class Tapped(BfIo):
-    """Counts the decisions that leave slots free."""
+    """Keeps what each decision had and made, and counts only afterwards."""
 
     def __init__(self, moves: int) -> None:
         super().__init__(0.0, moves)
-        self.left_free: list[bool] = []
+        self.decided: list[tuple[int, Sequence[WorkerView]]] = []
 
     def assign(
         self, waiting: Sequence[Request], workers: Sequence[WorkerView], known: Known = NOTHING
     ) -> Sequence[Assignment]:
         done = super().assign(waiting, workers, known)
-        self.left_free.append(len(done) < sum(worker.capacity for worker in workers))
+        self.decided.append((len(done), workers))
         return done
+
+    def left_free(self, last: int) -> float:
+        """Part of so many last decisions that left slots free."""
+        return float(
+            np.mean([made < sum(one.capacity for one in had) for made, had in self.decided[-last:]])
+        )
 
 
 def limited(kv_tokens: float) -> AbstractContextManager[object]:
@@ -156,7 +162,7 @@ def measure(size: Size, steps: int, moves: int, runs: int, *, memory: bool) -> l
     costs = []
     for tight, (result, policy) in last.items():
         p50_ms, p99_ms = np.percentile(np.min(taken[tight], axis=0)[-steps:], [50, 99]).tolist()
-        free, left = result.completed / result.steps, float(np.mean(policy.left_free[-steps:]))
+        free, left = result.completed / result.steps, policy.left_free(steps)
         imbalance = result.avg_imbalance_tokens
         costs.append(Cost(size, tight, free, left, p50_ms, p99_ms, imbalance))
     return costs
