@@ -194,6 +194,36 @@ def decision_times() -> Table:
     return words_table(("workers, pool, look-ahead", "median", "p99"), rows)
 
 
+def decision_times_with_memory() -> Table:
+    """Times where memory is ample, and where that of every other worker is limited."""
+    found = kept("decision/memory.json")
+    rows = []
+    for ample, limited in zip(found["sizes"], found["with_memory"], strict=True):
+        size = ample["size"]
+        name = f"{size['workers']}, {size['pool']:,}, {size['horizon']}"
+        times = [f"{one['p50_ms']:.2f}, {one['p99_ms']:.2f} ms" for one in (ample, limited)]
+        rows.append((name, *times, f"{100 * limited['waiting_share']:.0f} %"))
+    header = (
+        *("workers, pool, look-ahead", "memory ample: median, p99", "limited: median, p99"),
+        "slots left free in",
+    )
+    return words_table(header, rows)
+
+
+def solver_gaps_with_memory() -> Table:
+    """Gaps to the proven optima where memory binds."""
+    rows = [
+        (
+            row["class"],
+            f"{row['instances']}, {100 * row['proven_share']:.0f} %",
+            _gap(row),
+        )
+        for row in kept("solver/gap.json")["30000_moves_memory"]["classes"]
+    ]
+    header = ("programs", "number, proven", "default budget: optimal, mean gap, largest")
+    return words_table(header, rows)
+
+
 def hindsight() -> Table:
     """Total latency above the least possible one, over the families of tiny instances."""
     families = kept("admission/hindsight.json")["families"]
@@ -475,6 +505,8 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "solver gaps": solver_gaps,
     "step cost, learned": step_costs,
     "decision times": decision_times,
+    "decision times, memory": decision_times_with_memory,
+    "solver gaps, memory": solver_gaps_with_memory,
     "hindsight": hindsight,
     "look-ahead": look_ahead,
     "lockstep": lockstep,

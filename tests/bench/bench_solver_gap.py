@@ -261,6 +261,9 @@ def main() -> None:
     jobs: list[Job] = [*kept_jobs(args.kept)] if args.kept else []
     if not args.kept:
         jobs = [(case, *named, None) for case in cases for named in drawn(case, args.each)]
+    jobs = [
+        job for job in jobs if job[0].workers in args.workers and job[0].horizon in args.horizon
+    ]
     if args.memory:
         jobs = [with_memory(job) for job in jobs]
     work = partial(measure, moves=args.moves, limit_s=args.time_limit, cache=args.cache)
