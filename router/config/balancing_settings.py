@@ -18,7 +18,7 @@ REPLACED = {
     "prefill_beta": f"{_LEARNED}; --step-time C,t_l,t_r,t_p fixes the cost of a step",
     "request_tokens": f"{_LEARNED}; --step-time C,t_l,t_r,t_p fixes the cost of a step",
     "prefill_chunk": _LEARNED,
-    "drift": f"{_LEARNED}: output tokens of a request in a step, accepted drafts included",
+    "drift": "the router learns from the engines' steps how many tokens a request gains in each",
     "window": "engines report the windows of their KV groups in their snapshots",
     "window_share": "engines report the windows of their KV groups in their snapshots",
     "lead_tokens": "it follows from the mean output length by the rule of docs/policies.md",
