@@ -213,6 +213,8 @@ class AdmissionGate:
             size = self._ledger.size_tokens(running[id_])
             used += memory.kv.entering(size) - memory.kv.entering(size - left)
         decoding = running.keys() - self._prefilling if self._prefilling else running.keys()
+        if self._engine.ended:
+            decoding -= {*self._engine.ended}
         if self._begun:
             self._begun = {id_: step for id_, step in self._begun.items() if step >= steps}
             fresh = decoding & self._begun.keys()
