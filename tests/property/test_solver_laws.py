@@ -314,3 +314,32 @@ def test_without_numba_the_answers_are_the_same(choice: bool) -> None:
     for instance, one, other in zip(tried, expected, found, strict=True):
         check(instance, one)
         assert_same(one, other)
+
+
+def test_without_numba_what_costs_too_much_in_all_is_taken_back_alike() -> None:
+    """Memory for a few of many candidates: each change makes room for others."""
+    rng = np.random.default_rng(7)
+    tried = []
+    for _ in range(40):
+        workers = int(rng.integers(2, 5))
+        sizes = np.ceil(rng.lognormal(5, 1.0, 16))
+        tried.append(
+            Instance(
+                loads=rng.integers(0, 1500, (workers, 1)).astype(np.float64),
+                candidates=sizes[:, None],
+                capacity=np.full(workers, 5),
+                weights=np.ones(1),
+                tie_weight=0.0,
+                memory=Memory(
+                    room=rng.integers(100, 700, workers),
+                    need=sizes.astype(np.int64),
+                    idle=np.zeros(workers, dtype=np.bool_),
+                ),
+            )
+        )
+    expected = [solve(instance, 3000) for instance in tried]
+    with uncompiled() as plain:
+        found = [plain(instance, 3000) for instance in tried]
+    for instance, one, other in zip(tried, expected, found, strict=True):
+        check(instance, one)
+        assert_same(one, other)
