@@ -45,6 +45,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
         "request_cost": request_cost.RequestCostStudy(),
         "prefill": prefill_study.PrefillStudy(),
         "serving": serving_study.ServingStudy(),
+        "serving_budgets": serving_study.ServingBudgetsStudy(),
         "handoff": handoff_study.HandoffStudy(),
         "kv_pressure": kv_pressure.KvPressureStudy(),
         "clearing": clearing.ClearingStudy(),
