@@ -32,7 +32,7 @@ def render_metrics(worker: EmulatedWorker, lateness: Lateness) -> bytes:
         _block("counter", "vllm:generation_tokens_total", labels, engine.generated_total),
         _block("counter", "vllm:nixl_num_kv_expired_reqs_total", labels, engine.kept.expired_total),
         _block(
-            "counter", "vllm:nixl_num_failed_transfers_total", labels, engine.failed_loads_total
+            "counter", "vllm:nixl_num_failed_transfers_total", labels, engine.transfers.failed_total
         ),
         _block("gauge", "evenstep_emulator_kept_kv_tokens", labels, engine.kept.tokens),
         _block("gauge", "evenstep_emulator_time_scale", labels, worker.settings.time_scale),
@@ -61,7 +61,7 @@ def handoff_totals(engine: Engine) -> dict[str, int]:
         "fetched": kept.fetched_total,
         "freed": kept.freed_total,
         "expired": kept.expired_total,
-        "failed_loads": engine.failed_loads_total,
+        "failed_loads": engine.transfers.failed_total,
     }
 
 

@@ -6,17 +6,13 @@ recomputes its tokens.
 
 With a chunk, a step computes at most that many tokens: one for each decoding request, the rest for
 prompts, which hold memory for all their tokens from the start. The step that computes a prompt's
-last token yields the first output token.
-
-With a prefix cache, a request computes only what it does not find there, and always its last token.
-Blocks that several requests hold count once. The cache keeps what memory is left over.
+last token yields the first output token. With a prefix cache, a request computes only what it does
+not find there, and always its last token.
 
 The KV of a prompt on another engine (``EngineRequest.fetch``) is fetched as in vLLM 0.32: once the
 request is first in the queue and a slot and memory are free. It waits with its memory but without a
-slot, and enters before all without memory.
-
-A step costs per event (an entry, an end, a computed prompt), not per running request, except with
-drafts or paused requests.
+slot, and enters before all without memory. A step costs per event (an entry, an end, a computed
+prompt), not per running request, except with drafts or paused requests.
 """
 
 from __future__ import annotations
@@ -27,10 +23,12 @@ from itertools import chain, count
 from engine_patches.admission.ledger import Memory, Ticket
 from loadgen.engine.kv_handoff import KeptKv
 from loadgen.engine.kv_layers import KvLayers
+from loadgen.engine.kv_memory import KvMemory
 from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.queues import EngineOrder, Eviction, Queue
 from loadgen.engine.request import EngineRequest, Growth
 from loadgen.engine.schedule import Budget, Drafts, Schedule
+from loadgen.engine.transfers import Transfers
 from router.core.kv_blocks import KvBlocks
 from router.core.types import KvGroup
 from router.core.wire import request_token
@@ -59,10 +57,10 @@ class Engine:
         layers: kinds of layers, with the same ``block_tokens``; None: all keep every token.
 
     Attributes:
-        fetching_tokens: memory of requests in transfer, or with KV but without a slot.
+        transfers: requests whose KV comes from other engines.
+        waiting_routed: waiting requests that routers have sent.
         admission: name of the admission policy; None: the engine's own order.
         lost_total: generated tokens that evictions discarded.
-        failed_loads_total: requests whose KV could not be fetched.
         prompt_budget: may change between steps.
     """
 
@@ -90,17 +88,14 @@ class Engine:
         self.prefix_cache = prefix_cache
         self.running: list[EngineRequest] = []
         self.kept = KeptKv(lease_s)
-        self.load_tokens = self.fetching_tokens = self.waiting_tokens = 0
-        self.preemptions_total = self.failed_loads_total = 0
-        self.generated_total = self.lost_total = 0
+        self.load_tokens = self.waiting_tokens = self.waiting_routed = 0
+        self.preemptions_total = self.generated_total = self.lost_total = 0
         self.prompt_budget = prompt_budget
-        self._block_tokens = block_tokens
-        self._blocks = kv_tokens // block_tokens * self.layers.groups
-        self._kv = KvBlocks.of(self.layers.kv_groups(0, self._blocks))
-        # Blocks without content; below 0 when memory overflows.
-        self._free_blocks = self._blocks
+        blocks = kv_tokens // block_tokens * self.layers.groups
+        self._memory = KvMemory(blocks, self.layers, prefix_cache, self.kept)
+        self._kv = KvBlocks.of(self.layers.kv_groups(0, blocks))
         self._chunk = _UNBOUNDED if chunk is None else chunk
-        self._recompute = recompute
+        self.transfers = Transfers(self._memory, recompute=recompute)
         self._watermark_blocks = int(watermark * (kv_tokens // block_tokens)) * self.layers.groups
         self._prefill_first = prefill_first
         self._eviction = eviction or Eviction()
@@ -118,10 +113,7 @@ class Engine:
         self._fresh: set[EngineRequest] = set()
         self._here: dict[str, EngineRequest] = {}
         self._waiting: dict[str, EngineRequest] = {}
-        self._waiting_routed = 0
         self._capacity_bound = False
-        self._fetching: list[EngineRequest] = []
-        self._ready: list[EngineRequest] = []
         self._arrivals = count()
 
     @property
@@ -130,17 +122,14 @@ class Engine:
         return len(self._waiting)
 
     @property
-    def waiting_routed(self) -> int:
-        return self._waiting_routed
-
-    @property
     def used_tokens(self) -> int:
-        return self.kv_tokens - self._available() * self._block_tokens // self.layers.groups
+        free = self._memory.available * self.layers.block_tokens
+        return self.kv_tokens - free // self.layers.groups
 
     @property
     def kv_groups(self) -> tuple[KvGroup, ...]:
         """Memory as a snapshot shows it."""
-        return self.layers.kv_groups(self._blocks - self._available(), self._blocks)
+        return self._memory.kv_groups
 
     @property
     def pending_prompt_tokens(self) -> int:
@@ -175,13 +164,13 @@ class Engine:
     @property
     def admissible_blocks(self) -> int:
         """Blocks of requests that would still be admitted."""
-        free = self._available() - self._watermark()
-        return max(0, min(self._queue.admissible_blocks(self._memory()), free))
+        free = self._memory.available - self._watermark()
+        return max(0, min(self._queue.admissible_blocks(self._room()), free))
 
     @property
     def unfinished(self) -> bool:
         """Whether there is work; a running transfer counts, as vLLM's engines poll it."""
-        return bool(self.running or self._waiting or self._fetching)
+        return bool(self.running or self._waiting or self.transfers.moving)
 
     @property
     def may_defer_prefills(self) -> bool:
@@ -193,10 +182,7 @@ class Engine:
 
     def hit_tokens(self, ids: Sequence[Hashable], prompt_tokens: int) -> int:
         """Prompt tokens that a request with this chain would find computed, if it entered now."""
-        if self.prefix_cache is None:
-            return 0
-        limit = (prompt_tokens - 1) // self._block_tokens
-        return len(self.prefix_cache.find(ids, limit)) * self._block_tokens
+        return self._memory.hit_tokens(ids, prompt_tokens)
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.
@@ -204,7 +190,10 @@ class Engine:
         Raises:
             ValueError: it could never fit, or its id is already known.
         """
-        if request.output_tokens < 1 or self.layers.blocks(request.peak_tokens) > self._blocks:
+        if (
+            request.output_tokens < 1
+            or self.layers.blocks(request.peak_tokens) > self._memory.blocks
+        ):
             raise ValueError(f"request {request.id} can never fit in {self.kv_tokens} KV tokens")
         if request.id in self._waiting or request.id in self._here:
             raise ValueError(f"request {request.id} is already here")
@@ -222,11 +211,7 @@ class Engine:
         if waiting is not None:
             self._stop_waiting(waiting)
             self._queue.left(waiting)
-            if waiting in self._ready:
-                self._ready.remove(waiting)
-                self._end_fetching(waiting)
-            elif waiting.fetch is not None and waiting not in self._fetching:
-                waiting.fetch.cancel()
+            self.transfers.withdraw(waiting)
             return True
         running = self._here.get(request_id)
         if running is None:
@@ -237,15 +222,12 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget what is cached; False: not while memory is in use, as in vLLM."""
-        if self.prefix_cache is None or self._available() < self._blocks:
-            return False
-        self._free_blocks += self.prefix_cache.clear() * self.layers.full
-        return True
+        return self._memory.forget_cached()
 
     def die(self, now_s: float) -> None:
         """Lose all state; leases on other engines' KV are no longer renewed."""
         self.kept.lose()
-        for request in (*self._waiting.values(), *self._fetching):
+        for request in (*self._waiting.values(), *self.transfers.moving):
             if request.fetch is not None:
                 request.fetch.die(now_s)
 
@@ -257,13 +239,16 @@ class Engine:
             prefill: whether the step may compute prompts.
         """
         self.kept.expire(now_s)
-        failed = self._end_fetches(now_s) if self._fetching else []
-        self._settle()
+        failed = self.transfers.end(now_s, self._waiting)
+        for request in failed:
+            self._queue.left(request)
+            self._stop_waiting(request)
+        self._memory.settle()
         preempted = self._preempt()
         for request in self._growth.full_blocks():
-            self._store(request)
+            self._memory.store(request)
             self._growth.expect_full_block(request)
-        self._queue.open(self._memory(), now_s)
+        self._queue.open(self._room(), now_s)
         prompts = 0 if not prefill else self.prompt_budget
         self._fresh.clear()
         budget = Budget(self._chunk, prompts, self._drafts.count if self._drafts else 0)
@@ -287,7 +272,7 @@ class Engine:
             preempted=tuple(request.id for request in preempted),
             prefill_tokens=budget.prefill_tokens,
             decode_tokens=budget.decode_tokens,
-            failed=tuple(failed),
+            failed=tuple(request.id for request in failed),
             wake_s=self._queue.wake_s,
         )
 
@@ -300,7 +285,7 @@ class Engine:
         self.generated_total += grown
         self._read_tokens += read_tokens
         # Requests that hold memory but do not grow in this step.
-        holding = (r.id for r in (*self._fetching, *self._ready) if self._waiting.get(r.id) is r)
+        holding = self.transfers.holding(self._waiting)
         idle = (r.id for r in self.running if r.prefill_left or r.id in self._paused)
         self._queue.stepped(chain(holding, idle))
         for request in further:
@@ -312,7 +297,7 @@ class Engine:
             self._queue.left(request)
             if request.keeps_kv:
                 self.kept.keep(request.id, request.peak_tokens, now_s)
-        self._take(blocks)
+        self._memory.take(blocks)
         return finished
 
     def _accept(self) -> list[EngineRequest]:
@@ -329,7 +314,7 @@ class Engine:
             self.load_tokens += more
             self.generated_total += more
             self._read_tokens += layers.read(before + more) - layers.read(before)
-            self._free_blocks -= layers.blocks(before + more) - layers.blocks(before)
+            self._memory.grow(before, before + more)
             further.append(request)
         return further
 
@@ -351,7 +336,7 @@ class Engine:
         left = budget.prefill(request.prefill_left)
         self._prefill_tokens -= request.prefill_left - left
         request.prefill_left = left
-        self._store(request)
+        self._memory.store(request)
         if not left:
             self._prefilling.pop(request, None)
             self._decode(request)
@@ -360,18 +345,9 @@ class Engine:
         self._growth.join(request)
         self._fresh.add(request)
 
-    def _store(self, request: EngineRequest) -> None:
-        """Cache the blocks of known content that are computed by the end of the step."""
-        if self.prefix_cache is None:
-            return
-        full = (request.load_tokens - request.prefill_left) // self._block_tokens
-        ids = request.chain[len(request.blocks) : full]
-        if ids:
-            self.prefix_cache.store(request.id, request.blocks, ids)
-
     def _preempt(self) -> list[EngineRequest]:
         preempted = []
-        while self._available() < 0:
+        while self._memory.available < 0:
             for request in self._eviction.victims(self.running):
                 self._release(request)
                 request.preemptions += 1
@@ -381,7 +357,7 @@ class Engine:
                 self._wait(request)
                 self._queue.preempted(request)
                 preempted.append(request)
-            self._settle()
+            self._memory.settle()
         self.preemptions_total += len(preempted)
         return preempted
 
@@ -402,7 +378,7 @@ class Engine:
                 self._compute(request, budget)
             else:
                 budget.decode(1)
-                self._store(request)
+                self._memory.store(request)
                 self._decode(request)
             admitted.append(request)
         return admitted
@@ -412,84 +388,29 @@ class Engine:
 
         Transfers of requests ahead of it begin here.
         """
-        if self._ready:
-            if self._ready[0].prefill_left and not budget.prompts_left:
+        if ready := self.transfers.ready:
+            if ready[0].prefill_left and not budget.prompts_left:
                 return None
-            request = self._ready.pop(0)
-            self.fetching_tokens -= request.load_tokens
-            return request
+            return self.transfers.start()
         while (head := self._queue.head()) is not None:
             if head.fetch is None and not budget.prompts_left:
                 return None
-            if not self._place(head):
+            if not self._memory.place(head, self._watermark()):
                 return None
             self._queue.entered(head)
             if head.fetch is None:
                 return head
-            head.fetched_s = now_s + head.fetch.seconds
-            self.fetching_tokens += head.load_tokens
-            self._fetching.append(head)
+            self.transfers.begin(head, now_s)
         return None
-
-    def _place(self, request: EngineRequest) -> bool:
-        """Give a waiting request its memory, with what the prefix cache has of it; if it fits."""
-        cache, tokens = self.prefix_cache, request.load_tokens
-        blocks, found = self.layers.blocks(tokens), []
-        room = self._available() - self._watermark()
-        if cache is not None and request.fetch is None:
-            found = cache.find(request.chain, (tokens - 1) // self._block_tokens)
-            room += self.layers.full * sum(block.holders > 0 for block in found)
-        if blocks > room:
-            return False
-        hits = len(found) * self._block_tokens
-        if cache is not None and request.fetch is None:
-            cache.hold(found)
-            request.blocks += found
-            if not request.preemptions:
-                cache.queried_tokens += tokens
-                cache.hit_tokens += hits
-                request.cached_tokens = hits
-        self._take(blocks - len(found) * self.layers.full)
-        if request.fetch is None:
-            request.prefill_left = tokens - hits
-        return True
-
-    def _end_fetches(self, now_s: float) -> list[str]:
-        """End the transfers that are due; return the ids of requests that fail with them."""
-        failed = []
-        for request in [each for each in self._fetching if each.fetched_s <= now_s]:
-            self._fetching.remove(request)
-            fetch, request.fetch = request.fetch, None
-            assert fetch is not None
-            if self._waiting.get(request.id) is not request:
-                fetch.cancel()
-                self._end_fetching(request)
-                continue
-            arrived = fetch.end()
-            self.failed_loads_total += not arrived
-            if arrived or self._recompute:
-                request.prefill_left = 0 if arrived else request.load_tokens
-                self._ready.append(request)
-            else:
-                failed.append(request.id)
-                self._queue.left(request)
-                self._stop_waiting(request)
-                self._end_fetching(request)
-        return failed
-
-    def _end_fetching(self, request: EngineRequest) -> None:
-        """Free the memory of a transfer."""
-        self.fetching_tokens -= request.load_tokens
-        self._free_blocks += self.layers.blocks(request.load_tokens)
 
     def _wait(self, request: EngineRequest) -> None:
         self._waiting[request.id] = request
-        self._waiting_routed += request_token(request.id) is not None
+        self.waiting_routed += request_token(request.id) is not None
         self.waiting_tokens += request.load_tokens
 
     def _stop_waiting(self, request: EngineRequest) -> None:
         del self._waiting[request.id]
-        self._waiting_routed -= request_token(request.id) is not None
+        self.waiting_routed -= request_token(request.id) is not None
         self.waiting_tokens -= request.load_tokens
 
     def _release(self, request: EngineRequest, held_tokens: int | None = None) -> None:
@@ -504,56 +425,25 @@ class Engine:
         tokens = request.load_tokens
         self.load_tokens -= tokens
         self._read_tokens -= self.layers.read(tokens)
-        blocks = self.layers.blocks(tokens if held_tokens is None else held_tokens)
-        self._free_blocks += blocks - len(request.blocks) * self.layers.full
-        if request.blocks:
-            assert self.prefix_cache is not None
-            self.prefix_cache.release(request.blocks)
-            request.blocks = []
-
-    def _take(self, blocks: int) -> None:
-        self._free_blocks -= blocks
-        self._settle()
-
-    def _settle(self) -> None:
-        """Evict from the cache what memory now needs."""
-        cache = self.prefix_cache
-        if cache is not None:
-            while self._free_blocks < self._kept_blocks() and cache.free_blocks:
-                cache.evict()
-                self._free_blocks += self.layers.full
-
-    def _available(self) -> int:
-        """Blocks that may be taken; below 0 when memory overflows."""
-        free = self._free_blocks - self._kept_blocks()
-        if self.prefix_cache is not None:
-            free += self.prefix_cache.free_blocks * self.layers.full
-        return free
-
-    def _kept_blocks(self) -> int:
-        return -(-self.kept.tokens // self._block_tokens) * self.layers.groups
+        self._memory.release(request, tokens if held_tokens is None else held_tokens)
 
     def _watermark(self) -> int:
         return self._watermark_blocks if self.running else 0
 
-    def _memory(self) -> Memory:
+    def _room(self) -> Memory:
         busy = self._prefill_tokens + len(self.running) - len(self._prefilling)
         bounded = self._chunk != _UNBOUNDED
         return Memory(
-            self._blocks,
-            self._blocks - self._available(),
-            max(0, self.slots - len(self.running) - len(self._ready)),
+            self._memory.blocks,
+            self._memory.blocks - self._memory.available,
+            max(0, self.slots - len(self.running) - len(self.transfers.ready)),
             self._kv,
             self._chunk if bounded else 0,
             max(0, self._chunk - busy) if bounded else 0,
-            0 if self.prefix_cache is None else self._block_tokens,
+            0 if self.prefix_cache is None else self.layers.block_tokens,
             self._found,
         )
 
     def _found(self, ticket: Ticket) -> int:
         """Blocks of a waiting request that running ones hold."""
-        cache = self.prefix_cache
-        if cache is None or not ticket.prefix:
-            return 0
-        found = cache.find(ticket.prefix, (ticket.entry_tokens - 1) // self._block_tokens)
-        return self.layers.full * sum(block.holders > 0 for block in found)
+        return self._memory.held_blocks(ticket.prefix, ticket.entry_tokens)

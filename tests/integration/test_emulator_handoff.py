@@ -199,7 +199,7 @@ async def test_kv_that_nobody_fetched_in_time_is_gone(tmp_path: Path, recompute:
                 "param": None,
                 "code": 500,
             }
-        assert engine(fleet, DECODE).failed_loads_total == 1
+        assert engine(fleet, DECODE).transfers.failed_total == 1
         assert idle(fleet)
 
 
@@ -221,7 +221,7 @@ async def test_an_answer_fails_as_a_whole(tmp_path: Path) -> None:
         answer = await post(fleet, DECODE, **body, kv_transfer_params=params)
         assert answer.status_code == 500
         decode = engine(fleet, DECODE)
-        assert (decode.running, decode.waiting, decode.failed_loads_total) == ([], 0, 1)
+        assert (decode.running, decode.waiting, decode.transfers.failed_total) == ([], 0, 1)
         assert engine(fleet, PREFILL).kept.fetched_total == 1
         await eventually(lambda: idle(fleet), "nothing left")
 
@@ -253,11 +253,11 @@ async def test_a_prefill_worker_that_dies_under_a_transfer_fails_the_request(
     async with pair(tmp_path, latency_s=2.0) as fleet:
         params = await prefill(fleet, **prompt())
         asked = asyncio.create_task(post(fleet, DECODE, **prompt(), kv_transfer_params=params))
-        await eventually(lambda: engine(fleet, DECODE).fetching_tokens == 300, "a transfer")
+        await eventually(lambda: engine(fleet, DECODE).transfers.tokens == 300, "a transfer")
         assert (engine(fleet, DECODE).waiting, engine(fleet, DECODE).running) == (1, [])
         await control(fleet, f"/workers/{PREFILL}/fault", kind="kill")
         assert (await asked).status_code == 500
-        assert engine(fleet, DECODE).failed_loads_total == 1
+        assert engine(fleet, DECODE).transfers.failed_total == 1
         assert idle(fleet)
 
 
@@ -300,7 +300,7 @@ async def test_a_client_that_leaves_leaves_nothing_behind(tmp_path: Path, phase:
             async with asking(fleet, DECODE, **asked):
                 reached = {
                     "waiting": lambda: decode.waiting == 1,
-                    "fetching": lambda: decode.fetching_tokens == 300,
+                    "fetching": lambda: decode.transfers.tokens == 300,
                     "decoding": lambda: decode.running != [],
                 }
                 await eventually(reached[phase], phase)

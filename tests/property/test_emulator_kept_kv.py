@@ -79,7 +79,7 @@ class Pair:
     def check(self) -> None:
         for engine in (self.prefill, self.decode):
             assert len(engine.running) <= SLOTS
-            assert min(engine.load_tokens, engine.fetching_tokens, engine.kept.tokens) >= 0
+            assert min(engine.load_tokens, engine.transfers.tokens, engine.kept.tokens) >= 0
             assert engine.load_tokens == sum(r.load_tokens for r in engine.running)
         assert self.prefill.used_tokens <= KV_TOKENS
         kept = self.prefill.kept
@@ -126,7 +126,7 @@ def test_every_token_is_computed_once_and_all_kept_kv_ends_once(
     assert pair.prefill.kept.kept_total == len(pair.prompts)
     assert len(pair.prefill.kept) == 0
     assert not pair.alive
-    assert len(pair.failed) == (0 if recompute else pair.decode.failed_loads_total)
+    assert len(pair.failed) == (0 if recompute else pair.decode.transfers.failed_total)
     assert pair.prefill.used_tokens == pair.decode.used_tokens == 0
     assert pair.prefill.waiting_tokens == pair.decode.waiting_tokens == 0
 
@@ -183,7 +183,7 @@ def test_no_transfer_begins_without_a_slot_or_memory() -> None:
     decode.add(request)
     decode.abort("a")
     decode.schedule(1.5)
-    assert decode.fetching_tokens == 20
+    assert decode.transfers.tokens == 20
     decode.add(EngineRequest("c", 1, 9, priority=-1))
     assert decode.schedule(9.0).admitted == ("d",)
 
@@ -220,7 +220,7 @@ def test_kv_that_is_gone_fails_the_request_or_is_computed_again(recompute: bool)
     decode.schedule(1.0)
     prefill.die(2.0)
     schedule = decode.schedule(4.0)
-    assert decode.failed_loads_total == 1
+    assert decode.transfers.failed_total == 1
     assert schedule.failed == (() if recompute else ("d",))
     assert schedule.prefill_tokens == (20 if recompute else 0)
     assert decode.used_tokens == (20 if recompute else 0)

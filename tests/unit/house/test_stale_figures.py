@@ -63,7 +63,7 @@ def test_every_kept_file_says_what_decided_it(file: Path) -> None:
     assert headers
     for header in headers.values():
         wanted = {"engines", "commit", "date", "command", "machine", "versions", "code"}
-        assert header.keys() - {"note"} == wanted
+        assert header.keys() - {"note", "physics"} == wanted
         assert header["code"]
         assert Engines(header["engines"])
     if "" not in headers:
