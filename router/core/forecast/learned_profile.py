@@ -45,6 +45,7 @@ def learned(before: WorkProfile, cost: StepTime | None, shown: Shown) -> WorkPro
     if cost is not None:
         _, token, by_request, by_prompt = _intervals(cost)
         unit = cost.per_token_s if token[0] > 0 else token[1]
+        unit = max(unit, cost.per_request_s / _MOST, cost.per_prompt_token_s / _MOST)
         request = _ratio(request, cost.per_request_s, by_request, unit, token, _LEAST_REQUEST)
         prompt = _ratio(prompt, cost.per_prompt_token_s, by_prompt, unit, token, _LEAST_PROMPT)
     return replace(
@@ -75,7 +76,7 @@ def _ratio(
     """A cost in KV tokens' worth; 0 if it may be none."""
     if cost[0] <= 0 or cost_s < least * unit_s:
         return 0.0
-    ratio = cost_s / max(unit_s, cost_s / _MOST)
+    ratio = cost_s / unit_s
     low = cost[0] / token[1] if token[1] > 0 else ratio
     high = cost[1] / token[0] if token[0] > 0 else math.inf
     kept = before > 0 and (low <= before <= high or _near(before, ratio))

@@ -213,7 +213,9 @@ class Feed:
             self._drop_all_but({*snapshot.finished, *(told.id for told in snapshot.running)})
         self._tell(snapshot)
         if full_wanted or snapshot.kind == "full":
+            # Requests were not known just before; their whole past would count as of this step.
             self.step_grown = self.step_decoding = self.step_firsts = 0
+            self._computed.clear()
         self.step_load_tokens = self.resident_tokens
         self.step_running = len(self._parts)
         if self._computed or self.step_prompt_context:

@@ -169,7 +169,10 @@ class Group:
 
     def profile(self, before: WorkProfile) -> WorkProfile:
         """The work of requests, as the group's steps show it by now."""
-        return learned(before, self.step_time, self.shown)
+        found = learned(before, self.step_time, self.shown)
+        # What a decode worker computes of a prompt it has fetched is one token, however long it is.
+        fetches = self._live and all(worker.spec.role == "decode" for worker in self._live)
+        return replace(found, prefill_beta=0.0) if fetches else found
 
     @property
     def hits(self) -> Hits | None:

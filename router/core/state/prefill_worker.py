@@ -26,7 +26,7 @@ class PrefillWorker(Worker):
     """One prefill worker.
 
     Attributes:
-        chunk_tokens: prompt tokens that its engine computes in a step, until it shows them.
+        chunk_tokens: prompt tokens that its engine computes in a step, unless it shows more.
         kept_tokens: KV tokens of computed prompts that are not known to be fetched.
         refusing: true for a moment after it has rejected a prompt.
     """
@@ -113,7 +113,8 @@ class PrefillWorker(Worker):
 
     def fresh_view(self, dispatch: Dispatch, overcommit: int = 0) -> WorkerView:
         requests, left = self.requests, self.load_tokens
-        chunk_tokens = (self.feed.chunk_tokens if self.feed else 0) or self.chunk_tokens
+        # The first step that leaves some of a prompt may have computed hardly any.
+        chunk_tokens = max(self.chunk_tokens, self.feed.chunk_tokens if self.feed else 0)
         wants = left < CHUNKS_AHEAD * chunk_tokens and requests < CHUNKS_AHEAD * self.slots
         return WorkerView(
             id=self.spec.id,

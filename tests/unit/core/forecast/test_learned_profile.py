@@ -64,6 +64,16 @@ def test_where_kv_tokens_cost_too_little_to_be_seen_prompts_decide() -> None:
     assert learned(PLAIN, StepTime(5e-3, 0.0, 0.0, 1e-5), NOTHING).prefill_beta == 1e5
 
 
+@pytest.mark.parametrize("token_s", [0.0, 1e-11])
+@pytest.mark.parametrize("costs", [(1e-3, 5e-6), (5e-6, 1e-3)])
+def test_one_unit_serves_requests_and_prompts(token_s: float, costs: tuple[float, float]) -> None:
+    """The dearer one counts the most there is, and the other one in proportion."""
+    found = learned(PLAIN, StepTime(5e-3, token_s, *costs), NOTHING)
+    ratios = found.request_tokens, found.prefill_beta
+    assert max(ratios) == pytest.approx(1e5)
+    assert ratios[0] / ratios[1] == pytest.approx(costs[0] / costs[1])
+
+
 def test_noise_changes_nothing() -> None:
     before = learned(PLAIN, fitted(1e-7, 4e-5, 1e-5), NOTHING)
     assert learned(before, fitted(1e-7, 4.1e-5, 1.03e-5), NOTHING) == before, "5 % are too little"

@@ -114,7 +114,9 @@ def test_imbalance_and_idle_share_are_those_computed_offline(told: Story, tmp_pa
     group = group_of(told, Meters(told.write(tmp_path / "power.jsonl")))
     totals, by_hand = group.totals[PoolState.EMPTY], offline(told)
     assert (totals.steps, totals.imbalance_tokens) == by_hand[:2]
-    assert totals.waiting_s == pytest.approx(by_hand.waiting_s, rel=1e-3)
+    # No line fits exactly: a step's time does not count the tokens that it yields, its load does.
+    # The router's line weighs steps by their length, the one here does not; that makes 3e-5.
+    assert totals.waiting_s == pytest.approx(by_hand.waiting_s, rel=1e-4)
     assert totals.timed_s == pytest.approx(by_hand.timed_s, rel=1e-12)
 
 

@@ -204,6 +204,19 @@ def computing(sequence: int, prompt_tokens: int, *parts: RunningRequest) -> Snap
     return msgspec.structs.replace(told, scheduled_prefill_tokens=prompt_tokens)
 
 
+def test_prompts_of_requests_met_in_the_midst_are_no_work_of_that_step() -> None:
+    """A full snapshot, and those after a gap, do not tell when prompts were computed."""
+    feed = Feed(asked={token(1)})
+    old, begun = running(part(2), 2000, 100), running(part(1), 500, 0, 440)
+    first = msgspec.structs.replace(snapshot("full", 5, old, begun), scheduled_prefill_tokens=60)
+    feed.apply(first, 0.0)
+    assert (feed.step_prompt_context, feed.step_asked) == (0, {token(1): Work(60, 1)})
+    feed.apply(computing(6, 40, running(part(1), 500, 0, 400)), 0.0)
+    assert (feed.step_prompt_context, feed.step_asked) == (40 * 80, {token(1): Work(100, 1, 40)})
+    feed.apply(computing(9, 10, running(part(1), 500, 0, 200)), 0.0)
+    assert (feed.step_prompt_context, feed.step_asked) == (0, {token(1): Work(300, 1)})
+
+
 def test_a_prompt_that_came_computed_is_no_work() -> None:
     feed = Feed(asked={token(1)})
     feed.apply(snapshot("full", 5), 0.0)

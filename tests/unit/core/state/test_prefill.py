@@ -113,6 +113,19 @@ def test_a_worker_with_two_chunks_to_compute_is_given_no_more() -> None:
     assert (worker(made).load_tokens, capacity(made)) == (60, 1)
 
 
+@pytest.mark.parametrize("computed", [10, 100, 400])
+def test_a_first_step_that_computes_little_does_not_starve_it(computed: int) -> None:
+    """It may have begun the prompt with what another one left of the chunk."""
+    made = cluster(chunk=100)
+    send(made, 1, 150 + computed)
+    told = snapshot("full", 1, running(f"cmpl-{name(1)}-0-ab", 150 + computed, 0, prefill_left=150))
+    told = msgspec.structs.replace(told, scheduled_prefill_tokens=computed)
+    made.apply(SnapshotReceived("p", told, 0.0))
+    assert (worker(made).load_tokens, capacity(made)) == (150, 1)
+    send(made, 2, 60)
+    assert capacity(made) == (computed > 100), "with larger chunks there is room for more"
+
+
 def test_snapshots_tell_what_is_left_to_compute() -> None:
     made = cluster(chunk=100)
     send(made, 1, 150)

@@ -1,13 +1,16 @@
 """What snapshots show of a group's work: chunks of prompts, windows, tokens of a step."""
 
+import random
+
 import msgspec
 import pytest
 
 from router.core.events import SnapshotReceived, WorkerUp
 from router.core.forecast.forecast import DEFAULT_CHUNK, WorkProfile
 from router.core.state.cluster import Cluster
+from router.core.state.group import Group
 from router.core.step_time import StepTime
-from router.core.types import KvGroup, RunningRequest, Snapshot, WorkerSpec
+from router.core.types import KvGroup, Role, RunningRequest, Snapshot, WorkerSpec
 from tests.support.core import running, snapshot
 
 
@@ -69,3 +72,52 @@ def test_windows_are_those_of_the_kv_groups(
 def test_a_cost_that_is_fixed_gives_the_profile() -> None:
     found = profile(cluster(StepTime(5e-3, 1e-7, 4e-5, 1e-5)))
     assert (found.request_tokens, found.prefill_beta) == pytest.approx((400, 100))
+
+
+def pair(role: Role, cost: StepTime | None = None) -> Group:
+    """Two workers of a role, beside one that computes prompts."""
+    specs = [WorkerSpec(each, f"http://{each}", role=role) for each in "ab"]
+    made = Cluster([*specs, WorkerSpec("p", "http://p", role="prefill")], step_time=cost)
+    for each in "abp":
+        made.apply(WorkerUp(each))
+    if cost is None:
+        take_steps(made)
+    return made.groups["default"]
+
+
+def take_steps(of: Cluster) -> None:
+    """Prompts come computed but for their last token; taking one in costs 150 us."""
+    chance = random.Random(0)
+    lasting: dict[str, dict[str, tuple[int, int]]] = {"a": {}, "b": {}}  # end, prompt tokens
+    for number in range(1, 600):
+        work, messages = [], []
+        for worker, held in lasting.items():
+            new = {
+                f"{worker}{number}-{i}": (number + chance.randint(20, 60), chance.randint(1, 8000))
+                for i in range(chance.choice((0, 0, 0, 1, 2)))
+            }
+            held |= new
+            load = sum(prompt for _, prompt in held.values())
+            work.append(1e-7 * load + 1.5e-4 * len(new))
+            done = tuple(i for i, (end, _) in held.items() if end == number)
+            for each in done:
+                del held[each]
+            told = [RunningRequest(i, p, 1, p - 1, 0) for i, (_, p) in new.items()]
+            message = snapshot("delta" if number > 1 else "full", number, *told, finished=done)
+            messages.append(msgspec.structs.replace(message, scheduled_prefill_tokens=len(new)))
+        for worker, message in zip(lasting, messages, strict=True):
+            told_s = msgspec.structs.replace(message, step_s=5e-3 + max(work))
+            of.apply(SnapshotReceived(worker, told_s, 0.0))
+
+
+def test_a_fetched_prompt_is_no_work_of_its_length() -> None:
+    """Its last token is computed on the decode worker, at the cost of taking a request in."""
+    betas: dict[Role, float] = {"both": 1500, "decode": 0}
+    for role, beta in betas.items():
+        group = pair(role)
+        assert group.fitted is not None
+        assert group.fitted.per_prompt_token_s == pytest.approx(1.5e-4, rel=0.1)
+        assert group.profile(WorkProfile()).prefill_beta == pytest.approx(beta, rel=0.1)
+    fixed = StepTime(5e-3, 1e-7, 0.0, 1e-5)
+    assert pair("decode", fixed).profile(WorkProfile(prefill_beta=7.0)).prefill_beta == 0
+    assert pair("both", fixed).profile(WorkProfile()).prefill_beta == pytest.approx(100)
