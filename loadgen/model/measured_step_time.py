@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 from router.core.errors import ConfigError, InputError
-from router.core.step_time import StepTime
+from router.core.step_time import MOST_S, StepTime
 
 # Keys of a measurement's file.
 _NEEDED = ("base_s", "per_token_s")
@@ -62,10 +61,10 @@ def _measured(file: str) -> StepTime:
 def _seconds(file: str, found: dict[str, object], key: str) -> float:
     value = found.get(key, None if key in _NEEDED else 0.0)
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:  # type: ignore[operator]
+    if not number or not 0 <= value <= MOST_S:  # type: ignore[operator]
         raise InputError(
-            f"--step-time: {key} in {file} must be a number of seconds from 0 up, "
-            f"got {json.dumps(value)}"
+            f"--step-time: {key} in {file} must be a number of seconds from 0 to "
+            f"{MOST_S:g}, got {json.dumps(value)}"
         )
     return float(value)  # type: ignore[arg-type]
 

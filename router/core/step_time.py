@@ -19,6 +19,8 @@ _UNITS = (
     (1e6, "us per request"),
     (1e6, "us per prompt token"),
 )
+# More is a mistake, and with many tokens no finite time.
+MOST_S = 1e6
 
 
 class Work(NamedTuple):
@@ -75,12 +77,13 @@ class StepTime:
         """Parse ``C,t_l[,t_r[,t_p]]`` in seconds.
 
         Raises:
-            ConfigError: not two to four numbers, or a step that takes no time.
+            ConfigError: not two to four numbers, one out of range, or a step that takes no time.
         """
         values = numbers("--step-time", text)
-        if not 2 <= len(values) <= 4 or min(values) < 0 or values[0] == 0:
+        if not 2 <= len(values) <= 4 or min(values) < 0 or values[0] == 0 or max(values) > MOST_S:
             raise ConfigError(
-                f"--step-time takes C,t_l[,t_r[,t_p]] in seconds with C above 0, got {text!r}"
+                "--step-time takes C,t_l[,t_r[,t_p]] in seconds with C above 0 and none above "
+                f"{MOST_S:g}, got {text!r}"
             )
         return cls(*values)
 

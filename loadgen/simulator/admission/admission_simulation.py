@@ -102,7 +102,7 @@ class AdmissionConfig:
             ("--requests", self.count, _REQUESTS),
         ):
             if not least <= value <= most:
-                raise ConfigError(f"{option} must be from {least:g} to {most:g}, got {value:g}")
+                raise ConfigError(f"{option} must be from {least:g} to {most:g}, got {value}")
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"--watermark must be from 0 to below 1, got {self.watermark:g}")
         for option, limit in (

@@ -15,6 +15,7 @@ from loadgen.simulator.serving.serving_config import (
     PrefillWindow,
     ServingArrivals,
     ServingConfig,
+    whole,
 )
 from loadgen.simulator.serving.serving_simulation import simulate_serving
 from loadgen.simulator.serving.serving_table import serving_table
@@ -128,6 +129,6 @@ def serving(options: ServingOptions) -> None:
 def _budget(text: str | None) -> int | None:
     if text is None:
         return None
-    if not text.isdecimal():
+    if (tokens := whole(text)) is None:
         raise ConfigError(f"--prompt-budget takes a number of tokens, got {text!r}")
-    return int(text)
+    return tokens

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 from loadgen.simulator.decode.decode_config import SERVE
-from loadgen.traces.trace import Trace
+from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_table import POLICIES
@@ -28,6 +29,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "dispatch_delay": (0, 1000),
 }
 _RATES_PER_S = (1e-9, 1e6)
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class ServingArrivals:
             ConfigError: none of these.
         """
         kind, colon, value = text.partition(":")
-        if kind == "closed" and value.isdecimal() and 1 <= int(value) <= _MANY:
+        if kind == "closed" and 1 <= (whole(value) or 0) <= _MANY:
             return cls("closed", int(value))
         least, most = _RATES_PER_S
         if kind in ("poisson", "trace") and (colon or kind == "trace"):
@@ -84,7 +86,7 @@ class PrefillWindow:
             ConfigError: not two whole numbers, or none of the steps is open.
         """
         left, _, right = text.partition("/")
-        if left.isdecimal() and right.isdecimal() and 1 <= int(left) <= int(right) <= _MANY:
+        if 1 <= (whole(left) or 0) <= (whole(right) or 0) <= _MANY:
             return cls(int(left), int(right))
         raise ConfigError(
             f"--prefill-window takes OPEN/OF, as 1/4: prompts in one of four steps, got {text!r}"
@@ -143,7 +145,7 @@ class ServingConfig:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise ConfigError(
-                    f"--{name.replace('_', '-')} must be from {least:g} to {most:g}, got {value:g}"
+                    f"--{name.replace('_', '-')} must be from {least:g} to {most:g}, got {value}"
                 )
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"--warmup must be from 0 to below 1, got {self.warmup:g}")
@@ -159,13 +161,25 @@ class ServingConfig:
             )
         self._check_trace()
 
+    @property
+    def rows(self) -> Sequence[TraceRequest]:
+        """The requests: the first of the trace, or with its own times the earliest.
+
+        Raises:
+            InputError: too few of them have times.
+        """
+        if self.arrivals.kind == "trace":
+            return self.trace.earliest(self.requests)
+        return self.trace.requests[: self.requests]
+
     def _check_trace(self) -> None:
-        rows = self.trace.requests[: self.requests]
-        if len(rows) < self.requests:
+        usable = len(self.trace.requests)
+        if usable < self.requests:
             raise InputError(
-                f"{self.trace.name}: has {len(rows)} usable requests, not {self.requests}; lower "
+                f"{self.trace.name}: has {usable} usable requests, not {self.requests}; lower "
                 "--requests"
             )
+        rows = self.rows
         prefixes = any(row.blocks for row in rows)
         if prefixes and BLOCK_TOKENS % self.block_tokens:
             raise ConfigError(
@@ -191,12 +205,18 @@ class ServingConfig:
 
     def described(self) -> dict[str, object]:
         """Everything that a result depends on."""
-        plain = ("policy", *_RANGES, "warmup")
+        plain = ("policy", *_RANGES, "starvation_s", "warmup")
         return {
             "trace": self.trace.name,
             **{name: getattr(self, name) for name in plain},
+            **{name: SERVE[name] for name in ("lookahead", "overcommit")},
             "arrivals": str(self.arrivals),
             "dispatch": self.dispatch.value,
             "prefill_window": str(self.prefill_window),
             "step_time": str(self.step_time),
         }
+
+
+def whole(text: str) -> int | None:
+    """A whole number of at most 18 digits; None: other text."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None

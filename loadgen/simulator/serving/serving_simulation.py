@@ -44,9 +44,6 @@ def simulate_serving(
         config: configuration.
         policy: policy in place of the configured one.
         keep_records: whether the result has the records of every step.
-
-    Raises:
-        InputError: the trace has no arrival times.
     """
     return _Simulation(config, policy).run(keep_records=keep_records)
 

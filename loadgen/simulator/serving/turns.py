@@ -33,14 +33,8 @@ class Turn:
 
 
 def turns_of(config: ServingConfig) -> list[Turn]:
-    """The requests; the same configuration, whatever the policy, gives the same ones.
-
-    Raises:
-        InputError: arrivals of a trace without times.
-    """
-    rows: Sequence[TraceRequest] = config.trace.requests[: config.requests]
-    if config.arrivals.kind == "trace":
-        rows = config.trace.earliest(config.requests)
+    """The requests; the same configuration, whatever the policy, gives the same ones."""
+    rows = config.rows
     turns = [
         Turn(n, row.prompt_tokens, row.output_tokens, None, _chain(config, row.blocks, row))
         for n, row in enumerate(rows)
@@ -88,7 +82,8 @@ def _continued(rows: Sequence[TraceRequest]) -> Iterator[tuple[int, int]]:
     """
     latest: dict[int, int] = {}  # by the last full block, which stands for all before it
     for number, row in enumerate(rows):
-        for id_ in reversed(row.blocks[: row.prompt_tokens // BLOCK_TOKENS]):
+        full = row.blocks[: row.prompt_tokens // BLOCK_TOKENS]
+        for id_ in reversed(full):
             before = latest.get(id_)
             if before is None:
                 continue
@@ -97,5 +92,5 @@ def _continued(rows: Sequence[TraceRequest]) -> Iterator[tuple[int, int]]:
                 yield before, number
                 del latest[id_]
                 break
-        if full := row.prompt_tokens // BLOCK_TOKENS:
-            latest[row.blocks[:full][-1]] = number
+        if full:
+            latest[full[-1]] = number

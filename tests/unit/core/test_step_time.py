@@ -24,7 +24,9 @@ def test_the_text_is_that_of_the_option(text: str) -> None:
     assert str(StepTime.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "1", "0,1", "1,-1", "1,2,3,4,5", "1,nan", "1,t_l"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "0,1", "1,-1", "1,2,3,4,5", "1,nan", "1,t_l", "1e7,0", "1,1e308"]
+)
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--step-time takes"):
         StepTime.parse(text)

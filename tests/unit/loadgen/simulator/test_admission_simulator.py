@@ -319,6 +319,8 @@ def test_predictions() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigError, match="--rate must be from 1e-06 to 1e\\+06"):
         AdmissionConfig(OFF, scenario_of("chat70b"), rate=0.0)
+    with pytest.raises(ConfigError, match=r"--requests must be from 1 to .*, got 1000"):
+        AdmissionConfig(OFF, scenario_of("chat70b"), requests=10**400)
     with pytest.raises(ConfigError, match="--watermark"):
         AdmissionConfig(OFF, scenario_of("chat70b"), watermark=1.0)
     with pytest.raises(ConfigError, match="--max-num-queued-reqs must be at least 0"):

@@ -161,6 +161,12 @@ def test_sessions_wait_for_their_answers() -> None:
     assert result.prefix_hit_share == pytest.approx((1024 + 1536) / sum(row[1] for row in rows))
 
 
+def test_a_session_may_have_prompts_without_ids() -> None:
+    rows = [(0.0, 600, 5, (1, 2)), (0.1, 600, 5, ()), (0.2, 1100, 5, (1, 3, 4))]
+    turns = turns_of(config(rows, think=1.0))
+    assert [[after.number for after in turn.following] for turn in turns] == [[2], [], []]
+
+
 def test_a_prompt_that_holds_no_answer_continues_nothing() -> None:
     rows = [(0.0, 600, 700, (1, 2)), (0.1, 1100, 5, (1, 3, 4))]
     assert all(not turn.following for turn in turns_of(config(rows, think=1.0)))
@@ -174,7 +180,7 @@ def test_a_prompt_that_holds_no_answer_continues_nothing() -> None:
             st.floats(0, 90),
             st.integers(1, 2600),
             st.integers(1, 40),
-            st.permutations(range(6)).map(tuple),
+            st.lists(st.integers(0, 5), unique=True).map(tuple),
         ),
         min_size=1,
         max_size=14,
@@ -185,6 +191,7 @@ def test_a_prompt_that_holds_no_answer_continues_nothing() -> None:
 def test_everybody_is_served_and_equal_runs_are_equal(
     policy: str, dispatch: Dispatch, rows: list[Row], think: float | None
 ) -> None:
+    think = think if any(ids for *_, ids in rows) else None
     seen = config(rows, policy=policy, dispatch=dispatch, think=think, kv_tokens=4096)
     result = simulate_serving(seen)
     assert result.completed == len(rows)
@@ -252,9 +259,16 @@ def test_times_of_a_trace_are_scaled() -> None:
     rows = [(4.0, 10, 2, ()), (3.0, 10, 2, ())]
     scaled = turns_of(config(rows, arrivals=ServingArrivals.parse("trace:2")))
     assert [turn.arrival_s for turn in scaled] == [0.0, 2.0]
-    untimed = replace(config(rows), trace=Trace("x", "y", (TraceRequest(1, 1),) * 2))
     with pytest.raises(InputError, match="has no arrival times"):
-        turns_of(untimed)
+        replace(config(rows), trace=Trace("x", "y", (TraceRequest(1, 1),) * 2))
+
+
+def test_what_is_checked_is_what_runs() -> None:
+    rows = [(9.0, 10, 2, ()), (8.0, 10, 2, ()), (0.0, 8999, 2, ())]
+    with pytest.raises(ConfigError, match="has 9001 tokens and fits no worker"):
+        config(rows, requests=2)
+    drawn = config(rows, requests=2, arrivals=ServingArrivals.parse("poisson:1"))
+    assert simulate_serving(drawn).completed == 2
 
 
 def test_what_a_trace_must_have() -> None:
@@ -282,6 +296,12 @@ def test_what_a_trace_must_have() -> None:
         ("--prefill-window 1", "--prefill-window takes OPEN/OF"),
         ("--prompt-budget auto", "--prompt-budget takes a number of tokens, got 'auto'"),
         ("--prompt-budget 0", "--prompt-budget must be from 1"),
+        (f"--prompt-budget {5000 * '9'}", "--prompt-budget takes a number of tokens, got"),
+        (f"--arrivals closed:{5000 * '9'}", "--arrivals: 'closed:999"),
+        (f"--prefill-window 1/{5000 * '9'}", "--prefill-window takes OPEN/OF"),
+        (f"--seed {400 * '9'}", "--seed must be from 0"),
+        (f"--kv-tokens {400 * '9'}", "--kv-tokens must be from 1"),
+        ("--step-time 1e308,1e308", "--step-time takes C,t_l[,t_r[,t_p]]"),
         ("--warmup 1", "--warmup must be from 0 to below 1"),
         ("--batch-tokens 128", "--batch-tokens 128 must be above --slots 128"),
         ("--workers 0", "--workers must be from 1"),
@@ -297,6 +317,12 @@ def test_options_that_cannot_be_used(
     code, _, err = evenstep("simulate", "serving", *flags.split())
     assert code == 2
     assert problem in " ".join(err.split())
+
+
+def test_what_decides_a_result_is_described() -> None:
+    told = config([(0.0, 10, 2, ())])
+    assert replace(told, starvation_s=1.0).described() != told.described()
+    assert (told.described()["lookahead"], told.described()["overcommit"]) == ("auto", None)
 
 
 def test_the_router_learns_what_steps_cost() -> None:
