@@ -100,7 +100,8 @@ def test_waits_are_those_that_the_workers_have_timed(site: Site) -> None:
         for name in ("measured_worker", "timed_worker", "waiting")
     )
     assert timed > waited > 0
-    assert measured == pytest.approx(timed)
+    # A worker that rests in a step times no wait; once the cost of steps is known, its is modelled.
+    assert measured == pytest.approx(timed, rel=0.01)
 
 
 def calibrated(url: str) -> subprocess.CompletedProcess[str]:
