@@ -9,7 +9,7 @@ The fit is least squares over the last steps. Errors are relative to the step, s
 more; decode-only steps and steps with prompts have a spread each. Steps that lie far off, hiccups
 of an engine, are left out. A Gaussian prior, by which each term alone explains everything, decides
 where the data do not: what always comes together, as requests and their tokens may, shares its
-cost, and the intervals say so. No cost is negative.
+cost, and the intervals say so. No cost is negative; where C would be, the others are found without.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _MOST_PATIENCE = 32
 # A further term earns its place by this much of the error on steps that were not learned yet.
 _EARNS, _NO_WORSE = 0.97, 1.02
 _JUDGED_STEPS = 512
-# A number is known if its interval moves a step by no more than this share, either way.
+# A number is known if its interval is no wider than this share of it, either way, or moves a usual
+# step by no more.
 _KNOWN = 0.1
 
 
@@ -197,7 +198,8 @@ class StepFit:
         numbers, errors = found.costs, _Z95 * found.errors
         low, high = np.maximum(0.0, numbers - errors), np.maximum(0.0, found.free + errors)
         high = np.maximum(high, numbers)
-        known = errors * found.usual <= _KNOWN * self._steps.seconds[found.kept].mean()
+        moves = errors * found.usual <= _KNOWN * self._steps.seconds[found.kept].mean()
+        known = moves | (errors <= _KNOWN * numbers)
         extras = zip(EXTRAS, costs[self._kept, WIDTH + 1 :].tolist(), strict=True)
         return FittedStepTime(
             **dict(zip(NUMBERS, numbers.tolist(), strict=True)),

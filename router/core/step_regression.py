@@ -163,6 +163,7 @@ class _Normal(NamedTuple):
     """Normal equations of weighted least squares, centred and scaled.
 
     Attributes:
+        total: sum of the weights.
         mean_s, deviation_s: weighted, of the seconds.
         means, scales: of each term; what the step varies by if a scaled cost is 1.
         varies: whether a term does.
@@ -170,6 +171,7 @@ class _Normal(NamedTuple):
         gram, moments: left and right side.
     """
 
+    total: float
     mean_s: float
     deviation_s: float
     means: Floats
@@ -193,6 +195,7 @@ def _normal(terms: Floats, seconds: Floats, weights: Floats) -> _Normal:
     scaled = np.where(varies, centred, 0.0) / scales
     weighted = scaled * weights[:, None]
     return _Normal(
+        float(weights.sum()),
         mean_s,
         deviation_s,
         means,
@@ -206,21 +209,29 @@ def _normal(terms: Floats, seconds: Floats, weights: Floats) -> _Normal:
 
 def _costs(normal: _Normal, prior: float, open_: Flags) -> Floats:
     """The costs of several choices of terms, none below 0; shape (choices, 1 + terms)."""
-    shut = ~(open_ & normal.varies)
+    never = ~(open_ & normal.varies)
+    shut, no_base = never.copy(), np.zeros(len(never), np.bool_)
     size = len(normal.means)
     hard = _SHUT * (np.trace(normal.gram) + prior)
+    # Without C the same equations hold uncentred.
+    level = np.where(normal.varies, normal.means / normal.scales, 0.0)
+    whole = normal.total * np.outer(level, level), normal.total * normal.mean_s * level
     while True:
         left = normal.gram + (prior + hard * shut)[:, :, None] * np.eye(size)
-        scaled = np.linalg.solve(left, np.broadcast_to(normal.moments[:, None], (*shut.shape, 1)))
-        scaled = np.where(shut, 0.0, scaled[:, :, 0])
+        left += no_base[:, None, None] * whole[0]
+        right = normal.moments + no_base[:, None] * whole[1]
+        scaled = np.where(shut, 0.0, np.linalg.solve(left, right[:, :, None])[:, :, 0])
+        base_s = normal.mean_s - (scaled / normal.scales) @ normal.means
         worst = scaled.argmin(axis=1)
         below = scaled[np.arange(len(shut)), worst] < 0
-        if not below.any():
-            break
         shut[below, worst[below]] = True
-    costs = scaled / normal.scales
-    base_s = np.maximum(0.0, normal.mean_s - costs @ normal.means)
-    return np.concatenate((base_s[:, None], costs), axis=1)
+        sunk = ~below & ~no_base & (base_s < 0)
+        # Costs that were shut beside a C may be none without it.
+        shut[sunk], no_base = never[sunk], no_base | sunk
+        if not (below | sunk).any():
+            break
+    base_s[no_base] = 0.0
+    return np.concatenate((base_s[:, None], scaled / normal.scales), axis=1)
 
 
 def _least_squares(terms: Floats, seconds: Floats, weights: Floats) -> Solution:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from typing import NamedTuple
 
@@ -138,6 +138,47 @@ def test_what_never_varies_or_never_comes_is_not_known() -> None:
     assert fit.fitted.per_token_s == pytest.approx(COST.per_token_s, rel=1e-6)
     assert "per_request_s" not in fit.fitted.known
     assert "base_s" not in fit.fitted.known, "9 requests may be any part of it"
+
+
+def test_what_a_rare_and_long_step_tells_within_a_few_percent_is_known() -> None:
+    """A prompt's step is many others long: as a share of those, its interval is wide."""
+    found = learned(700, 0, noise=0.15, chunk=4000)
+    low, high = found.intervals[3]
+    assert 0.02 < (high - low) / 2 / COST.per_prompt_token_s < 0.1
+    assert inside(found, COST)[3]
+    assert "per_prompt_token_s" in found.known
+
+
+CONVEX: dict[str, Callable[[float, float, float], float]] = {
+    "tokens": lambda load, running, prompt: 1e-12 * load**2,
+    "requests": lambda load, running, prompt: 2e-5 * prompt + 1e-4 * running**2 / 40,
+    "prompts": lambda load, running, prompt: 2e-4 + 1e-8 * load + 1e-5 * prompt**2 / 256,
+    "below the line": lambda load, running, prompt: 1e-7 * load - 2e-3,
+}
+
+
+@pytest.mark.parametrize("law", CONVEX)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_where_the_line_would_begin_below_zero_steps_are_still_predicted(
+    law: str, ranks: int
+) -> None:
+    """C is 0 then, and the other costs are those that fit best beside it."""
+    rng, fit = np.random.default_rng(0), StepFit()
+    steps = []
+    for _ in range(1500):
+        loads, running = rng.integers(50_000, 100_000, ranks), rng.integers(20, 60, ranks)
+        prompts = np.where(rng.random(ranks) < 0.3, rng.integers(1, 512, ranks), 0)
+        each = [CONVEX[law](*row) for row in zip(loads, running, prompts, strict=True)]
+        seconds = max(each) * (1 + 0.01 * rng.normal())
+        step = Made(loads.tolist(), running.tolist(), prompts.tolist(), [0.0] * ranks)
+        steps.append((step, seconds))
+        learn(fit, step, seconds)
+    found = fit.finish()
+    assert found is not None
+    predicted = np.array([found.base_s + max(work(found, step)) for step, _ in steps])
+    true = np.array([seconds for _, seconds in steps])
+    assert predicted.sum() == pytest.approx(true.sum(), rel=0.1)
+    assert np.median(np.abs(predicted / true - 1)) < 0.2
 
 
 def test_requests_and_tokens_that_come_together_share_their_cost() -> None:
