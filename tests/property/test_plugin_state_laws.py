@@ -18,8 +18,8 @@ from tests.support.plugin_engine import FakeScheduler, Request, SchedulerOutput
 class Engine:
     """A scheduler, the plug-in's state beside it, and two who read what that says."""
 
-    def __init__(self, ahead: int, drafts: int = 0) -> None:
-        self.scheduler = FakeScheduler(drafts=drafts)
+    def __init__(self, ahead: int, drafts: int = 0, slots: int = 4) -> None:
+        self.scheduler = FakeScheduler(drafts=drafts, slots=slots)
         self.state = EngineState()
         self.reader: dict[str, PlacedRow] = {}
         self.feed = Feed()
@@ -161,6 +161,17 @@ def test_what_the_deltas_say_is_what_the_engine_has(
     waiting = engine.scheduler.waiting
     assert engine.state.waiting_tokens == sum(one.num_tokens for one in waiting)
     event(f"deltas: {min(engine.deltas, 20) // 5 * 5}+")
+
+
+def test_beside_64_running_requests_one_may_enter_and_end_in_a_step() -> None:
+    engine = Engine(0, drafts=2, slots=65)
+    for number in range(64):
+        engine.submit(f"r{number}", 4, 0)
+    engine.step(set(), set())
+    engine.submit("short", 4, 0)
+    engine.step({"short"}, set())
+    engine.step(set(), set(), accepted=1)
+    assert engine.finished == Counter(["short"])
 
 
 @given(st.integers(1, 40), st.integers(0, 30))

@@ -175,6 +175,8 @@ class Completions:
             self._families[ticket.prefix[0]] -= 1
             if self._related(ticket):
                 self._inherit(ticket, until - 1)
+            else:
+                del self._families[ticket.prefix[0]]
 
     def _related(self, ticket: Ticket) -> bool:
         """Whether a request here may share blocks with it."""

@@ -207,6 +207,23 @@ def test_another_memory_is_counted_anew() -> None:
     assert completions.held_blocks(0) == 5 + 5
 
 
+def test_prompts_that_have_gone_are_forgotten() -> None:
+    completions = Completions()
+    ledger = Ledger(follower=completions)
+    completions.fit(memory(1600))
+    for number in range(20):
+        for id_ in (f"{number}", f"{number} again"):
+            ledger.arrived(Ticket(id_, 40, 9, prefix=chain(number, "b")))
+            ledger.entered(id_)
+        completions.settle()
+        ledger.left(f"{number}")
+        completions.settle()
+        assert len(completions._families) == len(completions._sources) == 1
+        ledger.left(f"{number} again")
+        completions.settle()
+    assert not completions._families
+
+
 def test_windows_need_room_for_the_prompt_as_it_enters() -> None:
     window = KvGroup(BLOCK, 0, 0, "sliding", 32, most_entering=20, most_held=3)
     kv = KvBlocks.of([KvGroup(BLOCK, 0, 0), window])
