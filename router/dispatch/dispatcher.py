@@ -38,6 +38,7 @@ from router.core.rounds.overcommit import Overcommit
 from router.core.state.cluster import Cluster
 from router.core.state.group import Group
 from router.core.stats import TokenStats
+from router.core.step_time import StepTime
 from router.core.types import Dispatch, Outcome, Phase, Request, WorkerSpec
 from router.dispatch.group_queue import (
     DispatchSettings,
@@ -122,6 +123,13 @@ class Dispatcher:
         self._make_policy, self._make_look_ahead = make_policy, make_look_ahead
         for queue in self.queues.values():
             queue.decide_by(make_policy, make_look_ahead)
+
+    def fix_step_time(self, step_time: StepTime | None) -> None:
+        """None: each group learns its own."""
+        if step_time != self.cluster.step_time:
+            self.cluster.fix_step_time(step_time)
+            for decider in self._deciders.values():
+                decider.follow()
 
     def read_before_rounds(self, incoming: Incoming) -> None:
         self._shared.incoming = incoming
@@ -330,6 +338,7 @@ class Dispatcher:
             fair=FairShare(self._weight),
             on_policy_error=_log_policy_error,
         )
+        decider.follow()
         if group.serves is None:
             return GroupQueue(self._shared, decider)
         return PrefillQueue(self._shared, decider, self.queues[group.serves.name])

@@ -132,6 +132,7 @@ class GroupQueue:
         self, make_policy: Callable[[], Policy], make_look_ahead: Callable[[], LookAhead | None]
     ) -> None:
         self.decider.policy, self.decider.look_ahead = make_policy(), make_look_ahead()
+        self.decider.follow()
 
     # Requests.
 

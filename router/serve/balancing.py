@@ -75,7 +75,7 @@ def balancing(settings: ServeSettings, dispatcher: Dispatcher) -> Part:
             chosen = deciding(settings)
             dispatcher.decide_by(chosen.policy, chosen.look_ahead)
             in_force = settings.of(DecidingSettings)
-        dispatcher.cluster.fix_step_time(settings.fixed_step_time)
+        dispatcher.fix_step_time(settings.fixed_step_time)
         dispatcher.configure(settings.of(DispatchSettings))
 
     return Part(take)

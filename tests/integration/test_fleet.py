@@ -9,14 +9,17 @@ from dataclasses import replace
 
 import pytest
 
+from router.config.serve_settings import ServeSettings
 from router.core.errors import ConfigError, NoWorkerError, PoolFullError, QueueTimeoutError
 from router.core.events import Fetched, WorkerDown, WorkerUp
 from router.core.policies.baselines import PerRequest
+from router.core.step_time import StepTime
 from router.core.types import Dispatch, Outcome, WorkerSpec
 from router.dispatch.group_queue import DISSOLVED_S
 from router.dispatch.membership import BusyError, Fleet, UnknownWorkerError
 from router.dispatch.models import ModelTable
 from router.engines.worker_identity import SharedUrls
+from router.serve.balancing import balancing
 from tests.support.core import request
 from tests.support.dispatching import sent_to, settle
 from tests.support.managed import Managed, worker
@@ -439,6 +442,32 @@ async def test_another_policy_decides_from_the_next_round_on_for_those_who_decod
     assert rig.dispatcher.deciders["default/prefill"].policy is prefills
     rig.add("x", group="later")
     assert rig.dispatcher.deciders["later"].policy is not rig.dispatcher.deciders["default"].policy
+
+
+async def test_a_fixed_step_time_counts_from_the_next_round_on() -> None:
+    """For groups old and new, after a change of the policy, and no longer once it is learned."""
+    rig, fixed = Managed({"a": 2, "b": 2}), StepTime(5e-3, 1e-7, 4e-5, 1e-5)
+    rig.add("p", role="prefill")
+    settings = ServeSettings(policy="jsq")
+    reload = balancing(settings, rig.dispatcher).take
+    reload(bfio := settings.model_copy(update={"policy": "bfio"}))
+    assert ratios(rig) == (0.0, 0.0)
+    reload(by_hand := bfio.model_copy(update={"step_time": "5e-3,1e-7,4e-5,1e-5"}))
+    assert rig.group.step_time == fixed
+    assert ratios(rig) == pytest.approx((400, 100))
+    reload(by_hand.model_copy(update={"horizon": 5}))
+    assert ratios(rig) == pytest.approx((400, 100)), "by another look-ahead"
+    rig.add("x", group="later")
+    assert ratios(rig, "later") == pytest.approx((400, 100))
+    reload(bfio)
+    assert (ratios(rig), ratios(rig, "later")) == ((0.0, 0.0), (0.0, 0.0))
+
+
+def ratios(rig: Managed, group: str = "default") -> tuple[float, float]:
+    """What requests and prompt tokens count in KV tokens."""
+    ahead = rig.dispatcher.deciders[group].look_ahead
+    assert ahead is not None
+    return ahead.profile.request_tokens, ahead.profile.prefill_beta
 
 
 def test_a_group_goes_with_its_prefill_workers_group() -> None:

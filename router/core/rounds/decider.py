@@ -124,6 +124,11 @@ class RoundDecider(Generic[W]):
     solved: Decision | None = None
     on_policy_error: Callable[[Exception], None] = lambda _: None
 
+    def follow(self) -> None:
+        """Forecast by the group's step time as it is now, whatever it was before."""
+        if self.look_ahead is not None:
+            self.look_ahead.follow(self.group.profile(WorkProfile()))
+
     def learn(self, *, step_complete: bool = False) -> None:
         """Feed departures and steps to the look-ahead; call it at each step's end, and between.
 

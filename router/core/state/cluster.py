@@ -71,6 +71,7 @@ class Cluster:
 
     Attributes:
         groups: groups by name, those of prefill workers under ``WorkerSpec.stage``.
+        step_time: fixed for all groups; None: each learns its own.
 
     Raises:
         ConfigError: two workers have one id.
@@ -89,7 +90,7 @@ class Cluster:
         self._requests: dict[str, _Tracked] = {}
         self.watchers: list[Watcher] = []
         self._lockstep = lockstep
-        self._step_time = step_time
+        self.step_time = step_time
         self._make = partial(Group, power_levels=power_levels, breakers=breakers)
         for spec in in_order(specs):
             self.join(spec)
@@ -149,7 +150,7 @@ class Cluster:
                 spec.stage, lockstep=lockstep, serves=serves
             )
             if serves is None:
-                group.fix_step_time(self._step_time)
+                group.fix_step_time(self.step_time)
         group.join(spec)
         self._group_of[spec.id] = group
         for watcher in self.watchers:
@@ -183,7 +184,7 @@ class Cluster:
 
     def fix_step_time(self, step_time: StepTime | None) -> None:
         """None: each group learns its own."""
-        self._step_time = step_time
+        self.step_time = step_time
         for group in self.answering:
             group.fix_step_time(step_time)
 

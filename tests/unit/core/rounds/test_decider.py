@@ -26,6 +26,7 @@ from router.core.queue.pool import Pool
 from router.core.rounds.decider import Decider
 from router.core.state.cluster import Cluster
 from router.core.state.foreign_load import Gauges
+from router.core.step_time import StepTime
 from router.core.types import Assignment, Dispatch, Outcome, Request, WorkerSpec
 from tests.support.core import running, snapshot, token
 
@@ -138,6 +139,20 @@ def test_where_a_worker_has_snapshots_they_alone_tell_the_steps() -> None:
     life.cluster.apply(WorkerDown(other, "gone"))
     life.decider.learn(step_complete=False)
     assert look_ahead.steps == 1, "what came meanwhile is forgotten"
+
+
+def test_it_forecasts_by_the_present_step_time_from_now_on() -> None:
+    ahead = LookAhead(CapSignal(WorkProfile()))
+    life = Life(ahead)
+    life.cluster.fix_step_time(StepTime(5e-3, 1e-7, 4e-5, 1e-5))
+    life.decider.follow()
+    assert (ahead.profile.request_tokens, ahead.profile.prefill_beta) == pytest.approx((400, 100))
+    life.cluster.fix_step_time(None)
+    life.decider.follow()
+    assert ahead.profile == WorkProfile(), "nothing is learned yet"
+    without = Life()
+    without.decider.follow()
+    assert without.decider.look_ahead is None
 
 
 def test_the_objective_of_what_bfio_solved_is_noted() -> None:
