@@ -63,6 +63,23 @@ def test_a_shelf_gives_up_what_is_taken() -> None:
     assert shelf.nearest(5) == []
 
 
+@given(sizes=POOLS, data=st.data(), limit=st.integers(-1, 41))
+@settings(deadline=None)
+def test_of_those_that_fit_the_oldest_nearest_are_found(
+    sizes: list[int], data: st.DataObject, limit: int
+) -> None:
+    fits = data.draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
+    shelf = Shelf(sizes)
+    taken = data.draw(st.sets(st.sampled_from(range(len(sizes)))))
+    shelf.take(sorted(taken))
+    left = [one for one in range(len(sizes)) if fits[one] and one not in taken]
+    below = [one for one in left if sizes[one] <= limit]
+    above = [one for one in left if sizes[one] > limit]
+    largest = [max(below, key=sizes.__getitem__)] if below else []
+    smallest = [min(above, key=sizes.__getitem__)] if above else []
+    assert shelf.nearest_of(np.array(fits), limit) == largest + smallest
+
+
 @given(
     work=st.integers(1, 4).flatmap(
         lambda steps: st.lists(

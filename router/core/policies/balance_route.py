@@ -31,7 +31,7 @@ from router.core.forecast.forecast import Floats
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.subsets import Shelf
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
-from router.core.policies.room import Room
+from router.core.policies.room import Needs, Room
 from router.core.types import Assignment, Request, WorkerView
 
 # Total of free slots up to which subsets are chosen; above it, single requests.
@@ -66,6 +66,7 @@ class BalanceRoute(Policy):
         if len(workers) < 2:
             return PerRequest(fcfs).assign(waiting, workers)
         room, outlook = Room(workers, known), known.outlook
+        waiting = room.fitting(waiting)
         if outlook is None:
             work = np.array([[float(load)] for load in room.load_tokens])
             sizes = [request.load_tokens for request in waiting]
@@ -87,12 +88,13 @@ def _place_wide(
     room: Room, loads: _Loads, waiting: Sequence[Request], sizes: Sequence[int]
 ) -> None:
     """Place requests of several slots first, in order of arrival, each where its F is highest."""
-    for request, size in zip(waiting, sizes, strict=True):
-        if request.slots > 1 and (open_ := room.open_to(request)):
-            values = [loads.value(loads.margins(index), size) for index in open_]
-            worker = open_[values.index(max(values))]
-            loads.add(worker, size)
-            room.place(worker, request)
+    size_of = {one.id: size for one, size in zip(waiting, sizes, strict=True) if one.slots > 1}
+    for request, open_ in room.takers([one for one in waiting if one.slots > 1]):
+        size = size_of[request.id]
+        values = [loads.value(loads.margins(index), size) for index in open_]
+        worker = open_[values.index(max(values))]
+        loads.add(worker, size)
+        room.place(worker, request)
 
 
 class _Loads:
@@ -150,6 +152,7 @@ class _Filling:
         self._free = [max(0, slots) for slots in room.capacity]
         self._shelf = Shelf(sizes)
         self._exact = exact
+        self._needs: Needs | None = None
 
     def choices(self) -> Iterator[tuple[int, list[int]]]:
         singles = sum(self._free) - SUBSET_SLOTS
@@ -183,11 +186,11 @@ class _Filling:
 
     def _single(self, worker: int) -> list[int]:
         margins = self._loads.margins(worker)
-
-        def fits(candidate: int) -> bool:
-            return self._room.takes(worker, [self._requests[candidate]])
-
-        found = self._shelf.nearest(self._loads.peak(margins), fits)
+        peak = self._loads.peak(margins)
+        found = self._shelf.nearest(peak)
+        if not all(self._room.fits(worker, self._requests[one]) for one in found):
+            self._needs = self._needs or self._room.needs(self._requests)
+            found = self._shelf.nearest_of(self._room.fit_on(worker, self._needs), peak)
         return self._best(margins, [[candidate] for candidate in found])
 
     def _subset(self, worker: int) -> list[int]:

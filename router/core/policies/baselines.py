@@ -25,11 +25,8 @@ class PerRequest(Policy):
         known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         room = Room(workers, known)
-        for request in waiting:
-            if room.full:
-                break
-            if open_ := room.open_to(request):
-                room.place(self._choose(request, room, open_), request)
+        for request, open_ in room.takers(waiting):
+            room.place(self._choose(request, room, open_), request)
         return room.assignments
 
 

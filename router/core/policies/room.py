@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from router.core.forecast.forecast import Bools, Ints
+from router.core.kv_blocks import KvBlocks
 from router.core.policies.policy_protocol import NOTHING, Known
+from router.core.queue.tier import Tier
 from router.core.types import Assignment, Request, WorkerView
 
 
@@ -12,6 +17,22 @@ def limited(workers: Sequence[WorkerView]) -> bool:
     # A list and plain attributes: this is on the way of every decision.
     known = [one.admissible_tokens is not None or one.kv is not None for one in workers]
     return True in known
+
+
+class Needs:
+    """Memory that requests take, by what the workers count it in: a row each.
+
+    ``kinds``: the row of each worker.
+    """
+
+    def __init__(self, workers: Sequence[WorkerView], waiting: Sequence[Request]) -> None:
+        tier = Tier.of(waiting)
+        kinds = {id(worker.kv): worker.kv for worker in workers}
+        self.rows: list[Ints] = [
+            KvBlocks.needs(kv, tier.prompt_tokens, tier.slots) for kv in kinds.values()
+        ]
+        row_of = {key: row for row, key in enumerate(kinds)}
+        self.kinds = [row_of[id(worker.kv)] for worker in workers]
 
 
 class Room:
@@ -37,7 +58,6 @@ class Room:
         self._limited = limited(workers)
         rooms = [worker.admissible for worker in workers] if self._limited else ()
         self._memory = [math.inf if room is None else room for room in rooms]
-        self._most: float | None = None
 
     @property
     def full(self) -> bool:
@@ -48,8 +68,49 @@ class Room:
         """Workers with memory for a request, and slots for all of it, else for some."""
         some = [i for i, capacity in enumerate(self.capacity) if capacity > 0]
         if self._limited:
-            some = [i for i in some if self.fits(i, request)] if self._may_fit(request) else []
+            some = [i for i in some if self.fits(i, request)]
         return [i for i in some if self.capacity[i] >= request.slots] or some
+
+    def takers(self, waiting: Sequence[Request]) -> Iterator[tuple[Request, list[int]]]:
+        """Requests that fit somewhere, oldest first, with the workers open to each.
+
+        The caller places each. Those that fit nowhere are skipped at once, however many they are.
+        """
+        at = 0
+        needs: Needs | None = None
+        while at < len(waiting) and not self.full:
+            if open_ := self.open_to(waiting[at]):
+                yield waiting[at], open_
+                at += 1
+                continue
+            needs = needs or self.needs(waiting)
+            fitting = self.fit_somewhere(needs, at)
+            at = at + int(fitting.argmax()) if fitting.any() else len(waiting)
+
+    def fitting(self, waiting: Sequence[Request]) -> Sequence[Request]:
+        """Those that fit somewhere."""
+        if not self._limited:
+            return waiting
+        fitting = self.fit_somewhere(self.needs(waiting))
+        return [waiting[i] for i in np.flatnonzero(fitting).tolist()]
+
+    def needs(self, waiting: Sequence[Request]) -> Needs:
+        return Needs(self._views, waiting)
+
+    def fit_somewhere(self, needs: Needs, start: int = 0) -> Bools:
+        """Of the requests from ``start`` on, whether a worker with a slot has memory for each."""
+        most = [-1.0] * len(needs.rows)
+        for i, kind in enumerate(needs.kinds):
+            if self.capacity[i] > 0:
+                most[kind] = max(most[kind], self._room(i))
+        fitting = np.zeros(len(needs.rows[0]) - start, dtype=np.bool_)
+        for row, room in zip(needs.rows, most, strict=True):
+            fitting |= row[start:] <= room
+        return fitting
+
+    def fit_on(self, index: int, needs: Needs) -> Bools:
+        """``fits``, elementwise."""
+        return needs.rows[needs.kinds[index]] <= self._room(index)
 
     def fits(self, index: int, request: Request) -> bool:
         """True if a worker has memory for a request; an idle one takes any."""
@@ -65,14 +126,6 @@ class Room:
 
     def _room(self, index: int) -> float:
         return self._memory[index] if self._limited and self.requests[index] else math.inf
-
-    def _may_fit(self, request: Request) -> bool:
-        """False if it surely fits nowhere, so that a long pool costs little."""
-        if self._most is None:
-            open_ = [i for i, capacity in enumerate(self.capacity) if capacity > 0]
-            alike = all(view.kv is self._views[0].kv for view in self._views)
-            self._most = max(map(self._room, open_), default=-1) if alike else math.inf
-        return self._most == math.inf or self._views[0].need(request) <= self._most
 
     def ahead(self, index: int, request: Request) -> int:
         """Engine requests that must leave before all of a request can run: (Z - c + 1)^+."""
@@ -100,5 +153,4 @@ class Room:
         self.capacity[index] -= request.slots
         if self._limited:
             self._memory[index] -= self._views[index].need(request)
-            self._most = None
         self.assignments.append(Assignment(request.id, self.ids[index]))

@@ -11,7 +11,7 @@ from msgspec import structs
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.room import limited
 from router.core.queue.tier import Tier
-from router.core.rounds.checks import check
+from router.core.rounds.checks import any_fits, check
 from router.core.types import Assignment, Hits, Request, WorkerView
 
 
@@ -85,7 +85,7 @@ class _Round:
             self._receive(*self._last)
         workers = self._offered(tier)
         assignments: Sequence[Assignment] = ()
-        if tier and any([worker.capacity > 0 for worker in workers]):  # noqa: C419 - faster
+        if any_fits(tier, workers, memory=self._limited):
             if self._policy.solves:
                 self._policy.share = share
             assignments = self._policy.assign(tier, workers, self._known)

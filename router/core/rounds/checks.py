@@ -42,6 +42,16 @@ def check(
         raise PolicyError(f"{left} requests are held back that a worker could take")
 
 
+def any_fits(tier: Tier, workers: Sequence[WorkerView], *, memory: bool) -> bool:
+    """True if a worker can take one of these requests; ``memory`` as above."""
+    capacity = {worker.id: worker.capacity for worker in workers}
+    if not tier or max(capacity.values(), default=0) <= 0:
+        return False
+    if not memory or any(worker.takes(tier[0]) for worker in workers):
+        return True
+    return _check_memory((), {}, tier, workers, capacity) > 0
+
+
 def _check_memory(
     assignments: Sequence[Assignment],
     entered: Mapping[str, Request],

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Sequence
+
+import numpy as np
+
+from router.core.forecast.forecast import Bools
 
 MAX_BITS = 1 << 15
 
@@ -19,6 +22,8 @@ class Shelf:
         self._size_of = sizes
         self._left = sorted(range(len(sizes)), key=sizes.__getitem__)
         self._sizes = [sizes[candidate] for candidate in self._left]
+        self._column = np.array(sizes, dtype=np.int64)
+        self._taken = np.zeros(len(sizes), dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self._left)
@@ -32,20 +37,23 @@ class Shelf:
             while self._left[at] != candidate:
                 at += 1
             del self._left[at], self._sizes[at]
+            self._taken[candidate] = True
 
-    def nearest(self, limit: float, fits: Callable[[int], bool] = lambda _: True) -> list[int]:
-        """The oldest of the largest candidates up to the limit, and of the smallest above it.
-
-        Only of those that fit; equal ones fit alike.
-        """
+    def nearest(self, limit: float) -> list[int]:
+        """The oldest of the largest candidates up to the limit, and of the smallest above it."""
         at = bisect_right(self._sizes, limit)
-        found = list(islice(filter(fits, self._left[at:]), 1))
-        while at > 0:
-            at = bisect_left(self._sizes, self._sizes[at - 1])
-            if fits(self._left[at]):
-                found.insert(0, self._left[at])
-                break
+        found = self._left[at : at + 1]
+        if at > 0:
+            found.insert(0, self._left[bisect_left(self._sizes, self._sizes[at - 1])])
         return found
+
+    def nearest_of(self, fits: Bools, limit: float) -> list[int]:
+        """The same of those that fit. Equal sizes may not fit alike."""
+        among = np.flatnonzero(fits & ~self._taken)
+        sizes = self._column[among]
+        below = sizes <= limit
+        ends = ((among[below], sizes[below].argmax), (among[~below], sizes[~below].argmin))
+        return [int(some[oldest()]) for some, oldest in ends if some.size]
 
     def subsets(self, count: int, limit: float) -> list[list[int]]:
         """Subsets of ``count``: largest sum up to the limit, smallest sum above it.

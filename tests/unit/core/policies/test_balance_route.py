@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from router.core.forecast.forecast import Outlook, WorkProfile
 from router.core.policies.balance_route import BalanceRoute
@@ -98,3 +99,27 @@ def test_wide_requests_go_first_and_where_all_their_parts_fit() -> None:
     assert pairs(done, waiting) == [(1, "b"), (2, "c"), (0, "a")]
     wide = BalanceRoute().assign(waiting[1:], views([0, 0], [1, 0]))
     assert pairs(wide, waiting[1:]) == [(0, "a")]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([900, 100], [(1, "b"), (0, "c")]),
+        ([900, 70, 100], [(1, "b"), (0, "c")]),
+        ([900, 950, 60, 100], [(3, "b"), (0, "c")]),
+        ([900, 950, 60, 5000], [(2, "b"), (0, "c")]),
+    ],
+)
+def test_of_equal_work_one_that_fits_is_taken(
+    sizes: list[int], expected: list[tuple[int, str]]
+) -> None:
+    """Behind a window prompts of unlike memory are equal work."""
+    windowed = Outlook(np.array([[9000.0], [100], [200]]), WorkProfile(window=64), 1.0, 0.1)
+    workers = [
+        replace(view, admissible_tokens=room)
+        for view, room in zip(
+            views([9000, 100, 200], [0, 1, 1], [4, 4, 4]), (None, 500, 2000), strict=True
+        )
+    ]
+    waiting = requests(sizes)
+    assert pairs(BalanceRoute().assign(waiting, workers, Known(windowed)), waiting) == expected

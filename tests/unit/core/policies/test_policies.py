@@ -6,7 +6,15 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from router.core.policies.baselines import power_of_two, round_robin, uniform, vllm_score_2026
+from router.core.kv_blocks import KvBlocks
+from router.core.policies.baselines import (
+    PerRequest,
+    fcfs,
+    power_of_two,
+    round_robin,
+    uniform,
+    vllm_score_2026,
+)
 from router.core.policies.policy_table import ANY, POLICIES, POOL_ONLY, PolicySettings
 from router.core.policies.room import Room
 from router.core.types import Request, WorkerView
@@ -108,6 +116,26 @@ def test_every_row_says_what_it_is() -> None:
     assert all(row.summary and row.dispatch in (ANY, POOL_ONLY) for row in POLICIES.values())
     pool_only = [name for name, row in POLICIES.items() if row.dispatch is POOL_ONLY]
     assert pool_only == ["balance_route", "fcfs", "jffc"]
+
+
+def test_those_that_fit_nowhere_are_skipped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [*[900] * 2000, 30, *[900] * 2000, 40, *[20] * 2000]
+    blocks = KvBlocks.plain(16)
+    workers = [
+        replace(views([0], 9, [1])[0], admissible_tokens=35),
+        replace(views([0], 9, [1])[0], id="b", kv=blocks, admissible_blocks=3),
+    ]
+    looked: list[int] = []
+    find = Room.open_to
+
+    def counted(room: Room, one: Request) -> list[int]:
+        looked.append(one.prompt_tokens)
+        return find(room, one)
+
+    monkeypatch.setattr(Room, "open_to", counted)
+    done = PerRequest(fcfs).assign(requests(sizes), workers)
+    assert [worker_id for _, worker_id in done] == ["a", "b"]
+    assert looked == [900, 30, 900, 40, 20]
 
 
 def test_a_room_writes_on_its_own_copy() -> None:

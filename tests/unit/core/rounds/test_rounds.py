@@ -227,6 +227,20 @@ def test_memory_is_checked_in_each_workers_own_units() -> None:
         assignment.assign(Scripted([(0, "a")]), [waiting], workers)
 
 
+def test_nobody_is_asked_while_no_memory_is_free() -> None:
+    workers = in_memory([10, 10], [3, 3], 3)
+    tiers = [requests([500]), requests([40, 300]), requests([30])]
+    assert assignment.assign(Scripted(), tiers, workers) == []
+    blocks = KvBlocks.plain(16)
+    counted = [msgspec.structs.replace(one, kv=blocks, admissible_blocks=1) for one in workers]
+    assert assignment.assign(Scripted(), tiers, counted) == []
+    mixed = [workers[0], counted[1]]
+    assert assignment.assign(Scripted(), tiers, mixed) == []
+    last = [request(0, 500), request(1, 16)]
+    policy = Scripted([(1, "b")])
+    assert pairs(assignment.assign(policy, [last], mixed), last) == [(1, "b")]
+
+
 def test_a_tier_that_lacks_memory_is_asked_for_once_with_its_whole_share() -> None:
     policy = Budgeted()
     tiers = [requests([50, 30, 20]), requests([45, 25])]
@@ -236,22 +250,22 @@ def test_a_tier_that_lacks_memory_is_asked_for_once_with_its_whole_share() -> No
 
 def test_the_roomiest_worker_is_kept_for_an_urgent_request_that_fits_nowhere() -> None:
     waiting = requests([500, 40, 30])
-    policy = Scripted([], [(1, "b"), (2, "b")])
+    policy = Scripted([(1, "b"), (2, "b")])
     workers = in_memory([200, 100], [3, 3], 3)
     done = assignment.assign(policy, [waiting[:1], waiting[1:]], workers)
     assert pairs(done, waiting) == [(1, "b"), (2, "b")]
-    assert [worker.capacity for worker in policy.asked[1][1]] == [0, 3]
+    assert [worker.capacity for worker in policy.asked[0][1]] == [0, 3]
 
 
 @pytest.mark.parametrize("room", [600, 100])
 def test_an_overdue_request_precedes_its_tier_or_has_a_worker_kept(room: int) -> None:
     waiting = requests([500, 40, 30])
-    first, then = ([(0, "a")], [(1, "b"), (2, "b")]) if room == 600 else ([], [(1, "b"), (2, "b")])
-    policy = Scripted(first, then)
+    first, then = [(0, "a")] if room == 600 else [], [(1, "b"), (2, "b")]
+    policy = Scripted(*filter(None, [first, then]))
     workers = in_memory([room, 90], [3, 3], 3)
     done = assignment.assign(policy, [waiting], workers, overdue=waiting[0])
     assert pairs(done, waiting) == first + then
-    assert [asked for asked, _ in policy.asked] == [1, 2]
+    assert [asked for asked, _ in policy.asked] == ([1, 2] if first else [2])
 
 
 def test_an_overdue_request_alone_leaves_nobody_to_ask_for() -> None:
