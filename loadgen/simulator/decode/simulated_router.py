@@ -81,6 +81,10 @@ class SimulatedWorkers:
     def barrier(self) -> bool:
         return True
 
+    @property
+    def stepping(self) -> bool:
+        return not self._engines.empty
+
     def profile(self, before: WorkProfile) -> WorkProfile:
         """Learned, unless it is configured; what engines report of the model is true at once."""
         if self._config.known_profile is not None:

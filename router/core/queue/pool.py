@@ -69,6 +69,11 @@ class Pool:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._keys or request_id in self._failed
 
+    def __getitem__(self, request_id: str) -> Request:
+        """A request that waits here."""
+        failed = self._failed.get(request_id)
+        return self._by_id[request_id] if failed is None else failed[1]
+
     def __iter__(self) -> Iterator[Request]:
         failed = (request for _, request in self._failed.values())
         return chain(failed, self._waiting)
@@ -173,8 +178,11 @@ class Pool:
     def overdue(self, now: float, tiers: Sequence[Tier]) -> Request | None:
         """The first request of these tiers, if it has no patience left."""
         first = tiers[0].requests[0] if tiers else None
-        waited = first is not None and (now - first.arrival_s) / self._starvation >= 1
-        return first if waited else None
+        return first if first is not None and self._waited(first, now) >= 1 else None
+
+    def late(self, request: Request, now: float) -> bool:
+        """It has no patience left, or a worker has failed it."""
+        return bool(request.avoid) or self._waited(request, now) >= 1
 
     def room_wanted(self, now: float, gap_tokens: int) -> list[tuple[str, float]]:
         """Requests to make room for, with the tokens due by now; 0 for those that fit."""

@@ -61,6 +61,11 @@ class Workers(Protocol):
         """True if its workers wait for each other; None: unknown."""
         ...
 
+    @property
+    def stepping(self) -> bool:
+        """True if a worker has work, and its steps count in ``totals``."""
+        ...
+
     def profile(self, before: WorkProfile) -> WorkProfile:
         """The work of requests, as the group's steps show it by now."""
         ...
@@ -157,6 +162,7 @@ class RoundDecider(Generic[W]):
         waiting = len(self.pool)
         given = self._collect(now) if waiting else None
         if given is None:
+            self.waves.pass_by(self._waited_s)
             return ()
         spent = self.policy.spent
         assignments = self._assign(given)
@@ -224,14 +230,26 @@ class RoundDecider(Generic[W]):
         return self.group.step_time if self.policy.solves and self.group.barrier else None
 
     def _wait_for_more(self, given: RoundInput, assignments: Sequence[Assignment]) -> bool:
-        """Nobody waits for others while there is room for all, or who has waited too long."""
-        cost, late = self._shared_cost, given.overdue is not None or given.tiers[0].avoid
-        if not assignments or cost is None or late or len(self.pool) <= given.capacity:
+        """Nobody waits for others while there is room for all, or who has waited too long.
+
+        Without steps nobody gains: the slots of an idle group cost nothing, and no step's end comes
+        by which to decide again.
+        """
+        if not assignments:
+            self.waves.pass_by(self._waited_s)
             return False
-        by_id = {request.id: request for tier in given.tiers for request in tier}
-        delay = delay_s(assignments, by_id, given.views, cost, self.group.hits)
-        waited_s = self.group.totals[PoolState.WAITING].step_s
-        return self.waves.wait(delay, given.capacity / self.group.slots, waited_s)
+        cost, crowded = self._shared_cost, len(self.pool) > given.capacity
+        delay = empty = 0.0
+        if cost is not None and crowded and self.group.stepping:
+            entering = {each.request_id: self.pool[each.request_id] for each in assignments}
+            if not any(self.pool.late(request, given.now) for request in entering.values()):
+                delay = delay_s(assignments, entering, given.views, cost, self.group.hits)
+                empty = given.capacity / self.group.slots
+        return self.waves.wait(delay, empty, self._waited_s)
+
+    @property
+    def _waited_s(self) -> float:
+        return self.group.totals[PoolState.WAITING].step_s
 
 
 Decider = RoundDecider[Group]

@@ -9,6 +9,7 @@ is not in the paper.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -27,6 +28,7 @@ class PromptWaves:
     def __init__(self) -> None:
         self._lost_s = 0.0
         self._seen_s = 0.0
+        self._empty = 0.0  # share of the slots, since the last round
 
     def wait(self, delay_s: float, empty: float, waited_s: float) -> bool:
         """Whether a wave waits for a later round.
@@ -36,17 +38,22 @@ class PromptWaves:
             empty: share of the slots that it would fill.
             waited_s: time of all steps so far in which requests waited.
         """
-        self._lost_s += empty * (waited_s - self._seen_s)
-        self._seen_s = waited_s
+        self.pass_by(waited_s)
         if _WORTH * delay_s > self._lost_s:
+            self._empty = empty
             return True
         self._lost_s = 0.0
         return False
 
+    def pass_by(self, waited_s: float) -> None:
+        """A round without a wave: what is empty from now on waits for no other requests."""
+        self._lost_s += self._empty * (waited_s - self._seen_s)
+        self._seen_s, self._empty = waited_s, 0.0
+
 
 def delay_s(
     assignments: Sequence[Assignment],
-    by_id: Mapping[str, Request],
+    requests: Mapping[str, Request],
     workers: Sequence[WorkerView],
     cost: StepTime,
     hits: Hits | None = None,
@@ -61,7 +68,8 @@ def delay_s(
     )
     added_s = np.zeros_like(work_s)
     for request_id, worker_id in assignments:
-        request, index = by_id[request_id], row[worker_id]
+        request, index = requests[request_id], row[worker_id]
         computed = request.prompt_tokens - (hits(request)[index] if hits else 0)
         added_s[index] += request.slots * cost.work_s(request.prompt_tokens, 1, computed)
-    return float((work_s + added_s).max() - work_s.max() - added_s.mean())
+    slowest_s, alike_s = float((work_s + added_s).max()), float(work_s.max() + added_s.mean())
+    return 0.0 if math.isclose(slowest_s, alike_s) else slowest_s - alike_s

@@ -153,6 +153,11 @@ class Group:
         """What its steps have taught of their cost, even where another is fixed."""
         return self._ledger.step_fit.fitted
 
+    @property
+    def stepping(self) -> bool:
+        """True if a worker has work, and tells of its steps."""
+        return any(self.workers[each].requests for each in self._fed)
+
     def fix_step_time(self, step_time: StepTime | None) -> None:
         """None: as learned."""
         self._ledger.fixed = step_time

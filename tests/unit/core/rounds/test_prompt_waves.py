@@ -1,5 +1,7 @@
 """Prompts that make all workers wait enter together."""
 
+import random
+
 import pytest
 
 from router.core.rounds.prompt_waves import PromptWaves, delay_s
@@ -52,12 +54,32 @@ def test_several_answers_compute_their_prompt_each() -> None:
     assert given == pytest.approx(150)
 
 
+def test_a_lone_worker_delays_nobody() -> None:
+    """Nor does rounding: the sums of such numbers differ in their last bits."""
+    cost = StepTime(5e-3, 1e-7, 4e-5, 5e-5)
+    draw = random.Random(1)
+    for _ in range(300):
+        by_id = {"r": Request("r", "default", draw.randint(1, 9999))}
+        views = [WorkerView("a", draw.randint(1, 10**6), 3, 1)]
+        assert delay_s([Assignment("r", "a")], by_id, views, cost) == 0
+
+
 def test_a_wave_enters_once_empty_slots_have_cost_half_of_its_delay() -> None:
     waves = PromptWaves()
     assert waves.wait(0.010, 0.1, 100.0 * 0)
     assert waves.wait(0.010, 0.1, 0.040)
     assert not waves.wait(0.010, 0.1, 0.050)
     assert waves.wait(0.010, 0.1, 0.060), "the next wave pays for itself"
+
+
+def test_slots_cost_what_they_are_empty_for_a_wave() -> None:
+    waves = PromptWaves()
+    assert waves.wait(0.010, 0.1, 10.0), "nothing was empty before"
+    assert waves.wait(0.010, 0.4, 10.040), "four times as many are empty from now on"
+    waves.pass_by(10.041)
+    waves.pass_by(20.0)
+    assert waves.wait(0.010, 0.1, 30.0)
+    assert not waves.wait(0.010, 0.1, 30.006)
 
 
 def test_a_wave_that_delays_nobody_enters_at_once() -> None:
