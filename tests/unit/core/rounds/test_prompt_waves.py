@@ -54,14 +54,16 @@ def test_several_answers_compute_their_prompt_each() -> None:
     assert given == pytest.approx(150)
 
 
-def test_a_lone_worker_delays_nobody() -> None:
+@pytest.mark.parametrize("names", ["a", "abc", "abcdefg"])
+def test_workers_alike_delay_nobody(names: str) -> None:
     """Nor does rounding: the sums of such numbers differ in their last bits."""
     cost = StepTime(5e-3, 1e-7, 4e-5, 5e-5)
     draw = random.Random(1)
     for _ in range(300):
         by_id = {"r": Request("r", "default", draw.randint(1, 9999))}
-        views = [WorkerView("a", draw.randint(1, 10**6), 3, 1)]
-        assert delay_s([Assignment("r", "a")], by_id, views, cost) == 0
+        load = draw.randint(1, 10**6)
+        views = [WorkerView(name, load, 3, 1) for name in names]
+        assert delay_s([Assignment("r", name) for name in names], by_id, views, cost) == 0
 
 
 def test_a_wave_enters_once_empty_slots_have_cost_half_of_its_delay() -> None:
