@@ -100,9 +100,13 @@ def decode_code(policy: str, *, prefill_workers: bool) -> Code:
 
 
 ADMISSION_CODE = Code(_ADMITTING)
-# Whole engines under the live core.
+# Whole engines under the live core, on a trace; a study has policies of its own.
 SERVING_CODE = Code(
-    ("router.core.", "loadgen.simulator.serving.", "loadgen.engine."), ("router.core.placement.",)
+    (
+        *("router.core.", "loadgen.simulator.serving.", "loadgen.engine.", "loadgen.traces."),
+        "loadgen.figures.studies.serving_study",
+    ),
+    ("router.core.placement.",),
 )
 # The same for whole studies, as files and folders (``loadgen.report.origin``).
 DECODE_FOLDERS = ("router/core", "loadgen/simulator/decode", "loadgen/model", "loadgen/traces")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import ClassVar
 
 from loadgen.figures.commands import differing, typed
@@ -26,13 +27,14 @@ class ServingCase:
     Attributes:
         key: unique key in the study.
         options: options of the command; the seed is replaced.
-        make: policy by seed, in place of the one of the options; None: that one.
+        make: policy by seed, in place of the one of the options, with its numbers as arguments;
+            None: that one.
         seeds: number of repetitions, with the seeds 0, 1, ...
     """
 
     key: Key
     options: ServingOptions
-    make: Callable[[int], Policy] | None = None
+    make: partial[Policy] | None = None
     seeds: int = SEEDS
 
     metrics: ClassVar[tuple[str, ...]] = _KEPT
@@ -47,12 +49,13 @@ class ServingCase:
         return differing(self.options, "policy")
 
     def depends_on(self, seed: int) -> list[object]:
-        made = () if self.make is None else self.key
+        made = () if self.make is None else (*self.key, repr(self.make.args))
         return [replace(self.options, seed=seed).config().described(), *made]
 
     def run(self, seed: int) -> Run:
         config = replace(self.options, seed=seed).config()
-        result = simulate_serving(config, policy=self.make and self.make(seed))
+        policy = None if self.make is None else self.make(seed)
+        result = simulate_serving(config, policy=policy)
         return {name: getattr(result, name) for name in _KEPT}
 
     def shortened(self) -> ServingCase:

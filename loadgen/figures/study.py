@@ -18,6 +18,7 @@ from loadgen.figures.tables import Table
 from loadgen.report.origin import Document, Engines, origin
 from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.oracle import Knowledge
+from loadgen.traces.trace_files import BLOCK_TOKENS
 
 TRACE_NAMES: Mapping[str, str] = MappingProxyType(
     {"burstgpt": "BurstGPT lengths", "azure-conv": "Azure conversation lengths"}
@@ -34,6 +35,10 @@ DECODING: Mapping[str, object] = MappingProxyType(
 )
 # Workers, or others for them, compute prompts in chunks; the cases name their sizes.
 COMPUTING: Mapping[str, object] = MappingProxyType({**DECODING, "prompts_cost": True})
+# Whole engines, which cache prefixes in a Mooncake trace's blocks.
+SERVING: Mapping[str, object] = MappingProxyType(
+    {**COMPUTING, **EngineFeatures(block_tokens=BLOCK_TOKENS).described()}
+)
 
 
 class Study(ABC):

@@ -1,7 +1,7 @@
 """What ``evenstep diagnose`` says of emulated clusters, and its predictions beside measurements.
 
     python tests/bench/bench_diagnose.py [--seconds 60] [--seeds 2] [--json FILE] [--example DIR]
-        [--only kinds|plain|demo]
+        [--only kinds|plain|demo|prompts]
 
 Every switch to bfio: the same fleet and load under the policy before and under bfio, each listened
 to for so long; the gain is the difference of the two, the error predicted / measured gain - 1.
@@ -45,10 +45,13 @@ DEMO = Emulated(
     trace="burstgpt",
     warm_steps=800,
 )
-FLEETS = {"plain": PLAIN, "demo": DEMO}
+# Workers compute their prompts, with 512 tokens a step: a prompt token costs 100 resident ones.
+PROMPTS = Emulated(step_time="2e-3,2e-7,0,2e-5", flags=("--batch-tokens", "512"))
+FLEETS = {"plain": PLAIN, "demo": DEMO, "prompts": PROMPTS}
 SWITCHES = {
     "plain": ("round_robin, instant", "jsq, instant", "least_tokens, pool"),
     "demo": ("jsq, instant",),
+    "prompts": ("jsq, instant",),
 }
 KINDS = (
     ("balanced", PLAIN, ("--policy", "bfio")),
@@ -147,7 +150,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--seconds", type=float, default=60.0, help="of listening, wall")
     options.add_argument("--seeds", type=int, default=2)
-    options.add_argument("--only", choices=("kinds", "plain", "demo"), help="the rest is kept")
+    options.add_argument("--only", choices=("kinds", *FLEETS), help="the rest is kept")
     options.add_argument("--json", type=Path)
     options.add_argument("--example", type=Path, metavar="DIR")
     given = options.parse_args()
@@ -157,7 +160,7 @@ def main() -> None:
     header = origin(Engines.EMULATED, CODE, EmulatorSettings().described())
     if given.only in (None, "kinds"):
         found["kinds"] = kinds(given.seconds)
-    for fleet in ("plain", "demo"):
+    for fleet in FLEETS:
         if given.only in (None, fleet):
             kept = [row for row in found["switches"] if row["fleet"] != fleet]
             rows = switches(fleet, given.seconds, given.seeds, given.example)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -59,7 +60,10 @@ def fleet(worth: int) -> Fleet:
     return Fleet(pool=128, step_time=str(cost), more=("--prefill-chunk", str(CHUNK)))
 
 
-def one_run(worth: int, policy: str, seed: int, time_scale: float) -> Run:
+def one_run(
+    worth: int, policy: str, seed: int, time_scale: float
+) -> tuple[Run, Mapping[str, object]]:
+    """A run, and which features its engines had."""
     plan = RunPlan(
         policy,
         Dispatch.POOL,
@@ -72,7 +76,7 @@ def one_run(worth: int, policy: str, seed: int, time_scale: float) -> Run:
     ranks = fleet(worth)
     with tempfile.TemporaryDirectory() as folder:
         outcome = execute(plan, ranks, Path(folder), RUN_TIMEOUT_S)
-    return _run(outcome, ranks, worth, policy, seed)
+    return _run(outcome, ranks, worth, policy, seed), outcome.engines
 
 
 def _run(outcome: Outcome, ranks: Fleet, worth: int, policy: str, seed: int) -> Run:
@@ -103,11 +107,13 @@ def main() -> None:
     options.add_argument("--slower", type=float, default=1.0, help="factor of the time scales")
     options.add_argument("--json", type=Path)
     given = options.parse_args()
-    runs: list[Run] = []
+    runs, physics = list[Run](), dict[str, object]()
     for worth in REQUESTS:
         for seed in range(given.runs):
             for policy in POLICIES:
-                runs.append(run := one_run(worth, policy, seed, given.slower * TIME_SCALES[worth]))
+                run, engines = one_run(worth, policy, seed, given.slower * TIME_SCALES[worth])
+                runs.append(run)
+                physics = dict(engines)
                 print(
                     f"{worth:5} {policy:5} seed {seed}: {run.tokens_s:8,.0f} tokens/s, TTFT "
                     f"{run.ttft_mean_s:.2f} s (p99 {run.ttft_p99_s:.2f}), TPOT "
@@ -126,7 +132,7 @@ def main() -> None:
         print(f"{worth}: x {fmean(gains[str(worth)]):.3f} ({gains[str(worth)]})")
     if given.json:
         result = {"gains": gains, "runs": [asdict(run) for run in runs]}
-        write_figures(given.json, result, origin(Engines.EMULATED, CODE))
+        write_figures(given.json, result, origin(Engines.EMULATED, CODE, physics))
 
 
 if __name__ == "__main__":

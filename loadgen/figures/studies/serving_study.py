@@ -8,7 +8,7 @@ have the last two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from loadgen.figures.fingerprints import SERVING_FOLDERS
 from loadgen.figures.laboratory import Laboratory
 from loadgen.figures.samples import Outcomes, Sample
 from loadgen.figures.serving_cases import ServingCase
-from loadgen.figures.study import Study
+from loadgen.figures.study import SERVING, Study
 from loadgen.figures.tables import Column, Table, shown
 from loadgen.report.intervals import paired
 from loadgen.simulator.serving.serving_command import ServingOptions
@@ -144,7 +144,7 @@ def _ways(options: ServingOptions) -> dict[str, ServingCase]:
     """The rows of a regime."""
     plain = {name: replace(options, policy=name) for name in (*_RULES, _OURS)}
     cases = {name: ServingCase((), each) for name, each in plain.items()}
-    makers: dict[str, Callable[[int], Policy]] = {
+    makers: dict[str, partial[Policy]] = {
         _TUNED_COST: partial(_cost, _COST_WEIGHTS[options.step_time]),
         _TUNED_SCORE: partial(_score, _SCORE_WEIGHTS[options.step_time]),
     }
@@ -166,6 +166,7 @@ class ServingStudy(Study):
         "send on arrival. The router learns the step time and is given exact hits."
     )
     code = SERVING_FOLDERS
+    physics = SERVING
     regimes: ClassVar[Sequence[str]] = (_ALL, _DECODE)
 
     def measure(self, laboratory: Laboratory) -> Outcomes:

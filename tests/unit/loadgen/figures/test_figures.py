@@ -7,7 +7,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import typer
 import loadgen.figures.cases as cases_module
 import loadgen.run.simulation_options
 import loadgen.simulator.decode.decode_command
+from docs.stale_figures import DATA
 from loadgen.figures.admission_cases import ENDLESS, AdmissionCase
 from loadgen.figures.cases import BEFORE_REFILL, BeforeRefill, Case, settings
 from loadgen.figures.claims import at_least, at_most, within
@@ -28,9 +29,10 @@ from loadgen.figures.figures_document import (
     outcomes_of,
     read_document,
 )
-from loadgen.figures.fingerprints import fingerprint
+from loadgen.figures.fingerprints import fingerprint, modules_of
 from loadgen.figures.laboratory import Bench
 from loadgen.figures.samples import Outcomes, Sample
+from loadgen.figures.serving_cases import ServingCase
 from loadgen.figures.studies import STUDIES, theorems
 from loadgen.figures.studies.trajectories import smooth_power
 from loadgen.figures.study import Study, config
@@ -44,9 +46,13 @@ from loadgen.simulator.decode.decode_config import PAPER, DecodeConfig
 from loadgen.simulator.decode.decode_results import StepRecords
 from loadgen.simulator.decode.length_sources import LawLengths
 from loadgen.simulator.decode.prefill_workers import PrefillConfig
+from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.traces.trace import load_trace
 from router.core.errors import ConfigError, InputError
+from router.core.policies.baselines import PerRequest
+from router.core.policies.policy_protocol import Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
+from router.core.policies.prompts import kv_cost
 from tests.support.core import requests, views
 
 TINY = DecodeConfig(
@@ -66,6 +72,10 @@ RECORDS = StepRecords(
     tokens=np.ones(40, dtype=np.int64),
     waiting=np.ones(40, dtype=np.int64),
 )
+
+
+def theirs(weight: float, seed: int) -> Policy:
+    return PerRequest(kv_cost(weight + seed))
 
 
 class MadeUp:
@@ -205,6 +215,47 @@ def test_runs_are_named_by_all_that_they_depend_on() -> None:
     names = {fingerprint(case.depends_on(seed), case.code) for case in cases for seed in (0, 1)}
     assert len(names) == 2 * len(cases)
     assert fingerprint(replace(case, key=("b",), seeds=2).depends_on(0), case.code) in names
+
+
+def test_a_policy_of_a_studys_own_is_named_by_its_numbers() -> None:
+    def name(weight: float) -> str:
+        options = ServingOptions(requests=60)
+        case = ServingCase(("a", "tuned"), options, partial(theirs, weight))
+        return fingerprint(case.depends_on(0), case.code)
+
+    assert name(1.0) == name(1.0) != name(2.0)
+    used = modules_of(ServingCase.code)
+    assert {"loadgen.figures.studies.serving_study", "loadgen.traces.trace_files"} <= used.keys()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_header_tells_the_engines_that_the_cases_have(name: str) -> None:
+    laboratory = MadeUp()
+    STUDIES[name].measure(laboratory)
+    physics = STUDIES[name].physics
+    for trial in laboratory.trials:
+        if isinstance(trial, ServingCase):
+            config = trial.options.config()
+            told = (physics["prefix_caching"], physics["block_tokens"], physics["prompts_cost"])
+            assert told == (
+                True,
+                config.block_tokens,
+                config.step_time.per_prompt_token_s > 0,
+            )
+        elif isinstance(trial, Case):
+            assert (physics["prefix_caching"], physics["block_tokens"]) == (False, 1)
+            computes = trial.config.prefill or trial.config.profile.prefill_beta
+            assert physics["prompts_cost"] or not computes
+
+
+def test_kept_headers_tell_the_physics_of_their_studies() -> None:
+    kept = json.loads((DATA / "figures/figures.json").read_text())["studies"]
+    told = {name: study["origin"].get("physics") for name, study in kept.items()}
+    assert {name for name, physics in told.items() if physics} >= {
+        *("prefill", "serving", "serving_budgets")
+    }
+    for name, physics in told.items():
+        assert physics in (None, dict(STUDIES[name].physics))
 
 
 @pytest.mark.parametrize("processes", [1, 2])

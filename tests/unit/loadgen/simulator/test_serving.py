@@ -107,6 +107,15 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert alone.ttft_mean_s == pytest.approx(1 + 1.1 + 7.6)
 
 
+@pytest.mark.parametrize(("workers", "share"), [(1, 512 / 1024 / 2), (2, 0.0)])
+def test_of_two_that_enter_in_one_step_the_second_hits_on_the_same_rank(
+    workers: int, share: float
+) -> None:
+    rows = [(0.0, 1024, 2, (1, 2))] * 2
+    together = simulate_serving(config(rows, workers=workers, batch_tokens=4096))
+    assert together.prefix_hit_share == share
+
+
 def test_small_blocks_split_the_traces() -> None:
     rows = [(0.0, 1100, 1, (1, 2, 3)), (300.0, 1100, 1, (1, 2, 3))]
     alone = simulate_serving(config(rows, workers=1, warmup=0.5, block_tokens=16))
