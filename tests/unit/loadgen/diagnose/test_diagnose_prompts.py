@@ -16,11 +16,20 @@ from router.core.types import Dispatch
 from tests.support.recorded import recorded_with_prompts, with_prompts
 
 WORST = ("fcfs", Dispatch.POOL)
+# With dear prompts and a policy that sees none of them a switch wins more than chance in 850 steps.
+UNEVEN = ("round_robin", Dispatch.INSTANT)
+DEAR = StepTime(2e-3, 2e-7, 1e-5, 4e-5)
 
 
 @pytest.fixture(scope="module")
 def diagnosis() -> Diagnosis:
     whole = recorded_with_prompts(with_prompts(*WORST))
+    return diagnose_window(window_of(whole, Span()), policies=())
+
+
+@pytest.fixture(scope="module")
+def uneven() -> Diagnosis:
+    whole = recorded_with_prompts(replace(with_prompts(*UNEVEN), step_time=DEAR))
     return diagnose_window(window_of(whole, Span()), policies=("least_prefill", "bfio"))
 
 
@@ -50,23 +59,29 @@ def test_waiting_is_split_into_what_decode_and_prompts_cost(diagnosis: Diagnosis
     assert "prompts, which some workers compute while the others wait, add" in said
 
 
-@pytest.mark.parametrize("policy", ["least_prefill", "bfio"])
-def test_a_switch_wins_what_was_predicted(policy: str, diagnosis: Diagnosis) -> None:
-    assert diagnosis.prospects is not None
-    row = diagnosis.prospects.of(policy)
+@pytest.mark.parametrize(("policy", "least_gain"), [("least_prefill", 0.0), ("bfio", 0.15)])
+def test_a_switch_wins_what_was_predicted(
+    policy: str, least_gain: float, uneven: Diagnosis
+) -> None:
+    assert uneven.prospects is not None
+    row = uneven.prospects.of(policy)
     assert row is not None
-    now = diagnosis.found.waiting
-    records = simulate_serving(with_prompts(policy, row.dispatch), keep_records=True).records
+    now = uneven.found.waiting
+    config = replace(with_prompts(policy, row.dispatch), step_time=DEAR)
+    records = simulate_serving(config, keep_records=True).records
     assert records is not None
     then_tok_s = float(records.tokens.sum() / records.seconds.sum())
     measured, predicted = (
         tok_s / now.throughput_tok_s - 1 for tok_s in (then_tok_s, row.predicted.throughput_tok_s)
     )
-    # Both are of some 800 steps.
-    assert predicted == pytest.approx(measured, abs=0.025)
+    assert measured > least_gain
+    assert predicted == pytest.approx(measured, rel=0.25, abs=0.01)
     waited_s = records.seconds[:, None] - records.needed_s
     idle_share = float(waited_s.sum()) / (4 * float(records.seconds.sum()))
-    assert row.predicted.idle_share == pytest.approx(idle_share, rel=0.1)
+    assert now.idle_share is not None
+    won, promised = (now.idle_share - share for share in (idle_share, row.predicted.idle_share))
+    assert won > least_gain
+    assert promised == pytest.approx(won, rel=0.25, abs=0.01)
 
 
 def test_cached_parts_of_prompts_are_not_computed_in_the_simulation_either() -> None:
