@@ -14,7 +14,13 @@ from inspect import signature
 from operator import attrgetter
 from typing import Any
 
-from engine_patches.plugin.compat_memory import MANAGER, MEMORY, REQUEST_MEMORY, KvMemory
+from engine_patches.plugin.compat_memory import (
+    MANAGER,
+    MEMORY,
+    REQUEST_MEMORY,
+    KvMemory,
+    refused_calls,
+)
 from engine_patches.plugin.end_table import EndReader, table_path
 from engine_patches.plugin.settings import PlugInError
 from engine_patches.plugin.state import EngineRequest
@@ -288,6 +294,8 @@ def check(scheduler: Any) -> None:
     if not missing:
         for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
             missing.extend(f"KV group's {name}" for name in MANAGER if not _has(manager, name))
+    if not missing:
+        missing.extend(refused_calls(scheduler))
     if missing:
         raise PlugInError(_cannot_work(missing))
 

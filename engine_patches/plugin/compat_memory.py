@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Sequence
+from inspect import signature
 from itertools import takewhile
 from typing import Any
 
@@ -38,6 +39,7 @@ _KINDS = (
     ("CrossAttentionManager", "cross"),
     ("FullAttentionManager", "full"),
 )
+_ALLOCATED = "get_num_blocks_to_allocate"
 _OTHER = "other"
 _PROBE = "evenstep"
 
@@ -143,6 +145,20 @@ class KvMemory:
             size,
         )
         return KvGroup(size, 0, self.blocks_total, _OTHER, ahead_tokens=ahead)
+
+
+def refused_calls(scheduler: Any) -> Iterator[str]:
+    """Methods that do not take the arguments with which they are called here."""
+    coordinator = scheduler.kv_cache_manager.coordinator
+    cap = {"apply_admission_cap": True}
+    asked = [(coordinator, _ALLOCATED, 7, cap), (coordinator, "find_longest_cache_hit", 2, {})]
+    asked += [(manager, _ALLOCATED, 6, cap) for manager in coordinator.single_type_managers]
+    for owner, name, count, named in asked:
+        try:
+            signature(getattr(owner, name)).bind(*range(count), **named)
+        except TypeError:
+            arguments = ", ".join([f"{count} arguments", *named])
+            yield f"{type(owner).__name__}.{name}({arguments})"
 
 
 def _is_kept(block: Any) -> bool:

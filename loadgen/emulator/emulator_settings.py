@@ -14,14 +14,23 @@ from engine_patches.admission.settings import AdmissionSettings
 from loadgen.emulator.generation import Limits
 from loadgen.engine.engine import Engine
 from loadgen.engine.engine_features import EngineFeatures
-from loadgen.engine.prefill_settings import PrefillSettings
+from loadgen.engine.prefill_settings import MOST_KV_TOKENS, PrefillSettings
 from loadgen.engine.queues import Eviction, PolicyOrder
 from loadgen.engine.stepping import StepGroup, WorkerModel
 from loadgen.model.power_model import PowerModel
+from loadgen.model.ranges import check_ranges
 from router.core.errors import ConfigError
 from router.core.step_time import PAPER_STEP_TIME, StepTime, numbers
 
 _HIGHEST_PORT = 65535
+_RANGES = {
+    "workers": (1, 4096),
+    "slots": (1, 16_384),
+    "kv_tokens": (1, MOST_KV_TOKENS),
+    "max_model_len": (1, MOST_KV_TOKENS),
+    "seed": (0, 2**64 - 1),
+    "stream_interval": (1, 1_000_000_000),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +83,12 @@ class EmulatorSettings:
     kv_events_port: int | None = None
 
     def __post_init__(self) -> None:
-        for option, value in (
-            ("--workers", self.workers),
-            ("--slots", self.slots),
-            ("--kv-tokens", self.kv_tokens),
-            ("--kv-tokens in whole blocks", self.features.longest_tokens(self.kv_tokens)),
-            ("--stream-interval", self.stream_interval),
-            ("--max-model-len", self.context_tokens),
-        ):
-            if value < 1:
-                raise ConfigError(f"{option} must be at least 1, got {value}")
+        check_ranges(self, _RANGES)
+        longest = self.features.longest_tokens(self.kv_tokens)
+        if longest < 1:
+            raise ConfigError(f"--kv-tokens in whole blocks must be at least 1, got {longest}")
         if self.kv_events_port is not None:
             self._check_kv_events(self.kv_events_port)
-        longest = self.features.longest_tokens(self.kv_tokens)
         if self.context_tokens > longest:
             raise ConfigError(
                 f"--max-model-len cannot exceed {longest}: --kv-tokens in whole blocks of "
@@ -95,7 +97,8 @@ class EmulatorSettings:
         if not 0 < self.time_scale < math.inf:
             raise ConfigError(f"--time-scale must be above 0, got {self.time_scale:g}")
         if self.prefill is not None:
-            self.prefill.check(self.slots, self.context_tokens)
+            drafts = len(self.features.acceptance)
+            self.prefill.check(self.slots, self.context_tokens, drafts)
         if len(self.speeds) not in (0, 1, self.workers):
             raise ConfigError(
                 f"--speed has {len(self.speeds)} numbers for {self.workers} workers: "

@@ -43,7 +43,8 @@ class Engine:
         slots: requests that may run at once.
         kv_tokens: memory, if every layer kept every token.
         block_tokens: size of the blocks in which a running request takes memory.
-        chunk: upper bound on the tokens of a step, above ``slots``; None: no bound.
+        chunk: upper bound on the tokens of a step, above those of ``slots`` that decode, with
+            their drafts; None: no bound.
         prompt_budget: upper bound on the prompt tokens of a step; None: ``chunk`` alone.
         lease_s: time for which unfetched KV stays, engine seconds.
         recompute: whether a prompt is computed here when its fetch fails; else the request fails.
@@ -363,7 +364,7 @@ class Engine:
 
     def _admit(self, now_s: float, budget: Budget) -> list[EngineRequest]:
         admitted: list[EngineRequest] = []
-        while self._waiting and len(self.running) < self.slots and budget.left:
+        while self._waiting and len(self.running) < self.slots and budget.left > 0:
             request = self._next(now_s, budget)
             if request is None:
                 break
@@ -431,7 +432,8 @@ class Engine:
         return self._watermark_blocks if self.running else 0
 
     def _room(self) -> Memory:
-        busy = self._prefill_tokens + len(self.running) - len(self._prefilling)
+        decoding = len(self.running) - len(self._prefilling)
+        busy = self._prefill_tokens + decoding * (1 + self.layers.drafts)
         bounded = self._chunk != _UNBOUNDED
         return Memory(
             self._memory.blocks,

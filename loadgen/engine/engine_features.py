@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -12,8 +13,18 @@ from loadgen.engine.engine import Engine
 from loadgen.engine.kv_layers import KvLayers
 from loadgen.engine.prefix_cache import PrefixCache
 from loadgen.engine.schedule import Drafts
+from loadgen.model.ranges import check_ranges
 from router.core.errors import ConfigError
 from router.core.step_time import numbers
+
+_MANY = 1_000_000_000
+_RANGES = {
+    "block_tokens": (1, 1_000_000),
+    "prompt_budget": (1, _MANY),
+    "prefill_every": (1, _MANY),
+}
+_MOST_DRAFTS = 64
+_WINDOW = re.compile(r"([0-9]{1,9})(?:,([0-9]{1,4}/[0-9]{1,4}|[01]|[01]?\.[0-9]{1,6}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +61,7 @@ class EngineFeatures:
     window: Window | None = None
 
     def __post_init__(self) -> None:
-        for option, value in (
-            ("--block-tokens", self.block_tokens),
-            ("--prompt-budget", self.prompt_budget),
-            ("--prefill-every", self.prefill_every),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"{option} must be at least 1, got {value}")
+        check_ranges(self, _RANGES)
         if self.prefix_caching and self.window is not None and self.window.share == 1:
             raise ConfigError(
                 "--window with a share of 1 leaves no layer that keeps whole prompts: "
@@ -137,11 +142,14 @@ def parse_drafts(text: str) -> tuple[float, ...]:
         ConfigError: neither.
     """
     count, *given = numbers("--speculate", text)
-    acceptance = tuple(given * int(count) if len(given) == 1 else given)
-    if count < 1 or len(acceptance) != count or not all(0 <= each <= 1 for each in acceptance):
+    alike = len(given) == 1 and 1 <= count <= _MOST_DRAFTS
+    acceptance = tuple(given * int(count) if alike else given)
+    fits = 1 <= count <= _MOST_DRAFTS and len(acceptance) == count
+    if not fits or not all(0 <= each <= 1 for each in acceptance):
         raise ConfigError(
-            "--speculate takes the drafts of a step and the probability from 0 to 1 that one is "
-            f"accepted, or one for each, such as 3,.7 or 3,.8,.6,.4; got {text!r}"
+            f"--speculate takes the drafts of a step, at most {_MOST_DRAFTS}, and the probability "
+            "from 0 to 1 that one is accepted, or one for each, such as 3,.7 or 3,.8,.6,.4; "
+            f"got {text!r}"
         )
     return acceptance
 
@@ -152,10 +160,11 @@ def parse_window(text: str) -> Window:
     Raises:
         ConfigError: neither.
     """
-    tokens, _, share = text.partition(",")
+    match = _WINDOW.fullmatch(text)
     try:
+        tokens, share = match.groups() if match else ("0", None)
         window = Window(int(tokens), Fraction(share or "1").limit_denominator(64))
-    except (ValueError, ZeroDivisionError):
+    except ZeroDivisionError:
         window = Window(0, Fraction(0))
     if window.tokens < 1 or not 0 < window.share <= 1:
         raise ConfigError(

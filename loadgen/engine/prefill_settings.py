@@ -15,6 +15,9 @@ DEFAULT_PREFILL = "4.95e-3,5e-5"
 DEFAULT_TRANSFER = "1e-3,2.6e-6"
 DEFAULT_CHUNK = 2048
 DEFAULT_KV_EXPIRY_S = 30.0
+MOST_KV_TOKENS = 10**12
+_MOST_WORKERS = 4096
+_MOST_BATCH_TOKENS = 1_000_000_000
 
 
 class KvLoadFailure(StrEnum):
@@ -67,23 +70,36 @@ class PrefillSettings:
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        if self.workers < 0:
-            raise ConfigError(f"--prefill-workers must be at least 0, got {self.workers}")
+        if not 0 <= self.workers <= _MOST_WORKERS:
+            raise ConfigError(
+                f"--prefill-workers must be from 0 to {_MOST_WORKERS}, got {self.workers}"
+            )
+        if self.chunk > _MOST_BATCH_TOKENS:
+            raise ConfigError(
+                f"--prefill-chunk must be at most {_MOST_BATCH_TOKENS}, got {self.chunk}"
+            )
+        if self.kv_tokens is not None and self.kv_tokens > MOST_KV_TOKENS:
+            raise ConfigError(
+                f"--prefill-kv-tokens must be at most {MOST_KV_TOKENS}, got {self.kv_tokens}"
+            )
         if self.kv_tokens is not None and not self.workers:
             raise ConfigError("--prefill-kv-tokens is of prefill workers: give --prefill-workers")
         if not 0 < self.kv_expiry_s < math.inf:
             raise ConfigError(f"--kv-expiry must be above 0 seconds, got {self.kv_expiry_s:g}")
 
-    def check(self, slots: int, context_tokens: int) -> None:
-        """Check that these settings fit the workers' slots and context length.
+    def check(self, slots: int, context_tokens: int, drafts: int = 0) -> None:
+        """Check that these settings fit the workers' slots, context length and drafts.
 
         Raises:
             ConfigError: they do not; names the option.
         """
-        if self.chunk <= slots:
+        if self.chunk <= slots * (1 + drafts):
+            least = f"{slots * (1 + drafts)}, for " if drafts else ""
+            drafted = f", its {drafts} drafts (--speculate)" if drafts else ""
             raise ConfigError(
-                f"--prefill-chunk {self.chunk} must be above --slots {slots}: "
-                "a step computes one token of each request that decodes, and prompts besides"
+                f"--prefill-chunk {self.chunk} must be above {least}--slots {slots}: "
+                f"a step computes one token of each request that decodes{drafted}, and prompts "
+                "besides"
             )
         if self.kv_tokens is not None and self.kv_tokens < context_tokens:
             raise ConfigError(

@@ -203,16 +203,20 @@ async def test_drafts_bring_several_tokens_a_step_to_the_client(tmp_path: Path) 
 
 async def test_a_window_has_kv_groups_of_its_own(tmp_path: Path) -> None:
     features = EngineFeatures(block_tokens=4, window=Window(8, Fraction(2, 3)))
-    async with emulated(tmp_path, features=features, kv_tokens=400) as fleet, client(fleet) as http:
+    async with (
+        emulated(tmp_path, features=features, kv_tokens=40_000) as fleet,
+        client(fleet) as http,
+    ):
         engine = fleet.workers[0].model.engine
-        call = asyncio.ensure_future(complete(http, [1] * 100, max_tokens=300))
-        async with reading(fleet) as reader:
+        call = asyncio.ensure_future(complete(http, [1] * 100, max_tokens=30_000))
+        await eventually(lambda: bool(engine.running), "it runs")
+        async with reading(fleet) as reader, asyncio.timeout(TIMEOUT_S):
             while not (snapshot := await reader.full()).running:
                 pass
         full, *sliding = snapshot.kv_groups
         assert [(group.kind, group.window) for group in sliding] == [("sliding", 8)] * 2
-        assert full.blocks_total == 300
-        assert snapshot.admissible_blocks == 300 - full.blocks_used
+        assert full.blocks_total == 30_000
+        assert snapshot.admissible_blocks == 30_000 - full.blocks_used
         (row,) = snapshot.running
         assert full.blocks_used == engine.layers.blocks(row.prompt_tokens + row.generated_tokens)
-        await call
+        call.cancel()

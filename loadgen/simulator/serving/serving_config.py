@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
+from loadgen.model.ranges import check_ranges
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.traces.trace import Trace, TraceRequest
 from loadgen.traces.trace_files import BLOCK_TOKENS
@@ -141,12 +142,7 @@ class ServingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} must be from {least:g} to {most:g}, got {value}"
-                )
+        check_ranges(self, _RANGES)
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"--warmup must be from 0 to below 1, got {self.warmup:g}")
         if self.policy not in POLICIES:

@@ -23,7 +23,9 @@ from engine_patches.power.devices import RankGpus
 from loadgen.emulator.generation import HIDDEN_LENGTH
 from tests.support.plugin_engine import (
     CachedRequestData,
+    Coordinator,
     FakeScheduler,
+    FullAttentionManager,
     KVCacheTensor,
     NewRequestData,
     Request,
@@ -114,6 +116,18 @@ def test_a_kv_group_without_a_block_size_is_named() -> None:
     scheduler = FakeScheduler()
     del scheduler.kv_cache_manager.coordinator.single_type_managers[0].block_size
     with pytest.raises(PlugInError, match=r"KV group's block_size"):
+        check(scheduler)
+
+
+def test_arguments_that_vllm_s_memory_no_longer_takes_are_named() -> None:
+    class Renamed(FullAttentionManager):
+        def get_num_blocks_to_allocate(self, request_id: str, prefill_end: int) -> int:  # type: ignore[override]
+            return 1
+
+    scheduler = FakeScheduler()
+    scheduler.kv_cache_manager.coordinator = Coordinator(Renamed(16))
+    message = r"it has no Renamed\.get_num_blocks_to_allocate\(6 arguments, apply_admission_cap\)\."
+    with pytest.raises(PlugInError, match=message):
         check(scheduler)
 
 

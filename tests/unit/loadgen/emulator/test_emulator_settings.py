@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from loadgen.emulator.emulate_command import EmulateOptions
 from loadgen.emulator.emulator_settings import EmulatorSettings, parse_speeds, snapshot_endpoints
 from loadgen.emulator.injected_faults import FAULT_KINDS, Fault
 from loadgen.engine.engine_features import EngineFeatures
@@ -120,7 +121,7 @@ def test_prompts_cost_time_where_the_options_say_so() -> None:
 @pytest.mark.parametrize(
     ("workers", "step_time", "options", "message"),
     [
-        (-1, None, {}, "--prefill-workers must be at least 0"),
+        (-1, None, {}, "--prefill-workers must be from 0 to 4096, got -1"),
         (1, "1", {}, "--prefill-step-time takes C,t_p"),
         (1, "0,1", {}, "--prefill-step-time takes C,t_p"),
         (1, "1,-1", {}, "--prefill-step-time takes C,t_p"),
@@ -152,6 +153,41 @@ def test_prefill_options_that_are_refused(
 def test_prefill_that_does_not_fit_the_fleet(prefill: PrefillSettings, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EmulatorSettings(prefill=prefill)
+
+
+def test_drafts_are_of_the_batch() -> None:
+    features, chunk = EngineFeatures(acceptance=(0.5,) * 7), 72 * 8
+    with pytest.raises(ConfigError, match="--prefill-chunk 576 must be above 576, for --slots 72"):
+        EmulatorSettings(features=features, prefill=PrefillSettings(chunk=chunk))
+    assert EmulatorSettings(features=features, prefill=PrefillSettings(chunk=chunk + 1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"workers": 10**9, "port": 0},
+        {"slots": 10**400},
+        {"kv_tokens": 10**30},
+        {"kv_tokens": 10**400},
+        {"kv_tokens": 10**11, "block_tokens": 10**9},
+        {"max_model_len": 10**400},
+        {"seed": -1, "speculate": "1,.5"},
+        {"seed": -1, "admission": "wait"},
+        {"stream_interval": 10**400},
+        {"prefill_workers": 10**9},
+        {"batch_tokens": 10**30, "step_time": "1,0,0,1"},
+        {"prefill_kv_tokens": 10**30, "prefill_workers": 1},
+        {"prompt_budget": 10**400},
+        {"prefill_every": 10**400},
+        {"speculate": "1e8,.5"},
+        {"window": "10,1e99999999"},
+    ],
+    ids=str,
+)
+def test_numbers_out_of_range_name_the_option(options: dict[str, Any]) -> None:
+    named = "|".join(f"--{name.replace('_', '-')}" for name in options)
+    with pytest.raises(ConfigError, match=f"^({named}|--prefill-chunk) "):
+        EmulateOptions(**options).settings()
 
 
 def test_faults_that_are_refused() -> None:

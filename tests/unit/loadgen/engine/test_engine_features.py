@@ -1,3 +1,4 @@
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -18,7 +19,10 @@ def test_drafts(text: str, acceptance: tuple[float, ...]) -> None:
     assert parse_drafts(text) == acceptance
 
 
-@pytest.mark.parametrize("text", ["", "3", "0,.5", "2,.5,.5,.5", "2,1.5", "1.5,.5", "a,b"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "0,.5", "2,.5,.5,.5", "2,1.5", "1.5,.5", "a,b", "65,.5", "1e18,.5", "-1e18,.5"],
+)
 def test_drafts_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--speculate"):
         parse_drafts(text)
@@ -27,11 +31,19 @@ def test_drafts_that_are_refused(text: str) -> None:
 def test_windows() -> None:
     assert parse_window("1024,5/6") == Window(1024, Fraction(5, 6))
     assert parse_window("512") == Window(512, Fraction(1))
+    assert parse_window("512,.75") == Window(512, Fraction(3, 4))
+    assert parse_window("512,1.0") == Window(512, Fraction(1))
     features = EngineFeatures(window=Window(1024, Fraction(5, 6)), acceptance=(0.5,))
     assert features.layers == KvLayers(16, 1, 5, 1024, 1)
 
 
-@pytest.mark.parametrize("text", ["", "0", "-5", "10,0", "10,7/6", "10,1/0", "a", "10,b"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "0", "-5", "10,0", "10,7/6", "10,1/0", "a", "10,b", "10,.", "10,1/2,3"),
+        *("10,1e99999999", "99999999999999999999999,1/2", "10,1/99999", "9" * 5000),
+    ],
+)
 def test_windows_that_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--window"):
         parse_window(text)
@@ -40,14 +52,15 @@ def test_windows_that_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "option"),
     [
-        ({"block_tokens": 0}, "--block-tokens must be at least 1, got 0"),
-        ({"prompt_budget": 0}, "--prompt-budget must be at least 1, got 0"),
-        ({"prefill_every": 0}, "--prefill-every must be at least 1, got 0"),
+        ({"block_tokens": 0}, "--block-tokens must be from 1 to 1e+06, got 0"),
+        ({"block_tokens": 10**9}, "--block-tokens must be from 1 to 1e+06, got 1000000000"),
+        ({"prompt_budget": 0}, "--prompt-budget must be from 1 to 1e+09, got 0"),
+        ({"prefill_every": 0}, "--prefill-every must be from 1 to 1e+09, got 0"),
         ({"window": Window(10, Fraction(1))}, "give --no-prefix-caching"),
     ],
 )
 def test_features_that_are_refused(fields: dict[str, object], option: str) -> None:
-    with pytest.raises(ConfigError, match=option):
+    with pytest.raises(ConfigError, match=re.escape(option)):
         EngineFeatures(**fields)  # type: ignore[arg-type]
 
 
@@ -92,3 +105,17 @@ def test_a_window_bounds_memory_and_reading() -> None:
     assert engine.batch_tokens == (50 + 10) / 2
     # One token more, as a window straddles a block more than it fills.
     assert engine.used_tokens == -(-(50 + 11) // 2)
+
+
+def test_a_step_computes_no_more_than_its_batch() -> None:
+    features = EngineFeatures(acceptance=(0.5,) * 7)
+    engine = features.engine(8, 4000, seed=[0], chunk=65)
+    for number in range(12):
+        engine.add(EngineRequest(f"{number}", 40, 60))
+    while engine.unfinished:
+        step = engine.schedule()
+        assert step.prefill_tokens + step.decode_tokens <= 65
+        free = engine._room().prompt_tokens_left
+        decoding = sum(not each.prefill_left for each in engine.running)
+        assert free <= 65 - 8 * decoding
+        engine.advance()

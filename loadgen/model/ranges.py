@@ -1,0 +1,21 @@
+"""Ranges of settings that are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from router.core.errors import ConfigError
+
+
+def check_ranges(settings: object, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Check fields by their names, which are those of the options; None is unset.
+
+    Raises:
+        ConfigError: one is out of its range; names the option.
+    """
+    for name, (least, most) in ranges.items():
+        value = getattr(settings, name)
+        if value is not None and not least <= value <= most:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} must be from {least:g} to {most:g}, got {value}"
+            )
