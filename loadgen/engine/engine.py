@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence, Set
 from itertools import chain, count
 
-from engine_patches.admission.ledger import Memory, Ticket
+from engine_patches.admission.ledger import Memory
 from loadgen.engine.kv_handoff import KeptKv
 from loadgen.engine.kv_layers import KvLayers
 from loadgen.engine.kv_memory import KvMemory
@@ -443,9 +443,5 @@ class Engine:
             self._chunk if bounded else 0,
             max(0, self._chunk - busy) if bounded else 0,
             0 if self.prefix_cache is None else self.layers.block_tokens,
-            self._found,
+            lambda ticket: self._memory.held_blocks(ticket.prefix, ticket.entry_tokens),
         )
-
-    def _found(self, ticket: Ticket) -> int:
-        """Blocks of a waiting request that running ones hold."""
-        return self._memory.held_blocks(ticket.prefix, ticket.entry_tokens)

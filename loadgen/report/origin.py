@@ -155,7 +155,7 @@ def code_hash(path: str, root: Path | None = None) -> str | None:
     for file in files:
         if file.suffix == ".py":
             parts += _definitions(file)
-        elif file.is_file() and file.suffix not in _PROSE:
+        elif file.is_file() and file.suffix not in _PROSE and file.parent.name != "__pycache__":
             parts.append(hashlib.sha256(file.read_bytes()).hexdigest())
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()[:16] if files else None
 

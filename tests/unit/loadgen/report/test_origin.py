@@ -83,6 +83,9 @@ def test_data_counts_byte_for_byte_and_pages_do_not(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("Prose.\n")
     assert code_hash(".", tmp_path) == first
     assert code_hash("lengths.csv", tmp_path) == first
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "compiled.nbc").write_bytes(b"of this machine")
+    assert code_hash(".", tmp_path) == first
     (tmp_path / "lengths.csv").write_text("1,3\n")
     assert code_hash(".", tmp_path) != first
 
