@@ -293,11 +293,12 @@ def check(
     seen = {"steps": 0, "prefills_cut": 0, "cached": 0, "preempted": 0, "aborted": 0}
     submitted: list[str] = []
     shared = [rng.randrange(10, 200) for _ in range(160)]
-    for _ in range(steps):
+    for step in range(steps):
         if rng.random() < 0.15:
             prompt = [*shared[: rng.randrange(1, 161)], rng.randrange(10, 200)]
             submitted.append(driver.submit(prompt, rng.randrange(1, 120)))
-        if submitted and rng.random() < 0.02:
+        # One at least, whatever is drawn.
+        if submitted and (rng.random() < 0.02 or step == steps // 2):
             seen["aborted"] += 1
             driver.abort(rng.choice(submitted))
         if driver.step() is not None:
