@@ -60,7 +60,7 @@ def run(evenstep: Callable[..., tuple[int, str, str]]) -> Run:
         ("--drift 1e20", "--drift takes a number from 0 to 1,000, got 1e+20"),
         ("--prefill-cost 1,1e300", "CHUNK a whole number of tokens from 1 to 100,000,000"),
         ("--prefill-cost 1e300,1", "BETA above 0 and up to 1,000,000"),
-        ("--step-time 1e308,1e308", "--step-time: any of its seconds must be at most 1,000,000"),
+        ("--step-time 1e308,1e308", "with C above 0 and none above 1e+06, got '1e308,1e308'"),
         ("--step-time 1,5e-324,1", "--step-time: t_r / t_l must be at most"),
         (f"--step-time {'a' * 300}", "is no file that is there, and not C,t_l"),
         ("--policy fcfs --dispatch instant", "fcfs cannot do --dispatch instant"),
