@@ -97,6 +97,7 @@ class EngineView:
 
     Attributes:
         lockstep: whether its steps are those of a data-parallel group (mixture of experts).
+        drafts: whether it proposes tokens, so that requests gain several in a step.
         memory: its KV blocks.
         kv_bytes: bytes of the KV cache on each GPU.
 
@@ -113,6 +114,7 @@ class EngineView:
         # For dense models vLLM configures each engine as a single one.
         self.lockstep = int(parallel.data_parallel_size) > 1
         self.slots = int(getattr(scheduler, first_name(scheduler, SLOTS)))
+        self.drafts = int(scheduler.num_spec_tokens) > 0
         self.memory = KvMemory(scheduler)
         self.kv_bytes = _kv_bytes(scheduler.kv_cache_config.kv_cache_tensors)
 
@@ -168,18 +170,23 @@ def admissions(output: Any) -> Iterator[tuple[str, int]]:
                 yield id_, tokens
 
 
-def gained(results: Mapping[int, Any], scheduled: Mapping[str, int]) -> Mapping[str, int] | None:
+def gained(
+    results: Mapping[int, Any], scheduled: Mapping[str, int], *, drafts: bool
+) -> Mapping[str, int] | None:
     """Tokens that requests got, by id; None if each scheduled one got exactly one.
 
     Args:
         results: of ``update_from_output``: each request at most once, tokens for scheduled ones.
         scheduled: number of tokens, by id.
+        drafts: whether to expect several each; then it does not check whether all got one.
     """
-    outputs = [one for some in results.values() for one in some.outputs]
-    counts = [len(one.new_token_ids) for one in outputs]
-    if counts.count(1) == len(scheduled):  # in nearly all steps, without drafts
-        return None
-    return dict(zip([one.request_id for one in outputs], counts, strict=True))
+    if not drafts:
+        counts = [len(one.new_token_ids) for some in results.values() for one in some.outputs]
+        if counts.count(1) == len(scheduled):
+            return None
+    return {
+        one.request_id: len(one.new_token_ids) for some in results.values() for one in some.outputs
+    }
 
 
 def mark(request: Any, number: int) -> None:

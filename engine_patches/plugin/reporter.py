@@ -135,7 +135,7 @@ class Reporter:
         began_s, number = self._began(output, now_s)
         engine = self._engine
         scheduled = output.num_scheduled_tokens
-        gained = compat.gained(results, scheduled)
+        gained = compat.gained(results, scheduled, drafts=engine.drafts)
         ahead = [later.num_scheduled_tokens for later, *_ in self._ahead]
         step = Step(engine.running, gained, engine.alive, engine.ended, scheduled, ahead)
         tokens = output.total_num_scheduled_tokens

@@ -63,7 +63,7 @@ class Engine:
         scheduler = self.scheduler
         step = Step(
             scheduler.running,
-            gained(results, output.num_scheduled_tokens),
+            gained(results, output.num_scheduled_tokens, drafts=scheduler.drafts > 0),
             scheduler.requests,
             scheduler.finished_req_ids,
             output.num_scheduled_tokens,
@@ -181,7 +181,7 @@ def test_a_step_of_requests_that_just_grow_says_nothing(prompt: int, steps: int)
     for number in range(steps):
         output = scheduler.schedule()
         tokens = output.num_scheduled_tokens
-        got = gained(scheduler.update_from_output(output), tokens)
+        got = gained(scheduler.update_from_output(output), tokens, drafts=False)
         if number == 0:
             for id_, cached in admissions(output):
                 state.admitted(id_, cached)

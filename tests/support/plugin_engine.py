@@ -234,7 +234,7 @@ class FakeScheduler:
         self.kv_holding_waiting = Queue()
         self.num_waiting_for_streaming_input = 0
         self.connector: object | None = None
-        self.num_spec_tokens = 0
+        self.num_spec_tokens = drafts
         self.policy = SimpleNamespace(value="fcfs")
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
