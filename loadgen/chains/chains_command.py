@@ -12,7 +12,7 @@ from loadgen.chains.chains_results import compare
 from loadgen.chains.chains_table import chains_table
 from loadgen.chains.scenario import SCENARIOS, Scenario, scenario_of
 from loadgen.chains.work import Arrivals, Measured, Service
-from loadgen.run.options import command_of
+from loadgen.run.options import command_of, same_named
 from loadgen.run.simulation_options import JsonFlag, flag
 from loadgen.traces.trace import BUNDLED, load_trace
 from router.commands.json_output import STDOUT, write_json
@@ -128,23 +128,13 @@ class ChainsOptions:
             fast_share=named.fast_share if self.fast_share is None else self.fast_share,
         )
         return ChainsConfig(
-            scenario=scenario,
-            policies=tuple(self.policy.split(",")),
-            rate=self.rate,
-            load=self.load,
-            target_load=self.target_load,
-            blocks=self.placement,
-            allocation=self.allocation,
-            reserved=self.reserved,
-            tune_by=self.tune_by,
-            requests=self.requests,
-            warmup=self.warmup,
-            repeats=self.repeats,
-            seed=self.seed,
-            arrivals=self.arrivals,
-            service=self.service,
-            measured=self._measured(scenario),
-            dispatch=self.dispatch,
+            **same_named(self, ChainsConfig)
+            | {
+                "scenario": scenario,
+                "policies": tuple(self.policy.split(",")),
+                "blocks": self.placement,
+                "measured": self._measured(scenario),
+            }
         )
 
     def _measured(self, scenario: Scenario) -> Measured | None:

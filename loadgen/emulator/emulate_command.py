@@ -27,7 +27,7 @@ from loadgen.engine.prefill_settings import (
 )
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.admission_options import parse_admission, told_warnings
-from loadgen.run.options import StepTimeFlag, command_of
+from loadgen.run.options import StepTimeFlag, command_of, same_named
 from router.commands.json_output import STDOUT, json_option
 from router.core.errors import InputError
 from router.core.wire import is_local
@@ -219,47 +219,33 @@ class EmulateOptions:
         """
         ranks = self.workers + self.prefill_workers
         first = self.snapshot_port or (self.control_port or self.port + ranks) + 1
-        admission = self.admission
+        entry, drafts = self.admission, self.speculate
         step_time = load_step_time(self.step_time)
         settings = EmulatorSettings(
-            workers=self.workers,
-            host=self.host,
-            port=self.port,
-            slots=self.slots,
-            kv_tokens=self.kv_tokens,
-            max_model_len=self.max_model_len,
-            step_time=step_time,
-            time_scale=self.time_scale,
-            barrier=self.barrier,
-            speeds=parse_speeds(self.speed),
-            model=self.model,
-            group=self.group,
-            seed=self.seed,
-            stream_interval=self.stream_interval,
-            control_port=self.control_port,
-            record=self.record,
-            answers=self.answers,
-            prefill=parse_prefill(
-                self.prefill_workers,
-                self.prefill_step_time,
-                prompts_cost=step_time.per_prompt_token_s > 0,
-                chunk=self.batch_tokens,
-                kv_tokens=self.prefill_kv_tokens,
-                transfer_time=self.kv_transfer_time,
-                kv_expiry_s=self.kv_expiry,
-                load_failure=self.kv_load_failure,
-            ),
-            admission=None if admission is None else parse_admission("--admission", admission),
-            time_waits=self.time_waits,
-            features=EngineFeatures(
-                prefix_caching=self.prefix_caching,
-                block_tokens=self.block_tokens,
-                prompt_budget=self.prompt_budget,
-                prefill_every=self.prefill_every,
-                acceptance=() if self.speculate is None else parse_drafts(self.speculate),
-                window=None if self.window is None else parse_window(self.window),
-            ),
-            kv_events_port=self.kv_events_port,
+            **same_named(self, EmulatorSettings)
+            | {
+                "step_time": step_time,
+                "speeds": parse_speeds(self.speed),
+                "snapshots": (),
+                "prefill": parse_prefill(
+                    self.prefill_workers,
+                    self.prefill_step_time,
+                    prompts_cost=step_time.per_prompt_token_s > 0,
+                    chunk=self.batch_tokens,
+                    kv_tokens=self.prefill_kv_tokens,
+                    transfer_time=self.kv_transfer_time,
+                    kv_expiry_s=self.kv_expiry,
+                    load_failure=self.kv_load_failure,
+                ),
+                "admission": None if entry is None else parse_admission("--admission", entry),
+                "features": EngineFeatures(
+                    **same_named(self, EngineFeatures)
+                    | {
+                        "acceptance": () if drafts is None else parse_drafts(drafts),
+                        "window": None if self.window is None else parse_window(self.window),
+                    }
+                ),
+            }
         )
         if not self.snapshots:
             return settings

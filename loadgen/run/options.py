@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, TypeVar
 
@@ -24,6 +25,12 @@ def step_time_option(default: str = "") -> Any:
 
 
 StepTimeFlag = Annotated[str, step_time_option()]
+
+
+def same_named(options: Any, configuration: type[Any]) -> dict[str, Any]:
+    """Options by the names of a configuration's fields, as far as they are called alike."""
+    names = (each.name for each in fields(configuration))
+    return {name: getattr(options, name) for name in names if hasattr(options, name)}
 
 
 def command_of(options: type[Options]) -> Callable[[Callable[[Options], None]], Command]:

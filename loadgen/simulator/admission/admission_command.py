@@ -12,7 +12,7 @@ from engine_patches.admission import ADMISSIONS, DEFAULT, AdmissionRow
 from engine_patches.admission.settings import AdmissionSettings, known_names
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.admission_options import admission_settings, parse_object, told_warnings
-from loadgen.run.options import command_of, step_time_option
+from loadgen.run.options import command_of, same_named, step_time_option
 from loadgen.run.simulation_options import JsonFlag, flag
 from loadgen.simulator.admission.admission_simulation import (
     AdmissionConfig,
@@ -114,26 +114,23 @@ class AdmissionOptions:
         """
         prediction = Prediction.parse(self.predict)
         scenario = scenario_of(self.scenario)
+        cost = scenario.cost if self.step_time is None else load_step_time(self.step_time)
         chunk = _SARATHI_CHUNK if self.order is Order.SARATHI else scenario.chunk
         return AdmissionConfig(
-            settings=self._settings(prediction),
-            scenario=replace(
-                scenario,
-                kv_tokens=self.kv_tokens or scenario.kv_tokens,
-                slots=self.max_num_seqs or scenario.slots,
-                chunk=self.max_num_batched_tokens or chunk,
-                cost=scenario.cost if self.step_time is None else load_step_time(self.step_time),
-            ),
-            rate=self.rate,
-            requests=self.requests,
-            seed=self.seed,
-            prediction=prediction,
-            eviction=self.eviction,
-            order=self.order,
-            watermark=self.watermark,
-            limits=QueueLimits(self.max_num_queued_reqs, self.max_num_queued_tokens),
-            free_tokens=self.free_tokens,
-            block_tokens=self.block_size,
+            **same_named(self, AdmissionConfig)
+            | {
+                "settings": self._settings(prediction),
+                "scenario": replace(
+                    scenario,
+                    kv_tokens=self.kv_tokens or scenario.kv_tokens,
+                    slots=self.max_num_seqs or scenario.slots,
+                    chunk=self.max_num_batched_tokens or chunk,
+                    cost=cost,
+                ),
+                "prediction": prediction,
+                "limits": QueueLimits(self.max_num_queued_reqs, self.max_num_queued_tokens),
+                "block_tokens": self.block_size,
+            }
         )
 
     def _settings(self, prediction: Prediction) -> AdmissionSettings:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from rich.console import Console
 
 from loadgen.engine.prefill_settings import DEFAULT_CHUNK, DEFAULT_PREFILL, DEFAULT_TRANSFER
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.run.options import StepTimeFlag, command_of
+from loadgen.run.options import StepTimeFlag, command_of, same_named
 from loadgen.run.simulation_options import (
     JsonFlag,
     LengthsFlag,
@@ -182,17 +182,12 @@ class DecodeOptions:
             ConfigError: invalid option; named in the message.
             InputError: no such trace, or step time.
         """
-        as_they_are = {
-            each.name: getattr(self, each.name)
-            for each in fields(DecodeConfig)
-            if hasattr(self, each.name)
-        }
         arrivals = Arrivals.parse(self.arrivals)
         names = self.policy.split(",")
         if len(set(names)) < len(names):
             raise ConfigError(f"--policy: give each policy once, got {self.policy!r}")
         first = DecodeConfig(
-            **as_they_are
+            **same_named(self, DecodeConfig)
             | {
                 "policy": names[0],
                 "pool": usual_pool(arrivals) if self.pool is None else self.pool,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated
 
 from rich.console import Console
 
 from loadgen.model.measured_step_time import load_step_time
-from loadgen.run.options import StepTimeFlag, command_of
+from loadgen.run.options import StepTimeFlag, command_of, same_named
 from loadgen.run.simulation_options import JsonFlag, SlotsFlag, TraceFlag, WorkersFlag, flag
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.serving_config import (
@@ -95,13 +95,8 @@ class ServingOptions:
             ConfigError: invalid option; named in the message.
             InputError: no such trace, or step time.
         """
-        as_they_are = {
-            each.name: getattr(self, each.name)
-            for each in fields(ServingConfig)
-            if hasattr(self, each.name)
-        }
         return ServingConfig(
-            **as_they_are
+            **same_named(self, ServingConfig)
             | {
                 "trace": load_trace(self.trace or "mooncake-synthetic"),
                 "arrivals": ServingArrivals.parse(self.arrivals),
