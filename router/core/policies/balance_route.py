@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from router.core.forecast.forecast import Floats
+from router.core.forecast.forecast import Floats, Ints
 from router.core.policies.baselines import PerRequest, fcfs
 from router.core.policies.bfio.subsets import Shelf
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
-from router.core.policies.room import Needs, Room
+from router.core.policies.room import Room
 from router.core.types import Assignment, Request, WorkerView
 
 # Total of free slots up to which subsets are chosen; above it, single requests.
@@ -152,7 +152,7 @@ class _Filling:
         self._free = [max(0, slots) for slots in room.capacity]
         self._shelf = Shelf(sizes)
         self._exact = exact
-        self._needs: Needs | None = None
+        self._needs: Sequence[Ints] = ()
 
     def choices(self) -> Iterator[tuple[int, list[int]]]:
         singles = sum(self._free) - SUBSET_SLOTS

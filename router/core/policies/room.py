@@ -19,22 +19,6 @@ def limited(workers: Sequence[WorkerView]) -> bool:
     return True in known
 
 
-class Needs:
-    """Memory that requests take, by what the workers count it in: a row each.
-
-    ``kinds``: the row of each worker.
-    """
-
-    def __init__(self, workers: Sequence[WorkerView], waiting: Sequence[Request]) -> None:
-        tier = Tier.of(waiting)
-        kinds = {id(worker.kv): worker.kv for worker in workers}
-        self.rows: list[Ints] = [
-            KvBlocks.needs(kv, tier.prompt_tokens, tier.slots) for kv in kinds.values()
-        ]
-        row_of = {key: row for row, key in enumerate(kinds)}
-        self.kinds = [row_of[id(worker.kv)] for worker in workers]
-
-
 class Room:
     """A mutable copy of the workers of one round, by index.
 
@@ -58,6 +42,11 @@ class Room:
         self._limited = limited(workers)
         rooms = [worker.admissible for worker in workers] if self._limited else ()
         self._memory = [math.inf if room is None else room for room in rooms]
+        # By what workers count memory in: one of each kind, and the kind of each.
+        kinds = {id(worker.kv): worker for worker in workers} if self._limited else {}
+        self._kinds = list(kinds.values())
+        number = {key: kind for kind, key in enumerate(kinds)}
+        self._kind = [number[id(worker.kv)] for worker in workers] if self._limited else []
 
     @property
     def full(self) -> bool:
@@ -67,8 +56,10 @@ class Room:
     def open_to(self, request: Request) -> list[int]:
         """Workers with memory for a request, and slots for all of it, else for some."""
         some = [i for i, capacity in enumerate(self.capacity) if capacity > 0]
-        if self._limited:
-            some = [i for i in some if self.fits(i, request)]
+        if self._limited:  # ``fits``, with each need computed once
+            needs = [one.need(request) for one in self._kinds]
+            kind, memory, requests = self._kind, self._memory, self.requests
+            some = [i for i in some if needs[kind[i]] <= memory[i] or not requests[i]]
         return [i for i in some if self.capacity[i] >= request.slots] or some
 
     def takers(self, waiting: Sequence[Request]) -> Iterator[tuple[Request, list[int]]]:
@@ -77,7 +68,7 @@ class Room:
         The caller places each. Those that fit nowhere are skipped at once, however many they are.
         """
         at = 0
-        needs: Needs | None = None
+        needs: Sequence[Ints] = ()
         while at < len(waiting) and not self.full:
             if open_ := self.open_to(waiting[at]):
                 yield waiting[at], open_
@@ -94,23 +85,25 @@ class Room:
         fitting = self.fit_somewhere(self.needs(waiting))
         return [waiting[i] for i in np.flatnonzero(fitting).tolist()]
 
-    def needs(self, waiting: Sequence[Request]) -> Needs:
-        return Needs(self._views, waiting)
+    def needs(self, waiting: Sequence[Request]) -> Sequence[Ints]:
+        """Memory that requests take, by what the workers count it in: a row each."""
+        tier = Tier.of(waiting)
+        return [KvBlocks.needs(one.kv, tier.prompt_tokens, tier.slots) for one in self._kinds]
 
-    def fit_somewhere(self, needs: Needs, start: int = 0) -> Bools:
+    def fit_somewhere(self, needs: Sequence[Ints], start: int = 0) -> Bools:
         """Of the requests from ``start`` on, whether a worker with a slot has memory for each."""
-        most = [-1.0] * len(needs.rows)
-        for i, kind in enumerate(needs.kinds):
+        most = [-1.0] * len(needs)
+        for i, kind in enumerate(self._kind):
             if self.capacity[i] > 0:
                 most[kind] = max(most[kind], self._room(i))
-        fitting = np.zeros(len(needs.rows[0]) - start, dtype=np.bool_)
-        for row, room in zip(needs.rows, most, strict=True):
+        fitting = np.zeros(len(needs[0]) - start, dtype=np.bool_)
+        for row, room in zip(needs, most, strict=True):
             fitting |= row[start:] <= room
         return fitting
 
-    def fit_on(self, index: int, needs: Needs) -> Bools:
+    def fit_on(self, index: int, needs: Sequence[Ints]) -> Bools:
         """``fits``, elementwise."""
-        return needs.rows[needs.kinds[index]] <= self._room(index)
+        return needs[self._kind[index]] <= self._room(index)
 
     def fits(self, index: int, request: Request) -> bool:
         """True if a worker has memory for a request; an idle one takes any."""
