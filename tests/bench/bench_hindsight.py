@@ -27,7 +27,7 @@ from loadgen.report.intervals import estimate
 from loadgen.report.origin import Engines, origin, write_figures
 
 try:
-    from loadgen.simulator.admission.hindsight import Job, optimum, policy_engine, total_steps
+    from tests.support.hindsight import Job, optimum, policy_engine, total_steps
 except ImportError as error:
     sys.exit(
         f"the optimum needs HiGHS ({error}); install it with: pip install highspy "
@@ -38,6 +38,7 @@ CODE = (
     "engine_patches/admission",
     "loadgen/simulator/admission",
     "loadgen/engine",
+    "tests/support/hindsight.py",
     "tests/bench/bench_hindsight.py",
 )
 

@@ -13,9 +13,9 @@ from loadgen.simulator.admission.admission_simulation import (
     EvictionKind,
     simulate_admission,
 )
-from loadgen.simulator.admission.hindsight import Job, optimum, policy_engine, total_steps
 from loadgen.simulator.admission.scenarios import Requests, Scenario
 from router.core.step_time import StepTime
+from tests.support.hindsight import Job, optimum, policy_engine, total_steps
 
 MC_SF = {"policy": "memory_checked", "ageing": 0.0}
 
