@@ -10,6 +10,7 @@ import msgspec
 
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from loadgen.emulator.binding import bound
+from loadgen.engine.engine_state import IDLE, state_of
 from loadgen.engine.request import EngineRequest
 from loadgen.engine.stepping import WorkerModel, WorkerStep
 
@@ -109,18 +110,7 @@ def _report(
             for r in (*engine.running, *ended)
         ],
         finished=tuple(finished),
-        preempted=part.schedule.preempted if part else (),
-        waiting=engine.waiting,
-        waiting_tokens=engine.waiting_tokens,
-        waiting_routed=engine.waiting_routed,
-        slots=engine.slots,
-        kv_groups=engine.kv_groups,
-        admissible_kv_tokens=engine.admissible_tokens,
-        admissible_blocks=engine.admissible_blocks,
-        admission=engine.admission,
-        scheduled_prefill_tokens=part.schedule.prefill_tokens if part else 0,
-        scheduled_decode_tokens=part.schedule.decode_tokens if part else 0,
-        preemptions_total=engine.preemptions_total,
         power_w=model.power_w,
         energy_j=model.energy_j,
+        **state_of(engine, part.schedule if part else IDLE),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loadgen.engine.engine import Engine
+from loadgen.engine.engine_state import IDLE, state_of
 from loadgen.engine.request import EngineRequest
 from loadgen.engine.schedule import Schedule
 from router.core.types import RunningRequest, Snapshot
@@ -26,7 +27,7 @@ class Rank:
         self._requests: dict[str, EngineRequest] = {}
         # Running ones whose prompts are being computed: a delta lists them.
         self._computing: dict[str, EngineRequest] = {}
-        self._schedule = Schedule((), (), 0, 0)
+        self._schedule = IDLE
 
     def add(self, request: EngineRequest) -> None:
         self._requests[request.id] = request
@@ -69,7 +70,6 @@ class Rank:
         self, now_s: float, step: int, step_s: float, listed: dict[str, EngineRequest] | None
     ) -> Snapshot:
         """A delta after a step; with None for the listed requests a full one of an idle engine."""
-        engine, schedule = self.engine, self._schedule
         return Snapshot(
             kind="full" if listed is None else "delta",
             group=self._group,
@@ -91,15 +91,5 @@ class Rank:
                 for each in (listed or {}).values()
             ),
             finished=tuple([each.id for each in self.ended]),
-            preempted=schedule.preempted,
-            waiting=engine.waiting,
-            waiting_tokens=engine.waiting_tokens,
-            waiting_routed=engine.waiting,
-            slots=engine.slots,
-            kv_groups=engine.kv_groups,
-            admissible_kv_tokens=engine.admissible_tokens,
-            admissible_blocks=engine.admissible_blocks,
-            scheduled_prefill_tokens=schedule.prefill_tokens,
-            scheduled_decode_tokens=schedule.decode_tokens,
-            preemptions_total=engine.preemptions_total,
+            **state_of(self.engine, self._schedule),
         )
