@@ -212,15 +212,15 @@ class AdmissionGate:
             promised += left
             size = self._ledger.size_tokens(running[id_])
             used += memory.kv.entering(size) - memory.kv.entering(size - left)
-        decoding = running.keys() - self._prefilling if self._prefilling else running.keys()
-        if self._engine.ended:
-            decoding -= {*self._engine.ended}
+        apart = {*self._prefilling, *self._engine.ended}
         if self._begun:
             self._begun = {id_: step for id_, step in self._begun.items() if step >= steps}
-            fresh = decoding & self._begun.keys()
+            fresh = (running.keys() & self._begun.keys()) - apart
             used += sum(memory.growth_of(self._requests[id_]) for id_ in fresh)
-            decoding -= fresh
-        growing = [running[id_] for id_ in decoding]
+            apart |= fresh
+        growing: Iterable[Ticket] = running.values()
+        if apart:
+            growing = [one for one in growing if one.id not in apart]
         if self._ahead:  # a request whose last token is under way stays, and computes no more
             growing = [
                 one
@@ -242,8 +242,10 @@ class AdmissionGate:
 
     def _found(self, ticket: Ticket) -> int:
         """Blocks of a waiting request that running ones hold; vLLM is asked only if any may."""
-        running, memory = self._ledger.running.values(), self._engine.memory
-        related = any(ticket.prefix[:1] == one.prefix[:1] for one in running)
-        if not ticket.prefix or not (related or memory.caches_states):
+        memory, first = self._engine.memory, ticket.prefix[:1]
+        if not first:
             return 0
-        return memory.blocks_found(self._requests[ticket.id])
+        running = self._ledger.running.values()
+        if memory.caches_states or first in [one.prefix[:1] for one in running]:
+            return memory.blocks_found(self._requests[ticket.id])
+        return 0

@@ -167,9 +167,9 @@ def _entering(waiting: Sequence[Ticket], quota: dict[int, int], memory: Memory) 
     """Up to the quota of each kind, in order, while slots and memory are free."""
     left, slots, room = dict(quota), memory.slots_free, memory.room()
     for ticket in waiting:
-        blocks = memory.need(ticket)
         if not left.get(ticket.kind):
             continue
+        blocks = memory.need(ticket)
         if not slots or blocks > room:
             return
         left[ticket.kind] -= 1
