@@ -139,6 +139,12 @@ _PromptBudget = Annotated[
     int | None,
     _flag("--prompt-budget", "Prompt tokens that a step computes at most [the batch's].", "N"),
 ]
+_LongPrefill = Annotated[
+    int | None,
+    _flag(
+        "--long-prefill-token-threshold", "Of one request at most so many [no further bound].", "N"
+    ),
+]
 _PrefillEvery = Annotated[
     int,
     _flag("--prefill-every", "Compute prompts in every Nth step, the same on all workers.", "N"),
@@ -204,6 +210,7 @@ class EmulateOptions:
     prefix_caching: _PrefixCaching = True
     block_tokens: _BlockTokens = 16
     prompt_budget: _PromptBudget = None
+    long_prefill_token_threshold: _LongPrefill = None
     prefill_every: _PrefillEvery = 1
     speculate: _Speculate = None
     window: _Window = None

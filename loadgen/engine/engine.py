@@ -46,6 +46,7 @@ class Engine:
         chunk: upper bound on the tokens of a step, above those of ``slots`` that decode, with
             their drafts; None: no bound.
         prompt_budget: upper bound on the prompt tokens of a step; None: ``chunk`` alone.
+        long_prefill_token_threshold: upper bound on those of one request; None: no further bound.
         lease_s: time for which unfetched KV stays, engine seconds.
         recompute: whether a prompt is computed here when its fetch fails; else the request fails.
         watermark: share of the blocks kept free when a request joins others, as in vLLM.
@@ -73,6 +74,7 @@ class Engine:
         block_tokens: int = 1,
         chunk: int | None = None,
         prompt_budget: int | None = None,
+        long_prefill_token_threshold: int | None = None,
         lease_s: float = 0.0,
         recompute: bool = False,
         watermark: float = 0.0,
@@ -92,6 +94,7 @@ class Engine:
         self.load_tokens = self.waiting_tokens = self.waiting_routed = 0
         self.preemptions_total = self.generated_total = self.lost_total = 0
         self.prompt_budget = prompt_budget
+        self._prompt_chunk = long_prefill_token_threshold
         blocks = kv_tokens // block_tokens * self.layers.groups
         self._memory = KvMemory(blocks, self.layers, prefix_cache, self.kept)
         self._kv = KvBlocks.of(self.layers.kv_groups(0, blocks))
@@ -252,7 +255,8 @@ class Engine:
         self._queue.open(self._room(), now_s)
         prompts = 0 if not prefill else self.prompt_budget
         self._fresh.clear()
-        budget = Budget(self._chunk, prompts, self._drafts.count if self._drafts else 0)
+        drafts = self._drafts.count if self._drafts else 0
+        budget = Budget(self._chunk, prompts, drafts, self._prompt_chunk)
         self._pause(self._queue.run)
         prefilling = [r for r in self._prefilling if r.id not in self._paused]
         decoding = len(self._growth.requests)

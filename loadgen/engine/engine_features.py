@@ -21,6 +21,7 @@ _MANY = 1_000_000_000
 _RANGES = {
     "block_tokens": (1, 1_000_000),
     "prompt_budget": (1, _MANY),
+    "long_prefill_token_threshold": (1, _MANY),
     "prefill_every": (1, _MANY),
 }
 _MOST_DRAFTS = 64
@@ -45,6 +46,7 @@ class EngineFeatures:
 
     Attributes:
         prompt_budget: upper bound on the prompt tokens of a step; None: what the batch leaves.
+        long_prefill_token_threshold: upper bound on those of one request; None: no further bound.
         prefill_every: prompts are computed in every Nth step, the same one on all workers.
         acceptance: probability of each position of a draft; empty: no speculative decoding.
         window: None: every layer keeps and reads every token.
@@ -56,6 +58,7 @@ class EngineFeatures:
     prefix_caching: bool = True
     block_tokens: int = 16
     prompt_budget: int | None = None
+    long_prefill_token_threshold: int | None = None
     prefill_every: int = 1
     acceptance: tuple[float, ...] = ()
     window: Window | None = None
@@ -99,6 +102,7 @@ class EngineFeatures:
             kv_tokens,
             block_tokens=self.block_tokens,
             prompt_budget=self.prompt_budget,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
             prefix_cache=PrefixCache(events=events) if self.prefix_caching else None,
             drafts=drafts,
             layers=self.layers,
@@ -112,6 +116,8 @@ class EngineFeatures:
         parts = [f"{caching}, blocks of {size} tokens"]
         if self.prompt_budget:
             parts.append(f"at most {self.prompt_budget} prompt tokens a step")
+        if self.long_prefill_token_threshold:
+            parts.append(f"at most {self.long_prefill_token_threshold} of one request's")
         if self.prefill_every > 1:
             parts.append(f"prompts in one of {self.prefill_every} steps")
         if self.acceptance:
@@ -127,6 +133,7 @@ class EngineFeatures:
             "prefix_caching": self.prefix_caching,
             "block_tokens": self.block_tokens,
             "prompt_budget": self.prompt_budget,
+            "long_prefill_token_threshold": self.long_prefill_token_threshold,
             "prefill_every": self.prefill_every,
             "draft_acceptance": list(self.acceptance),
             "window": None

@@ -39,15 +39,23 @@ class Budget:
     Args:
         tokens: of decoding requests and prompts together.
         prompts: of prompts; None: what the others leave.
+        each: of one prompt; None: no further bound.
         drafts: tokens that each decoding request computes besides its own.
     """
 
-    def __init__(self, tokens: int, prompts: int | None = None, drafts: int = 0) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        prompts: int | None = None,
+        drafts: int = 0,
+        each: int | None = None,
+    ) -> None:
         self.left = tokens
         self.prefill_tokens = 0
         self.decode_tokens = 0
         self._prompts = prompts
         self._drafts = drafts
+        self._each = each
 
     @property
     def prompts_left(self) -> int:
@@ -63,6 +71,8 @@ class Budget:
     def prefill(self, prompt_tokens: int) -> int:
         """Compute as much of a prompt as fits; return the tokens left."""
         tokens = min(self.prompts_left, prompt_tokens)
+        if self._each is not None:
+            tokens = min(tokens, self._each)
         self.prefill_tokens += tokens
         self.left -= tokens
         return prompt_tokens - tokens

@@ -55,6 +55,10 @@ def test_windows_that_are_refused(text: str) -> None:
         ({"block_tokens": 0}, "--block-tokens must be from 1 to 1e+06, got 0"),
         ({"block_tokens": 10**9}, "--block-tokens must be from 1 to 1e+06, got 1000000000"),
         ({"prompt_budget": 0}, "--prompt-budget must be from 1 to 1e+09, got 0"),
+        (
+            {"long_prefill_token_threshold": 0},
+            "--long-prefill-token-threshold must be from 1 to 1e+09, got 0",
+        ),
         ({"prefill_every": 0}, "--prefill-every must be from 1 to 1e+09, got 0"),
         ({"window": Window(10, Fraction(1))}, "give --no-prefix-caching"),
     ],
@@ -69,18 +73,20 @@ def test_what_is_on_is_told() -> None:
     features = EngineFeatures(
         prefix_caching=False,
         prompt_budget=512,
+        long_prefill_token_threshold=256,
         prefill_every=4,
         acceptance=(0.7, 0.7),
         window=Window(1024, Fraction(5, 6)),
     )
     assert str(features) == (
         "no prefix caching, blocks of 16 tokens, at most 512 prompt tokens a step, "
-        "prompts in one of 4 steps, 2 drafts a step, a window of 1024 tokens in 5/6 of the layers"
+        "at most 256 of one request's, prompts in one of 4 steps, 2 drafts a step, a window of 1024 tokens in 5/6 of the layers"
     )
     assert features.described() == {
         "prefix_caching": False,
         "block_tokens": 16,
         "prompt_budget": 512,
+        "long_prefill_token_threshold": 256,
         "prefill_every": 4,
         "draft_acceptance": [0.7, 0.7],
         "window": {"tokens": 1024, "share_of_layers": "5/6"},
@@ -105,6 +111,18 @@ def test_a_window_bounds_memory_and_reading() -> None:
     assert engine.batch_tokens == (50 + 10) / 2
     # One token more, as a window straddles a block more than it fills.
     assert engine.used_tokens == -(-(50 + 11) // 2)
+
+
+def test_a_step_computes_no_more_of_one_prompt_than_the_threshold() -> None:
+    features = EngineFeatures(long_prefill_token_threshold=30)
+    engine = features.engine(4, 1000, seed=[0], chunk=100)
+    engine.add(EngineRequest("long", 70, 9))
+    engine.add(EngineRequest("short", 20, 9))
+    computed = []
+    while engine.unfinished:
+        computed.append(engine.schedule().prefill_tokens)
+        engine.advance()
+    assert computed[:4] == [30 + 20, 30, 10, 0]
 
 
 def test_a_step_computes_no_more_than_its_batch() -> None:
