@@ -1,11 +1,12 @@
 """Emulated ranks that compute their prompts: serve's default policy against FCFS, over HTTP.
 
-    python tests/bench/bench_prompts_on_ranks.py [--runs 3] [--slower 1] [--json FILE]
+    python tests/bench/bench_prompts_on_ranks.py [--runs 3] [--only CASE] [--slower 1] [--json FILE]
 
-8 ranks of 32 slots behind a barrier, at most 512 tokens in a rank's step, 384 requests in the
-system. A prompt token costs 100 and 1,000 times a resident one. Runs of both policies alternate;
-each pair has one seed. Output tokens of the whole run per second of the fleet's steps: its start,
-in which bfio learns the cost, and its end included.
+8 ranks of 32 slots behind a barrier. A prompt token costs 100 or 1,000 times a resident one.
+Chunks are of a prompt (512 of each in a step, 2,048 in all, as in the simulated study of prompts on
+the decode workers) or of a step (512 in all). Runs of both policies alternate; each pair has one
+seed. Output tokens per second of the fleet's steps: in the steady window, from 30 % of the time on
+until the last request is sent, and in the whole run, with its start, in which bfio learns the cost.
 """
 
 from __future__ import annotations
@@ -18,19 +19,41 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-from loadgen.demo.figures import step_figures
-from loadgen.demo.run import Fleet, Outcome, RunPlan, execute
-from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_figures
+from loadgen.demo.figures import steady_steps, step_figures
+from loadgen.demo.run import Fleet, RunPlan, execute
+from loadgen.report.origin import EMULATION, SERVING, Engines, origin, write_part
 from router.config.balancing_settings import BalancingSettings
 from router.core.step_time import PAPER_STEP_TIME, StepTime
 from router.core.types import Dispatch
 
 CODE = (*SERVING, *EMULATION, "loadgen/replay", "tests/bench/bench_prompts_on_ranks.py")
 CHUNK = 512
-# By prompt tokens' worth: requests of a run, some 1,000 steps; and wall seconds per engine second,
-# by which a step takes about 0.1 s and more.
-REQUESTS = {100: 5000, 1000: 4000}
-TIME_SCALES = {100: 8.0, 1000: 4.0}
+TIME_SCALE = 4.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A price of prompt tokens, in resident ones; a run has some 400 steps and more."""
+
+    worth: int
+    requests: int
+    engine: tuple[str, ...]
+
+    @property
+    def fleet(self) -> Fleet:
+        base_s, token_s = PAPER_STEP_TIME.base_s, PAPER_STEP_TIME.per_token_s
+        cost = StepTime(base_s, token_s, 0.0, self.worth * token_s)
+        return Fleet(pool=64, step_time=str(cost), more=self.engine)
+
+
+_OF_A_PROMPT = ("--long-prefill-token-threshold", str(CHUNK))
+_OF_A_STEP = ("--batch-tokens", str(CHUNK))
+CASES = {
+    "100": Case(100, 3200, _OF_A_PROMPT),
+    "1000": Case(1000, 2000, _OF_A_PROMPT),
+    "100, chunks of a step": Case(100, 3200, _OF_A_STEP),
+    "1000, chunks of a step": Case(1000, 2000, _OF_A_STEP),
+}
 POLICIES = ("fcfs", "bfio")
 CAP_TOKENS = 400
 RUN_TIMEOUT_S = 900.0
@@ -39,12 +62,12 @@ _SETTINGS = BalancingSettings.model_fields
 
 @dataclass(frozen=True)
 class Run:
-    """One run; times in engine seconds."""
+    """One run; times in engine seconds, without ``whole`` those of the steady window."""
 
-    worth: int
     policy: str
     seed: int
     tokens_s: float
+    whole_tokens_s: float
     ttft_mean_s: float
     ttft_p99_s: float
     tpot_mean_s: float
@@ -54,85 +77,73 @@ class Run:
     lateness_p99: float
 
 
-def fleet(worth: int) -> Fleet:
-    base, token = PAPER_STEP_TIME.base_s, PAPER_STEP_TIME.per_token_s
-    cost = StepTime(base, token, 0.0, worth * token)
-    return Fleet(pool=128, step_time=str(cost), more=("--prefill-chunk", str(CHUNK)))
-
-
-def one_run(
-    worth: int, policy: str, seed: int, time_scale: float
-) -> tuple[Run, Mapping[str, object]]:
+def one_run(case: Case, policy: str, seed: int, slower: float) -> tuple[Run, Mapping[str, object]]:
     """A run, and which features its engines had."""
     plan = RunPlan(
         policy,
         Dispatch.POOL,
-        REQUESTS[worth],
+        case.requests,
         CAP_TOKENS,
         seed,
-        time_scale,
+        slower * TIME_SCALE,
         starvation_s=_SETTINGS["starvation_s"].default,
     )
-    ranks = fleet(worth)
     with tempfile.TemporaryDirectory() as folder:
-        outcome = execute(plan, ranks, Path(folder), RUN_TIMEOUT_S)
-    return _run(outcome, ranks, worth, policy, seed), outcome.engines
-
-
-def _run(outcome: Outcome, ranks: Fleet, worth: int, policy: str, seed: int) -> Run:
+        outcome = execute(plan, case.fleet, Path(folder), RUN_TIMEOUT_S)
     if not outcome.complete:
-        raise SystemExit(f"{policy}: {outcome.report['completed']} of {outcome.plan.requests} done")
-    report = cast(dict[str, Any], outcome.report)
-    steps = step_figures(outcome.record, ranks)
+        raise SystemExit(f"{policy}: {outcome.report['completed']} of {plan.requests} done")
+    whole, steady = cast(dict[str, Any], outcome.report), cast(Any, outcome.report["steady"])
+    steps = step_figures(steady_steps(outcome), case.fleet)
     assert steps is not None
-    tokens = report["output_throughput"] * report["duration"]
-    return Run(
-        worth,
+    run = Run(
         policy,
         seed,
-        tokens / (steps.steps * steps.step_mean_s),
-        report["mean_ttft_ms"] / 1000,
-        report["p99_ttft_ms"] / 1000,
-        report["mean_tpot_ms"] / 1000,
+        steady["output_throughput"] * steady["duration"] / (steps.steps * steps.step_mean_s),
+        whole["output_throughput"] * whole["duration"] / sum(row.step_s for row in outcome.record),
+        steady["mean_ttft_ms"] / 1000,
+        steady["p99_ttft_ms"] / 1000,
+        steady["mean_tpot_ms"] / 1000,
         steps.steps,
         steps.step_mean_s,
         steps.imbalance_tokens,
         steps.lateness_p99,
     )
+    return run, outcome.engines
+
+
+def measured(name: str, seeds: int, slower: float) -> tuple[dict[str, Any], Mapping[str, object]]:
+    runs, engines = list[Run](), dict[str, object]()
+    for seed in range(seeds):
+        for policy in POLICIES:
+            run, found = one_run(CASES[name], policy, seed, slower)
+            runs.append(run)
+            engines = dict(found)
+            print(
+                f"{name}: {policy:5} seed {seed}: {run.tokens_s:8,.0f} tokens/s (whole run "
+                f"{run.whole_tokens_s:,.0f}), TTFT {run.ttft_mean_s:.2f} s "
+                f"(p99 {run.ttft_p99_s:.2f}), TPOT {1000 * run.tpot_mean_s:.1f} ms, "
+                f"{run.steps} steps of {1000 * run.step_s:.1f} ms, late {run.lateness_p99:.1%}",
+                flush=True,
+            )
+    theirs, ours = ([run for run in runs if run.policy == policy] for policy in POLICIES)
+    pairs = [*zip(ours, theirs, strict=True)]
+    gains = [a.tokens_s / b.tokens_s for a, b in pairs]
+    whole = [a.whole_tokens_s / b.whole_tokens_s for a, b in pairs]
+    print(f"{name}: x {fmean(gains):.3f} ({gains}), whole runs x {fmean(whole):.3f} ({whole})")
+    return {"gains": gains, "whole_gains": whole, "runs": [asdict(run) for run in runs]}, engines
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--runs", type=int, default=3)
-    options.add_argument("--slower", type=float, default=1.0, help="factor of the time scales")
+    options.add_argument("--only", choices=CASES)
+    options.add_argument("--slower", type=float, default=1.0, help="factor of the time scale")
     options.add_argument("--json", type=Path)
     given = options.parse_args()
-    runs, physics = list[Run](), dict[str, object]()
-    for worth in REQUESTS:
-        for seed in range(given.runs):
-            for policy in POLICIES:
-                run, engines = one_run(worth, policy, seed, given.slower * TIME_SCALES[worth])
-                runs.append(run)
-                physics = dict(engines)
-                print(
-                    f"{worth:5} {policy:5} seed {seed}: {run.tokens_s:8,.0f} tokens/s, TTFT "
-                    f"{run.ttft_mean_s:.2f} s (p99 {run.ttft_p99_s:.2f}), TPOT "
-                    f"{1000 * run.tpot_mean_s:.1f} ms, step {1000 * run.step_s:.1f} ms, "
-                    f"late {run.lateness_p99:.1%}",
-                    flush=True,
-                )
-    gains = {}
-    for worth in REQUESTS:
-        tokens_s = {
-            policy: [run.tokens_s for run in runs if (run.worth, run.policy) == (worth, policy)]
-            for policy in POLICIES
-        }
-        pairs = zip(tokens_s["bfio"], tokens_s["fcfs"], strict=True)
-        gains[str(worth)] = [ours / theirs for ours, theirs in pairs]
-        print(f"{worth}: x {fmean(gains[str(worth)]):.3f} ({gains[str(worth)]})")
-    if given.json:
-        result = {"gains": gains, "runs": [asdict(run) for run in runs]}
-        write_figures(given.json, result, origin(Engines.EMULATED, CODE, physics))
+    for name in CASES if given.only is None else (given.only,):
+        part, engines = measured(name, given.runs, given.slower)
+        if given.json:
+            write_part(given.json, name, part, origin(Engines.EMULATED, CODE, engines))
 
 
 if __name__ == "__main__":
