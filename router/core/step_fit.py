@@ -38,7 +38,7 @@ from router.core.step_regression import (
 from router.core.step_time import StepTime
 
 MEMORY_STEPS = 2048
-"""Steps that the fit remembers."""
+"""Steps that the fit remembers, beside the last ``LEAST_STEPS`` with prompts."""
 
 LEAST_STEPS = 64
 """Steps before the first fit; later ones come as steps grow in number, down to 8 in the memory."""
@@ -149,7 +149,8 @@ class StepFit:
         if self._costs is not None:
             self._judge(new, self._costs)
         both = zip(self._steps, new, strict=True)
-        self._steps = Steps(*(np.concatenate(parts)[-MEMORY_STEPS:] for parts in both))
+        every = Steps(*(np.concatenate(parts) for parts in both))
+        self._steps = every.remembered(MEMORY_STEPS, LEAST_STEPS)
         solution = self._with_right_rows(solved(self._steps, self._solution))
         if changed(self._steps, solution, len(new.seconds)):
             self._steps = self._steps.last(len(new.seconds))

@@ -46,6 +46,12 @@ class Steps(NamedTuple):
     def last(self, count: int) -> Steps:
         return Steps(*(part[-count:] for part in self))
 
+    def remembered(self, count: int, with_prompts: int) -> Steps:
+        """The last steps, and the last with prompts, however long ago those are."""
+        prompts = np.flatnonzero(self.shared[:, 0])[-with_prompts:]
+        older = prompts[prompts < len(self.seconds) - count]
+        return Steps(*(np.concatenate((part[older], part[-count:])) for part in self))
+
     def terms(self, costs: Floats) -> Floats:
         """Of the slowest rows by these costs; shape (N, terms)."""
         rows = self.rows.reshape(-1, WIDTH + 1)

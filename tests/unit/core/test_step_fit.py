@@ -210,6 +210,17 @@ def test_prompts_that_come_later_are_learned() -> None:
     assert max(off(fit.fitted, COST)) < 0.02
 
 
+def test_the_cost_of_prompts_is_kept_while_none_come() -> None:
+    """Long answers leave no slot for thousands of steps; then prompts come again."""
+    rng, fit = np.random.default_rng(0), StepFit()
+    for chunk, steps in ((512, 1000), (0, 2 * MEMORY_STEPS)):
+        for step in made(steps, 0, chunk=chunk):
+            learn(fit, step, (COST.base_s + max(work(COST, step))) * (1 + 0.03 * rng.normal()))
+    assert fit.fitted is not None
+    assert all(inside(fit.fitted, COST))
+    assert fit.fitted.known == NUMBERS
+
+
 def test_an_engine_that_changes_is_learned_anew() -> None:
     rng, fit = np.random.default_rng(0), StepFit()
     later = StepTime(9e-3, 3e-7, 1e-5, 1e-4)
