@@ -297,8 +297,8 @@ def changed(steps: Steps, found: Solution, count: int) -> bool:
 
 def explained_share(seconds: Floats, found: Solution) -> float:
     """Share of the variance of these seconds explained, hiccups left out; 0 to 1."""
-    seconds, terms = seconds[found.kept], found.terms[found.kept, :WIDTH]
-    left = seconds - found.costs[0] - _times(terms, found.costs[1:])
+    seconds, off = seconds[found.kept], found.off[found.kept]
+    left = seconds * off / (1 + off)
     return max(0.0, 1 - float(left @ left) / max(1e-300, float(seconds.var()) * len(seconds)))
 
 
