@@ -283,10 +283,11 @@ class StepLedger:
         if together and self.barrier is not False:
             waits = self._modelled(cost, loads, running, prompts, contexts)
         elif self.barrier is False:
-            for worker_id in self._reported:
-                rank = self._ranks[worker_id]
-                row = [rank.step_tokens], [rank.running], [rank.prompt_tokens]
-                self.step_fit.observe(*row, [rank.prompt_context], rank.step_s)
+            # Each in turn: of all, the fit would remember fewer steps the more workers there are.
+            told = [rank for each, rank in self._ranks.items() if each in self._reported]
+            rank = told[old.steps % len(told)]
+            row = [rank.step_tokens], [rank.running], [rank.prompt_tokens]
+            self.step_fit.observe(*row, [rank.prompt_context], rank.step_s)
         if self.energy.metered:
             made = zip(self._ranks, map(Work, loads, running, prompts), strict=True)
             work = {worker_id: its for worker_id, its in made if worker_id in self._reported}

@@ -332,6 +332,18 @@ def test_steps_that_ranks_without_a_barrier_make_together_by_chance_teach_nothin
     assert totals.timed_s == 0
 
 
+def test_ranks_without_a_barrier_teach_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, learned = StepLedger(), list[int]()
+    for step in range(1, 101):
+        if ledger.barrier is False:
+            monkeypatch.setattr(ledger.step_fit, "observe", lambda loads, *_: learned.extend(loads))
+        for number, worker in enumerate("abcd", 1):
+            tell(ledger, Said(worker, 1000 * number + step, 10 * number))
+    assert len(learned) < 100
+    assert sorted(learned[-4:]) == [10, 20, 30, 40]
+    assert learned[-8:-4] == learned[-4:]
+
+
 def test_a_rank_that_was_silent_counts_on_and_one_that_starts_while_others_rest_waits() -> None:
     ledger = StepLedger()
     for step in range(1, 200):
