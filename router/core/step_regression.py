@@ -249,14 +249,17 @@ def _least_squares(terms: Floats, seconds: Floats, weights: Floats) -> Solution:
     free = inverse @ normal.moments / normal.scales
     free = np.array((normal.mean_s - free @ normal.means, *free))
     pull = (seconds - free[0] - _times(terms, free[1:])) * weights
-    slopes = normal.scaled @ inverse * pull[:, None] / normal.scales
+    slopes = normal.scaled @ inverse
+    # As if each step had not been learned from: one that alone tells a cost says nothing of errors.
+    leverage = (1 / normal.total + np.einsum("ij,ij->i", slopes, normal.scaled)) * weights
+    pull /= np.maximum(1e-9, 1 - leverage)
+    slopes *= pull[:, None] / normal.scales
     influence = np.concatenate(
-        ((pull / weights.sum() - _times(slopes, normal.means))[:, None], slopes), axis=1
+        ((pull / normal.total - _times(slopes, normal.means))[:, None], slopes), axis=1
     )
-    kept = int(np.count_nonzero(weights))
     guessed = prior * inverse @ inverse / np.outer(normal.scales, normal.scales)
     shift = np.concatenate((-normal.means[None], np.eye(WIDTH)))
-    cover = influence.T @ influence * (kept / max(1, kept - 4)) + shift @ guessed @ shift.T
+    cover = influence.T @ influence + shift @ guessed @ shift.T
     left = weights @ (seconds - costs[0] - _times(terms, costs[1:])) ** 2
     whole = weights @ (seconds - normal.mean_s) ** 2
     varied = normal.deviation_s > _LEAST_SPREAD * normal.mean_s

@@ -149,6 +149,21 @@ def test_what_a_rare_and_long_step_tells_within_a_few_percent_is_known() -> None
     assert "per_prompt_token_s" in found.known
 
 
+def test_a_single_step_with_prompts_does_not_tell_their_cost() -> None:
+    held = 0
+    for seed in range(20):
+        rng, fit = np.random.default_rng(seed), StepFit()
+        for number, step in enumerate(made(600, seed, chunk=0)):
+            prompted = step._replace(prompts=[100 * (number == 300)] * 8)
+            seconds = COST.base_s + max(work(COST, prompted))
+            fit.observe(*prompted, seconds * (1 + 0.1 * rng.normal()))
+        found = fit.finish()
+        assert found is not None
+        assert "per_prompt_token_s" not in found.known
+        held += inside(found, COST)[3]
+    assert held >= 18
+
+
 CONVEX: dict[str, Callable[[float, float, float], float]] = {
     "tokens": lambda load, running, prompt: 1e-12 * load**2,
     "requests": lambda load, running, prompt: 2e-5 * prompt + 1e-4 * running**2 / 40,
