@@ -146,10 +146,9 @@ def _cost(group: Group) -> Fact:
         for name, both in zip(NUMBERS, found.intervals, strict=True)
     )
     low, high = (StepTime(*side) for side in zip(*known, strict=True))
-    text = (
-        f"{text}, which explains {found.explained:.0%} of how steps vary. With 95 % certainty from "
-        f"{low.formula} to {high.formula}."
-    )
+    text = f"{text}, which explains {found.explained:.0%} of how steps vary."
+    if found.known:
+        text = f"{text} With 95 % certainty from {low.formula} to {high.formula}."
     return Fact("Cost of a step", "good", text)
 
 

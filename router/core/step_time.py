@@ -70,7 +70,8 @@ class StepTime:
     def formula(self) -> str:
         """In words, without what costs nothing."""
         costs = zip(self.numbers, _UNITS, strict=True)
-        return " + ".join(f"{each * scale:.4g} {unit}" for each, (scale, unit) in costs if each > 0)
+        said = [f"{each * scale:.4g} {unit}" for each, (scale, unit) in costs if each > 0]
+        return " + ".join(said) or "0 ms"
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -17,6 +17,7 @@ def test_its_formula_leaves_out_what_costs_nothing() -> None:
     assert StepTime(5e-3, 9.5e-8, 0.0, 5e-5).formula == (
         "5 ms + 95 ns per KV token + 50 us per prompt token"
     )
+    assert StepTime(0.0).formula == "0 ms", "as the lower end of an interval may be"
 
 
 @pytest.mark.parametrize("text", ["0.005,1e-07", "0.005,1e-07,0,5e-05", "0.005,0,4e-05"])
