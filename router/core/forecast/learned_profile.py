@@ -66,8 +66,7 @@ def _intervals(cost: StepTime) -> tuple[_Interval, ...]:
     """95 % intervals of the four; configured numbers are certain."""
     if isinstance(cost, FittedStepTime):
         return cost.intervals
-    numbers = (cost.base_s, cost.per_token_s, cost.per_request_s, cost.per_prompt_token_s)
-    return tuple((number, number) for number in numbers)
+    return tuple((number, number) for number in cost.numbers)
 
 
 def _ratio(
