@@ -307,7 +307,7 @@ class Feed:
 
     def _drop_all_but(self, engine_ids: set[str]) -> None:
         """Drop requests that a full snapshot lacks: their end was missed."""
-        for engine_id in [*(self._parts.keys() - engine_ids), *self._uncounted]:
+        for engine_id in [*(i for i in self._parts if i not in engine_ids), *self._uncounted]:
             self._leave(engine_id, completed=False)
 
     def _grow(self, snapshot: Snapshot) -> None:

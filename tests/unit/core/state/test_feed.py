@@ -128,6 +128,14 @@ def test_a_new_epoch_forgets_the_old_engine() -> None:
     assert (feed.epoch, feed.sequence, feed.full_wanted, feed.gaps) == ("e2", 0, True, 0)
 
 
+def test_requests_of_an_engine_that_is_gone_leave_in_the_order_in_which_they_came() -> None:
+    """So that what is learned from them is the same at every start."""
+    feed = fed(snapshot("full", 1, *(running(part(number), 10) for number in range(1, 40))))
+    feed.clear()
+    left = [departure.id for _, departure in feed.departures]
+    assert left == sorted(left)
+
+
 def test_a_request_whose_answer_is_complete_is_gone_whatever_late_snapshots_say() -> None:
     feed = fed(FULL)
     feed.forget(token(1))
