@@ -32,24 +32,15 @@ _PREFILLING = (
     *("loadgen.engine.", "engine_patches."),
 )
 _COMPUTE = ("router.", "loadgen.simulator.", "loadgen.model.power_model", *_PREFILLING)
-# One engine and its admission, beside the emulated engine.
-_ADMISSION = tuple(
-    f"loadgen.simulator.admission.{name}"
-    for name in ("admission_results", "admission_simulation", "predictions", "scenarios")
-)
 _OTHER_SIMULATIONS = tuple(f"loadgen.simulator.{name}" for name in ("admission", "serving", "tune"))
+# One engine and its admission.
 _ADMITTING = (
-    *_ADMISSION,
     *(
-        f"loadgen.engine.{name}"
-        for name in (
-            *("engine", "kv_handoff", "kv_layers", "prefix_cache"),
-            *("queues", "request", "schedule"),
-        )
+        f"loadgen.simulator.admission.{name}"
+        for name in ("admission_results", "admission_simulation", "predictions", "scenarios")
     ),
-    "engine_patches.admission",
-    "router.core.forecast.end_signals",
-    "router.core.forecast.forecast",
+    *("loadgen.engine.", "engine_patches.admission", "router.core.kv_blocks"),
+    *("router.core.step_time", "router.core.forecast.end_signals", "router.core.forecast.forecast"),
 )
 # Tracks live engines; the simulator has its own state.
 _LIVE = (
@@ -113,7 +104,7 @@ DECODE_FOLDERS = ("router/core", "loadgen/simulator/decode", "loadgen/model", "l
 HANDOFF_FOLDERS = (*DECODE_FOLDERS, "loadgen/engine")
 ADMISSION_FOLDERS = (
     *("engine_patches/admission", "loadgen/simulator/admission", "loadgen/engine"),
-    *("loadgen/model", "router/core/forecast"),
+    *("router/core/forecast", "router/core/kv_blocks.py", "router/core/step_time.py"),
 )
 SERVING_FOLDERS = ("router/core", "loadgen/simulator/serving", "loadgen/engine", "loadgen/traces")
 CHAIN_FOLDERS = ("router/core/placement", "router/core/policies", "loadgen/chains")

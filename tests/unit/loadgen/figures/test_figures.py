@@ -217,6 +217,12 @@ def test_runs_are_named_by_all_that_they_depend_on() -> None:
     assert fingerprint(replace(case, key=("b",), seeds=2).depends_on(0), case.code) in names
 
 
+def test_the_memory_and_the_steps_of_an_engine_name_a_run_of_admission() -> None:
+    used = modules_of(AdmissionCase.code)
+    engine = {f"loadgen.engine.{name}" for name in ("engine", "kv_memory", "queues", "transfers")}
+    assert engine | {"router.core.kv_blocks", "router.core.step_time"} <= used.keys()
+
+
 def test_a_policy_of_a_studys_own_is_named_by_its_numbers() -> None:
     def name(weight: float) -> str:
         options = ServingOptions(requests=60)
