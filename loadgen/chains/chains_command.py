@@ -13,8 +13,8 @@ from loadgen.chains.chains_table import chains_table
 from loadgen.chains.scenario import SCENARIOS, Scenario, scenario_of
 from loadgen.chains.work import Arrivals, Measured, Service
 from loadgen.run.options import command_of, same_named
-from loadgen.run.simulation_options import JsonFlag, flag
-from loadgen.traces.trace import BUNDLED, load_trace
+from loadgen.run.simulation_options import JsonFlag, flag, trace_flag
+from loadgen.traces.trace import load_trace
 from router.commands.json_output import STDOUT, write_json
 from router.core.errors import ConfigError
 from router.core.placement.tuning import Criterion
@@ -75,10 +75,7 @@ _Arrivals = Annotated[
 _Service = Annotated[
     Service, flag("--service", "Work: exponential, or by the lengths of a trace's requests.")
 ]
-_Trace = Annotated[
-    str | None,
-    flag("--trace", f"Trace file, or a bundled one: {', '.join(BUNDLED)} [{_TRACE}].", "FILE"),
-]
+_Trace = Annotated[str | None, trace_flag(_TRACE)]
 _Dispatch = Annotated[
     Dispatch,
     flag(

@@ -19,10 +19,14 @@ def flag(name: str, help_text: str, metavar: str | None = None, least: float | N
     return typer.Option(name, help=help_text, metavar=metavar, min=least)
 
 
-TraceFlag = Annotated[
-    str | None,
-    flag("--trace", f"Trace file, or a bundled one: {', '.join(BUNDLED)} [burstgpt].", "FILE"),
-]
+def trace_flag(default: str) -> Any:
+    """``--trace``, with the trace that its command takes without it."""
+    return flag(
+        "--trace", f"Trace file, or a bundled one: {', '.join(BUNDLED)} [{default}].", "FILE"
+    )
+
+
+TraceFlag = Annotated[str | None, trace_flag("burstgpt")]
 LengthsFlag = Annotated[
     str | None, flag("--lengths", f"In place of a trace: {_LAW_FORMS}.", "LAW:IN,OUT")
 ]

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from loadgen.model.measured_step_time import load_step_time
 from loadgen.run.options import StepTimeFlag, command_of, same_named
-from loadgen.run.simulation_options import JsonFlag, SlotsFlag, TraceFlag, WorkersFlag, flag
+from loadgen.run.simulation_options import JsonFlag, SlotsFlag, WorkersFlag, flag, trace_flag
 from loadgen.simulator.decode.decode_config import SERVE
 from loadgen.simulator.serving.serving_config import (
     PrefillWindow,
@@ -26,7 +26,10 @@ from router.core.errors import ConfigError
 from router.core.policies.policy_table import POLICIES
 from router.core.types import Dispatch
 
+_TRACE = "mooncake-synthetic"
+
 _Policy = Annotated[str, flag("--policy", f"One of {', '.join(POLICIES)}.", "P")]
+_Trace = Annotated[str | None, trace_flag(_TRACE)]
 _Requests = Annotated[int, flag("--requests", "The first requests of the trace.", "N")]
 _Arrivals = Annotated[
     str,
@@ -69,7 +72,7 @@ class ServingOptions:
     """Command line of ``evenstep simulate serving``."""
 
     policy: _Policy = SERVE["policy"]
-    trace: TraceFlag = None
+    trace: _Trace = None
     requests: _Requests = 2500
     arrivals: _Arrivals = "poisson:7"
     think: _Think = None
@@ -98,7 +101,7 @@ class ServingOptions:
         return ServingConfig(
             **same_named(self, ServingConfig)
             | {
-                "trace": load_trace(self.trace or "mooncake-synthetic"),
+                "trace": load_trace(self.trace or _TRACE),
                 "arrivals": ServingArrivals.parse(self.arrivals),
                 "prompt_budget": _budget(self.prompt_budget),
                 "prefill_window": PrefillWindow.parse(self.prefill_window),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.simulator.serving.serving_command import ServingOptions
 from loadgen.simulator.serving.serving_config import (
     PrefillWindow,
     ServingArrivals,
@@ -18,7 +19,7 @@ from loadgen.simulator.serving.serving_config import (
 )
 from loadgen.simulator.serving.serving_simulation import simulate_serving
 from loadgen.simulator.serving.turns import turns_of
-from loadgen.traces.trace import Trace, TraceRequest, load_trace
+from loadgen.traces.trace import BUNDLED, Trace, TraceRequest, load_trace
 from router.core.errors import ConfigError, InputError
 from router.core.policies.policy_protocol import NOTHING, Known, Policy
 from router.core.policies.policy_table import POLICIES, PolicySettings
@@ -360,6 +361,15 @@ KEYS = (
     "completed ttft_mean_s ttft_p50_s ttft_p99_s tpot_mean_s tpot_p99_s throughput_tok_s "
     "prefix_hit_share idle_share step_mean_s evictions_per_1k parameters"
 )
+
+
+def test_the_help_tells_the_trace_that_is_taken_without_one(
+    evenstep: Callable[..., tuple[int, str, str]],
+) -> None:
+    taken = ServingOptions().config().trace.name
+    (name,) = (name for name, path in BUNDLED.items() if path.name == taken)
+    _, out, _ = evenstep("simulate", "serving", "--help")
+    assert f"[{name}]" in "".join(out.split())
 
 
 def test_the_command(evenstep: Callable[..., tuple[int, str, str]]) -> None:
