@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -107,7 +107,7 @@ class ServingRecorder:
         self._last_s = now_s
         if self._since_s is None and turn.number >= self._uncounted:
             self._since_s = now_s
-            self._before = _Sums(*(getattr(self._now, each.name) for each in fields(_Sums)))
+            self._before = replace(self._now)
 
     def step(
         self,

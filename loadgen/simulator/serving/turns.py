@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, product
 
 from loadgen.simulator.serving.serving_config import ServingConfig
 from loadgen.traces.trace_files import BLOCK_TOKENS, TraceRequest
@@ -36,7 +36,7 @@ def turns_of(config: ServingConfig) -> list[Turn]:
     """The requests; the same configuration, whatever the policy, gives the same ones."""
     rows = config.rows
     turns = [
-        Turn(n, row.prompt_tokens, row.output_tokens, None, _chain(config, row.blocks, row))
+        Turn(n, row.prompt_tokens, row.output_tokens, None, _chain(config, row))
         for n, row in enumerate(rows)
     ]
     if config.think is not None:
@@ -45,7 +45,8 @@ def turns_of(config: ServingConfig) -> list[Turn]:
         for before, after in _continued(rows):
             turns[before].following.append(turns[after])
             turns[after].think_s = waits_s[after]
-            turns[before].chain = _chain(config, rows[after].blocks, rows[before], answered=True)
+            answered = turns[before].prompt_tokens + turns[before].output_tokens
+            turns[before].chain = _chain(config, replace(rows[after], prompt_tokens=answered))
     waiting = {turn.number for before in turns for turn in before.following}
     first = [turn for turn in turns if turn.number not in waiting]
     if config.arrivals.kind == "closed":
@@ -64,14 +65,10 @@ def _times(config: ServingConfig, rows: Sequence[TraceRequest]) -> list[float]:
     return list(accumulate(rng.expovariate(config.arrivals.value) for _ in rows))
 
 
-def _chain(
-    config: ServingConfig, blocks: Sequence[int], row: TraceRequest, *, answered: bool = False
-) -> list[Hashable]:
-    """Ids of a request's full blocks, from the trace's ids of larger ones."""
-    parts = BLOCK_TOKENS // config.block_tokens if blocks else 1
-    tokens = row.prompt_tokens + (row.output_tokens if answered else 0)
-    ids = [(id_, part) for id_ in blocks for part in range(parts)]
-    return [*ids[: tokens // config.block_tokens]]
+def _chain(config: ServingConfig, row: TraceRequest) -> Sequence[Hashable]:
+    """Ids of a prompt's full blocks, from the trace's ids of larger ones."""
+    parts = range(BLOCK_TOKENS // config.block_tokens)
+    return list(product(row.blocks, parts))[: row.prompt_tokens // config.block_tokens]
 
 
 def _continued(rows: Sequence[TraceRequest]) -> Iterator[tuple[int, int]]:
