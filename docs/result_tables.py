@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from itertools import starmap
 from statistics import fmean
-from typing import Any
 
+from docs import decision_tables, engine_tables
+from docs.kept_figures import Figures, Row, kept, words_table
 from docs.stale_figures import DATA, kept_headers
 from loadgen.demo.demo_report import SUBJECT
 from loadgen.figures.figures_document import outcomes_of
 from loadgen.figures.studies import STUDIES
 from loadgen.figures.tables import Table
-from loadgen.report.intervals import paired
-from loadgen.report.origin import read_figures
-
-Row = Sequence[str]
-Figures = dict[str, Any]
-
-
-def words_table(header: Row, rows: Sequence[Row]) -> Table:
-    """A table whose columns all stand at the left."""
-    return Table(header, rows, text_columns=len(header))
-
-
-@cache
-def kept(name: str) -> Figures:
-    """Figures of a kept file, read once for all pages."""
-    return read_figures(DATA / name)
-
 
 # --- demo -----------------------------------------------------------------------------------------
 
@@ -123,260 +105,6 @@ def router_cost_short() -> Table:
         ours, theirs = (cells[index].split()[0] for index in (0, 4))
         rows.append((what, f"{ours} {unit}", f"{theirs} {unit}"))
     return words_table(("", "evenstep", "vllm-router 0.1.17"), rows)
-
-
-# --- the cost of a step ---------------------------------------------------------------------------
-
-
-def step_costs() -> Table:
-    """How far learned numbers are off, and how often their intervals hold the truth."""
-    rows = []
-    for found in kept("step_fit/step_fit.json")["learned"]:
-        for number, title in _NUMBERS.items():
-            rows.append(
-                (
-                    f"{100 * found['noise']:.0f} %",
-                    title,
-                    f"{100 * found['median_off'][number]:.2f} %",
-                    f"{100 * found['largest_off'][number]:.2f} %",
-                    f"{100 * found['near_or_inside'][number]:.0f} %",
-                )
-            )
-    header = ("noise of a step", "number", "off: median", "largest", "within 5 % or its interval")
-    return words_table(header, rows)
-
-
-_NUMBERS = {
-    "base_s": "C",
-    "per_token_s": "t_l",
-    "per_request_s": "t_r",
-    "per_prompt_token_s": "t_p",
-}
-
-
-# --- solver ---------------------------------------------------------------------------------------
-
-
-def solver_gaps() -> Table:
-    """Gaps to the proven optima with the default budget and with ten times as much."""
-    budgets = kept("solver/gap.json")
-    default, more = (budgets[f"{moves}_moves"]["classes"] for moves in (30_000, 300_000))
-    rows = [
-        (
-            row["class"],
-            f"{row['instances']}, {100 * row['proven_share']:.0f} %",
-            _gap(row),
-            _gap(other),
-        )
-        for row, other in zip(default, more, strict=True)
-    ]
-    header = (
-        *("programs", "number, proven"),
-        *("default budget: optimal, mean gap, largest", "ten times the budget"),
-    )
-    return words_table(header, rows)
-
-
-def _gap(row: Figures) -> str:
-    optimal = f"{100 * row['optimal_share']:.0f} %"
-    return f"{optimal}, {row['mean_gap_percent']:.3f} %, {row['max_gap_percent']:.2f} %"
-
-
-def decision_times() -> Table:
-    """Times of a decision of every size that has a limit."""
-    rows = []
-    for each in kept("decision/decision.json")["sizes"]:
-        size = each["size"]
-        if size["limit_ms"] is None:
-            continue
-        name = f"{size['workers']}, {size['pool']:,}, {size['horizon']}"
-        rows.append((name, f"{each['p50_ms']:.2f} ms", f"{each['p99_ms']:.2f} ms"))
-    return words_table(("workers, pool, look-ahead", "median", "p99"), rows)
-
-
-def decision_times_with_memory() -> Table:
-    """Times where memory is ample, and where that of every other worker is limited."""
-    found = kept("decision/memory.json")
-    rows = []
-    for ample, limited in zip(found["sizes"], found["with_memory"], strict=True):
-        size = ample["size"]
-        name = f"{size['workers']}, {size['pool']:,}, {size['horizon']}"
-        times = [f"{one['p50_ms']:.2f}, {one['p99_ms']:.2f} ms" for one in (ample, limited)]
-        rows.append((name, *times, f"{100 * limited['waiting_share']:.0f} %"))
-    header = (
-        *("workers, pool, look-ahead", "memory ample: median, p99", "limited: median, p99"),
-        "slots left free in",
-    )
-    return words_table(header, rows)
-
-
-def solver_gaps_with_memory() -> Table:
-    """Gaps to the proven optima where memory binds."""
-    rows = [
-        (
-            row["class"],
-            f"{row['instances']}, {100 * row['proven_share']:.0f} %",
-            _gap(row),
-        )
-        for row in kept("solver/gap.json")["30000_moves_memory"]["classes"]
-    ]
-    header = ("programs", "number, proven", "default budget: optimal, mean gap, largest")
-    return words_table(header, rows)
-
-
-def hindsight() -> Table:
-    """Total latency above the least possible one, over the families of tiny instances."""
-    families = kept("admission/hindsight.json")["families"]
-    rows = []
-    for policy in families[0]["policies"]:
-        anew = [family["policies"][policy]["restart"] for family in families]
-        resumed = [family["policies"][policy]["keep"] for family in families]
-        most = max(each["ratio_max"] for each in anew)
-        rows.append(
-            (
-                _HINDSIGHT.get(policy, f"`{policy}`"),
-                _range([100 * (each["ratio_mean"] - 1) for each in anew], 1),
-                f"{100 * (most - 1):.0f} %",
-                _range([100 * each["optimal_share"] for each in anew], 0),
-                _range([100 * each["below_share"] for each in resumed], 0),
-            )
-        )
-    header = (
-        *("policy", "above the optimum on average", "at most", "optimal"),
-        "if evicted requests resume: below it",
-    )
-    return words_table(header, rows)
-
-
-def _range(percents: Sequence[float], digits: int) -> str:
-    least, most = (f"{each:.{digits}f}" for each in (min(percents), max(percents)))
-    return f"{least} %" if least == most else f"{least} to {most} %"
-
-
-_HINDSIGHT = {"off": "vLLM's own order", "memory_checked, no ageing": "`memory_checked`, no ageing"}
-
-
-def look_ahead() -> Table:
-    """Imbalance with an oracle's look-ahead beside none, by trace."""
-    header = (
-        *("lengths", "prompt, output", "without, 10⁴ tokens", "oracle"),
-        *("ratio, each seed's", "throughput"),
-    )
-    return words_table(
-        header, [_look_ahead_row(run) for run in kept("simulator/look_ahead.json")["runs"]]
-    )
-
-
-def _look_ahead_row(run: Figures) -> Row:
-    least, most = min(run["ratios"]), max(run["ratios"])
-    gained = run["oracle_tok_s"] / run["none_tok_s"] - 1
-    return (
-        run["trace"],
-        f"{run['prompt_tokens']:,.0f}, {run['output_tokens']:,.0f}",
-        f"{run['none_imbalance'] / 1e4:.2f}",
-        f"{run['oracle_imbalance'] / 1e4:.2f}",
-        f"{run['ratio']:.2f} ({least:.2f} to {most:.2f})",
-        f"{100 * gained:+.1f} %",
-    )
-
-
-# --- real engines ---------------------------------------------------------------------------------
-
-
-def lockstep(ways: Mapping[str, Sequence[Figures]] | None = None) -> Table:
-    """Means over the seeds; of the kept ways, unless others are given."""
-    header = (
-        *("way", "imbalance, tokens (each seed)", "mean load of a rank, tokens"),
-        *("slot bubble, steps", "answered, failed"),
-    )
-    ways = ways or kept("lockstep/lockstep.json")["ways"]
-    return Table(header, list(starmap(_lockstep_row, ways.items())))
-
-
-def _lockstep_row(way: str, seeds: Sequence[Figures]) -> Row:
-    each = " / ".join(f"{one['imbalance_tokens']:,.0f}" for one in seeds)
-    return (
-        way,
-        f"{fmean(one['imbalance_tokens'] for one in seeds):,.0f} ({each})",
-        f"{fmean(one['mean_load_tokens'] for one in seeds):,.0f}",
-        f"{fmean(one['slot_bubble_steps'] for one in seeds):.2f}",
-        f"{sum(one['completed'] for one in seeds)}, {sum(one['failed'] for one in seeds)}",
-    )
-
-
-_GAINED = ("1", "2", "1 to 4")
-
-
-def plugin_cost() -> Table:
-    """The hook's time and bytes, for each of vLLM's schedulers, by tokens in a step."""
-    found = kept("plugin/cost.json")["schedulers"]["rows"]
-    gained = [way for way in _GAINED if f"Scheduler 32, {way}" in found]
-    rows = []
-    for kind in ("Scheduler", "AsyncScheduler"):
-        for running in (32, 256, 1024):
-            ways = [found[name] for way in gained if (name := f"{kind} {running}, {way}") in found]
-            cells = [f"{row['hook_us']:.0f} us, {row['bytes']:.0f} B" for row in ways]
-            rows += [(f"`{kind}`", f"{running:,}", *cells)] if cells else []
-    header = ("scheduler", "running", *(f"tokens a step: {way}" for way in gained))
-    return words_table(header, rows)
-
-
-def ingest_cost() -> Table:
-    """A snapshot's decoding and application, by tokens in a step."""
-    found = kept("plugin/ingest.json")["rows"]
-    rows = []
-    for running in (32, 256, 1024):
-        ways = (found[f"{running}, {gained}"] for gained in (*_GAINED, "2, listed"))
-        cells = (f"{row['median_us']:,.0f} us, {row['bytes']:,} B" for row in ways)
-        rows.append((f"{running:,}", *cells))
-    header = ("running", "one token a step", "two", "one to four", "two, each request listed")
-    return words_table(header, rows)
-
-
-_WAYS = {
-    "vLLM's own order": "vLLM's own order",
-    "vLLM's watermark 5 %": "`--watermark 0.05`",
-    "headroom": "`headroom`",
-    "memory_checked, true lengths": "`memory_checked`, true lengths",
-}
-
-
-def admission_engines() -> Table:
-    """Preemptions and throughput of vLLM's engines by who enters."""
-    runs = kept("admission/engine.json")["runs"]
-    speeds = {
-        way: [one["pressed_tokens"] / one["pressed_s"] for one in each]
-        for way, each in runs.items()
-    }
-    (first, _), *_rest = speeds.items()
-    rows = []
-    for way, each in runs.items():
-        more = paired(speeds[way], speeds[first])
-        beside = f"{100 * more.mean:+.0f} ± {100 * (more.half_width or 0):.0f} %"
-        counts = ", ".join(str(one["preemptions"]) for one in each)
-        rows.append((_WAYS.get(way, way), counts, "" if way == first else beside))
-    header = (
-        *("", "preemptions of 800 requests, each repeat"),
-        "tokens/s while requests wait, beside vLLM's order",
-    )
-    return words_table(header, rows)
-
-
-def engine_steps() -> str:
-    """What is learned of the steps of a trained model on a CPU engine."""
-    found = kept("engine_steps/fit.json")
-    numbers, steps, errors = found["fitted"], found["steps"], found["errors"]
-    ratio = numbers["per_prompt_token_s"] / numbers["per_token_s"]
-    return (
-        f"Of {sum(steps.values()):,} steps the four numbers explain {found['explained']:.0%} of "
-        f"the variance, C and t_l alone {found['by_tokens']:.0%}. "
-        f"C is {numbers['base_s'] * 1e3:.0f} ms, t_l {numbers['per_token_s'] * 1e6:.1f} µs, "
-        f"t_r {numbers['per_request_s'] * 1e3:.2f} ms, "
-        f"t_p {numbers['per_prompt_token_s'] * 1e3:.2f} ms: a prompt token costs as much as "
-        f"{ratio:.0f} resident ones. The next step is predicted with a median error of "
-        f"{errors['decode']:.1%} if it only decodes ({steps['decode']} steps), and of "
-        f"{errors['prompts']:.1%} if it has prompts ({steps['prompts']})."
-    )
 
 
 # --- emulated engines -----------------------------------------------------------------------------
@@ -502,17 +230,17 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "demo, short": demo_short,
     "router cost": router_cost,
     "router cost, short": router_cost_short,
-    "solver gaps": solver_gaps,
-    "step cost, learned": step_costs,
-    "decision times": decision_times,
-    "decision times, memory": decision_times_with_memory,
-    "solver gaps, memory": solver_gaps_with_memory,
-    "hindsight": hindsight,
-    "look-ahead": look_ahead,
-    "lockstep": lockstep,
-    "plug-in cost": plugin_cost,
-    "snapshot cost": ingest_cost,
-    "admission, engines": admission_engines,
+    "solver gaps": decision_tables.solver_gaps,
+    "step cost, learned": engine_tables.step_costs,
+    "decision times": decision_tables.decision_times,
+    "decision times, memory": decision_tables.decision_times_with_memory,
+    "solver gaps, memory": decision_tables.solver_gaps_with_memory,
+    "hindsight": decision_tables.hindsight,
+    "look-ahead": decision_tables.look_ahead,
+    "lockstep": engine_tables.lockstep,
+    "plug-in cost": engine_tables.plugin_cost,
+    "snapshot cost": engine_tables.ingest_cost,
+    "admission, engines": engine_tables.admission_engines,
     "fair shares": fair_share,
     "switches": switches,
     "hand-off": handoff,
@@ -520,7 +248,7 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "kept files": kept_files,
 }
 TEXTS: Mapping[str, Callable[[], str]] = {
-    "engine steps": engine_steps,
+    "engine steps": engine_tables.engine_steps,
     "demo comparison": demo_comparison,
     "diagnosis before": lambda: diagnosis("before"),
     "diagnosis after": lambda: diagnosis("after"),

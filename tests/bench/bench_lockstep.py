@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from docs.result_tables import lockstep
+from docs.engine_tables import lockstep
 from loadgen.report.origin import SERVING, Engines, origin, write_figures
 from tests.support.engine import Installation, installation
 from tests.support.moe_lockstep.ranks import SLOTS, Group, moe_installation, running_ranks

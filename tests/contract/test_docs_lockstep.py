@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from docs.result_tables import lockstep
+from docs.engine_tables import lockstep
 from tests.support.docs import text_of, words
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from docs.result_tables import plugin_cost
+from docs.engine_tables import plugin_cost
 from tests.bench.bench_plugin import share
 from tests.support.docs import text_of, words
 

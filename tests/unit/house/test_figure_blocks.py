@@ -6,7 +6,7 @@ import pytest
 
 from docs import figure_blocks
 from docs.figure_blocks import filled, filled_pages
-from docs.result_tables import words_table
+from docs.kept_figures import words_table
 from loadgen.figures.tables import Table
 from loadgen.report.origin import ROOT
 
