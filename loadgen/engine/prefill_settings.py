@@ -142,10 +142,10 @@ def parse_prefill(
         return None
     return PrefillSettings(
         workers=workers,
-        time=parse_prefill_time(DEFAULT_PREFILL if step_time is None else step_time),
+        time=parse_prefill_time(step_time),
         chunk=DEFAULT_CHUNK if chunk is None else chunk,
         kv_tokens=kv_tokens,
-        transfer=parse_transfer_time(DEFAULT_TRANSFER if transfer_time is None else transfer_time),
+        transfer=parse_transfer_time(transfer_time),
         kv_expiry_s=DEFAULT_KV_EXPIRY_S if kv_expiry_s is None else kv_expiry_s,
         recompute=load_failure is KvLoadFailure.RECOMPUTE,
     )
@@ -162,13 +162,13 @@ def refuse(options: Mapping[str, object], problem: str) -> None:
             raise ConfigError(f"{option} {problem}")
 
 
-def parse_prefill_time(text: str) -> PrefillTime:
-    """Parse ``C,t_p`` in seconds.
+def parse_prefill_time(text: str | None) -> PrefillTime:
+    """Parse ``C,t_p`` in seconds; None: the default.
 
     Raises:
         ConfigError: not two numbers, or a step that takes no time.
     """
-    values = numbers("--prefill-step-time", text)
+    values = numbers("--prefill-step-time", DEFAULT_PREFILL if text is None else text)
     if len(values) != 2 or min(values) < 0 or values[0] == 0:
         raise ConfigError(
             f"--prefill-step-time takes C,t_p in seconds with C above 0, got {text!r}"
@@ -176,13 +176,13 @@ def parse_prefill_time(text: str) -> PrefillTime:
     return PrefillTime(*values)
 
 
-def parse_transfer_time(text: str) -> TransferTime:
-    """Parse ``L,t`` in seconds.
+def parse_transfer_time(text: str | None) -> TransferTime:
+    """Parse ``L,t`` in seconds; None: the default.
 
     Raises:
         ConfigError: not two numbers from 0 up.
     """
-    values = numbers("--kv-transfer-time", text)
+    values = numbers("--kv-transfer-time", DEFAULT_TRANSFER if text is None else text)
     if len(values) != 2 or min(values) < 0:
         raise ConfigError(f"--kv-transfer-time takes L,t in seconds from 0 up, got {text!r}")
     return TransferTime(*values)

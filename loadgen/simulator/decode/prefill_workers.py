@@ -18,8 +18,6 @@ from loadgen.engine.engine import Engine
 from loadgen.engine.kv_handoff import TransferTime
 from loadgen.engine.prefill_settings import (
     DEFAULT_CHUNK,
-    DEFAULT_PREFILL,
-    DEFAULT_TRANSFER,
     PrefillTime,
     parse_prefill_time,
     parse_transfer_time,
@@ -89,10 +87,10 @@ def parse_prefill(
         return None
     return PrefillConfig(
         workers,
-        parse_prefill_time(DEFAULT_PREFILL if step_time is None else step_time),
+        parse_prefill_time(step_time),
         DEFAULT_CHUNK if chunk is None else chunk,
         0 if kv_tokens is None else kv_tokens,
-        parse_transfer_time(DEFAULT_TRANSFER if transfer_time is None else transfer_time),
+        parse_transfer_time(transfer_time),
     )
 
 
