@@ -16,7 +16,9 @@ from loadgen.simulator.serving.serving_results import ServingResult
 from loadgen.simulator.serving.serving_simulation import simulate_serving
 from router.core.policies.policy_protocol import Policy
 
-_KEPT = tuple(each.name for each in fields(ServingResult) if each.name != "parameters")
+_KEPT = tuple(
+    each.name for each in fields(ServingResult) if each.name not in ("parameters", "records")
+)
 _LEAST_REQUESTS = 20
 
 
