@@ -59,6 +59,7 @@ class Engine:
         layers: kinds of layers, with the same ``block_tokens``; None: all keep every token.
 
     Attributes:
+        kv: blocks that requests take.
         transfers: requests whose KV comes from other engines.
         waiting_routed: waiting requests that routers have sent.
         admission: name of the admission policy; None: the engine's own order.
@@ -97,7 +98,7 @@ class Engine:
         self._prompt_chunk = long_prefill_token_threshold
         blocks = kv_tokens // block_tokens * self.layers.groups
         self._memory = KvMemory(blocks, self.layers, prefix_cache, self.kept)
-        self._kv = KvBlocks.of(self.layers.kv_groups(0, blocks))
+        self.kv = KvBlocks.of(self.layers.kv_groups(0, blocks))
         self._chunk = _UNBOUNDED if chunk is None else chunk
         self.transfers = Transfers(self._memory, recompute=recompute)
         self._watermark_blocks = int(watermark * (kv_tokens // block_tokens)) * self.layers.groups
@@ -159,11 +160,6 @@ class Engine:
                 whole = request.load_tokens
                 tokens -= read(whole) - read(whole - request.prefill_left)
         return tokens if self.layers.groups == 1 else tokens / self.layers.groups
-
-    @property
-    def admissible_tokens(self) -> int:
-        """Longest prompt that would still be admitted."""
-        return self._kv.tokens(self.admissible_blocks)
 
     @property
     def admissible_blocks(self) -> int:
@@ -443,7 +439,7 @@ class Engine:
             self._memory.blocks,
             self._memory.blocks - self._memory.available,
             max(0, self.slots - len(self.running) - len(self.transfers.ready)),
-            self._kv,
+            self.kv,
             self._chunk if bounded else 0,
             max(0, self._chunk - busy) if bounded else 0,
             0 if self.prefix_cache is None else self.layers.block_tokens,

@@ -113,7 +113,7 @@ class World:
 
     def describe(self) -> str:
         engines = [
-            (len(one.running), one.waiting, one.used_tokens, one.admissible_tokens)
+            (len(one.running), one.waiting, one.used_tokens, one.admissible_blocks)
             for one in self.engines
         ]
         return f"{len(self.pool)} in the pool; engines (run, wait, hold, let in): {engines}"
@@ -139,7 +139,7 @@ class World:
             requests=requests,
             capacity=max(0, SLOTS - requests),
             waiting=engine.waiting,
-            admissible_tokens=max(0, engine.admissible_tokens - engine.waiting_tokens),
+            admissible_tokens=max(0, engine.admissible_blocks - engine.waiting_tokens),
         )
 
     def _send(self, one: Request, worker: int) -> None:

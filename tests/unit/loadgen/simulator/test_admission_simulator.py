@@ -109,10 +109,10 @@ def test_told_is_what_both_the_watermark_and_the_policy_would_let_in() -> None:
     policy = read_admission({"policy": "headroom", "headroom": 0.1})
     engine = AdmissionConfig(policy, scenario((0, 1, 1)), watermark=0.2).engine()
 
-    assert engine.admissible_tokens == 100
+    assert engine.admissible_blocks == 100
     engine.add(EngineRequest("first", 40, 2))
     engine.schedule()
-    assert engine.admissible_tokens == 100 - 40 - 20
+    assert engine.admissible_blocks == 100 - 40 - 20
 
 
 def test_memory_is_held_in_blocks() -> None:
