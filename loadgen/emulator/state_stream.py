@@ -6,8 +6,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from engine_patches.stream.publisher import SnapshotPublisher, StepReport
 from loadgen.emulator.binding import bound
 from loadgen.engine.engine_state import IDLE, state_of
@@ -32,7 +30,7 @@ class StateStream:
         Raises:
             ConfigError: an endpoint cannot be bound.
         """
-        initial = _report(model, 0, 0.0)
+        initial = _report(model, 0)
         self._publisher = await bound(
             lambda: SnapshotPublisher(
                 self._endpoint,
@@ -82,29 +80,29 @@ class StateStream:
         ``times_s`` has the length of the step, and the part spent waiting, if it is reported.
         """
         if self._publisher is not None:
-            step_s, waited_s = times_s
-            report = _report(part.worker, step, step_s, part, finished, ended)
-            self._publisher.publish(msgspec.structs.replace(report, waited_s=waited_s))
+            self._publisher.publish(_report(part.worker, step, finished, times_s, part, ended))
 
     def report_rest(self, model: WorkerModel, step: int, finished: Sequence[str]) -> None:
         """Publish that the engine is idle; no step was taken."""
         if self._publisher is not None and not self._silent:
-            self._publisher.publish(_report(model, step, 0.0, None, finished))
+            self._publisher.publish(_report(model, step, finished))
 
 
 def _report(
     model: WorkerModel,
     step: int,
-    step_s: float,
-    part: WorkerStep | None = None,
     finished: Sequence[str] = (),
+    times_s: tuple[float, float | None] = (0.0, None),
+    part: WorkerStep | None = None,
     ended: Sequence[EngineRequest] = (),
 ) -> StepReport:
     engine = model.engine
+    step_s, waited_s = times_s
     return StepReport(
         step=step,
         time_s=time.time(),
         step_s=step_s,
+        waited_s=waited_s,
         rows=[
             (r.id, r.prompt_tokens, r.generated_tokens, r.cached_tokens, r.prefill_left, None)
             for r in (*engine.running, *ended)
