@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import pytest
@@ -24,15 +24,20 @@ STEP_TIME = StepTime(5e-3, 1e-7, per_prompt_token_s=5e-5)
 
 @dataclass(frozen=True)
 class Round:
-    """One request of ``prompt`` tokens, the workers, and what each has cached of it."""
+    """One request of ``prompt`` tokens a slot, the workers, and what each has cached of it."""
 
     prompt: int
     workers: list[WorkerView]
     hits: list[int]
     step_time: StepTime | None = STEP_TIME
+    slots: int = 1
+
+    @property
+    def open(self) -> list[int]:
+        return [i for i, worker in enumerate(self.workers) if worker.capacity]
 
     def pending(self, i: int) -> int:
-        return self.workers[i].pending_prompt_tokens + self.prompt - self.hits[i]
+        return self.workers[i].pending_prompt_tokens + self.slots * (self.prompt - self.hits[i])
 
     def chosen(self, policy: str | Choose) -> int:
         if isinstance(policy, str):
@@ -40,19 +45,31 @@ class Round:
         else:
             rule = PerRequest(policy)
         known = Known(step_time=self.step_time, hits=lambda _: self.hits)
-        (done,) = rule.assign([request(0, self.prompt)], self.workers, known)
+        (done,) = rule.assign([request(0, self.prompt, slots=self.slots)], self.workers, known)
         return [worker.id for worker in self.workers].index(done.worker_id)
 
 
-def a_round(prompt: int, rows: Sequence[Sequence[int]], step_time: StepTime | None) -> Round:
+def a_round(
+    prompt: int,
+    rows: Sequence[Sequence[int]],
+    step_time: StepTime | None,
+    full: Set[int] = frozenset(),
+    slots: int = 1,
+) -> Round:
     """Rows: load, requests, pending, waiting, thousandths of KV memory used and of hits."""
     workers = [
         replace(view, pending_prompt_tokens=row[2], waiting=row[3], kv_usage=row[4] / 1000)
         for view, row in zip(
-            views([row[0] for row in rows], 9, [row[1] for row in rows]), rows, strict=True
+            views(
+                [row[0] for row in rows],
+                [0 if i in full else 9 for i in range(len(rows))],
+                [row[1] for row in rows],
+            ),
+            rows,
+            strict=True,
         )
     ]
-    return Round(prompt, workers, [prompt * row[5] // 1000 for row in rows], step_time)
+    return Round(prompt, workers, [prompt * row[5] // 1000 for row in rows], step_time, slots)
 
 
 COSTS = st.one_of(
@@ -70,6 +87,8 @@ ROUNDS = st.builds(
     st.integers(0, 20_000),
     st.lists(st.tuples(*(st.integers(0, most) for most in NUMBERS)), min_size=1, max_size=6),
     COSTS,
+    st.sets(st.integers(1, 5), max_size=3),
+    st.integers(1, 3),
 )
 
 
@@ -81,7 +100,9 @@ def barrier_time(seen: Round) -> list[tuple[float, float]]:
     return [
         (
             cost.per_prompt_token_s * seen.pending(i)
-            + 50 * cost.per_token_s * max(0, worker.load_tokens + seen.prompt - fullest),
+            + 50
+            * cost.per_token_s
+            * max(0, worker.load_tokens + seen.slots * seen.prompt - fullest),
             worker.load_tokens,
         )
         for i, worker in enumerate(seen.workers)
@@ -97,7 +118,10 @@ def kv_cost(seen: Round) -> list[tuple[float, float]]:
 
 
 def lmetric(seen: Round) -> list[tuple[float, float]]:
-    return [(seen.pending(i) * (worker.requests + 1), 0) for i, worker in enumerate(seen.workers)]
+    return [
+        (seen.pending(i) * (worker.requests + seen.slots), 0)
+        for i, worker in enumerate(seen.workers)
+    ]
 
 
 @pytest.mark.parametrize("cost", [barrier_time, least_prefill, kv_cost, lmetric])
@@ -106,31 +130,48 @@ def test_the_first_worker_of_least_cost(
     cost: Callable[[Round], list[tuple[float, float]]], seen: Round
 ) -> None:
     costs = cost(seen)
-    assert seen.chosen(cost.__name__) == costs.index(min(costs))
+    assert seen.chosen(cost.__name__) == min(seen.open, key=costs.__getitem__)
 
 
 @given(seen=ROUNDS)
 def test_prefix_score(seen: Round) -> None:
-    queues = [worker.waiting for worker in seen.workers]
-    spread = max(queues) - min(queues)
-    scores = [
-        3 * seen.hits[i] / max(1, seen.prompt)
-        + 2 * ((max(queues) - queues[i]) / spread if spread else 1)
-        + 2 * (1 - worker.kv_usage)
-        for i, worker in enumerate(seen.workers)
-    ]
-    assert scores[seen.chosen("prefix_score")] == pytest.approx(max(scores))
+    queues = {i: seen.workers[i].waiting for i in seen.open}
+    longest = max(queues.values())
+    spread = longest - min(queues.values())
+    scores = {
+        i: 3 * seen.hits[i] / max(1, seen.prompt)
+        + 2 * ((longest - queue) / spread if spread else 1)
+        + 2 * (1 - seen.workers[i].kv_usage)
+        for i, queue in queues.items()
+    }
+    assert scores[seen.chosen("prefix_score")] == pytest.approx(max(scores.values()))
 
 
 @given(seen=ROUNDS)
 def test_cache_aware(seen: Round) -> None:
-    counts = [worker.requests for worker in seen.workers]
-    unbalanced = max(counts) - min(counts) > 64 and max(counts) > 1.5 * min(counts)
-    longest = max(seen.hits)
-    among = list(range(len(counts)))
+    among, counts = seen.open, [worker.requests for worker in seen.workers]
+    least, most = (bound(counts[i] for i in among) for bound in (min, max))
+    unbalanced = most - least > 64 and most > 1.5 * least
+    longest = max(seen.hits[i] for i in among)
     if not unbalanced and longest > 0.3 * seen.prompt:
         among = [i for i in among if seen.hits[i] == longest]
     assert seen.chosen("cache_aware") == min(among, key=counts.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("counts", "hit", "chosen"),
+    [
+        ((128, 192), 301, 1),
+        ((127, 192), 301, 0),
+        ((130, 195), 301, 1),
+        ((130, 196), 301, 0),
+        ((9, 10), 300, 0),
+    ],
+)
+def test_bounds_of_cache_aware(counts: tuple[int, int], hit: int, chosen: int) -> None:
+    fewer, more = counts
+    seen = a_round(1000, [(0, fewer, 0, 0, 0, 0), (0, more, 0, 0, 0, hit)], None)
+    assert seen.chosen("cache_aware") == chosen
 
 
 def test_among_equal_scores_one_is_drawn() -> None:
