@@ -80,12 +80,29 @@ def test_every_figure_of_a_run_of_three_steps() -> None:
     first, second = 2.01, 2.01 + 3.02 - 1.5
     assert result.ttft_mean_s == pytest.approx((first + second) / 2)
     assert result.ttft_p99_s == pytest.approx(first + 0.99 * (second - first))
+    assert result.ttft_p50_s == pytest.approx(result.ttft_mean_s)
     assert result.tpot_mean_s == pytest.approx((3.02 + 1.021) / 2)
+    assert result.tpot_p99_s == pytest.approx(1.021 + 0.99 * (3.02 - 1.021))
     assert result.throughput_tok_s == pytest.approx(4 / sum(steps))
     waited = (2.01 - 1) + (3.02 - 1.011) + (1.021 - 1)
     assert result.idle_share == pytest.approx(waited / 2 / sum(steps))
     assert result.prefix_hit_share == 0
     assert result.evictions_per_1k == 0
+
+
+def test_the_warm_up_counts_in_nothing() -> None:
+    # These hit, are evicted, and have left for long when the others come.
+    before: list[Row] = [(0.0, 900, 300, (7,))] * 6
+    rows: list[Row] = [(0.0, 10, 2, ()), (1.5, 20, 2, ()), (2.5, 10, 1, ())]
+    later = [(row[0] + 20_000, *row[1:]) for row in rows]
+    alone, after = (
+        simulate_serving(config(some, kv_tokens=2048, warmup=warmup), keep_records=True)
+        for some, warmup in ((rows, 0.0), ([*before, *later], 0.67))
+    )
+    ones, others = (run.report() | {"completed": 0, "parameters": 0} for run in (alone, after))
+    assert others == pytest.approx(ones)
+    assert after.records is not None
+    assert after.records.seconds == pytest.approx([2.01])
 
 
 def test_the_router_sees_prompts_not_computed_and_what_is_cached() -> None:
@@ -169,6 +186,18 @@ def test_sessions_wait_for_their_answers() -> None:
     result = simulate_serving(config(rows, think=2.0, workers=1))
     assert result.completed == 4
     assert result.prefix_hit_share == pytest.approx((1024 + 1536) / sum(row[1] for row in rows))
+
+
+def test_a_turn_comes_its_think_time_after_the_answer() -> None:
+    rows = [(0.0, 1100, 1, (1, 2, 3)), (0.2, 1700, 1, (1, 2, 5))]
+    given = config(rows, think=2.0)
+    witness = Witness("least_prefill")
+    simulate_serving(given, policy=witness)
+    think_s = turns_of(given)[1].think_s
+    answered_s = (1 + 1.024 + 102.4) + (1 + 1.1 + 7.6)
+    assert witness.seen[1][0][0].arrival_s == pytest.approx(answered_s + think_s)
+    assert turns_of(replace(given, think=4.0))[1].think_s == 2 * think_s
+    assert turns_of(replace(given, seed=1))[1].think_s != think_s
 
 
 def test_a_session_may_have_prompts_without_ids() -> None:
