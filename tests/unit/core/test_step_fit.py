@@ -97,6 +97,11 @@ def test_exact_steps_show_their_exact_cost(ranks: int) -> None:
     assert found.extras == ()
 
 
+def test_requests_may_cost_so_much_that_they_decide_which_rank_is_the_slowest() -> None:
+    cost = replace(COST, per_token_s=1e-8, per_request_s=4e-4)
+    assert max(off(learned(2 * LEAST_STEPS, 0, cost), cost)) < 1e-6
+
+
 @pytest.mark.parametrize("noise", [0.03, 0.1])
 def test_intervals_hold_the_truth_as_often_as_they_say(noise: float) -> None:
     found = [learned(2000, seed, noise=noise) for seed in range(30)]
@@ -284,10 +289,17 @@ def test_the_slowest_rank_need_not_be_the_fullest(told: bool) -> None:
     assert twice > fit.fitted.per_prompt_token_s > COST.per_prompt_token_s
 
 
-@pytest.mark.parametrize("extra", ["prompt_context", "with_prompts", "graph_batch"])
-def test_a_further_term_is_kept_where_it_predicts_better(extra: str) -> None:
+@pytest.mark.parametrize(
+    ("extra", "cost"),
+    [
+        ("prompt_context", 1e-8),
+        pytest.param("prompt_context", 5e-10, id="a twelfth of the error"),
+        ("with_prompts", 8e-3),
+        ("graph_batch", 2e-4),
+    ],
+)
+def test_a_further_term_is_kept_where_it_predicts_better(extra: str, cost: float) -> None:
     rng, fit = np.random.default_rng(0), StepFit()
-    cost = {"prompt_context": 1e-8, "with_prompts": 8e-3, "graph_batch": 2e-4}[extra]
     for step in made(2000, 0):
         ranks = work(COST, step)
         slowest = ranks.index(max(ranks))

@@ -47,11 +47,17 @@ def test_kv_tokens_count_by_their_cost() -> None:
     assert given == pytest.approx(-0.5 * 100 * (1e-4 + 1e-7)), "it still is below the other"
 
 
-def test_several_answers_compute_their_prompt_each() -> None:
+def test_requests_count_by_their_cost() -> None:
+    views, by_id = (view("a"), WorkerView("b", 0, 9, 1)), {"r": Request("r", "default", 30)}
+    given = delay_s([Assignment("r", "a")], by_id, views, StepTime(1.0, 0.0, 10.0, 1.0))
+    assert given == pytest.approx(-0.5 * (10 + 30))
+
+
+def test_several_answers_cost_as_much_as_several_requests() -> None:
     by_id = {"r": Request("r", "default", 100, slots=3)}
     views = view("a"), view("b")
-    (given,) = [delay_s([Assignment("r", "a")], by_id, views, StepTime(1, 0, 0, 1.0))]
-    assert given == pytest.approx(150)
+    given = delay_s([Assignment("r", "a")], by_id, views, StepTime(1.0, 0.5, 10.0, 1.0))
+    assert given == pytest.approx(3 * (50 + 10 + 100) / 2)
 
 
 @pytest.mark.parametrize("names", ["a", "abc", "abcdefg"])
@@ -68,7 +74,7 @@ def test_workers_alike_delay_nobody(names: str) -> None:
 
 def test_a_wave_enters_once_empty_slots_have_cost_half_of_its_delay() -> None:
     waves = PromptWaves()
-    assert waves.wait(0.010, 0.1, 100.0 * 0)
+    assert waves.wait(0.010, 0.1, 0.0)
     assert waves.wait(0.010, 0.1, 0.040)
     assert not waves.wait(0.010, 0.1, 0.050)
     assert waves.wait(0.010, 0.1, 0.060), "the next wave pays for itself"
