@@ -66,7 +66,7 @@ class Witness(Policy):
         known: Known = NOTHING,
     ) -> Sequence[Assignment]:
         assert known.hits is not None
-        self.seen.append((list(waiting), list(workers), known, list(known.hits(waiting[0]))))
+        self.seen.append((list(waiting), list(workers), known, list(known.hits(waiting[-1]))))
         return self._policy.assign(waiting, workers, known)
 
 
@@ -116,6 +116,13 @@ def test_the_router_sees_prompts_not_computed_and_what_is_cached() -> None:
     assert part == [512, 0], "what the step under way computes of 1,100 tokens"
     assert [view.pending_prompt_tokens for view in again] == [0, 0]
     assert cached == [1024, 1024]
+
+
+def test_what_is_cached_is_told_anew_in_each_round() -> None:
+    rows = [(0.0, 10, 2, ()), (0.1, 1100, 2, (1, 2, 3)), (0.2, 1100, 2, (1, 2, 4))]
+    witness = Witness("least_prefill")
+    simulate_serving(config(rows, workers=1, slots=1, dispatch=Dispatch.POOL), policy=witness)
+    assert [hits for *_, hits in witness.seen] == [[0], [0], [1024]]
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:
