@@ -239,6 +239,7 @@ def test_the_header_tells_the_engines_that_the_cases_have(name: str) -> None:
     laboratory = MadeUp()
     STUDIES[name].measure(laboratory)
     physics = STUDIES[name].physics
+    assert laboratory.trials
     for trial in laboratory.trials:
         if isinstance(trial, ServingCase):
             config = trial.options.config()
@@ -248,8 +249,9 @@ def test_the_header_tells_the_engines_that_the_cases_have(name: str) -> None:
                 config.block_tokens,
                 config.step_time.per_prompt_token_s > 0,
             )
-        elif isinstance(trial, Case):
-            assert (physics["prefix_caching"], physics["block_tokens"]) == (False, 1)
+            continue
+        assert (physics["prefix_caching"], physics["block_tokens"]) == (False, 1)
+        if isinstance(trial, Case):
             computes = trial.config.prefill or trial.config.profile.prefill_beta
             assert physics["prompts_cost"] or not computes
 
