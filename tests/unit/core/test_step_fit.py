@@ -109,6 +109,10 @@ def test_intervals_hold_the_truth_as_often_as_they_say(noise: float) -> None:
     near = np.array([off(each, COST) for each in found]) < 0.05
     assert (held.mean(axis=0) >= 0.9).all(), held.mean(axis=0)
     assert (held | near).all(axis=1).mean() >= 0.9
+    missed = np.array([astuple(each)[:4] for each in found]) - astuple(COST)
+    halves = np.array([each.intervals for each in found]) @ (-0.5, 0.5)
+    widths = halves.mean(axis=0) / np.sqrt((missed**2).mean(axis=0))
+    assert (widths < 2.5).all(), "standard deviations; 1.96 would be exact"
 
 
 def test_it_says_how_well_it_predicts_steps_that_it_has_not_learned() -> None:
