@@ -213,6 +213,12 @@ def test_a_session_may_have_prompts_without_ids() -> None:
     assert [[after.number for after in turn.following] for turn in turns] == [[2], [], []]
 
 
+def test_a_request_is_continued_once() -> None:
+    rows = [(0.0, 600, 5, (1, 2)), (0.1, 1100, 5, (1, 3, 4)), (0.2, 1100, 5, (1, 5, 6))]
+    turns = turns_of(config(rows, think=1.0))
+    assert [[after.number for after in turn.following] for turn in turns] == [[1], [], []]
+
+
 def test_a_prompt_that_holds_no_answer_continues_nothing() -> None:
     rows = [(0.0, 600, 700, (1, 2)), (0.1, 1100, 5, (1, 3, 4))]
     assert all(not turn.following for turn in turns_of(config(rows, think=1.0)))
