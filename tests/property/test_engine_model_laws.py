@@ -303,6 +303,18 @@ def test_a_block_is_found_in_the_step_that_computes_it_and_not_before() -> None:
     assert (second.id, second.cached_tokens, engine.used_tokens) == ("second", 8, 8 + 2 * 8 - 4)
 
 
+def test_the_cache_is_forgotten_only_while_no_memory_is_in_use() -> None:
+    engine = Engine(1, 100, block_tokens=4, prefix_cache=PrefixCache())
+    engine.add(EngineRequest("a", 9, 1, chain=("a", "b")))
+    engine.schedule()
+    assert not engine.reset_prefix_cache()
+    engine.advance()
+    assert engine.hit_tokens(("a", "b"), 9) == 8
+    assert engine.reset_prefix_cache()
+    assert engine.hit_tokens(("a", "b"), 9) == 0
+    assert engine.used_tokens == 0
+
+
 def test_prompts_that_begin_together_share_what_the_step_computes() -> None:
     engine = Engine(2, 100, block_tokens=4, prefix_cache=PrefixCache())
     for name in ("first", "second"):
