@@ -283,11 +283,7 @@ class StepLedger:
         if together and self.barrier is not False:
             waits = self._modelled(cost, loads, running, prompts, contexts)
         elif self.barrier is False:
-            # Each in turn: of all, the fit would remember fewer steps the more workers there are.
-            told = [rank for each, rank in self._ranks.items() if each in self._reported]
-            rank = told[old.steps % len(told)]
-            row = [rank.step_tokens], [rank.running], [rank.prompt_tokens]
-            self.step_fit.observe(*row, [rank.prompt_context], rank.step_s)
+            self._learn_in_turn(old.steps)
         if self.energy.metered:
             made = zip(self._ranks, map(Work, loads, running, prompts), strict=True)
             work = {worker_id: its for worker_id, its in made if worker_id in self._reported}
@@ -366,6 +362,13 @@ class StepLedger:
             likely=likely,
         )
         return waits
+
+    def _learn_in_turn(self, turn: int) -> None:
+        """Learn from one worker's step: of all, the fit would remember fewer steps of each."""
+        told = [rank for each, rank in self._ranks.items() if each in self._reported]
+        rank = told[turn % len(told)]
+        row = [rank.step_tokens], [rank.running], [rank.prompt_tokens]
+        self.step_fit.observe(*row, [rank.prompt_context], rank.step_s)
 
     def _waited(self, waits: Mapping[str, float]) -> tuple[float, int]:
         """Of all workers whose wait is known: sum, and how many; measured before modelled."""
