@@ -110,7 +110,8 @@ class Run:
             self.finished.update(request.id for request in engine.advance(self.now_s))
         else:
             self.wait(schedule.wake_s)
-        assert 0 <= engine.admissible_tokens <= max(0, KV_TOKENS - engine.used_tokens)
+        admissible = engine.admissible_blocks * self.block
+        assert 0 <= admissible <= max(0, KV_TOKENS - engine.used_tokens)
 
     def wait(self, wake_s: float | None) -> None:
         """Nobody computes: a hold is on, and not for long; or nobody is there."""
