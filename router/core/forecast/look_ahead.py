@@ -37,7 +37,7 @@ WINDOWS_SEEN = 4.0  # the horizon, in effective look-aheads
 # Of requests of one token, where a worker completes one per step; its bounds.
 TIE_WEIGHT = 0.05
 TIE_WEIGHTS = (0.04, 1.0)
-MANY_WORKERS = 64  # above, 30,000 moves level all only with more
+MANY_WORKERS = 64  # from here on 30,000 moves level all only with more
 MANY_TIE_WEIGHT = 0.4
 # Lead of a worker with free slots below the others, as a share of the tokens that it gains until
 # its next free slot: without and with look-ahead.
@@ -94,7 +94,7 @@ def choose(
     w      -                           2 e^(1/2), 1.5 to 10 steps
     H      0                           4 w
     gamma  1                           1 - 1 / w
-    mu     0.1                         0.05 e / Z, 0.04 / Z to 1 / Z; 0.4 / Z or more above G = 64
+    mu     0.1                         0.05 e / Z, 0.04 / Z to 1 / Z; 0.4 / Z or more from G = 64
     lead   1.5 S growth                0.5 S growth
     =====  ==========================  =============================
 
@@ -121,7 +121,7 @@ def choose(
     if horizon == 0:
         return Parameters(0, 1.0, BLIND_TIE_WEIGHT, BLIND_LEAD * growth * output_steps)
     least, most = TIE_WEIGHTS
-    bounds = (MANY_TIE_WEIGHT if workers > MANY_WORKERS else least, most)
+    bounds = (MANY_TIE_WEIGHT if workers >= MANY_WORKERS else least, most)
     tie_weight = _between(bounds, TIE_WEIGHT * completion_steps) / size_tokens
     return Parameters(horizon, 1 - 1 / window, tie_weight, LEAD * growth * output_steps)
 
