@@ -53,6 +53,9 @@ _MOST_PATIENCE = 32
 # A further term earns its place by this much of the error on steps that were not learned yet.
 _EARNS, _NO_WORSE = 0.97, 1.02
 _JUDGED_STEPS = 512
+# A prompt token in resident ones: a rank with many of both may be slower than those with most of
+# either.
+_WORTHS = (100, 1000)
 # A number is known if its interval is no wider than this share of it, either way, or moves a usual
 # step by no more.
 _KNOWN = 0.1
@@ -129,6 +132,9 @@ class StepFit:
             places = {loads.index(max(loads)), running.index(batch)}
             if prompt_tokens:
                 places.add(prompts.index(prompt_tokens))
+                for worth in _WORTHS:
+                    work = [a + worth * b for a, b in zip(loads, prompts, strict=True)]
+                    places.add(work.index(max(work)))
             if likely is not None:
                 places.add(likely)
         rows: list[_Row] = [(loads[i], running[i], prompts[i], contexts[i]) for i in places]

@@ -15,7 +15,7 @@ EXTRAS = ("prompt_context", "with_prompts", "graph_batch")
 """Terms beside the four numbers: prompt tokens computed times the tokens before them, whether any
 rank computes prompts, and the largest batch, padded to a size of CUDA graphs."""
 
-ROWS = 4  # of a step
+ROWS = 6  # of a step
 WIDTH = 3  # a row's values that always count: tokens, requests, prompt tokens
 # Every choice of further terms; the first has none.
 CHOICES = np.array([(True,) * WIDTH + more for more in product((False, True), repeat=len(EXTRAS))])
@@ -34,7 +34,8 @@ class Steps(NamedTuple):
     """N steps, each with the rows that could be the slowest; one may stand there several times.
 
     Attributes:
-        rows: shape (N, 4, 4), tokens, requests, prompt tokens, and these times those before them.
+        rows: shape (N, ``ROWS``, 4), tokens, requests, prompt tokens, and these times those before
+            them.
         shared: shape (N, 2), whether any rank has prompts, and the largest batch.
         seconds: shape (N,).
     """

@@ -277,6 +277,23 @@ def test_nothing_is_told_where_nothing_shows(times: str) -> None:
     assert fit.finish() is None
 
 
+@pytest.mark.parametrize("worth", [50, 500, 2000])
+def test_the_slowest_rank_may_have_the_most_of_nothing(worth: int) -> None:
+    """Nearly all ranks compute a full batch: of these the fullest is the slowest."""
+    cost = replace(COST, per_request_s=0.0, per_prompt_token_s=worth * COST.per_token_s)
+    rng, fit = np.random.default_rng(worth), StepFit()
+    loads = rng.uniform(100_000, 900_000, 8)
+    for _ in range(300):
+        loads = np.clip(loads + rng.normal(0, 20_000, 8), 100_000, 900_000)
+        running = np.rint(loads / 14_000).astype(int)
+        prompts = np.where(rng.random(8) < 0.8, 2048 - running, 0)
+        columns = loads.astype(int).tolist(), running.tolist(), prompts.tolist()
+        step = Made(*columns, (500.0 * prompts).tolist())
+        learn(fit, step, cost.base_s + max(work(cost, step)))
+    assert fit.fitted is not None
+    assert fit.fitted.per_prompt_token_s == pytest.approx(cost.per_prompt_token_s, rel=0.05)
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_the_slowest_rank_need_not_be_the_fullest(told: bool) -> None:
     """Ranks of different speed: only their waits tell which one was the slowest."""
