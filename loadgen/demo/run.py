@@ -170,7 +170,7 @@ def replay_arguments(plan: RunPlan, fleet: Fleet, url: str, report_file: Path) -
         *("--url", url, "--arrivals", f"closed:{fleet.concurrency}"),
         *("--requests", str(plan.requests), "--seed", str(plan.seed)),
         *("--max-tokens", str(plan.cap_tokens), "--time-scale", f"{plan.time_scale:g}"),
-        *("--warmup", f"{plan.warmup:g}", "--step-time", fleet.step_time),
+        *("--warmup", f"{plan.warmup:g}"),
         *("--json", str(report_file)),
     ]
 

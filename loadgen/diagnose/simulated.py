@@ -171,5 +171,9 @@ def _predicted(measured: Figures, simulated: Figures, current: Outcome | None) -
     if current is None:
         return simulated
     now, new, old = map(asdict, (measured, simulated, current.figures))
+    # The work is the same under each policy: what is scaled is the time waited per time worked.
+    for each in (now, new, old):
+        each["idle_share"] /= max(1e-9, 1 - each["idle_share"])
     scaled = {name: now[name] * new[name] / old[name] if old[name] else new[name] for name in now}
+    scaled["idle_share"] /= 1 + scaled["idle_share"]
     return Figures(**scaled)

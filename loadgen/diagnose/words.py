@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.diagnose.analysis.findings import Barrier, Load, Memory, Waiting
+from loadgen.diagnose.analysis.findings import Barrier, Findings, Memory, Waiting
 from loadgen.diagnose.analysis.prospects import Prospects
 from loadgen.diagnose.analysis.verdict import Word, memory_short, too_little, unsteady
 from loadgen.diagnose.diagnosis import EXTRAPOLATED, Diagnosis
@@ -37,7 +37,7 @@ def answers(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "Is there a barrier?", _barrier(found.barrier)
     yield "How much is waiting?", _waiting(found.waiting, found.barrier)
     yield "Is KV memory short?", _memory(found.memory)
-    yield "Is there load enough?", _load(found.load)
+    yield "Is there load enough?", _load(found)
     if diagnosis.prospects is not None:
         yield "What is simulated?", _simulation(diagnosis, diagnosis.prospects)
     if diagnosis.extra_tok_s is not None:
@@ -91,7 +91,8 @@ def _memory(memory: Memory) -> str:
     return f"{short}. {used} {memory.preemptions:,} preemptions.{held}"
 
 
-def _load(load: Load) -> str:
+def _load(found: Findings) -> str:
+    load = found.load
     used = "How many slots are used is not known"
     if load.slots_used is not None:
         used = f"{load.slots_used:.0%} of the slots are used"
@@ -101,7 +102,7 @@ def _load(load: Load) -> str:
             f" The load was not steady, {load.second_half:.0%} as many tokens in the second half "
             "as in the first: what is predicted is for one that is."
         )
-    enough = "No" if too_little(load) else "Yes"
+    enough = "No" if too_little(found) else "Yes"
     return (
         f"{enough}. {used}; requests waited at {load.waiting_share:.0%} of the steps, "
         f"{load.waiting:,.1f} on average. {load.completed:,} got their answer, {load.failed:,} did "

@@ -20,18 +20,15 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadgen.model.measured_step_time import load_step_time
 from loadgen.replay.replay_results import Conditions, Report, Run, parse_goodput, summarize
 from loadgen.replay.replay_table import replay_table
 from loadgen.replay.replayer import Replayer, Target, get_json
 from loadgen.replay.router_counters import Scrapes, cluster_report
 from loadgen.replay.workload import Arrivals, Workload, checked_time_scale, plan
-from loadgen.run.options import step_time_option
 from loadgen.traces.trace import BUNDLED, Trace, load_trace
 from router.access.key_files import first_key
 from router.commands.json_output import STDOUT, json_option, write_json
 from router.core.errors import ConfigError, UpstreamError
-from router.core.step_time import StepTime
 from router.engines.http_client import HttpClient
 
 EXIT_FAILED = 1
@@ -65,7 +62,6 @@ TimeScale = Annotated[
 Warmup = Annotated[
     float, typer.Option(min=0, max=0.9, metavar="F", help="fraction that completes at first")
 ]
-StepTimeText = Annotated[str | None, step_time_option("none: no modelled idle share")]
 Goodput = Annotated[
     str | None, typer.Option(metavar="ttft:MS,tpot:MS,e2el:MS", help="bounds of a good request")
 ]
@@ -92,7 +88,6 @@ class ReplaySettings:
     model: str | None
     time_scale: float
     warmup: float
-    step_time: StepTime | None
     goodput_ms: dict[str, float]
     reveal_lengths: bool
 
@@ -107,7 +102,6 @@ def replay(
     model: Model = None,
     time_scale: TimeScale = 1.0,
     warmup: Warmup = 0.1,
-    step_time: StepTimeText = None,
     goodput: Goodput = None,
     reveal_lengths: Reveal = False,
     api_key_file: KeyFile = None,
@@ -133,7 +127,6 @@ def replay(
         model=model,
         time_scale=checked_time_scale(time_scale),
         warmup=warmup,
-        step_time=None if step_time is None else load_step_time(step_time),
         goodput_ms=parse_goodput(goodput),
         reveal_lengths=reveal_lengths,
     )
@@ -188,7 +181,7 @@ async def _measure(settings: ReplaySettings) -> Report:
             versions=versions,
         ),
     )
-    return report | {"cluster": cluster_report(scrapes, settings.step_time)}
+    return report | {"cluster": cluster_report(scrapes)}
 
 
 async def _model(client: HttpClient, settings: ReplaySettings) -> str:

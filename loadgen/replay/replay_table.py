@@ -56,7 +56,7 @@ def _cluster(report: Report) -> list[Table]:
         ("imbalance, tokens", "avg_imbalance_tokens"),
         ("mean load, tokens", "mean_load_tokens"),
         ("max load, tokens", "max_load_tokens"),
-        ("idle share (modelled)", "idle_share"),
+        ("idle share", "idle_share"),
         ("energy, J/token", "energy_j_per_output_token"),
     ):
         table.add_row(label, *(number(window.get(key)) for window in windows))

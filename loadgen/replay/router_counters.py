@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.replay.replay_results import Report, ratio
 from router.core.state.barrier import StepTotals
-from router.core.step_time import StepTime
 
 # Counter -> field of StepTotals; each has the labels group and pool ("empty" or "waiting").
 COUNTERS = {
@@ -22,6 +21,8 @@ COUNTERS = {
     "evenstep_step_seconds_total": "step_s",
     "evenstep_energy_joules_total": "energy_j",
     "evenstep_output_tokens_total": "output_tokens",
+    "evenstep_waiting_seconds_total": "waiting_s",
+    "evenstep_timed_worker_seconds_total": "timed_s",
 }
 POOL_WAITING = "waiting"
 
@@ -66,7 +67,7 @@ def parse_metrics(text: str) -> Scrape:
     )
 
 
-def cluster_report(scrapes: Scrapes, step_time: StepTime | None) -> Report | None:
+def cluster_report(scrapes: Scrapes) -> Report | None:
     """Summarize the group that generated the run's tokens; None without counters.
 
     There are averages over the whole run and over its steady part; each over all steps, and over
@@ -82,9 +83,9 @@ def cluster_report(scrapes: Scrapes, step_time: StepTime | None) -> Report | Non
         return None
     return {
         "group": group,
-        "idle_share_is": "modelled: t_l * imbalance / (workers * step time)",
-        "whole": _window(scrapes.start, scrapes.end, group, step_time),
-        "steady": _window(scrapes.warm, scrapes.drain, group, step_time),
+        "idle_share_is": "the router's: as engines timed it, else modelled by the cost of a step",
+        "whole": _window(scrapes.start, scrapes.end, group),
+        "steady": _window(scrapes.warm, scrapes.drain, group),
     }
 
 
@@ -100,34 +101,23 @@ def _difference(
     return StepTotals(**sums)  # type: ignore[arg-type]
 
 
-def _window(
-    first: Scrape | None, last: Scrape | None, group: str, step_time: StepTime | None
-) -> Report | None:
+def _window(first: Scrape | None, last: Scrape | None, group: str) -> Report | None:
     if first is None or last is None:
         return None
     return {
-        **figures(_difference(first, last, group), step_time),
-        "pool_waiting": figures(_difference(first, last, group, POOL_WAITING), step_time),
+        **figures(_difference(first, last, group)),
+        "pool_waiting": figures(_difference(first, last, group, POOL_WAITING)),
     }
 
 
-def figures(totals: StepTotals, step_time: StepTime | None) -> Report:
-    """Return averages over some steps; None where nothing was counted.
-
-    Args:
-        totals: sums over those steps.
-        step_time: parameters of the modelled idle share; without them it is None.
-    """
-    idle = None
-    if step_time is not None and totals.step_s > 0 and totals.steps > 0:
-        workers = totals.worker_steps / totals.steps
-        idle = step_time.per_token_s * totals.imbalance_tokens / (workers * totals.step_s)
+def figures(totals: StepTotals) -> Report:
+    """Return averages over some steps, by their sums; None where nothing was counted."""
     return {
         "steps": int(totals.steps),
         "avg_imbalance_tokens": ratio(totals.imbalance_tokens, totals.steps),
         "mean_load_tokens": ratio(totals.load_tokens, totals.worker_steps),
         "max_load_tokens": ratio(totals.max_load_tokens, totals.steps),
-        "idle_share": idle,
+        "idle_share": ratio(totals.waiting_s, totals.timed_s),
         "step_mean_s": ratio(totals.step_s, totals.steps),
         "throughput_tok_s": ratio(totals.output_tokens, totals.step_s),
         "energy_j": totals.energy_j or None,

@@ -335,7 +335,6 @@ async def test_command_interrupted() -> None:
         (("--arrivals", "trace", "--url", "http://127.0.0.1:9"), "--url: cannot connect"),
         (("--time-scale", "0"), "--time-scale: 0.0 is not above 0"),
         (("--api-key-file", "none"), "cannot read the key file none"),
-        (("--step-time", "5"), "--step-time takes C,t_l[,t_r[,t_p]] in seconds with C above 0"),
         (("--json", "no/x.json", "--url", "http://127.0.0.1:9"), "--json: cannot write no/x.json"),
     ],
 )

@@ -17,6 +17,8 @@ from router.core.types import Dispatch
 
 # Hardly any request fits above this: a prompt with its output takes a few percent of the memory.
 NEARLY_FULL = 0.85
+# Below this a request that an engine holds back waits for something else.
+PARTLY_FULL = 0.5
 # A free slot gets its next request a step or two later; that is no shortage.
 TRANSIT_STEPS = 2
 # Engines either time nearly all steps or none.
@@ -348,7 +350,8 @@ def _held_share(window: Window, kv_tokens: Floats, load: Load) -> float | None:
 
     Only free slots of workers with nearly full memory count: elsewhere a slow router is the cause.
     A request that waits in an engine is held by that engine, which a recording does not name; if
-    every worker has free slots, all of them count for it.
+    every worker has free slots, all of them count for it whose memory may be what holds it, and
+    not the prompt tokens of a step.
     """
     if load.slots_used is None or not window.steps:
         return None
@@ -356,7 +359,9 @@ def _held_share(window: Window, kv_tokens: Floats, load: Load) -> float | None:
     full = window.loads >= NEARLY_FULL * np.nan_to_num(kv_tokens, nan=np.inf)
     room = np.where(full, free, 0.0).sum(axis=1)
     everywhere = (free > 0).sum(axis=1) == window.counted.sum(axis=1)
-    held = np.minimum(window.queued, np.where(everywhere, free.sum(axis=1), room))
+    may = window.loads >= PARTLY_FULL * np.nan_to_num(kv_tokens)
+    somewhere = np.where(may, free, 0.0).sum(axis=1)
+    held = np.minimum(window.queued, np.where(everywhere, somewhere, room))
     if window.dispatch is Dispatch.POOL:
         pool = window.pool * window.slots_per_request
         held = held + np.minimum(pool, np.maximum(0.0, room - held))

@@ -149,10 +149,11 @@ def memory_short(memory: Memory) -> bool:
     return held or memory.per_request >= PREEMPTIONS_PER_REQUEST
 
 
-def too_little(load: Load) -> bool:
-    """Whether most slots are free and hardly any request waits."""
-    used = load.slots_used
-    return used is not None and used < 1 - FREE_SLOTS and load.waiting_share < SELDOM
+def too_little(found: Findings) -> bool:
+    """Whether most slots are free, hardly any request waits, and hardly any worker for prompts."""
+    used, prompts = found.load.slots_used, found.waiting.prompt_share or 0.0
+    free = used is not None and used < 1 - FREE_SLOTS and found.load.waiting_share < SELDOM
+    return free and prompts < IDLE_EVEN
 
 
 def unsteady(load: Load) -> bool:
@@ -180,7 +181,7 @@ def _kv_starved(found: Findings) -> Verdict | None:
 
 
 def _little_load(found: Findings) -> Verdict | None:
-    if not too_little(found.load):
+    if not too_little(found):
         return None
     return Verdict(
         Word.TOO_LITTLE_LOAD,

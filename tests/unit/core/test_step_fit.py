@@ -245,6 +245,23 @@ def test_the_cost_of_prompts_is_kept_while_none_come() -> None:
     assert fit.fitted.known == NUMBERS
 
 
+def test_steps_that_are_short_beside_those_with_prompts_are_no_change() -> None:
+    """A full batch of prompts takes twenty times as long as decoding."""
+    fit, decodes = StepFit(), 0
+    for number in range(4000):
+        # From a fit on, so that the next one learns from decode-only steps.
+        decodes += bool(decodes) or (number > 2500 and fit.finish() is not None)
+        prompts = 0 if decodes else 2000 - 10 * (number % 7)
+        step = Made([1000 + number % 500] * 2, [3, 3], [prompts, 0], [0.0, 0.0])
+        learn(fit, step, COST.base_s + max(work(COST, step)))
+        if decodes == 600:
+            break
+    assert fit.fitted is not None
+    assert fit.fitted.per_prompt_token_s == pytest.approx(COST.per_prompt_token_s, rel=1e-3)
+    assert fit.fitted.decode_error is not None
+    assert fit.fitted.decode_error < 1e-3
+
+
 def test_an_engine_that_changes_is_learned_anew() -> None:
     rng, fit = np.random.default_rng(0), StepFit()
     later = StepTime(9e-3, 3e-7, 1e-5, 1e-4)

@@ -10,7 +10,6 @@ from loadgen.replay.router_counters import (
     parse_metrics,
 )
 from router.core.state.barrier import StepTotals
-from router.core.step_time import StepTime
 
 EXPOSITION = """\
 # HELP evenstep_barrier_steps_total Steps.
@@ -29,8 +28,10 @@ MIDDLE = Scrape({"g": {"empty": StepTotals(steps=10, imbalance_tokens=5)}})
 END = Scrape(
     {
         "g": {
-            "empty": StepTotals(14, 105, 400, 600, 8, 2.0, 80.0, 100),
-            "waiting": StepTotals(6, 60, 600, 1140, 12, 3.0, 120.0, 100),
+            "empty": StepTotals(14, 105, 400, 600, 8, 2.0, 80.0, 100, waiting_s=1.0, timed_s=4.0),
+            "waiting": StepTotals(
+                6, 60, 600, 1140, 12, 3.0, 120.0, 100, waiting_s=0.5, timed_s=6.0
+            ),
         },
         "other": {"empty": StepTotals(steps=1)},
     }
@@ -49,7 +50,7 @@ def test_parse_metrics() -> None:
 
 
 def test_report_is_about_the_busiest_group() -> None:
-    report = cluster_report(Scrapes(START, MIDDLE, None, END), StepTime(0.1, 0.001))
+    report = cluster_report(Scrapes(START, MIDDLE, None, END))
     assert report is not None
     assert report["group"] == "g"
     assert report["steady"] is None
@@ -59,7 +60,7 @@ def test_report_is_about_the_busiest_group() -> None:
     assert whole["avg_imbalance_tokens"] == 16
     assert whole["mean_load_tokens"] == 1740 / 20
     assert whole["max_load_tokens"] == 100
-    assert whole["idle_share"] == pytest.approx(0.001 * 160 / (2 * 5.0))
+    assert whole["idle_share"] == pytest.approx((1.0 + 0.5) / (4.0 + 6.0))
     assert whole["step_mean_s"] == 0.5
     assert whole["throughput_tok_s"] == 40
     assert whole["energy_j_per_output_token"] == 1.0
@@ -67,15 +68,15 @@ def test_report_is_about_the_busiest_group() -> None:
 
 
 def test_no_report_without_counters_or_steps() -> None:
-    assert cluster_report(Scrapes(), None) is None
-    assert cluster_report(Scrapes(START, None, None, START), None) is None
+    assert cluster_report(Scrapes()) is None
+    assert cluster_report(Scrapes(START, None, None, START)) is None
 
 
 def test_figures_of_nothing_are_none() -> None:
-    found = figures(StepTotals(), StepTime(0.1, 0.1))
+    found = figures(StepTotals())
     assert found.pop("steps") == 0
     assert set(found.values()) == {None}
 
 
-def test_idle_share_needs_the_step_time() -> None:
-    assert figures(StepTotals(1, 1, 1, 1, 1, 1.0), None)["idle_share"] is None
+def test_an_idle_share_that_the_router_does_not_know_is_none() -> None:
+    assert figures(StepTotals(1, 1, 1, 1, 1, 1.0))["idle_share"] is None
