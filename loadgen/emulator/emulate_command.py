@@ -329,7 +329,7 @@ def _ready_text(fleet: EmulatedFleet) -> str:
         f"{settings.workers} emulated workers (no model, no GPU), {together}, "
         f"{settings.time_scale:g} wall seconds per engine second",
         *([f"{workers} more that only prefill, each stepping alone"] if workers else []),
-        f"Engines: {settings.features}",
+        f"Engines: {settings.features}, {settings.prompts_text}",
         *([f"Who enters: {settings.admission.policy}"] if settings.admission else []),
         f"Fault port: {fleet.control.url}",
         "For evenstep serve:",

@@ -184,6 +184,12 @@ class EmulatorSettings:
             "prompts_cost": prefill is not None,
         }
 
+    @property
+    def prompts_text(self) -> str:
+        """What prompts cost, for a reader."""
+        prefill = self.prefill
+        return "prompts free" if prefill is None else f"{prefill.chunk} tokens a step"
+
     def worker_port(self, rank: int) -> int:
         """0: any."""
         return self.port + rank if self.port else 0

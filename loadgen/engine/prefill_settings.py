@@ -76,7 +76,7 @@ class PrefillSettings:
             )
         if self.chunk > _MOST_BATCH_TOKENS:
             raise ConfigError(
-                f"--prefill-chunk must be at most {_MOST_BATCH_TOKENS}, got {self.chunk}"
+                f"--batch-tokens must be at most {_MOST_BATCH_TOKENS}, got {self.chunk}"
             )
         if self.kv_tokens is not None and self.kv_tokens > MOST_KV_TOKENS:
             raise ConfigError(
@@ -97,7 +97,7 @@ class PrefillSettings:
             least = f"{slots * (1 + drafts)}, for " if drafts else ""
             drafted = f", its {drafts} drafts (--speculate)" if drafts else ""
             raise ConfigError(
-                f"--prefill-chunk {self.chunk} must be above {least}--slots {slots}: "
+                f"--batch-tokens {self.chunk} must be above {least}--slots {slots}: "
                 f"a step computes one token of each request that decodes{drafted}, and prompts "
                 "besides"
             )
@@ -127,7 +127,7 @@ def parse_prefill(
         ConfigError: an invalid option, or one without effect.
     """
     given = {
-        "--prefill-chunk": chunk,
+        "--batch-tokens": chunk,
         "--prefill-kv-tokens": kv_tokens,
         "--kv-transfer-time": transfer_time,
         "--kv-expiry": kv_expiry_s,

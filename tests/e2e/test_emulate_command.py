@@ -121,7 +121,7 @@ def test_json_to_stdout_is_one_line(tmp_path: Path) -> None:
         (["--speed", "1,2,3"], "--speed"),
         (["--slots", "0"], "--slots"),
         (["--prefill-workers", "-1"], "--prefill-workers"),
-        (["--prefill-chunk", "100"], "--prefill-chunk"),
+        (["--prefill-chunk", "100"], "--batch-tokens"),
         (["--record", "/nonexistent/steps.csv"], "steps.csv"),
         (["--json", "/nonexistent/ready.json"], "ready.json"),
     ],

@@ -146,7 +146,9 @@ class ServingConfig:
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"--warmup must be from 0 to below 1, got {self.warmup:g}")
         if self.policy not in POLICIES:
-            raise ConfigError(f"--policy: {self.policy!r} is unknown; {', '.join(POLICIES)}")
+            raise ConfigError(
+                f"--policy: {self.policy!r} is unknown; give one of {', '.join(POLICIES)}"
+            )
         if self.dispatch not in POLICIES[self.policy].dispatch:
             able = " or ".join(sorted(form.value for form in POLICIES[self.policy].dispatch))
             raise ConfigError(f"--dispatch: policy {self.policy} can dispatch by {able} only")

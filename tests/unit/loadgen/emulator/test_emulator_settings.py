@@ -131,7 +131,7 @@ def test_prompts_cost_time_where_the_options_say_so() -> None:
         (1, None, {"kv_expiry_s": 0.0}, "--kv-expiry must be above 0"),
         (1, None, {"kv_expiry_s": float("nan")}, "--kv-expiry must be above 0"),
         (0, "1,1", {"kv_tokens": 5}, "give --prefill-workers"),
-        (0, None, {"chunk": 5}, "--prefill-chunk does nothing"),
+        (0, None, {"chunk": 5}, "--batch-tokens does nothing"),
         (0, None, {"kv_expiry_s": 5.0}, "--kv-expiry does nothing"),
         (0, None, {"load_failure": KvLoadFailure.FAIL}, "--kv-load-failure does nothing"),
     ],
@@ -146,7 +146,7 @@ def test_prefill_options_that_are_refused(
 @pytest.mark.parametrize(
     ("prefill", "message"),
     [
-        (PrefillSettings(chunk=72), "--prefill-chunk 72 must be above --slots 72"),
+        (PrefillSettings(chunk=72), "--batch-tokens 72 must be above --slots 72"),
         (PrefillSettings(workers=1, kv_tokens=9), "--prefill-kv-tokens 9 cannot be below"),
     ],
 )
@@ -157,7 +157,7 @@ def test_prefill_that_does_not_fit_the_fleet(prefill: PrefillSettings, message: 
 
 def test_drafts_are_of_the_batch() -> None:
     features, chunk = EngineFeatures(acceptance=(0.5,) * 7), 72 * 8
-    with pytest.raises(ConfigError, match="--prefill-chunk 576 must be above 576, for --slots 72"):
+    with pytest.raises(ConfigError, match="--batch-tokens 576 must be above 576, for --slots 72"):
         EmulatorSettings(features=features, prefill=PrefillSettings(chunk=chunk))
     assert EmulatorSettings(features=features, prefill=PrefillSettings(chunk=chunk + 1))
 
@@ -186,7 +186,7 @@ def test_drafts_are_of_the_batch() -> None:
 )
 def test_numbers_out_of_range_name_the_option(options: dict[str, Any]) -> None:
     named = "|".join(f"--{name.replace('_', '-')}" for name in options)
-    with pytest.raises(ConfigError, match=f"^({named}|--prefill-chunk) "):
+    with pytest.raises(ConfigError, match=f"^({named}|--batch-tokens) "):
         EmulateOptions(**options).settings()
 
 
