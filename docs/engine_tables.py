@@ -35,6 +35,53 @@ _NUMBERS = {
 }
 
 
+def prompts_on_ranks() -> Table:
+    """What serve's defaults win over FCFS on emulated ranks that compute prompts."""
+    header = (
+        *("a prompt token costs", "chunks of 512 tokens", "FCFS, tokens/s", "bfio, tokens/s"),
+        *("gain (each pair)", "whole runs", "TTFT p99, s"),
+    )
+    return Table(header, list(starmap(_prompts_row, kept("live/prompts_on_ranks.json").items())))
+
+
+def _prompts_row(case: str, found: Figures) -> Row:
+    worth, _, chunks = case.partition(", chunks ")
+    of = {
+        policy: [run for run in found["runs"] if run["policy"] == policy]
+        for policy in ("fcfs", "bfio")
+    }
+    tokens_s = [f"{fmean(run['tokens_s'] for run in runs):,.0f}" for runs in of.values()]
+    last = [f"{fmean(run['ttft_p99_s'] for run in runs):.2f}" for runs in of.values()]
+    each = ", ".join(f"{gain:.2f}" for gain in found["gains"])
+    return (
+        f"{int(worth):,} resident ones",
+        chunks or "of a prompt",
+        *tokens_s,
+        f"x {fmean(found['gains']):.2f} ({each})",
+        f"x {fmean(found['whole_gains']):.2f}",
+        " / ".join(last),
+    )
+
+
+def serving_live() -> Table:
+    """Live router and emulated engines beside the simulation of the same requests."""
+    rows = [
+        (
+            row["policy"],
+            str(row["seed"]),
+            *(f"{row[f'{how}_ttft_s']:.3f}" for how in ("live", "simulated")),
+            *(f"{1e3 * row[f'{how}_tpot_s']:.2f}" for how in ("live", "simulated")),
+            " / ".join(f"{off:+.1%}" for off in row["off"]),
+        )
+        for row in kept("live/serving.json")["rows"]
+    ]
+    header = (
+        *("policy", "seed", "TTFT, s: live", "simulated"),
+        *("TPOT, ms: live", "simulated", "difference: TTFT / TPOT"),
+    )
+    return Table(header, rows)
+
+
 def lockstep(ways: Mapping[str, Sequence[Figures]] | None = None) -> Table:
     """Means over the seeds; of the kept ways, unless others are given."""
     header = (

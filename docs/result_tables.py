@@ -238,6 +238,8 @@ TABLES: Mapping[str, Callable[[], Table]] = {
     "hindsight": decision_tables.hindsight,
     "look-ahead": decision_tables.look_ahead,
     "lockstep": engine_tables.lockstep,
+    "prompts on ranks": engine_tables.prompts_on_ranks,
+    "serving, live": engine_tables.serving_live,
     "plug-in cost": engine_tables.plugin_cost,
     "snapshot cost": engine_tables.ingest_cost,
     "admission, engines": engine_tables.admission_engines,

@@ -227,7 +227,7 @@ class EmulatedFleet:
             else {
                 "queried_tokens": cache.queried_tokens,
                 "hit_tokens": cache.hit_tokens,
-                "free_blocks": cache.free_blocks,
+                "unheld_blocks": cache.free_blocks,
             },
             "kv_handoff": {
                 "kept": len(engine.kept),
