@@ -5,9 +5,9 @@
 
 Every switch to bfio: the same fleet and load under the policy before and under bfio, each listened
 to for so long; the gain is the difference of the two, the error predicted / measured gain - 1.
-Then one cluster of every other kind. --example keeps what the command printed and wrote before and
-after the first switch on the demo's fleet. Real HTTP and router, emulated engines: no GPU's
-figures.
+Then one cluster of every other kind. Only bfio is simulated. --example keeps what the command
+printed and wrote before and after the first switch on the demo's fleet, of all policies. Real HTTP
+and router, emulated engines: no GPU's figures.
 """
 
 from __future__ import annotations
@@ -66,18 +66,24 @@ FIGURES = ("imbalance_tokens", "idle_share", "throughput_tok_s", "step_s")
 Said = tuple[dict[str, Any], str]
 
 
-def switched(cluster: Emulated, policy: str, seconds: float, seed: int) -> tuple[Said, Said]:
-    """Diagnoses before and after the switch, with what was printed."""
+def flags_of(policies: str | None) -> tuple[str, ...]:
+    return PRICE if policies is None else (*PRICE, "--policies", policies)
+
+
+def switched(
+    cluster: Emulated, policy: str, seconds: float, seed: int, policies: str | None
+) -> tuple[Said, Said]:
+    """Diagnoses before and after the switch, with what was printed; None: of all policies."""
     name, _, dispatch = policy.partition(", ")
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         with running_fleet(folder, *cluster.fleet_flags()) as fleet:
             flags = ("--policy", name, "--dispatch", dispatch)
             with under_load(folder, fleet, cluster, *flags, seed=seed) as admin:
-                before = listen(folder, admin, cluster, seconds, *PRICE)
+                before = listen(folder, admin, cluster, seconds, *flags_of(policies))
             earlier = folder / "before.json"
             earlier.write_text(json.dumps(before[0]))
-            flags = (*PRICE, "--before", str(earlier))
+            flags = (*flags_of(policies), "--before", str(earlier))
             with under_load(folder, fleet, cluster, "--policy", "bfio", seed=seed) as admin:
                 then = listen(folder, admin, cluster, seconds, *flags)
     return before, then
@@ -105,8 +111,9 @@ def switches(fleet: str, seconds: float, seeds: int, example: Path | None) -> li
     for policy in SWITCHES[fleet]:
         cluster = FLEETS[fleet]
         for seed in range(seeds):
-            said = switched(cluster, policy, seconds, seed)
-            if example and cluster is DEMO and seed == 0:
+            shown = example is not None and cluster is DEMO and seed == 0
+            said = switched(cluster, policy, seconds, seed, None if shown else "bfio")
+            if example and shown:
                 keep(example, said)
             (before, _), (then, _) = said
             rows.append(found := row(policy, fleet, seed, before, then))
