@@ -6,7 +6,7 @@
 Every switch to bfio: the same fleet and load under the policy before and under bfio, each listened
 to for so long; the gain is the difference of the two, the error predicted / measured gain - 1.
 Then one cluster of every other kind. Only bfio is simulated. --example keeps what the command
-printed and wrote before and after the first switch on the demo's fleet, of all policies. Real HTTP
+printed and wrote before and after the first switch on the demo's fleet, of some policies. Real HTTP
 and router, emulated engines: no GPU's figures.
 """
 
@@ -60,30 +60,27 @@ KINDS = (
     ("little load", Emulated(clients=12), ("--policy", "round_robin")),
 )
 PRICE = ("--price", "0.30")
+SHOWN = "bfio,balance_route,fcfs,jsq,least_tokens,round_robin,vllm_score_2026"
 FIGURES = ("imbalance_tokens", "idle_share", "throughput_tok_s", "step_s")
 
 
 Said = tuple[dict[str, Any], str]
 
 
-def flags_of(policies: str | None) -> tuple[str, ...]:
-    return PRICE if policies is None else (*PRICE, "--policies", policies)
-
-
 def switched(
-    cluster: Emulated, policy: str, seconds: float, seed: int, policies: str | None
+    cluster: Emulated, policy: str, seconds: float, seed: int, policies: str
 ) -> tuple[Said, Said]:
-    """Diagnoses before and after the switch, with what was printed; None: of all policies."""
+    """Diagnoses before and after the switch, of these policies, with what was printed."""
     name, _, dispatch = policy.partition(", ")
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         with running_fleet(folder, *cluster.fleet_flags()) as fleet:
             flags = ("--policy", name, "--dispatch", dispatch)
             with under_load(folder, fleet, cluster, *flags, seed=seed) as admin:
-                before = listen(folder, admin, cluster, seconds, *flags_of(policies))
+                before = listen(folder, admin, cluster, seconds, *PRICE, "--policies", policies)
             earlier = folder / "before.json"
             earlier.write_text(json.dumps(before[0]))
-            flags = (*flags_of(policies), "--before", str(earlier))
+            flags = (*PRICE, "--policies", policies, "--before", str(earlier))
             with under_load(folder, fleet, cluster, "--policy", "bfio", seed=seed) as admin:
                 then = listen(folder, admin, cluster, seconds, *flags)
     return before, then
@@ -112,7 +109,7 @@ def switches(fleet: str, seconds: float, seeds: int, example: Path | None) -> li
         cluster = FLEETS[fleet]
         for seed in range(seeds):
             shown = example is not None and cluster is DEMO and seed == 0
-            said = switched(cluster, policy, seconds, seed, None if shown else "bfio")
+            said = switched(cluster, policy, seconds, seed, SHOWN if shown else "bfio")
             if example and shown:
                 keep(example, said)
             (before, _), (then, _) = said

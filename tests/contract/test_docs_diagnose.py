@@ -69,10 +69,14 @@ def test_every_kind_of_cluster_got_its_verdict() -> None:
     assert verdicts == {("balancing_pays", "already_even")}
 
 
-def test_predicted_gains_of_idle_share_and_imbalance_are_within_a_fifth() -> None:
+def test_gains_are_predicted_as_well_as_is_claimed() -> None:
+    """Where ranks compute prompts, bfio lets tokens be uneven: their imbalance is no gain."""
+    most = {"idle_share": 0.1, "throughput_tok_s": 0.25, "imbalance_tokens": 0.1}
+    assert {row["fleet"] for row in BENCH["switches"]} == {"plain", "demo", "prompts"}
     for row in BENCH["switches"]:
-        for name in ("idle_share", "imbalance_tokens"):
-            assert abs(row[name]["gain_error"]) <= 0.2, row
+        for name, bound in most.items():
+            if (row["fleet"], name) != ("prompts", "imbalance_tokens"):
+                assert abs(row[name]["gain_error"]) <= bound, (row, name)
 
 
 def test_the_words_and_their_thresholds_are_those_of_the_code() -> None:
