@@ -80,9 +80,9 @@ def switched(
                 before = listen(folder, admin, cluster, seconds, *PRICE, "--policies", policies)
             earlier = folder / "before.json"
             earlier.write_text(json.dumps(before[0]))
-            flags = (*PRICE, "--policies", policies, "--before", str(earlier))
+            more = (*PRICE, "--policies", policies, "--before", str(earlier))
             with under_load(folder, fleet, cluster, "--policy", "bfio", seed=seed) as admin:
-                then = listen(folder, admin, cluster, seconds, *flags)
+                then = listen(folder, admin, cluster, seconds, *more)
     return before, then
 
 
