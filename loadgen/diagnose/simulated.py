@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count, cycle, islice
 
 import numpy as np
 
-from loadgen.diagnose.analysis.findings import Figures, Findings
+from loadgen.diagnose.analysis.findings import Findings
 from loadgen.diagnose.analysis.prospects import Prospect, Prospects
 from loadgen.diagnose.analysis.window import Window
 from loadgen.diagnose.setting import Outcome, Setting, setting_of
@@ -71,7 +71,7 @@ def prospects(
             dispatch,
             outcome is current,
             outcome.figures,
-            _predicted(measured, outcome.figures, current),
+            measured.scaled(outcome.figures, current.figures) if current else outcome.figures,
             outcome.energy_j_per_token,
         )
         for (policy, dispatch), outcome in outcomes.items()
@@ -165,15 +165,3 @@ def _in_a_circle(window: Window) -> Iterator[Job]:
     for turn in count():
         for at_s, lengths in timed:
             yield Job(next(numbers), *lengths, turn * length_s + at_s)
-
-
-def _predicted(measured: Figures, simulated: Figures, current: Outcome | None) -> Figures:
-    if current is None:
-        return simulated
-    now, new, old = map(asdict, (measured, simulated, current.figures))
-    # The work is the same under each policy: what is scaled is the time waited per time worked.
-    for each in (now, new, old):
-        each["idle_share"] /= max(1e-9, 1 - each["idle_share"])
-    scaled = {name: now[name] * new[name] / old[name] if old[name] else new[name] for name in now}
-    scaled["idle_share"] /= 1 + scaled["idle_share"]
-    return Figures(**scaled)

@@ -186,9 +186,10 @@ class EmulatorSettings:
 
     @property
     def prompts_text(self) -> str:
-        """What prompts cost, for a reader."""
-        prefill = self.prefill
-        return "prompts free" if prefill is None else f"{prefill.chunk} tokens a step"
+        """Whether prompts cost time, for a reader."""
+        if self.prefill is None:
+            return "prompts cost no time"
+        return f"prompts cost time, {self.prefill.chunk} tokens a step"
 
     def worker_port(self, rank: int) -> int:
         """0: any."""

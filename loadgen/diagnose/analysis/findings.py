@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -85,6 +85,19 @@ class Figures:
     idle_share: float
     throughput_tok_s: float
     step_s: float
+
+    def scaled(self, new: Figures, old: Figures) -> Figures:
+        """These, as measured, times new / old, as simulated.
+
+        The work is the same: of the idle share the time waited per time worked is scaled.
+        """
+        one, other, over = (
+            asdict(each) | {"idle_share": each.idle_share / max(1e-9, 1 - each.idle_share)}
+            for each in (self, new, old)
+        )
+        scaled = {n: one[n] * other[n] / over[n] if over[n] else other[n] for n in one}
+        waited = scaled.pop("idle_share")
+        return Figures(**scaled, idle_share=waited / (1 + waited))
 
 
 @dataclass(frozen=True, slots=True)

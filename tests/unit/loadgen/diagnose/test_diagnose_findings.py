@@ -153,6 +153,18 @@ def test_slots_that_memory_keeps_empty() -> None:
     assert found(*full, head=header(2, kv_tokens=99)).memory.held_share == pytest.approx(7 / 32)
 
 
+def test_requests_that_wait_beside_free_memory_wait_for_something_else() -> None:
+    """As for the prompt tokens of a step."""
+
+    def held(tokens: int, kv_tokens: int | None) -> float | None:
+        steps = [step(n, [tokens, tokens], queued=7) for n in range(1, 11)]
+        return found(*steps, head=header(2, kv_tokens=kv_tokens)).memory.held_share
+
+    assert held(49, 100) == 0
+    assert held(50, 100) == pytest.approx(7 / 32)
+    assert held(1, None) == pytest.approx(7 / 32)
+
+
 def test_memory_keeps_from_a_worker_who_waits_in_the_router() -> None:
     steps = [step(n, [90, 50], pool=7) for n in range(1, 11)]
     pool, roomy = header(2, dispatch="pool", kv_tokens=99), header(2, dispatch="pool")

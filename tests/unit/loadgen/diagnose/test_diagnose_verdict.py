@@ -69,6 +69,36 @@ def test_free_slots_are_no_want_of_load_while_requests_wait() -> None:
     assert word(changed("load", **free | {"waiting_share": 0.05})) is None
 
 
+def test_workers_that_wait_for_prompts_have_load() -> None:
+    idle = changed("load", slots_used=0.1, waiting_share=0.0)
+
+    assert word(replace(idle, waiting=replace(BUSY.waiting, prompt_share=None))) is (
+        Word.TOO_LITTLE_LOAD
+    )
+    assert word(replace(idle, waiting=replace(BUSY.waiting, prompt_share=0.019))) is (
+        Word.TOO_LITTLE_LOAD
+    )
+    assert word(replace(idle, waiting=replace(BUSY.waiting, prompt_share=0.02))) is None
+
+
+def test_figures_are_scaled_by_what_was_simulated() -> None:
+    measured = Figures(4000, 0.5, 3000, 0.01)
+    found = measured.scaled(Figures(300, 0.5, 900, 0.02), Figures(200, 0.25, 600, 0.04))
+
+    assert (found.imbalance_tokens, found.throughput_tok_s) == (6000, 4500)
+    assert found.step_s == pytest.approx(0.005)
+    # A second of waiting for one of work, times three.
+    assert found.idle_share == pytest.approx(0.75)
+    assert measured.scaled(measured, measured) == measured
+
+
+def test_what_is_nothing_in_the_simulation_in_force_is_taken_as_simulated() -> None:
+    found = Figures(4000, 0.5, 3000, 0.01).scaled(Figures(9, 0.3, 900, 0.02), Figures(0, 0, 1, 1))
+
+    assert found.imbalance_tokens == 9
+    assert found.idle_share == pytest.approx(0.3)
+
+
 def test_few_steps_are_little_load_or_too_short_a_time() -> None:
     few = replace(BUSY, steps=199)
     seldom = replace(BUSY.barrier, stepping_share=0.49)
